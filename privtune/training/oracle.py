@@ -27,8 +27,10 @@ __all__ = ["Oracle", "Sample"]
 class Sample(Protocol):
     """One drawn sample for each of the K candidates: a handle with nothing to look into."""
 
-    rate: float
-    """Rate at which it was drawn; 1.0 when it holds every record."""
+    @property
+    def rate(self) -> float:
+        """Rate at which it was drawn; 1.0 when it holds every record."""
+        ...
 
 
 class Oracle(Protocol):

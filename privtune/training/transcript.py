@@ -17,6 +17,7 @@ from privtune.accounting import (
     Gaussian,
     Joint,
     Laplace,
+    NonPrivate,
     PoissonSampled,
     Repeated,
 )
@@ -73,6 +74,8 @@ class Transcript:
             TranscriptMismatchError: If a look happened that the event does not contain, or more
                 often than it contains it.
         """
+        if isinstance(event, NonPrivate):
+            return  # charged as having no guarantee at all: nothing can exceed it
         charged = looks_of(event)
         for look, count in sorted(self.looks().items()):
             if count > charged.get(look, 0):
@@ -85,7 +88,9 @@ class Transcript:
 
     def digest(self) -> str:
         """Return a SHA-256 of the counted looks, to be stored with the settled charge."""
-        rows = sorted([rate, [list(a) for a in atoms], n] for (rate, atoms), n in self.looks().items())
+        rows = sorted(
+            [rate, [list(a) for a in atoms], n] for (rate, atoms), n in self.looks().items()
+        )
         return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 
