@@ -306,9 +306,7 @@ class Ledger:
                 .values(entries=seq, head=previous, charges=len(history.charges) + reserved)
             )
             if moved.rowcount != 1:
-                raise LedgerCorruptedError(
-                    f"budget {history.name!r} changed under the lock."
-                )
+                raise LedgerCorruptedError(f"budget {history.name!r} changed under the lock.")
         return written
 
     def _take_in(self, history: History, written: list[tuple[Entry, str]]) -> History:

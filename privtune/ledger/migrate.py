@@ -54,9 +54,7 @@ def upgrade(storage: Storage, *, create: bool = False) -> tuple[str | None, str]
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
         found = schema_version(connection)  # again, now that nobody else can change it
         if found is None and not create:
-            raise LedgerSchemaError(
-                f"{storage.safe_url} holds no ledger to upgrade."
-            )
+            raise LedgerSchemaError(f"{storage.safe_url} holds no ledger to upgrade.")
         if found == HEAD:
             return found, HEAD
         if found is not None and (create or not _is_older(found)):
