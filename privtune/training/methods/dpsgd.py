@@ -55,6 +55,7 @@ class DPSGD:
     name: ClassVar[str] = "dpsgd"
     summary: ClassVar[str] = "DP-SGD with a fixed learning rate and a fixed clipping norm"
     adapts: ClassVar[tuple[str, ...]] = ()
+    gradients_per_step: ClassVar[int] = 1
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
     releases: ClassVar[str] = "one clipped noisy gradient"
 
