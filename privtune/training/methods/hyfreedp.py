@@ -160,7 +160,7 @@ class HyFreeDP:
         epsilon: float,
         delta: float,
         interval: int = 5,
-        loss_batch: str = "same",
+        loss_batch: str = "auto",
         optimizer: str = "sgd",
     ) -> HyFreeDP:
         """Build the method with 1% more gradient noise than DP-SGD and the rest spent on losses.
@@ -171,10 +171,20 @@ class HyFreeDP:
         from privtune.accounting import hyfreedp_noise
 
         noise = hyfreedp_noise(
-            schedule.sample_rate, schedule.steps, interval, epsilon, delta, loss_batch
+            schedule.sample_rate,
+            schedule.steps,
+            interval=interval,
+            epsilon=epsilon,
+            delta=delta,
+            loss_batch=loss_batch,
         )
-        gradient, loss = noise
-        return cls(gradient, loss, interval=interval, loss_batch=loss_batch, optimizer=optimizer)
+        return cls(
+            noise.gradient_noise,
+            noise.loss_noise,
+            interval=interval,
+            loss_batch=noise.loss_batch,
+            optimizer=optimizer,
+        )
 
     def event(self, schedule: Schedule) -> Event:
         """Return T gradient releases, every K-th of them with three losses beside it."""
@@ -183,10 +193,10 @@ class HyFreeDP:
         return hyfreedp_event(
             schedule.sample_rate,
             schedule.steps,
-            self.interval,
-            self.gradient_noise_multiplier,
-            self.loss_noise_multiplier,
-            self.loss_batch,
+            interval=self.interval,
+            gradient_noise=self.gradient_noise_multiplier,
+            loss_noise=self.loss_noise_multiplier,
+            loss_batch=self.loss_batch,
         )
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> HyFreeDPState:
