@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -18,8 +18,10 @@ from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError
 from privtune.ledger import schema
 from privtune.ledger.admission import admit, odometer
+from privtune.ledger.advice import suggestions
 from privtune.ledger.chain import Entry, Kind, new_entry, sealed_digest
 from privtune.ledger.errors import (
+    BudgetExceededError,
     BudgetExistsError,
     ChargeStateError,
     ClockError,
@@ -29,6 +31,7 @@ from privtune.ledger.errors import (
 )
 from privtune.ledger.history import History
 from privtune.ledger.migrate import prepare
+from privtune.ledger.privacy_filter import FILTER_SHARE, best_order
 from privtune.ledger.storage import Storage
 from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState
 
@@ -107,6 +110,9 @@ class Ledger:
         Raises:
             BudgetExistsError: A budget of that name has other terms.
         """
+        if budget.order is None:
+            order = best_order(budget.epsilon, FILTER_SHARE * budget.delta)
+            budget = replace(budget, order=order)
         with self._guard:
             with self._storage.write() as connection:
                 if self._exists(connection, budget.name):
@@ -169,10 +175,15 @@ class Ledger:
             raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
         # The composition may take seconds. It is computed here, outside of the lock, and found in
         # the cache inside, unless somebody else was faster.
-        admit(self._current(budget), requests)
+        history = self._current(budget)
+        events = [request.event for request in requests]
+        try:
+            admit(history, events)
+        except BudgetExceededError as error:
+            raise error.with_fitting(suggestions(history, events)) from None
 
         def lines(history: History) -> list[_Line]:
-            basis = admit(history, requests)
+            basis = admit(history, events)
             first = len(history.charges) + 1
             return [
                 _Line(Kind.RESERVED, number, body=_body(request, basis))
