@@ -112,7 +112,7 @@ def _reading(history: History, budget: Budget, block: tuple[Event, ...]) -> floa
     def spent(order: float) -> float:
         return math.fsum(
             count * weigh(event, order, budget.adjacency).divergence * (1 + 1e-12)
-            for event, count in history.later.items()
+            for event, count in list(history.later.items())
         )
 
     profile = _profile(block, budget)
