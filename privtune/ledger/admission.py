@@ -22,7 +22,7 @@ from privtune.ledger.privacy_filter import (
 from privtune.ledger.values import Admission, Budget
 from privtune.ledger.weights import weigh
 
-__all__ = ["admit", "filter_room", "fits", "odometer"]
+__all__ = ["admit", "block_epsilon", "filter_room", "fits", "odometer"]
 
 
 def admit(history: History, asked: Sequence[Event]) -> str:
@@ -120,11 +120,11 @@ def _reading(history: History, budget: Budget, block: tuple[Event, ...]) -> floa
 
 
 def _composed(events: tuple[Event, ...], budget: Budget) -> Guarantee:
-    return _block_epsilon(events, budget.delta, budget.adjacency)
+    return block_epsilon(events, budget.delta, budget.adjacency)
 
 
 @lru_cache(maxsize=512)
-def _block_epsilon(events: tuple[Event, ...], at: float, adjacency: Adjacency) -> Guarantee:
+def block_epsilon(events: tuple[Event, ...], at: float, adjacency: Adjacency) -> Guarantee:
     """Return the best bound for events that were all fixed before the first release."""
     if not events:
         return Guarantee(0.0, at, "nothing", adjacency, {"nothing": 0.0})

@@ -74,12 +74,12 @@ class History:
             raise LedgerCorruptedError(f"the log of budget {self.name!r} has no entries.")
         return self.budget
 
-    def apply(self, entry: Entry, sealed: str) -> None:
+    def apply(self, entry: Entry, sealed: str | None) -> None:
         """Check an entry against the chain and take it in.
 
         Args:
             entry: The next entry.
-            sealed: The text of its sealed part.
+            sealed: The text of its sealed part; None when only the public part is at hand.
 
         Raises:
             LedgerCorruptedError: The entry does not follow; names it and says why.
@@ -88,12 +88,12 @@ class History:
             raise self._wrong(entry.seq, f"entry {self.seq + 1} is missing")
         if entry.previous != self.head:
             raise self._wrong(entry.seq, "it does not name its predecessor's hash")
-        if entry.sealed != sealed_digest(sealed):
+        if sealed is not None and entry.sealed != sealed_digest(sealed):
             raise self._wrong(entry.seq, "its sealed part was edited")
         if entry.computed_hash() != entry.hash:
             raise self._wrong(entry.seq, "its content does not have the hash that it carries")
         try:
-            self._take(entry, json.loads(sealed))
+            self._take(entry, {} if sealed is None else json.loads(sealed))
         except (KeyError, TypeError, ValueError, PrivTuneError) as error:
             if isinstance(error, LedgerCorruptedError):
                 raise
@@ -102,12 +102,15 @@ class History:
         self.head = entry.hash
 
     def _take(self, entry: Entry, sealed: dict[str, Any]) -> None:
-        at = datetime.fromisoformat(sealed["at"])
+        at = datetime.fromisoformat(sealed["at"]) if sealed else _LONG_AGO
         if entry.kind == Kind.CREATED:
             if entry.seq != 1:
                 raise self._wrong(entry.seq, "a budget is created by its first entry alone")
-            self.budget = budget_from_dict(json.loads(entry.body)["terms"])
-            self.created_at = at
+            body = json.loads(entry.body)
+            self.budget = budget_from_dict(body["terms"])
+            if self.budget.name != self.name:
+                raise self._wrong(1, f"it creates budget {self.budget.name!r}")
+            self.created_at = datetime.fromisoformat(body["created_at"])
         elif entry.seq == 1:
             raise self._wrong(1, "the first entry must create the budget")
         elif entry.kind == Kind.CLOSED:

@@ -41,6 +41,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from privtune.accounting.rdp import ORDERS
+
 __all__ = [
     "APPROXIMATE_SHARE",
     "FILTER_SHARE",
@@ -65,7 +67,6 @@ ODOMETER_SHARE = 0.1
 """The part of δ that lets the odometer be read at any time."""
 
 _RUNGS = 16
-_ORDERS = tuple(1 + 1.08**k / 20 for k in range(140))
 _SAFETY = 1e-9
 
 
@@ -168,7 +169,7 @@ def best_order(epsilon: float, delta: float) -> float:
     def room(a: float) -> float:
         return (epsilon + (math.log(delta * a) - (a - 1) * math.log1p(-1 / a)) / (a - 1)) / a
 
-    return max(_ORDERS, key=room)
+    return float(max(ORDERS, key=room))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,12 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from privtune.accounting import Adjacency, ApproximateDP, Event, flatten, renyi
+import numpy as np
+
+from privtune.accounting import Adjacency, ApproximateDP, Event
+from privtune.accounting.accountant import check_adjacency
+from privtune.accounting.events import flatten
+from privtune.accounting.rdp import ORDERS, rdp_curve
 
 __all__ = ["Weight", "weigh"]
 
@@ -34,16 +39,23 @@ def weigh(event: Event, order: float, adjacency: Adjacency) -> Weight:
 
     **Guarantee**: never NaN; an event without a finite bound at the order weighs infinitely much.
     """
+    check_adjacency(event, adjacency)
     divergence, delta = 0.0, 0.0
     for part, count in flatten(event).items():
         if isinstance(part, ApproximateDP):
             divergence += count * _pure(part.epsilon, order)
             delta += count * part.delta
         else:
-            divergence += count * renyi(part, order, adjacency=adjacency)
+            divergence += count * _divergence(part, order)
     if not divergence >= 0 or not delta >= 0:
         return Weight(math.inf, delta)
     return Weight(divergence * (1 + 1e-12), delta * (1 + 1e-12))
+
+
+def _divergence(event: Event, order: float) -> float:
+    """Return the divergence at the order, or at the next tabulated one above: it is never less."""
+    index = int(np.searchsorted(ORDERS, order))
+    return float(rdp_curve(event)[index]) if index < len(ORDERS) else math.inf
 
 
 def _pure(epsilon: float, order: float) -> float:
