@@ -1,8 +1,8 @@
 """The durable budget: charge first, never refund, always able to show the log."""
 
-from privtune.ledger.admission import BudgetExceededError
 from privtune.ledger.errors import (
     BudgetClosedError,
+    BudgetExceededError,
     BudgetExistsError,
     ChargeStateError,
     ClockError,
