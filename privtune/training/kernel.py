@@ -1,0 +1,150 @@
+"""What a way of computing clipped sums must do, and the flat parameters that all ways share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import nn
+
+from privtune.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from privtune.training.clipping import Clipping
+
+__all__ = ["Kernel", "Layout", "Loss", "Rows", "Sums", "flatten_params", "load_params"]
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""A loss of each record: outputs and targets with a batch axis first, to shape ``[B]``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Physical rows of one step: M a candidate, of which some only fill up.
+
+    Args:
+        x: Inputs, shape ``[K, M, ...]``.
+        y: Targets, shape ``[K, M, ...]``.
+        mask: Shape ``[K, M]``: whether the row is a record of the candidate's sample.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What a kernel computed about the records of a step. Nothing in it is private yet.
+
+    Args:
+        total: Sum of clipped gradients, shape ``[K, P]``.
+        halves: Sum of +1/2 for every unclipped record and -1/2 for every other, shape ``[K]``.
+        nonfinite: Number of records whose gradient was not finite, shape ``[K]``.
+    """
+
+    total: torch.Tensor
+    halves: torch.Tensor
+    nonfinite: torch.Tensor
+
+    def __add__(self, other: Sums) -> Sums:
+        """Add the sums over two parts of a sample."""
+        return Sums(
+            self.total + other.total,
+            self.halves + other.halves,
+            self.nonfinite + other.nonfinite,
+        )
+
+
+class Kernel(Protocol):
+    """Computes clipped sums of per-sample gradients for a stack of K candidates."""
+
+    layout: Layout
+
+    def clipped_sums(self, params: torch.Tensor, rows: Rows, clipping: Clipping) -> Sums:
+        """Return the clipped sums over the records of ``rows`` at ``params``, shape ``[K, P]``.
+
+        **Guarantee**: a record adds at most the clipping's sensitivity, and exactly nothing if its
+        gradient is not finite; no row of one candidate touches a bit of another's sum.
+        """
+        ...
+
+    def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the loss of every row, shape ``[K, M]``."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these candidates of the stack alone."""
+        ...
+
+
+class Layout:
+    """Where each trainable parameter lies in a flat vector: the order of ``named_parameters``.
+
+    Args:
+        module: The model; parameters that do not require gradients are left out.
+
+    Raises:
+        InvalidInputError: If nothing is trainable, or parameters are not of one floating type.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise InvalidInputError(
+                "model", type(module).__name__, "must have a trainable parameter"
+            )
+        if len({p.dtype for _, p in named}) != 1 or not named[0][1].dtype.is_floating_point:
+            raise InvalidInputError(
+                "model", type(module).__name__, "must have parameters of one floating type"
+            )
+        self.dtype = named[0][1].dtype
+        self.shapes: Mapping[str, torch.Size] = {n: p.shape for n, p in named}
+        self.spans: dict[str, tuple[int, int]] = {}
+        at = 0
+        for name, shape in self.shapes.items():
+            self.spans[name] = (at, at + shape.numel())
+            at += shape.numel()
+        self.size = at
+
+    @property
+    def layers(self) -> Mapping[str, tuple[str, ...]]:
+        """Parameters by the module that owns them, in order."""
+        owned: dict[str, list[str]] = {}
+        for name in self.shapes:
+            owned.setdefault(name.rpartition(".")[0], []).append(name)
+        return {owner: tuple(names) for owner, names in owned.items()}
+
+    def unflatten(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return views of the parameters in ``flat``, shape ``[..., P]``."""
+        lead = flat.shape[:-1]
+        return {
+            name: flat[..., start:end].view(*lead, *self.shapes[name])
+            for name, (start, end) in self.spans.items()
+        }
+
+    def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Concatenate one tensor a parameter into a flat vector of shape ``[P]``."""
+        return torch.cat([tensors[name].reshape(-1) for name in self.spans])
+
+
+def flatten_params(module: nn.Module) -> torch.Tensor:
+    """Return a copy of the trainable parameters as one vector of shape ``[P]``."""
+    return Layout(module).flatten({n: p.detach() for n, p in module.named_parameters()})
+
+
+def load_params(module: nn.Module, flat: torch.Tensor) -> None:
+    """Write a vector of shape ``[P]`` into the trainable parameters of ``module``.
+
+    Raises:
+        InvalidInputError: If the vector has another length than the trainable parameters.
+    """
+    layout = Layout(module)
+    if flat.shape != (layout.size,):
+        raise InvalidInputError("flat", tuple(flat.shape), f"must have shape ({layout.size},)")
+    named = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, value in layout.unflatten(flat).items():
+            named[name].copy_(value)

@@ -1,0 +1,98 @@
+"""What a training method is: three functions over an explicit state.
+
+``event`` says what the method costs, before anything runs and without torch; ``init`` makes the
+state of a stack of candidates; ``update`` takes one step through the oracle. The state is a frozen
+dataclass of tensors and numbers, so it can be checkpointed, compared and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from privtune.accounting import Event
+    from privtune.training.oracle import Oracle
+    from privtune.training.schedule import Schedule
+
+__all__ = ["Candidate", "Method", "MethodState", "scale_noise_of"]
+
+Candidate = Mapping[str, float]
+"""The hyperparameters of one candidate, by their field names (``learning_rate``, ...)."""
+
+
+class MethodState(Protocol):
+    """State of a stack of K candidates: a frozen dataclass of tensors whose first axis is K."""
+
+    @property
+    def params(self) -> torch.Tensor:
+        """The current parameters, shape ``[K, P]``."""
+        ...
+
+
+S = TypeVar("S", bound=MethodState)
+
+
+class Method(Protocol[S]):
+    """A DP training method with its noise fixed by a plan: a frozen dataclass.
+
+    The fields are what the plan fixes for every candidate (noise multipliers, intervals, momentum).
+    What differs between candidates is passed to ``init``.
+    """
+
+    name: ClassVar[str]
+    """Name in specs and on the command line."""
+
+    summary: ClassVar[str]
+    """One line: what it does."""
+
+    adapts: ClassVar[tuple[str, ...]]
+    """Hyperparameters it sets by itself."""
+
+    parameters: ClassVar[tuple[str, ...]]
+    """Hyperparameters that a candidate must give."""
+
+    releases: ClassVar[str]
+    """What one step releases, in words."""
+
+    gradients_per_step: ClassVar[int]
+    """Per-sample gradients that one step takes of each record of a sample."""
+
+    @classmethod
+    def for_budget(
+        cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
+    ) -> Self:
+        """Build the method with the least noise that keeps one training at (epsilon, delta)."""
+        ...
+
+    def event(self, schedule: Schedule) -> Event:
+        """Return the privacy event of one training with this schedule. Pure."""
+        ...
+
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> S:
+        """Make the state of K candidates from their initial parameters, shape ``[K, P]``."""
+        ...
+
+    def update(self, state: S, oracle: Oracle) -> S:
+        """Take one step: ask the oracle for releases, return the next state."""
+        ...
+
+    def report(self, state: S) -> Mapping[str, torch.Tensor]:
+        """Return what may be plotted by step (shape ``[K]`` each): functions of releases only."""
+        ...
+
+
+M = TypeVar("M", bound="Method[Any]")
+
+
+def scale_noise_of(method: M, factor: float) -> M:
+    """Return the method with every one of its noise multipliers times ``factor``.
+
+    Its event is then the old one scaled by the same factor (``accounting.scale_noise``).
+    """
+    noises = [f.name for f in fields(method) if f.name.endswith("noise_multiplier")]  # type: ignore[arg-type]
+    scaled: M = replace(method, **{name: getattr(method, name) * factor for name in noises})  # type: ignore[type-var]
+    return scaled

@@ -1,0 +1,79 @@
+"""True Poisson sampling of records held in memory, without a DataLoader in the way.
+
+Every record joins a sample independently with the same probability. Instead of N coin flips, the
+gaps between joining records are drawn: they are geometric, so a sample costs O(rate * N) whatever
+the size of the data. Several samples lie one after the other on one line of coin flips, which
+makes drawing for a small expected batch as cheap as for a large one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from privtune.errors import InvalidInputError
+
+__all__ = ["PoissonSampler"]
+
+_BLOCK = 4096  # about how many records are drawn ahead at once
+_MAX_STEPS = 256
+
+
+class PoissonSampler:
+    """Poisson samples of one candidate, one a call.
+
+    Args:
+        records: Number of records N, at least 1.
+        rate: Probability in (0, 1] with which each record joins each sample.
+        rng: Source of randomness; the samples are a function of it alone.
+
+    Raises:
+        InvalidInputError: If an argument is outside its domain.
+
+    **Guarantee**: inclusions are independent Bernoulli(rate) draws, up to the 53 bits of the
+    underlying uniform numbers; no sample is ever cut at a maximal size.
+    """
+
+    def __init__(self, *, records: int, rate: float, rng: np.random.Generator) -> None:
+        if records < 1:
+            raise InvalidInputError("records", records, "must be a whole number of at least 1")
+        if not (math.isfinite(rate) and 0.0 < rate <= 1.0):
+            raise InvalidInputError("rate", rate, "must lie in (0, 1]")
+        self._records = records
+        self._rate = rate
+        self._rng = rng
+        steps = math.ceil(_BLOCK / max(1.0, rate * records))
+        self._steps = min(steps, _MAX_STEPS)
+        self._ready: list[npt.NDArray[np.int64]] = []
+
+    def __call__(self) -> npt.NDArray[np.int64]:
+        """Return the indices of the next sample, ascending; possibly none."""
+        if not self._ready:
+            self._ready = self._draw()[::-1]
+        return self._ready.pop()
+
+    def _draw(self) -> list[npt.NDArray[np.int64]]:
+        """Draw a block of samples: one line of ``steps * records`` coin flips, cut in pieces."""
+        line = self._steps * self._records
+        places = _successes(line, self._rate, self._rng)
+        cuts = np.searchsorted(places, np.arange(1, self._steps) * self._records)
+        return np.split(places % self._records, cuts)
+
+
+def _successes(line: int, rate: float, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Return the places of the successes among ``line`` independent Bernoulli(rate) draws."""
+    mean = line * rate
+    size = int(mean + 6.0 * math.sqrt(mean * (1.0 - rate))) + 16
+    scale = -math.log1p(-rate) if rate < 1.0 else math.inf
+    pieces: list[npt.NDArray[np.int64]] = []
+    last = -1
+    while last < line:
+        # P(gap > k) = P(E >= k * scale) = (1 - rate)^k for E ~ Exp(1): geometric, exactly.
+        gaps = np.floor(rng.standard_exponential(size) / scale) + 1.0
+        steps = np.minimum(gaps, line + 1.0).astype(np.int64)
+        pieces.append(last + np.cumsum(steps))
+        last = int(pieces[-1][-1])
+    places = np.concatenate(pieces)
+    return places[: int(np.searchsorted(places, line))]

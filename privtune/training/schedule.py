@@ -1,0 +1,74 @@
+"""The public clockwork of one training: how many records, at which rate, for how many steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from privtune.errors import InvalidInputError
+
+__all__ = ["Schedule"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How often a training looks at its data. Every number in it is public.
+
+    Args:
+        records: Number of training records, N >= 1. Declared public; averages divide by
+            ``sample_rate * records``, never by the realised batch size, which is private.
+        sample_rate: Probability in (0, 1] with which each record joins each Poisson sample.
+        steps: Number of samples drawn, T >= 1.
+
+    Raises:
+        InvalidInputError: If a field is outside its domain.
+    """
+
+    records: int
+    sample_rate: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.records < 1:
+            raise InvalidInputError("records", self.records, "must be a whole number of at least 1")
+        if not (math.isfinite(self.sample_rate) and 0.0 < self.sample_rate <= 1.0):
+            raise InvalidInputError("sample_rate", self.sample_rate, "must lie in (0, 1]")
+        if self.steps < 1:
+            raise InvalidInputError("steps", self.steps, "must be a whole number of at least 1")
+
+    @classmethod
+    def from_epochs(cls, *, records: int, expected_batch_size: int, epochs: float) -> Schedule:
+        """Build the schedule of ``epochs`` passes in expectation.
+
+        Args:
+            records: Number of training records, N >= 1.
+            expected_batch_size: Expected records in a Poisson sample, from 1 to ``records``.
+            epochs: Expected number of times each record is looked at, above 0.
+
+        Returns:
+            A schedule of rate ``expected_batch_size / records`` and ``ceil(epochs / rate)`` steps.
+
+        Raises:
+            InvalidInputError: If an argument is outside its domain.
+        """
+        if not 1 <= expected_batch_size <= records:
+            raise InvalidInputError(
+                "expected_batch_size",
+                expected_batch_size,
+                f"must lie between 1 and the number of training records, {records}",
+            )
+        if not (math.isfinite(epochs) and epochs > 0):
+            raise InvalidInputError("epochs", epochs, "must be a finite number above 0")
+        # The tiny slack keeps 20 epochs at rate 64/1024 at 320 steps whatever the rounding.
+        steps = math.ceil(epochs * records / expected_batch_size - 1e-9)
+        return cls(records=records, sample_rate=expected_batch_size / records, steps=max(1, steps))
+
+    @property
+    def expected_batch_size(self) -> float:
+        """Expected number of records in a sample: the public normaliser of every average."""
+        return self.sample_rate * self.records
+
+    @property
+    def expected_gradient_evaluations(self) -> float:
+        """Expected per-sample gradients of one pass of one gradient a step."""
+        return self.expected_batch_size * self.steps

@@ -1,0 +1,97 @@
+"""Named random streams, all derived from one secret: one per purpose and candidate.
+
+Streams are derived with HMAC-SHA256, so that no stream tells anything about another, and a stream
+does not depend on how candidates are stacked or in which order streams are opened.
+
+``torch.Generator.manual_seed`` keeps only 32 bits of a seed on CPU (seeds 1 and ``1 + 2**32`` give
+the same numbers): an adversary could try all of them and subtract the noise. So the whole state of
+the generator, 19,968 bits, is derived from the 256-bit key instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from privtune.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Streams"]
+
+_DOMAIN = b"privtune.stream.v1"
+_WORDS = 624  # state words of the Mersenne Twister
+
+
+class Streams:
+    """Independent random streams, by name and candidate.
+
+    Args:
+        secret: 32 bytes, or None for fresh bytes from the operating system. Whoever knows the
+            secret can recompute the noise: it must stay sealed.
+
+    Raises:
+        InvalidInputError: If the secret is not 32 bytes long.
+
+    **Guarantee**: streams of different names, candidates or secrets are independent as far as
+    HMAC-SHA256 is a pseudorandom function.
+
+    >>> streams = Streams(bytes(32))
+    >>> streams.seed("noise", 0) == Streams(bytes(32)).seed("noise", 0)
+    True
+    >>> streams.seed("noise", 0) == streams.seed("noise", 1)
+    False
+    """
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        if secret is None:
+            secret = secrets.token_bytes(32)
+        if len(secret) != 32:
+            raise InvalidInputError("secret", f"{len(secret)} bytes", "must be 32 bytes long")
+        self._secret = bytes(secret)
+
+    def __repr__(self) -> str:
+        return "Streams(<sealed>)"
+
+    def key(self, name: str, candidate: int = 0) -> bytes:
+        """Return the 32-byte key of one stream."""
+        message = b"\0".join((_DOMAIN, name.encode(), str(int(candidate)).encode()))
+        return hmac.new(self._secret, message, hashlib.sha256).digest()
+
+    def seed(self, name: str, candidate: int = 0) -> int:
+        """Return a 63-bit seed, for generators that take one and where 63 bits are enough."""
+        return int.from_bytes(self.key(name, candidate)[:8], "little") >> 1
+
+    def numpy(self, name: str, candidate: int = 0) -> np.random.Generator:
+        """Return a NumPy generator seeded with all 256 bits of the stream's key."""
+        return np.random.Generator(np.random.SFC64(int.from_bytes(self.key(name, candidate))))
+
+    def generator(
+        self, name: str, candidate: int = 0, *, device: torch.device | str = "cpu"
+    ) -> torch.Generator:
+        """Return a torch generator with its whole state derived from the stream's key.
+
+        On CUDA the generator (Philox) takes 64 bits of key, which is all that it has.
+        """
+        import torch
+
+        key = self.key(name, candidate)
+        generator = torch.Generator(device=device)
+        if torch.device(device).type != "cpu":
+            return generator.manual_seed(int.from_bytes(key[:8], "little", signed=True))
+        words = np.frombuffer(hashlib.shake_256(key).digest(4 * _WORDS), dtype="<u4")
+        # Layout of at::CPUGeneratorImplStateLegacy: seed u64, left i32, seeded i32, next u64,
+        # the words as u64, then the cache of a second normal draw, empty here.
+        state = bytearray(generator.get_state().numpy().tobytes())
+        struct.pack_into("<QiiQ", state, 0, 0, 1, 1, 0)
+        state[24 : 24 + 8 * _WORDS] = words.astype("<u8").tobytes()
+        generator.set_state(torch.frombuffer(state, dtype=torch.uint8).clone())
+        return generator

@@ -1,0 +1,135 @@
+"""What a training really released, and the proof that it is no more than what was charged.
+
+The transcript is written by the oracle at the moment of each release, not by the method that asks
+for it: it is evidence, not a declaration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+
+from privtune.accounting import (
+    Composed,
+    Event,
+    Gaussian,
+    Joint,
+    Laplace,
+    NonPrivate,
+    PoissonSampled,
+    Repeated,
+)
+from privtune.errors import PrivTuneError
+
+__all__ = ["Atom", "Look", "Transcript", "TranscriptMismatchError", "looks_of"]
+
+Atom = tuple[str, float]
+"""One release: its kind (``"gaussian"`` or ``"laplace"``) and its noise multiplier."""
+
+Look = tuple[float, tuple[Atom, ...]]
+"""One sample: the rate it was drawn at (1.0 for all records), and the sorted releases about it."""
+
+
+class TranscriptMismatchError(PrivTuneError):
+    """A training released more than its plan charged. The run failed and its charge stays."""
+
+
+@dataclass
+class Transcript:
+    """The releases of one candidate's training, sample by sample.
+
+    Two releases about one sample are one joint event: that is why the transcript is kept by sample.
+    """
+
+    _rates: list[float] = field(default_factory=list)
+    _atoms: list[list[Atom]] = field(default_factory=list)
+
+    def open_sample(self, rate: float) -> int:
+        """Note that a sample was drawn at ``rate`` and return its index."""
+        self._rates.append(rate)
+        self._atoms.append([])
+        return len(self._rates) - 1
+
+    def record(self, sample: int, kind: str, noise_multiplier: float) -> None:
+        """Note one release about sample number ``sample``."""
+        self._atoms[sample].append((kind, noise_multiplier))
+
+    def looks(self) -> Counter[Look]:
+        """Count the looks at the data. A sample about which nothing was released costs nothing."""
+        return Counter(
+            (rate, tuple(sorted(atoms)))
+            for rate, atoms in zip(self._rates, self._atoms, strict=True)
+            if atoms
+        )
+
+    def check_within(self, event: Event) -> None:
+        """Check that what was released is no more than what ``event`` charges.
+
+        Args:
+            event: The training's event, as charged.
+
+        Raises:
+            TranscriptMismatchError: If a look happened that the event does not contain, or more
+                often than it contains it.
+        """
+        if isinstance(event, NonPrivate):
+            return  # charged as having no guarantee at all: nothing can exceed it
+        charged = looks_of(event)
+        for look, count in sorted(self.looks().items()):
+            if count > charged.get(look, 0):
+                rate, atoms = look
+                raise TranscriptMismatchError(
+                    f"The training released {list(atoms)} about {count} samples of rate {rate}, "
+                    f"but its plan charged {charged.get(look, 0)} of them. The run is void and its "
+                    "charge stays spent."
+                )
+
+    def digest(self) -> str:
+        """Return a SHA-256 of the counted looks, to be stored with the settled charge."""
+        rows = sorted(
+            [rate, [list(a) for a in atoms], n] for (rate, atoms), n in self.looks().items()
+        )
+        return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+def looks_of(event: Event) -> Counter[Look]:
+    """Count the looks at the data that a training event is made of.
+
+    Args:
+        event: Built of gaussian, laplace, joint, poisson_sampled, repeated and composed events.
+
+    Returns:
+        How often each look occurs.
+
+    Raises:
+        TranscriptMismatchError: If the event holds something that is not a look of a training.
+    """
+    match event:
+        case Composed(events=parts):
+            total: Counter[Look] = Counter()
+            for part in parts:
+                total.update(looks_of(part))
+            return total
+        case Repeated(count=count, event=inner):
+            return Counter({look: n * count for look, n in looks_of(inner).items()})
+        case PoissonSampled(rate=rate, event=inner):
+            return Counter({(rate, tuple(sorted(_atoms_of(inner)))): 1})
+        case _:
+            return Counter({(1.0, tuple(sorted(_atoms_of(event)))): 1})
+
+
+def _atoms_of(event: Event) -> list[Atom]:
+    match event:
+        case Gaussian(noise_multiplier=sigma):
+            return [("gaussian", sigma)]
+        case Laplace(noise_multiplier=scale):
+            return [("laplace", scale)]
+        case Joint(events=parts):
+            return [atom for part in parts for atom in _atoms_of(part)]
+        case _:
+            raise TranscriptMismatchError(
+                f"A {event.to_dict()['type']} event is not a release of a training; a training is "
+                "made of gaussian, laplace and joint releases, poisson_sampled or not."
+            )
