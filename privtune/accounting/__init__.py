@@ -40,6 +40,7 @@ from privtune.accounting.events import (
     event_from_dict,
     event_from_json,
 )
+from privtune.accounting.explain import Explanation, explain
 from privtune.accounting.hyfreedp import (
     HyFreeNoise,
     hyfreedp_event,
@@ -65,6 +66,7 @@ __all__ = [
     "CalibrationError",
     "Composed",
     "Event",
+    "Explanation",
     "Gaussian",
     "Geometric",
     "Guarantee",
@@ -89,6 +91,7 @@ __all__ = [
     "epsilon",
     "event_from_dict",
     "event_from_json",
+    "explain",
     "group_privacy",
     "hyfreedp_event",
     "hyfreedp_loss_steps",
