@@ -10,12 +10,40 @@ from types import MappingProxyType
 from typing import Any
 
 from privtune.training.methods._base import Candidate, Method, MethodState
+from privtune.training.methods.adaclip import AdaCliP
+from privtune.training.methods.adadp import ADADP
+from privtune.training.methods.automatic import AutomaticClipping
+from privtune.training.methods.dp_adam import DPAdam
 from privtune.training.methods.dpsgd import DPSGD
 from privtune.training.methods.hyfreedp import HyFreeDP
+from privtune.training.methods.norm_bound import NormBound
+from privtune.training.methods.quantile_clip import QuantileClipping
 
-__all__ = ["DPSGD", "METHODS", "Candidate", "HyFreeDP", "Method", "MethodState"]
+__all__ = [
+    "ADADP",
+    "DPSGD",
+    "METHODS",
+    "AdaCliP",
+    "AutomaticClipping",
+    "Candidate",
+    "DPAdam",
+    "HyFreeDP",
+    "Method",
+    "MethodState",
+    "NormBound",
+    "QuantileClipping",
+]
 
-METHODS: Mapping[str, type[Method[Any]]] = MappingProxyType(
-    {method.name: method for method in (DPSGD, HyFreeDP)}
+_METHODS: tuple[type[Method[Any]], ...] = (
+    DPSGD,
+    DPAdam,
+    AutomaticClipping,
+    QuantileClipping,
+    NormBound,
+    AdaCliP,
+    ADADP,
+    HyFreeDP,
 )
+
+METHODS: Mapping[str, type[Method[Any]]] = MappingProxyType({m.name: m for m in _METHODS})
 """Every method by its name in specs."""
