@@ -63,6 +63,7 @@ class QuantileClipping:
 
     name: ClassVar[str] = "quantile-clipping"
     summary: ClassVar[str] = "Clipping norm follows a quantile of the gradient norms"
+    gradients_per_step: ClassVar[int] = 1
     adapts: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
     releases: ClassVar[str] = "one clipped noisy gradient and the noisy fraction not clipped"
