@@ -65,7 +65,8 @@ def restore_state(template: T, tensors: Mapping[str, torch.Tensor]) -> T:
     for name, tensor in tensors.items():
         if tensor.shape != expected[name].shape or tensor.dtype != expected[name].dtype:
             raise InvalidInputError(name, tuple(tensor.shape), "must fit the method's state")
-    return _restored(template, tensors, "")
+    restored: T = _restored(template, tensors, "")
+    return restored
 
 
 def _restored(template: Any, tensors: Mapping[str, torch.Tensor], prefix: str) -> Any:

@@ -105,11 +105,12 @@ class ADADP(SampledGradient):
 
     def update(self, state: ADADPState, oracle: Oracle) -> ADADPState:
         """Take the first or the second half of an iteration, or a step at the fixed rate."""
-        epochs = state.step * oracle.schedule.sample_rate
+        rate = oracle.schedule.sample_rate
         odd = state.step % 2 == 1
-        if self.adapt_epochs is not None and epochs >= self.adapt_epochs and not odd:
-            rate = state.learning_rate / (1.0 + self.decay * int(epochs - self.adapt_epochs))
-            params = self._full_step(state, oracle, rate)
+        began = (state.step - odd) * rate
+        if self.adapt_epochs is not None and began >= self.adapt_epochs:
+            over = int(state.step * rate - self.adapt_epochs)
+            params = self._full_step(state, oracle, state.learning_rate / (1 + self.decay * over))
             return replace(state, params=params, step=state.step + 1)
         if not odd:
             params = self._full_step(state, oracle, state.learning_rate)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["QuantileClipping"]
 
 _BATCH_PER_COUNT_NOISE = 10.0  # the paper's σ_b = B/20 on the count, over its sensitivity of 1/2
+_LEAST_RATIO = 3.0  # of count noise to joint noise: the count takes at most 6% more gradient noise
 _NORM_RANGE = (1e-6, 1e6)  # a norm at 0 or infinity could not be noised
 _ROUNDING = 1e-9  # keeps the joint noise above its target after it was split and joined again
 
@@ -83,7 +84,7 @@ class QuantileClipping:
     def for_budget(
         cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
-        """Build the method with a count noise of B/20 and the least gradient noise that fits.
+        """Build the method with a count noise of B/20 (more for small batches) and what is left.
 
         Raises:
             PrivTuneError: If an option is not a field, or no noise meets the target.
@@ -91,13 +92,12 @@ class QuantileClipping:
         from privtune.accounting import Gaussian, PoissonSampled, Repeated
 
         chosen = dict(options)
-        count = float(
-            chosen.pop(
-                "count_noise_multiplier", schedule.expected_batch_size / _BATCH_PER_COUNT_NOISE
-            )
-        )
+        given = chosen.pop("count_noise_multiplier", None)
+        build(cls, chosen, noise_multiplier=1.0, count_noise_multiplier=1.0)
         unit = Repeated(schedule.steps, PoissonSampled(schedule.sample_rate, Gaussian(1.0)))
         joint = noise_scale_for(unit, epsilon=epsilon, delta=delta) * (1.0 + _ROUNDING)
+        usual = max(schedule.expected_batch_size / _BATCH_PER_COUNT_NOISE, _LEAST_RATIO * joint)
+        count = usual if given is None else float(given)
         if not count > joint:
             raise InvalidInputError(
                 "count_noise_multiplier",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.special import expit
 
 from privtune.training.clipping import CoordinateTransform, Flat
 from privtune.training.schedule import Schedule
@@ -33,7 +34,7 @@ class World:
         return self.noising.normal(size=size)
 
     def gradient(self, i, theta):
-        return -self.y[i] * self.x[i] / (1.0 + np.exp(self.y[i] * (self.x[i] @ theta)))
+        return -self.y[i] * self.x[i] * expit(-self.y[i] * (self.x[i] @ theta))
 
     def loss(self, i, theta):
         return np.logaddexp(0.0, -self.y[i] * (self.x[i] @ theta))
@@ -90,8 +91,8 @@ class LiteralOracle:
                 g = world.gradient(i, theta)
                 if isinstance(clipping, CoordinateTransform):
                     g = (g - clipping.center[k].numpy()) / clipping.scale[k].numpy()
-                norm = torch.full((1, self.candidates, 1), float(np.linalg.norm(g)))
-                norm = norm.double()
+                length = float(np.linalg.norm(g))
+                norm = torch.full((1, self.candidates, 1), length, dtype=torch.float64)
                 total += float(clipping.coefficients(norm)[0, k, 0]) * g
                 half += 0.5 if float(clipping.unclipped(norm)[k, 0]) else -0.5
             noise = world.noise(len(theta)) if multipliers[k] else 0.0
@@ -116,7 +117,7 @@ class LiteralOracle:
             + 0.5
             for world, half, multiplier in zip(self.worlds, halves, multipliers, strict=True)
         ]
-        return gradient, torch.tensor(fractions)
+        return gradient, torch.tensor(fractions, dtype=torch.float64)
 
     def losses(self, sample, params, *, bound, noise_multiplier, mechanism="gaussian"):
         rate, number, rows = sample
