@@ -32,6 +32,7 @@ from privtune.accounting.events import (
     flatten,
 )
 from privtune.accounting.runs import Binomial, Poisson, RunLaw, _NegativeBinomial
+from privtune.accounting.subsampled import amplified_curve, split_curve
 from privtune.errors import PrivTuneError
 
 __all__ = ["ORDERS", "rdp_curve", "rdp_delta", "rdp_epsilon", "selection_curve"]
@@ -129,9 +130,10 @@ def _compute_leaf(event: Event) -> Floats:
     if isinstance(event, PrivateSelection):
         return selection_curve(rdp_curve(event.event), event.runs)
     if isinstance(event, SubsampledTuning):
-        from privtune.accounting.subsampled import refuse
-
-        raise refuse(event)
+        tuning, training = rdp_curve(event.tuning), rdp_curve(event.training)
+        if event.variant == 1:
+            return split_curve(ORDERS, tuning, training, event.rate)
+        return amplified_curve(ORDERS, tuning, event.rate) + training
     raise PrivTuneError(f"no Rényi curve is known for {event.type}.")
 
 

@@ -69,7 +69,16 @@ class Tuner:
         offsets = np.column_stack(
             [np.maximum(at_middle - bend, 0.0), np.maximum(at_middle + bend, floor)]
         ).ravel()
-        return _upper_hull(slopes, offsets)
+        kept = _upper_hull(slopes, offsets)
+        self._line_levels = np.column_stack([level[:-1], level[1:]]).ravel()[kept]
+        a, b = slopes[kept], offsets[kept]
+        # Line i+1 beats line i where z < (a[i+1]-a[i])/(b[i+1]-b[i]).
+        return a, b, np.diff(a) / np.diff(b)
+
+    def best_level(self, z: Floats) -> Floats:
+        """Return the level u at which the support is reached, for each z = e^(ε - loss)."""
+        change = self._hull[2]
+        return self._line_levels[np.searchsorted(-change, -z, side="left")]
 
     def _support(self, z: Floats) -> Floats:
         """Return max over lines of a - b z, at least 0."""
@@ -157,27 +166,23 @@ def _log_ratio(value: float, delta: float) -> float:
     return math.log(value / delta) if value > 0.0 else -math.inf
 
 
-def _upper_hull(slopes: Floats, offsets: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the lines `a - b z` that are largest somewhere on z > 0, and where they change."""
-    order = np.lexsort((offsets, -slopes))[::-1]  # slope ascending; for equal ones offset falls
-    kept_a: list[float] = []
-    kept_b: list[float] = []
-    for a, b in zip(slopes[order].tolist(), offsets[order].tolist(), strict=True):
-        while kept_a and b <= kept_b[-1]:  # larger slope, no larger offset: the old line is below
-            kept_a.pop()
-            kept_b.pop()
-        if kept_a and a <= kept_a[-1]:
+def _upper_hull(slopes: Floats, offsets: Floats) -> NDArray[np.int64]:
+    """Return the lines `a - b z` that are largest somewhere on z > 0, slope ascending."""
+    order = np.lexsort((offsets, -slopes))[::-1]  # for equal slopes the offset falls
+    kept: list[tuple[float, float, int]] = []
+    lines = zip(slopes[order].tolist(), offsets[order].tolist(), order.tolist(), strict=True)
+    for a, b, index in lines:
+        while kept and b <= kept[-1][1]:  # larger slope, no larger offset: the old line is below
+            kept.pop()
+        if kept and a <= kept[-1][0]:
             continue
-        while len(kept_a) >= 2 and (kept_b[-1] - kept_b[-2]) * (a - kept_a[-1]) >= (
-            b - kept_b[-1]
-        ) * (kept_a[-1] - kept_a[-2]):
-            kept_a.pop()
-            kept_b.pop()
-        kept_a.append(a)
-        kept_b.append(b)
-    top, bottom = np.asarray(kept_a), np.asarray(kept_b)
-    # Line i+1 beats line i where z < (a[i+1]-a[i])/(b[i+1]-b[i]).
-    return top, bottom, np.diff(top) / np.diff(bottom)
+        while len(kept) >= 2:
+            (a1, b1, _), (a0, b0, _) = kept[-1], kept[-2]
+            if (b1 - b0) * (a - a1) < (b - b1) * (a1 - a0):
+                break
+            kept.pop()
+        kept.append((a, b, index))
+    return np.asarray([index for _, _, index in kept], dtype=np.int64)
 
 
 def _resolve(

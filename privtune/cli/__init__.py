@@ -59,7 +59,7 @@ def _quieten() -> None:
     # Libraries talk on standard error; the command line says what matters itself.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     warnings.filterwarnings("ignore", module=r"(opacus|mlflow|torch|optuna|autodp)")
-    for name in ("optuna", "mlflow", "alembic", "opacus", "absl"):
+    for name in ("optuna.storages", "mlflow", "alembic", "opacus", "absl"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

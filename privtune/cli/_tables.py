@@ -160,7 +160,8 @@ def noise_of(plan: Plan) -> dict[str, float]:
 
 def ceil_to(value: float, digits: int) -> float:
     """Round up: a printed ε is an upper bound too."""
-    return math.ceil(value * 10**digits) / 10**digits
+    scale = float(10**digits)
+    return math.ceil(value * scale) / scale
 
 
 def finite(document: dict[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -185,8 +188,8 @@ def run_study(study: Study, *, mlflow: bool, quiet: bool) -> None:
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        _OpenOnly(MofNCompleteColumn()),
+        _OpenOnly(TimeElapsedColumn()),
         console=console,
         disable=quiet,
     )
@@ -208,6 +211,17 @@ def print_comparison(study: Study) -> None:
     )
 
 
+class _OpenOnly(ProgressColumn):
+    """Shows another column for arms that are not sealed: a round's time tells its runs."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> RenderableType:
+        return "" if task.fields.get("sealed") else self._column.render(task)
+
+
 class _ProgressObserver:
     """Shows a bar for an arm; for a sealed arm one that says nothing but that it runs."""
 
@@ -218,7 +232,7 @@ class _ProgressObserver:
     def arm_started(self, plan: Plan) -> None:
         label = f"{plan.arm} (sealed)" if plan.is_sealed else plan.arm
         total = None if plan.is_sealed else plan.training.schedule.steps
-        self._bars[plan.arm] = self._progress.add_task(label, total=total)
+        self._bars[plan.arm] = self._progress.add_task(label, total=total, sealed=plan.is_sealed)
 
     def step(self, plan: Plan, done: int, steps: int) -> None:
         self._progress.update(self._bars[plan.arm], completed=done, total=steps)
@@ -226,7 +240,10 @@ class _ProgressObserver:
     def released(self, plan: Plan, release: Release) -> None:
         if plan.arm in self._bars:
             self._progress.update(
-                self._bars[plan.arm], description=f"{plan.arm}: released", total=1, completed=1
+                self._bars[plan.arm],
+                description=f"{plan.arm}: released",
+                total=plan.training.schedule.steps,
+                completed=plan.training.schedule.steps,
             )
 
     def arm_failed(self, plan: Plan) -> None:

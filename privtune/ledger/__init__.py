@@ -1,8 +1,9 @@
 """The durable budget: charge first, never refund, always able to show the log."""
 
-from privtune.ledger.admission import BudgetExceededError
+from privtune.ledger.certificate import export_certificate, verify_certificate
 from privtune.ledger.errors import (
     BudgetClosedError,
+    BudgetExceededError,
     BudgetExistsError,
     ChargeStateError,
     ClockError,
@@ -18,7 +19,9 @@ from privtune.ledger.errors import (
     UnknownChargeError,
 )
 from privtune.ledger.ledger import Ledger
+from privtune.ledger.rounds import Lease, Round, RoundNotFinishedError, Rounds, TaskResult
 from privtune.ledger.values import Admission, Budget, Charge, ChargeRequest, ChargeState
+from privtune.ledger.verify import Verification, verify
 
 __all__ = [
     "Admission",
@@ -32,6 +35,7 @@ __all__ = [
     "ChargeStateError",
     "ClockError",
     "DeclarationClosedError",
+    "Lease",
     "Ledger",
     "LedgerBusyError",
     "LedgerConnectionError",
@@ -40,6 +44,14 @@ __all__ = [
     "LedgerFullError",
     "LedgerReadOnlyError",
     "LedgerSchemaError",
+    "Round",
+    "RoundNotFinishedError",
+    "Rounds",
+    "TaskResult",
     "UnknownBudgetError",
     "UnknownChargeError",
+    "Verification",
+    "export_certificate",
+    "verify",
+    "verify_certificate",
 ]
