@@ -1,0 +1,89 @@
+"""Numbers in, numbers out: events, laws of the number of runs, guarantees, calibration.
+
+No I/O, no torch, no clock. Every epsilon is an upper bound, rounded pessimistically; where several
+bounds apply the smallest is reported and named.
+"""
+
+from privtune.accounting.accountant import Guarantee, delta, epsilon
+from privtune.accounting.calibration import (
+    Calibration,
+    CalibrationError,
+    SharedBudget,
+    calibrate,
+    scale_noise,
+    share_budget,
+)
+from privtune.accounting.events import (
+    ZCDP,
+    Adjacency,
+    ApproximateDP,
+    Composed,
+    Event,
+    Gaussian,
+    Joint,
+    Laplace,
+    NonPrivate,
+    Parallel,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+    WorstOf,
+    event_from_dict,
+    event_from_json,
+)
+from privtune.accounting.hyfreedp import (
+    HyFreeNoise,
+    hyfreedp_event,
+    hyfreedp_loss_steps,
+    hyfreedp_noise,
+)
+from privtune.accounting.runs import (
+    Binomial,
+    Geometric,
+    Logarithmic,
+    Poisson,
+    RunLaw,
+    TruncatedNegativeBinomial,
+    run_law_from_dict,
+)
+
+__all__ = [
+    "ZCDP",
+    "Adjacency",
+    "ApproximateDP",
+    "Binomial",
+    "Calibration",
+    "CalibrationError",
+    "Composed",
+    "Event",
+    "Gaussian",
+    "Geometric",
+    "Guarantee",
+    "HyFreeNoise",
+    "Joint",
+    "Laplace",
+    "Logarithmic",
+    "NonPrivate",
+    "Parallel",
+    "Poisson",
+    "PoissonSampled",
+    "PrivateSelection",
+    "Repeated",
+    "RunLaw",
+    "SharedBudget",
+    "SubsampledTuning",
+    "TruncatedNegativeBinomial",
+    "WorstOf",
+    "calibrate",
+    "delta",
+    "epsilon",
+    "event_from_dict",
+    "event_from_json",
+    "hyfreedp_event",
+    "hyfreedp_loss_steps",
+    "hyfreedp_noise",
+    "run_law_from_dict",
+    "scale_noise",
+    "share_budget",
+]

@@ -1,0 +1,254 @@
+"""Epsilon and delta of an event: every bound that applies, the smallest wins and is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from privtune.accounting._checks import check_delta, check_epsilon
+from privtune.accounting.events import (
+    Adjacency,
+    Event,
+    NonPrivate,
+    PoissonSampled,
+    PrivateSelection,
+    SubsampledTuning,
+    flatten,
+)
+from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from privtune.accounting.pld import default_step, event_pair, has_pair, selection_tuners
+from privtune.accounting.pmf import GridError
+from privtune.accounting.rdp import rdp_curve, rdp_delta, rdp_epsilon
+from privtune.errors import InvalidInputError, PrivTuneError
+
+__all__ = ["Guarantee", "delta", "epsilon"]
+
+_METHODS = ("best", "rdp", "pld")
+_STABLE = 1e-3
+_MAX_FINENESS = 16.0
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """An answer: `(epsilon, delta)`, which bound gave it, under which adjacency.
+
+    Args:
+        epsilon: At least 0; infinite when nothing is guaranteed.
+        delta: In [0, 1].
+        method: The bound that won.
+        adjacency: The relation of neighbouring datasets.
+        bounds: Every bound that was computed, by name, in the quantity that was asked for.
+    """
+
+    epsilon: float
+    delta: float
+    method: str
+    adjacency: Adjacency
+    bounds: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "delta"):
+            value = getattr(self, name)
+            if math.isnan(value) or value < 0.0:
+                raise PrivTuneError(f"{name} came out as {value}; no number is reported.")
+        object.__setattr__(self, "bounds", MappingProxyType(dict(self.bounds)))
+
+    def __hash__(self) -> int:
+        return hash((self.epsilon, self.delta, self.method, self.adjacency))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the guarantee as JSON-ready data; an infinite number becomes the text "inf"."""
+
+        def number(value: float) -> float | str:
+            return value if math.isfinite(value) else "inf"
+
+        return {
+            "epsilon": number(self.epsilon),
+            "delta": number(self.delta),
+            "method": self.method,
+            "adjacency": self.adjacency.value,
+            "bounds": {name: number(value) for name, value in self.bounds.items()},
+        }
+
+
+def epsilon(
+    event: Event,
+    delta: float,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+    method: str = "best",
+) -> Guarantee:
+    """Return the smallest ε for which the event is known to be `(ε, delta)`-DP.
+
+    Args:
+        event: What touched the data.
+        delta: In (0, 1).
+        adjacency: The relation of neighbouring datasets.
+        method: "rdp", "pld", or "best" for the smallest of all bounds that apply.
+
+    Returns:
+        The guarantee; `bounds` holds ε by every bound that was computed.
+
+    Raises:
+        InvalidInputError: A value out of its range, or an adjacency that the event does not know.
+
+    Guarantee:
+        Every number is an upper bound, or infinite.
+    """
+    target = check_delta(delta)
+    return _answer(event, "epsilon", target, _adjacency(adjacency), _method(method))
+
+
+def delta(
+    event: Event,
+    epsilon: float,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+    method: str = "best",
+) -> Guarantee:
+    """Return the smallest δ for which the event is known to be `(epsilon, δ)`-DP.
+
+    Args:
+        event: What touched the data.
+        epsilon: At least 0.
+        adjacency: The relation of neighbouring datasets.
+        method: "rdp", "pld", or "best" for the smallest of all bounds that apply.
+
+    Returns:
+        The guarantee; `bounds` holds δ by every bound that was computed.
+
+    Raises:
+        InvalidInputError: A value out of its range, or an adjacency that the event does not know.
+
+    Guarantee:
+        Every number is an upper bound; 1 says that nothing is known.
+    """
+    target = check_epsilon(epsilon)
+    return _answer(event, "delta", target, _adjacency(adjacency), _method(method))
+
+
+def _adjacency(value: str) -> Adjacency:
+    try:
+        return Adjacency(value)
+    except ValueError:
+        allowed = "must be " + " or ".join(member.value for member in Adjacency)
+        raise InvalidInputError("adjacency", value, allowed) from None
+
+
+def _method(value: object) -> str:
+    if value not in _METHODS:
+        raise InvalidInputError("method", value, f"must be one of {', '.join(_METHODS)}")
+    return str(value)
+
+
+def check_adjacency(event: Event, adjacency: Adjacency) -> None:
+    """Raise if the event's account does not hold under this adjacency."""
+    if adjacency is Adjacency.ADD_REMOVE:
+        return
+    stack = [event]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, PoissonSampled | SubsampledTuning):
+            raise InvalidInputError(
+                "adjacency",
+                adjacency.value,
+                f"a {part.type} event is accounted under add-remove only",
+                "Convert its add-remove guarantee with group_privacy, which says what that costs.",
+            )
+        for name in ("event", "tuning", "training"):
+            child = getattr(part, name, None)
+            if isinstance(child, Event):
+                stack.append(child)
+        stack.extend(getattr(part, "events", ()))
+
+
+@lru_cache(maxsize=4096)
+def _answer(
+    event: Event, wanted: str, target: float, adjacency: Adjacency, method: str
+) -> Guarantee:
+    check_adjacency(event, adjacency)
+    parts = flatten(event)
+    nothing = math.inf if wanted == "epsilon" else 1.0
+    if not parts:
+        bounds = {"exact": 0.0}
+    elif any(isinstance(part, NonPrivate) for part in parts):
+        bounds = {"non_private": nothing}
+    else:
+        bounds = _bounds(event, parts, wanted, target, method)
+    bounds = {name: value for name, value in bounds.items() if not math.isnan(value)}
+    if bounds:
+        winner = min(bounds, key=lambda name: bounds[name])
+        value = bounds[winner]
+    else:
+        winner, value = "none", nothing
+    eps, dlt = (value, target) if wanted == "epsilon" else (target, min(value, 1.0))
+    return Guarantee(eps, dlt, winner, adjacency, bounds)
+
+
+def _bounds(
+    event: Event, parts: dict[Event, int], wanted: str, target: float, method: str
+) -> dict[str, float]:
+    bounds: dict[str, float] = {}
+    if method in ("best", "rdp"):
+        curve = rdp_curve(event)
+        bounds["rdp"] = (
+            rdp_epsilon(curve, target) if wanted == "epsilon" else rdp_delta(curve, target)
+        )
+    if method == "rdp":
+        return bounds
+    mu = gaussian_mu(parts)
+    if mu is not None:
+        bounds["gdp"] = (
+            gaussian_epsilon(mu, target) if wanted == "epsilon" else gaussian_delta(mu, target)
+        )
+        return bounds
+    try:
+        bounds.update(_numerical(parts, wanted, target))
+    except GridError:
+        if not bounds:
+            raise
+    return bounds
+
+
+def _numerical(parts: dict[Event, int], wanted: str, target: float) -> dict[str, float]:
+    if not has_pair(parts):
+        return {}
+    single = next(iter(parts)) if list(parts.values()) == [1] else None
+    if isinstance(single, PrivateSelection):
+        tuned = single
+
+        def envelope(fineness: float) -> float:
+            tuners = selection_tuners(tuned, fineness)
+            if wanted == "epsilon":
+                return max(tuner.epsilon(target) for tuner in tuners)
+            return max(tuner.delta(target) for tuner in tuners)
+
+        return {"envelope": _stable(envelope)}
+    level = target if wanted == "epsilon" else 1e-6
+
+    def composed(fineness: float) -> float:
+        pair = event_pair(parts, default_step(parts, level, fineness))
+        return pair.epsilon(target) if wanted == "epsilon" else pair.delta(target)
+
+    return {"pld": _stable(composed)}
+
+
+def _stable(compute: Any) -> float:
+    """Refine the lattice until the answer moves by less than 1e-3; every step is a valid bound."""
+    fineness = 1.0
+    value = float(compute(fineness))
+    while fineness < _MAX_FINENESS:
+        fineness *= 2.0
+        try:
+            finer = float(compute(fineness))
+        except GridError:
+            return value
+        best = min(value, finer)
+        if abs(finer - value) <= _STABLE * finer or not math.isfinite(finer):
+            return best
+        value = best
+    return value

@@ -1,0 +1,277 @@
+"""Calibration: the noise that meets a target, from the same function that reports.
+
+The search ends on a point at which the reporting function itself was evaluated, on the safe side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from privtune.accounting._checks import check_delta, check_number
+from privtune.accounting.accountant import Guarantee
+from privtune.accounting.accountant import epsilon as report
+from privtune.accounting.events import (
+    Adjacency,
+    Composed,
+    Event,
+    Gaussian,
+    Joint,
+    Laplace,
+    Parallel,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+    WorstOf,
+)
+from privtune.errors import InvalidInputError, PrivTuneError
+
+__all__ = [
+    "Calibration",
+    "CalibrationError",
+    "SharedBudget",
+    "calibrate",
+    "scale_noise",
+    "share_budget",
+]
+
+_LARGEST = 1e6
+_SMALLEST = 1e-4
+_ROUNDS = 60
+
+
+class CalibrationError(PrivTuneError):
+    """No noise meets the target; the message says why."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The event whose noise meets the target.
+
+    Args:
+        event: The event, every noise multiplier multiplied by `scale`.
+        scale: The factor.
+        guarantee: What the accountant reports for the event; never above the target.
+    """
+
+    event: Event
+    scale: float
+    guarantee: Guarantee
+
+
+@dataclass(frozen=True)
+class SharedBudget:
+    """Arms that share one budget.
+
+    Args:
+        events: One event for each arm.
+        arm_epsilons: The target ε that each arm was given.
+        guarantees: What the accountant reports for each arm alone.
+        total: What it reports for all arms together; never above the budget.
+    """
+
+    events: tuple[Event, ...]
+    arm_epsilons: tuple[float, ...]
+    guarantees: tuple[Guarantee, ...]
+    total: Guarantee
+
+
+def scale_noise(event: Event, factor: float) -> Event:
+    """Return the event with every noise multiplier multiplied by `factor`.
+
+    Args:
+        event: Any event; parts without a noise multiplier stay as they are.
+        factor: Above 0.
+    """
+    scale = check_number("factor", factor, above=0.0)
+    return _scaled(event, scale)
+
+
+def _scaled(event: Event, factor: float) -> Event:
+    if isinstance(event, Gaussian | Laplace):
+        return replace(event, noise_multiplier=event.noise_multiplier * factor)
+    if isinstance(event, Joint | Composed | Parallel):
+        return type(event)([_scaled(child, factor) for child in event.events])
+    if isinstance(event, WorstOf):
+        return WorstOf([_scaled(child, factor) for child in event.events], event.weights)
+    if isinstance(event, PoissonSampled | Repeated | PrivateSelection):
+        return replace(event, event=_scaled(event.event, factor))
+    if isinstance(event, SubsampledTuning):
+        return replace(
+            event,
+            tuning=_scaled(event.tuning, factor),
+            training=_scaled(event.training, factor),
+        )
+    return event
+
+
+def calibrate(
+    event: Event,
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+    tolerance: float = 1e-4,
+) -> Calibration:
+    """Scale all noise multipliers of an event so that it meets a target.
+
+    Args:
+        event: The event; its noise multipliers are the proportions, their common factor is found.
+        epsilon: Target, above 0.
+        delta: Target, in (0, 1).
+        adjacency: The relation of neighbouring datasets.
+        tolerance: Relative accuracy of the factor.
+
+    Returns:
+        The scaled event and its guarantee.
+
+    Raises:
+        CalibrationError: No factor up to 10^6 meets the target.
+        InvalidInputError: A value out of its range, or no noise multiplier to scale.
+
+    Guarantee:
+        The reported ε of the returned event, by the accountant itself, is at most the target.
+    """
+    target = check_number("epsilon", epsilon, above=0.0)
+    level = check_delta(delta)
+    accuracy = check_number("tolerance", tolerance, above=0.0, below=0.5)
+    if _scaled(event, 2.0) == event:
+        raise InvalidInputError("event", event.type, "has no noise multiplier to scale")
+
+    def reported(scale: float) -> float:
+        return report(_scaled(event, scale), level, adjacency=adjacency).epsilon
+
+    scale = solve_decreasing(reported, target, accuracy, lambda: _impossible(event, target, level))
+    scaled = _scaled(event, scale)
+    return Calibration(scaled, scale, report(scaled, level, adjacency=adjacency))
+
+
+def _impossible(event: Event, target: float, delta: float) -> CalibrationError:
+    floor = report(_scaled(event, _LARGEST), delta).epsilon
+    reason = (
+        "the parts without noise multipliers alone give"
+        if math.isfinite(floor)
+        else "some part has no finite guarantee at this delta: epsilon is"
+    )
+    return CalibrationError(
+        f"epsilon = {target:g} at delta = {delta:g} cannot be reached by any noise: "
+        f"{reason} {floor:.4g}."
+    )
+
+
+def solve_decreasing(
+    function: Callable[[float], float],
+    target: float,
+    tolerance: float,
+    impossible: Callable[[], PrivTuneError],
+) -> float:
+    """Return x with `function(x) <= target`, within `tolerance` of the smallest such x.
+
+    The function falls in x. Bracketed secant steps on the logarithms; the answer is a point at
+    which the function was evaluated.
+    """
+    low, high = 1.0, 1.0
+    low_value = high_value = function(1.0)
+    if high_value > target:
+        while high_value > target:
+            low, low_value = high, high_value
+            ratio = high_value / target if math.isfinite(high_value) else 4.0
+            high *= min(max(ratio * 1.02, 1.05), 16.0)
+            if high > _LARGEST:
+                raise impossible()
+            high_value = function(high)
+    else:
+        while low_value <= target:
+            high, high_value = low, low_value
+            ratio = target / low_value if low_value > 0.0 else 4.0
+            low /= min(max(ratio * 1.02, 1.05), 16.0)
+            if low < _SMALLEST:
+                return high
+            low_value = function(low)
+    side = 0
+    for _ in range(_ROUNDS):
+        if high <= low * (1.0 + tolerance):
+            break
+        width = math.log(high / low)
+        if math.isfinite(low_value) and high_value > 0.0:
+            gap = math.log(low_value / high_value)
+            share = math.log(low_value / target) / gap if gap > 0.0 else 0.5
+        else:
+            share = 0.5
+        # Aim a hair to the safe side, so that the bracket closes from above.
+        edge = min(0.4 * tolerance / width, 0.25)
+        share = min(max(share + edge, edge), 1.0 - edge) if abs(side) < 2 else 0.5
+        if abs(side) >= 2:
+            # The same end moved twice: step by the tolerance from the other side instead.
+            share = max(1.0 - 3.0 * edge, 0.5) if side < 0 else min(3.0 * edge, 0.5)
+        middle = low * math.exp(width * share)
+        value = function(middle)
+        if value > target:
+            low, low_value, side = middle, value, min(side, 0) - 1
+        else:
+            high, high_value, side = middle, value, max(side, 0) + 1
+        if abs(side) > 3:
+            side = 0
+    return high
+
+
+def share_budget(
+    arms: Sequence[Callable[[float], Event]],
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+    weights: Sequence[float] | None = None,
+) -> SharedBudget:
+    """Give every arm of a study its share of one budget, by the account of all arms together.
+
+    Args:
+        arms: Each maps its target ε (at the same delta) to an event that meets it.
+        epsilon: The budget, above 0.
+        delta: The budget's delta, in (0, 1).
+        adjacency: The relation of neighbouring datasets.
+        weights: Proportions of the arms' targets; equal by default.
+
+    Returns:
+        The events for the largest common target whose composition stays within the budget.
+
+    Raises:
+        CalibrationError: No common target fits.
+        InvalidInputError: A value out of its range.
+
+    Guarantee:
+        `total.epsilon` is at most `epsilon`, as the accountant reports it.
+    """
+    target = check_number("epsilon", epsilon, above=0.0)
+    level = check_delta(delta)
+    if not arms:
+        raise InvalidInputError("arms", (), "must hold at least one arm")
+    shares = [1.0] * len(arms) if weights is None else [float(w) for w in weights]
+    if len(shares) != len(arms):
+        raise InvalidInputError("weights", tuple(shares), "must hold one number for each arm")
+    for share in shares:
+        check_number("weights", share, above=0.0)
+    made: dict[float, tuple[Event, ...]] = {}
+
+    def total(inverse: float) -> float:
+        common = target / inverse
+        made[inverse] = tuple(arm(common * share) for arm, share in zip(arms, shares, strict=True))
+        return report(Composed(made[inverse]), level, adjacency=adjacency).epsilon
+
+    def impossible() -> PrivTuneError:
+        return CalibrationError(
+            f"no common target of {len(arms)} arms keeps their composition within "
+            f"epsilon = {target:g} at delta = {level:g}."
+        )
+
+    inverse = solve_decreasing(total, target, 1e-3, impossible)
+    events = made[inverse]
+    common = target / inverse
+    return SharedBudget(
+        events,
+        tuple(common * share for share in shares),
+        tuple(report(event, level, adjacency=adjacency) for event in events),
+        report(Composed(events), level, adjacency=adjacency),
+    )

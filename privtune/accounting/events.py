@@ -1,0 +1,533 @@
+"""The event algebra: what touched the data, as data.
+
+An event is a frozen, validated, hashable value that says everything an accountant needs and
+nothing else. It has one JSON text. Events carry no behaviour: how they are charged is decided in
+`privtune.accounting.rdp` and `privtune.accounting.pld`, and multiplicity is resolved in one place,
+`flatten`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, NoReturn
+
+from privtune.accounting._checks import check_integer, check_number
+from privtune.accounting.runs import RunLaw, run_law_from_dict
+from privtune.errors import InvalidInputError
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "ZCDP",
+    "Adjacency",
+    "ApproximateDP",
+    "Composed",
+    "Event",
+    "Gaussian",
+    "Joint",
+    "Laplace",
+    "NonPrivate",
+    "Parallel",
+    "PoissonSampled",
+    "PrivateSelection",
+    "Repeated",
+    "SubsampledTuning",
+    "WorstOf",
+    "event_from_dict",
+    "event_from_json",
+    "flatten",
+]
+
+SCHEMA_VERSION = 1
+_MAX_COUNT = 10**9
+_MAX_DEPTH = 64
+
+
+class Adjacency(StrEnum):
+    """Which datasets are neighbours. A guarantee without its adjacency says nothing.
+
+    `ADD_REMOVE`: one record is present or absent. `REPLACE_ONE`: one record is exchanged for
+    another one; the number of records is public.
+    """
+
+    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"
+
+
+@dataclass(frozen=True)
+class Event(ABC):
+    """Base of all events: frozen, hashable, JSON both ways."""
+
+    type: ClassVar[str]
+
+    @abstractmethod
+    def _fields(self) -> dict[str, Any]:
+        """Return the JSON-ready fields, without the type."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as JSON-ready data, in the public format."""
+        return {"type": self.type, **self._fields()}
+
+    def to_json(self) -> str:
+        """Return the canonical text: sorted keys, no spaces, exact floats, the schema version."""
+        document = {"schema": SCHEMA_VERSION, **self.to_dict()}
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _set(event: Event, name: str, value: object) -> None:
+    object.__setattr__(event, name, value)
+
+
+def _events(name: str, value: object, *, allow_empty: bool = False) -> tuple[Event, ...]:
+    if isinstance(value, Event | str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidInputError(name, value, "must be a sequence of events")
+    events = tuple(value)
+    if not events and not allow_empty:
+        raise InvalidInputError(name, value, "must hold at least one event")
+    for event in events:
+        _event(name, event)
+    return events
+
+
+def _event(name: str, value: object) -> Event:
+    if not isinstance(value, Event):
+        raise InvalidInputError(name, value, "must be an event")
+    return value
+
+
+@dataclass(frozen=True)
+class Gaussian(Event):
+    """One release with Gaussian noise.
+
+    Args:
+        noise_multiplier: Standard deviation of the noise over the L2 sensitivity of the release
+            under the adjacency of the question, above 0.
+    """
+
+    type: ClassVar[str] = "gaussian"
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        value = check_number("noise_multiplier", self.noise_multiplier, above=0.0)
+        _set(self, "noise_multiplier", value)
+
+    def _fields(self) -> dict[str, Any]:
+        return {"noise_multiplier": self.noise_multiplier}
+
+
+@dataclass(frozen=True)
+class Laplace(Event):
+    """One release with Laplace noise.
+
+    Args:
+        noise_multiplier: Scale of the noise over the L1 sensitivity, above 0.
+    """
+
+    type: ClassVar[str] = "laplace"
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        value = check_number("noise_multiplier", self.noise_multiplier, above=0.0)
+        _set(self, "noise_multiplier", value)
+
+    def _fields(self) -> dict[str, Any]:
+        return {"noise_multiplier": self.noise_multiplier}
+
+
+@dataclass(frozen=True)
+class Joint(Event):
+    """Several Gaussian releases about the same records: one Gaussian with `1/s² = Σ 1/s_j²`.
+
+    Inside `PoissonSampled` all of them see one sample. That is dearer than sampling anew for each.
+
+    Args:
+        events: The Gaussian releases, at least one.
+    """
+
+    type: ClassVar[str] = "joint"
+    events: tuple[Event, ...]
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        _set(self, "events", _events("events", events))
+        for event in self.events:
+            if not isinstance(event, Gaussian):
+                raise InvalidInputError(
+                    "events", event.type, "a joint event holds gaussian events only"
+                )
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise multiplier of the single Gaussian release that is equivalent."""
+        precision = math.fsum(
+            (1.0 / event.noise_multiplier) ** 2
+            for event in self.events
+            if isinstance(event, Gaussian)
+        )
+        return 1.0 / math.sqrt(precision)
+
+    def _fields(self) -> dict[str, Any]:
+        return {"events": [event.to_dict() for event in self.events]}
+
+
+@dataclass(frozen=True)
+class PoissonSampled(Event):
+    """One release about a Poisson sample: each record is in it independently with a public rate.
+
+    Args:
+        rate: Sampling probability of each record, in (0, 1].
+        event: A gaussian, laplace or joint event.
+    """
+
+    type: ClassVar[str] = "poisson_sampled"
+    rate: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        _set(self, "rate", check_number("rate", self.rate, above=0.0, at_most=1.0))
+        if not isinstance(_event("event", self.event), Gaussian | Laplace | Joint):
+            raise InvalidInputError(
+                "event",
+                self.event.type,
+                "a poisson_sampled event holds a gaussian, laplace or joint event",
+                "Repeat or compose the sampled event, not the event that is sampled.",
+            )
+
+    def _fields(self) -> dict[str, Any]:
+        return {"rate": self.rate, "event": self.event.to_dict()}
+
+
+@dataclass(frozen=True)
+class Repeated(Event):
+    """The same event, `count` times, each with fresh noise and a fresh sample.
+
+    Args:
+        count: Number of times, from 1 to 10^9.
+        event: What is repeated.
+    """
+
+    type: ClassVar[str] = "repeated"
+    count: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        _set(self, "count", check_integer("count", self.count, at_least=1, at_most=_MAX_COUNT))
+        _event("event", self.event)
+
+    def _fields(self) -> dict[str, Any]:
+        return {"count": self.count, "event": self.event.to_dict()}
+
+
+@dataclass(frozen=True)
+class Composed(Event):
+    """Several events about the same data, all released. No event at all releases nothing.
+
+    Args:
+        events: The events, in any order; may be empty.
+    """
+
+    type: ClassVar[str] = "composed"
+    events: tuple[Event, ...]
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        _set(self, "events", _events("events", events, allow_empty=True))
+
+    def _fields(self) -> dict[str, Any]:
+        return {"events": [event.to_dict() for event in self.events]}
+
+
+@dataclass(frozen=True)
+class WorstOf(Event):
+    """One of these events runs. Which one does not depend on the data.
+
+    Args:
+        events: The alternatives, at least one.
+        weights: Without: nothing is known about the choice, and the pointwise maximum is charged.
+            With: the alternative is drawn by this public law, and its name is part of the output;
+            the mixture is charged. Positive, one for each event, summing to 1.
+    """
+
+    type: ClassVar[str] = "worst_of"
+    events: tuple[Event, ...]
+    weights: tuple[float, ...] | None = None
+
+    def __init__(self, events: Sequence[Event], weights: Sequence[float] | None = None) -> None:
+        _set(self, "events", _events("events", events))
+        _set(self, "weights", None)
+        if weights is None:
+            return
+        if isinstance(weights, str | bytes) or not isinstance(weights, Iterable):
+            raise InvalidInputError("weights", weights, "must be a sequence of numbers")
+        values = tuple(check_number("weights", w, above=0.0, at_most=1.0) for w in weights)
+        if len(values) != len(self.events):
+            raise InvalidInputError("weights", values, "must hold one number for each event")
+        if abs(math.fsum(values) - 1.0) > 1e-9:
+            raise InvalidInputError("weights", values, "must sum to 1")
+        _set(self, "weights", values)
+
+    def _fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"events": [event.to_dict() for event in self.events]}
+        if self.weights is not None:
+            fields["weights"] = list(self.weights)
+        return fields
+
+
+@dataclass(frozen=True)
+class Parallel(Event):
+    """Events on disjoint parts of the data; a record's part does not depend on other records.
+
+    Args:
+        events: The events, at least one; a record is touched by one of them.
+    """
+
+    type: ClassVar[str] = "parallel"
+    events: tuple[Event, ...]
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        _set(self, "events", _events("events", events))
+
+    def _fields(self) -> dict[str, Any]:
+        return {"events": [event.to_dict() for event in self.events]}
+
+
+@dataclass(frozen=True)
+class ZCDP(Event):
+    """A release of which only zero-concentrated DP is known: Rényi divergence `rho·α`.
+
+    Args:
+        rho: At least 0.
+    """
+
+    type: ClassVar[str] = "zcdp"
+    rho: float
+
+    def __post_init__(self) -> None:
+        _set(self, "rho", check_number("rho", self.rho, at_least=0.0))
+
+    def _fields(self) -> dict[str, Any]:
+        return {"rho": self.rho}
+
+
+@dataclass(frozen=True)
+class ApproximateDP(Event):
+    """A release of which only `(epsilon, delta)`-DP is known.
+
+    Args:
+        epsilon: At least 0.
+        delta: In [0, 1).
+    """
+
+    type: ClassVar[str] = "approximate_dp"
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        _set(self, "epsilon", check_number("epsilon", self.epsilon, at_least=0.0))
+        _set(self, "delta", check_number("delta", self.delta, at_least=0.0, below=1.0))
+
+    def _fields(self) -> dict[str, Any]:
+        return {"epsilon": self.epsilon, "delta": self.delta}
+
+
+@dataclass(frozen=True)
+class PrivateSelection(Event):
+    """The best of K independent runs of one mechanism, K drawn from a public law and kept secret.
+
+    Args:
+        event: One run, its score included.
+        runs: The law of K.
+    """
+
+    type: ClassVar[str] = "private_selection"
+    event: Event
+    runs: RunLaw
+
+    def __post_init__(self) -> None:
+        _event("event", self.event)
+        if not isinstance(self.runs, RunLaw):
+            raise InvalidInputError("runs", self.runs, "must be a law of the number of runs")
+
+    def _fields(self) -> dict[str, Any]:
+        return {"event": self.event.to_dict(), "runs": self.runs.to_dict()}
+
+
+@dataclass(frozen=True)
+class SubsampledTuning(Event):
+    """Tuning on a Poisson subset of the data, then one final training.
+
+    Args:
+        variant: 1: the final training sees the rest of the data; 2: it sees all of it.
+        rate: Probability that a record is in the subset, in (0, 1).
+        tuning: What happens to the subset.
+        training: The final training.
+    """
+
+    type: ClassVar[str] = "subsampled_tuning"
+    variant: int
+    rate: float
+    tuning: Event
+    training: Event
+
+    def __post_init__(self) -> None:
+        _set(self, "variant", check_integer("variant", self.variant, at_least=1, at_most=2))
+        _set(self, "rate", check_number("rate", self.rate, above=0.0, below=1.0))
+        _event("tuning", self.tuning)
+        _event("training", self.training)
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "variant": self.variant,
+            "rate": self.rate,
+            "tuning": self.tuning.to_dict(),
+            "training": self.training.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class NonPrivate(Event):
+    """Data left without protection: epsilon is infinite, alone and in every composition."""
+
+    type: ClassVar[str] = "non_private"
+
+    def _fields(self) -> dict[str, Any]:
+        return {}
+
+
+def flatten(event: Event) -> dict[Event, int]:
+    """Return the distinct parts that `event` composes, each with its multiplicity.
+
+    The only place where counts are multiplied and added. The value never changes: composition is
+    commutative and associative. A `Joint` becomes the Gaussian that it equals.
+    """
+    parts: dict[Event, int] = {}
+    stack: list[tuple[Event, int]] = [(event, 1)]
+    while stack:
+        part, count = stack.pop()
+        if isinstance(part, Repeated):
+            stack.append((part.event, count * part.count))
+        elif isinstance(part, Composed):
+            stack.extend((child, count) for child in reversed(part.events))
+        else:
+            leaf = _simplest(part)
+            parts[leaf] = parts.get(leaf, 0) + count
+    return parts
+
+
+def _simplest(event: Event) -> Event:
+    """Return the equal event without `Joint`, without sampling at rate 1."""
+    if isinstance(event, Joint):
+        return Gaussian(event.noise_multiplier)
+    if isinstance(event, PoissonSampled):
+        inner = _simplest(event.event)
+        return inner if event.rate == 1.0 else PoissonSampled(event.rate, inner)
+    return event
+
+
+_TYPES: dict[str, type[Event]] = {
+    cls.type: cls
+    for cls in (
+        Gaussian,
+        Laplace,
+        Joint,
+        PoissonSampled,
+        Repeated,
+        Composed,
+        WorstOf,
+        Parallel,
+        ZCDP,
+        ApproximateDP,
+        PrivateSelection,
+        SubsampledTuning,
+        NonPrivate,
+    )
+}
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "gaussian": ("noise_multiplier",),
+    "laplace": ("noise_multiplier",),
+    "joint": ("events",),
+    "poisson_sampled": ("rate", "event"),
+    "repeated": ("count", "event"),
+    "composed": ("events",),
+    "worst_of": ("events", "weights"),
+    "parallel": ("events",),
+    "zcdp": ("rho",),
+    "approximate_dp": ("epsilon", "delta"),
+    "private_selection": ("event", "runs"),
+    "subsampled_tuning": ("variant", "rate", "tuning", "training"),
+    "non_private": (),
+}
+_OPTIONAL = frozenset({"weights"})
+_NESTED = frozenset({"event", "tuning", "training"})
+
+
+def event_from_dict(data: Mapping[str, Any]) -> Event:
+    """Return the event that `data` describes in the public format.
+
+    Args:
+        data: JSON data, as `Event.to_dict` writes it; `schema`, if present, must be 1.
+
+    Raises:
+        InvalidInputError: Unknown type or field, missing field, or a value out of its range.
+    """
+    if isinstance(data, Mapping) and "schema" in data:
+        if data["schema"] != SCHEMA_VERSION or isinstance(data["schema"], bool):
+            raise InvalidInputError(
+                "schema", data["schema"], f"this version reads schema {SCHEMA_VERSION}"
+            )
+        data = {key: value for key, value in data.items() if key != "schema"}
+    return _read(data, 0)
+
+
+def _read(data: object, depth: int) -> Event:
+    if depth > _MAX_DEPTH:
+        raise InvalidInputError("event", "...", f"must be nested at most {_MAX_DEPTH} deep")
+    if not isinstance(data, Mapping):
+        raise InvalidInputError("event", data, "must be a JSON object with a type")
+    kind = data.get("type")
+    if not isinstance(kind, str) or kind not in _TYPES:
+        raise InvalidInputError("type", kind, f"must be one of {', '.join(_TYPES)}")
+    names = _FIELDS[kind]
+    for name in data:
+        if name != "type" and name not in names:
+            known = ", ".join(names) if names else "no fields"
+            raise InvalidInputError("field", name, f"{kind} knows {known}")
+    values: dict[str, Any] = {}
+    for name in names:
+        if name not in data:
+            if name in _OPTIONAL:
+                continue
+            raise InvalidInputError("field", name, f"is required by {kind}")
+        value = data[name]
+        if name in _NESTED:
+            value = _read(value, depth + 1)
+        elif name == "events":
+            if not isinstance(value, list | tuple):
+                raise InvalidInputError("events", value, "must be a list of events")
+            value = tuple(_read(child, depth + 1) for child in value)
+        elif name == "runs":
+            value = run_law_from_dict(value)
+        values[name] = value
+    return _TYPES[kind](**values)
+
+
+def event_from_json(text: str) -> Event:
+    """Return the event that a JSON text describes; NaN, infinities and doubled keys are refused."""
+    try:
+        data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
+    except (json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidInputError("event", str(error), "must be valid JSON") from None
+    return event_from_dict(data)
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise InvalidInputError("event", text, "numbers must be finite")
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        raise InvalidInputError("event", sorted(k for k, _ in pairs), "a key appears twice")
+    return data

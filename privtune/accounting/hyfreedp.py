@@ -1,0 +1,155 @@
+"""HyFreeDP (Bu and Liu 2025): its event, and the noise of its losses by the joint account.
+
+Every step releases the noisy normalised gradient; every `interval`-th step also three noisy losses.
+On the same Poisson batch all of them see one sample, hence one Poisson-sampled Gaussian with
+`1/σ² = 1/σ_g² + 3/σ_l²`. The paper composes the losses as if each were sampled separately (its
+equation 9), which understates the cost. With a separate Poisson batch for the losses they are one
+sampled Gaussian of `σ_l/√3`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from privtune.accounting._checks import check_integer, check_number
+from privtune.accounting.accountant import Guarantee
+from privtune.accounting.accountant import epsilon as report
+from privtune.accounting.calibration import CalibrationError, calibrate, solve_decreasing
+from privtune.accounting.events import (
+    Composed,
+    Event,
+    Gaussian,
+    Joint,
+    PoissonSampled,
+    Repeated,
+)
+from privtune.errors import InvalidInputError
+
+__all__ = ["HyFreeNoise", "hyfreedp_event", "hyfreedp_loss_steps", "hyfreedp_noise"]
+
+_LOSSES = 3
+_LOSS_BATCHES = ("same", "separate")
+GRADIENT_NOISE_FACTOR = 1.01
+
+
+@dataclass(frozen=True)
+class HyFreeNoise:
+    """The two noise multipliers of HyFreeDP, and what they cost.
+
+    Args:
+        gradient_noise: σ_g, on the sum of normalised gradients.
+        loss_noise: σ_l, on the sum of each clipped loss.
+        loss_batch: "same" or "separate".
+        event: The event of the whole training.
+        guarantee: Its guarantee, at most the target.
+    """
+
+    gradient_noise: float
+    loss_noise: float
+    loss_batch: str
+    event: Event
+    guarantee: Guarantee
+
+
+def hyfreedp_loss_steps(steps: int, interval: int) -> int:
+    """Return how many of `steps` steps release losses: steps 0, interval, 2·interval, ..."""
+    total = check_integer("steps", steps, at_least=1, at_most=10**9)
+    every = check_integer("interval", interval, at_least=1, at_most=10**9)
+    return -(-total // every)
+
+
+def hyfreedp_event(
+    rate: float,
+    steps: int,
+    *,
+    interval: int,
+    gradient_noise: float,
+    loss_noise: float,
+    loss_batch: str = "same",
+) -> Event:
+    """Return the event of one HyFreeDP training.
+
+    Args:
+        rate: Sampling probability of the Poisson batches, in (0, 1].
+        steps: Number of gradient steps.
+        interval: A step releases three losses when its number, from 0, is a multiple of this.
+        gradient_noise: σ_g over the sensitivity of the gradient sum.
+        loss_noise: σ_l over the sensitivity of each loss sum.
+        loss_batch: "same": the losses see the batch of the gradient; "separate": one batch of
+            their own, drawn independently at the same rate.
+    """
+    if loss_batch not in _LOSS_BATCHES:
+        raise InvalidInputError("loss_batch", loss_batch, "must be same or separate")
+    with_losses = hyfreedp_loss_steps(steps, interval)
+    gradient = Gaussian(gradient_noise)
+    losses = [Gaussian(loss_noise)] * _LOSSES
+    if loss_batch == "separate":
+        return Composed(
+            [
+                Repeated(steps, PoissonSampled(rate, gradient)),
+                Repeated(with_losses, PoissonSampled(rate, Joint(losses))),
+            ]
+        )
+    together = Repeated(with_losses, PoissonSampled(rate, Joint([gradient, *losses])))
+    if with_losses == steps:
+        return together
+    return Composed([Repeated(steps - with_losses, PoissonSampled(rate, gradient)), together])
+
+
+def hyfreedp_noise(
+    rate: float,
+    steps: int,
+    *,
+    interval: int,
+    epsilon: float,
+    delta: float,
+    loss_batch: str = "auto",
+) -> HyFreeNoise:
+    """Return the noise with which a HyFreeDP training meets a target.
+
+    σ_g is 1.01 times the noise σ that plain DP-SGD needs; σ_l is solved for by the joint account.
+
+    Args:
+        rate: Sampling probability of the Poisson batches, in (0, 1].
+        steps: Number of gradient steps.
+        interval: Steps between two loss releases.
+        epsilon: Target, above 0.
+        delta: Target, in (0, 1).
+        loss_batch: "same", "separate", or "auto" for the one with the smaller loss noise.
+
+    Raises:
+        CalibrationError: No noise meets the target.
+
+    Guarantee:
+        `guarantee.epsilon` is at most the target, as the accountant reports it.
+    """
+    target = check_number("epsilon", epsilon, above=0.0)
+    if loss_batch not in (*_LOSS_BATCHES, "auto"):
+        raise InvalidInputError("loss_batch", loss_batch, "must be same, separate or auto")
+    plain = calibrate(
+        Repeated(steps, PoissonSampled(rate, Gaussian(1.0))), epsilon=target, delta=delta
+    )
+    gradient_noise = GRADIENT_NOISE_FACTOR * plain.scale
+
+    def impossible() -> CalibrationError:
+        return CalibrationError(f"no noise on the losses meets epsilon = {target:g}.")
+
+    def solve(kind: str) -> HyFreeNoise:
+        def event(loss_noise: float) -> Event:
+            return hyfreedp_event(
+                rate,
+                steps,
+                interval=interval,
+                gradient_noise=gradient_noise,
+                loss_noise=loss_noise,
+                loss_batch=kind,
+            )
+
+        noise = solve_decreasing(
+            lambda x: report(event(x), delta).epsilon, target, 1e-4, impossible
+        )
+        answer = report(event(noise), delta)
+        return HyFreeNoise(gradient_noise, noise, kind, event(noise), answer)
+
+    kinds = _LOSS_BATCHES if loss_batch == "auto" else (loss_batch,)
+    return min((solve(kind) for kind in kinds), key=lambda noise: noise.loss_noise)

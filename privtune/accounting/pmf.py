@@ -1,0 +1,385 @@
+"""Privacy loss distributions on a lattice, pessimistic, and their composition by FFT.
+
+A `LossPmf` is one direction of a dominating pair (P, Q): the law of the loss `log dP/dQ` under P on
+the lattice `step·Z`, plus a mass at +∞. The Q-mass of an atom is its P-mass times `exp(-loss)`.
+Every operation keeps or raises the privacy profile `δ(ε) = P(loss > ε) - e^ε Q(loss > ε)` at every
+real ε, which is what "pessimistic" means here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft, signal
+
+from privtune.errors import PrivTuneError
+
+__all__ = ["GridError", "LossPmf", "compose", "from_cells", "from_profile", "mixture"]
+
+Floats = NDArray[np.float64]
+_TAIL = 60.0  # windows leave out a probability below exp(-60); it is charged, not forgotten
+_TILT = 30.0  # the saddle point of the third tilt sits where the tail is about exp(-30)
+_WRAP = 37.0  # mass that wraps around must stay below exp(-37), one rounding error
+_MAX_SIZE = 2**23
+_EPS = 2.0**-53
+
+
+class GridError(PrivTuneError):
+    """A loss distribution does not fit on any grid of reasonable size."""
+
+
+@dataclass(frozen=True, eq=False)
+class LossPmf:
+    """One direction of a dominating pair.
+
+    Args:
+        step: Distance of two lattice points.
+        lowest: Lattice index of the first atom.
+        masses: P-masses of consecutive lattice points, 0 or more.
+        infinite: P-mass at infinite loss.
+    """
+
+    step: float
+    lowest: int
+    masses: Floats
+    infinite: float
+
+    @cached_property
+    def losses(self) -> Floats:
+        """The lattice points."""
+        return np.asarray((self.lowest + np.arange(self.masses.size)) * self.step, dtype=np.float64)
+
+    @cached_property
+    def log_masses(self) -> Floats:
+        """Logarithms of the masses; -inf where there is none."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.masses))
+
+    @cached_property
+    def _tail_p(self) -> Floats:
+        """P-mass at and above each atom, infinity not included."""
+        return np.cumsum(self.masses[::-1])[::-1]
+
+    @cached_property
+    def _tail_q(self) -> Floats:
+        """Q-mass at and above each atom, times exp(loss of that atom)."""
+        shrink = math.exp(-self.step)
+        return np.asarray(signal.lfilter([1.0], [1.0, -shrink], self.masses[::-1]))[::-1]
+
+    @cached_property
+    def _profile(self) -> Floats:
+        """δ at each atom; nonincreasing by construction, rounding aside."""
+        return np.minimum.accumulate(np.maximum(self.infinite + self._tail_p - self._tail_q, 0.0))
+
+    def delta(self, epsilon: Floats | float) -> Floats:
+        """Return the profile δ(ε) at each ε, any real number."""
+        points = np.asarray(epsilon, dtype=np.float64)
+        place = np.ceil(points / self.step - 1e-12) - self.lowest
+        index = np.clip(place, 0, self.masses.size - 1).astype(np.int64)
+        gap = np.minimum(points - self.losses[index], 0.0)
+        value = self.infinite + self._tail_p[index] - np.exp(gap) * self._tail_q[index]
+        above = points > self.losses[-1]
+        return np.clip(np.where(above, self.infinite, value), 0.0, 1.0)
+
+    def epsilon(self, delta: float) -> float:
+        """Return the smallest ε >= 0 with δ(ε) <= delta, or inf."""
+        if delta < self.infinite:
+            return math.inf
+        if float(self.delta(0.0)) <= delta:
+            return 0.0
+        profile = self._profile
+        index = int(np.searchsorted(-profile, -delta, side="left"))
+        if index >= profile.size:
+            index = profile.size - 1
+        # On (loss[index-1], loss[index]] the profile is a line in e^ε: solve it.
+        upper = float(self.losses[index])
+        excess = self.infinite + float(self._tail_p[index]) - delta
+        weight = float(self._tail_q[index])
+        if excess <= 0.0 or weight <= 0.0:
+            return max(upper, 0.0)
+        value = upper + min(math.log(excess / weight), 0.0)
+        return max(value, 0.0)
+
+    def coarsen(self, factor: int) -> LossPmf:
+        """Return a pessimistic pair on a lattice `factor` times as wide.
+
+        Each atom is spread on its two neighbours so that its P- and its Q-mass are kept.
+        """
+        if factor <= 1:
+            return self
+        index = self.lowest + np.arange(self.masses.size)
+        lower = np.floor_divide(index, factor)
+        rest = (index - lower * factor) * self.step
+        raised = self.masses * (-np.expm1(-rest) / -math.expm1(-factor * self.step))
+        first = int(lower[0])
+        size = int(lower[-1]) - first + 2
+        masses = np.asarray(np.bincount(lower - first, self.masses - raised, size), np.float64)
+        masses += np.bincount(lower - first + 1, raised, size)
+        return LossPmf(self.step * factor, first, masses, self.infinite)
+
+    @cached_property
+    def deviation(self) -> float:
+        """Standard deviation of the finite part of the loss under P."""
+        weight = float(self.masses.sum())
+        mean = float(self.masses @ self.losses) / weight
+        return math.sqrt(float(self.masses @ (self.losses - mean) ** 2) / weight)
+
+    def reversed_delta(self, epsilon: Floats) -> Floats:
+        """Return the profile of the swapped pair, through `1 - e^ε + e^ε δ(-ε)`."""
+        points = np.asarray(epsilon, dtype=np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = -np.expm1(points) + np.exp(points) * self.delta(-points)
+        return np.clip(np.where(np.isfinite(value), value, 1.0), 0.0, 1.0)
+
+
+def from_cells(
+    step: float, lowest: int, *, mass_p: Floats, mass_q: Floats, below: float, above: float
+) -> LossPmf:
+    """Spread the mass of lattice cells on the two ends of each, keeping P- and Q-mass.
+
+    That is the pessimistic "connect the dots" discretisation: the profile is interpolated by chords
+    in e^ε, which lie above it.
+
+    Args:
+        step: Distance of two lattice points.
+        lowest: Lattice index of the lower end of the first cell.
+        mass_p: P-mass of each cell `(step·i, step·(i+1)]`.
+        mass_q: Q-mass of each cell.
+        below: P-mass below the first lattice point; raised to it.
+        above: P-mass above the last lattice point; raised to infinity.
+
+    References:
+        Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, arXiv:2207.04380, Algorithm 1.
+    """
+    lower = (lowest + np.arange(mass_p.size)) * step
+    with np.errstate(over="ignore", invalid="ignore"):
+        tilted = np.exp(lower) * mass_q
+    raised = (mass_p - tilted) / -math.expm1(-step)
+    raised = np.where(np.isfinite(raised), np.clip(raised, 0.0, mass_p), mass_p)
+    masses = np.zeros(mass_p.size + 1)
+    masses[:-1] += mass_p - raised
+    masses[1:] += raised
+    masses[0] += below
+    return LossPmf(step, lowest, masses, above)
+
+
+def from_profile(
+    profile: Callable[[Floats], Floats],
+    reverse: Callable[[Floats], Floats],
+    step: float,
+    lowest: int,
+    highest: int,
+) -> LossPmf:
+    """Return a pair that dominates a mechanism of which upper bounds on both profiles are known.
+
+    For ε >= 0 the bound is `profile(ε)`; for ε < 0 it is `1 - e^ε + e^ε reverse(-ε)`. The points
+    are made convex in `x = e^ε`, as the true profile is; slope jumps are Q-masses.
+
+    Args:
+        profile: δ(ε) of the direction that is wanted, vectorised, for ε >= 0.
+        reverse: δ(ε) of the other direction, for ε >= 0.
+        step: Distance of two lattice points.
+        lowest: First lattice index, below 0.
+        highest: Last lattice index, above 0; the bound there becomes the mass at infinity.
+    """
+    up = np.arange(0.0, highest + 1) * step
+    down = np.arange(0.0, -lowest + 1) * step
+    high = np.clip(profile(up), 0.0, 1.0)
+    # For ε < 0 keep only what lies above the line 1 - e^ε: adding a line changes no slope jump.
+    low = np.exp(-down) * np.clip(reverse(down), 0.0, 1.0)
+    at_zero = min(float(high[0]), float(low[0]))
+    high[0] = low[0] = at_zero
+    high = _convex(high, step)
+    low = _convex(low[::-1], step)
+    values = np.concatenate([low[:-1], high])
+    drop = np.diff(values)
+    # δ in terms of x = e^ε: mass_p(i) = x_i (slope_i - slope_(i-1)); the line -x on the left side
+    # contributes slope -1 there and 0 on the right: a jump of 1 in Q-mass at ε = 0.
+    masses = np.zeros(values.size)
+    masses[:-1] += drop / math.expm1(step)
+    masses[1:] += drop / math.expm1(-step)
+    masses[-lowest] += 1.0
+    # Left of the grid the profile is bounded by the chord to (x, δ) = (0, 1), which has slope
+    # (low[0])/x_0 in the shifted picture: that much Q-mass is given up at loss -∞.
+    masses[0] -= values[0]
+    np.maximum(masses, 0.0, out=masses)
+    return LossPmf(step, lowest, masses, float(values[-1]))
+
+
+def _convex(values: Floats, step: float) -> Floats:
+    """Return the lower convex hull, in x = e^ε, of values on consecutive lattice points."""
+    values = np.asarray(values, dtype=np.float64)
+    ratio = math.exp(step)
+    bends = np.diff(values[1:]) - ratio * np.diff(values[:-1])
+    if not (bends < -1e-13 * np.abs(values[1:-1])).any():
+        return values
+    size = values.size
+    hull: list[int] = []
+    for i in range(size):
+        while len(hull) >= 2:
+            j, k = hull[-1], hull[-2]
+            # slope(k, j) >= slope(j, i), with x measured from x_j to stay in range
+            left = (values[j] - values[k]) / -math.expm1((k - j) * step)
+            right = (values[i] - values[j]) / math.expm1(min((i - j) * step, 700.0))
+            if left >= right:
+                hull.pop()
+            else:
+                break
+        hull.append(i)
+    vertices = np.asarray(hull)
+    place = np.searchsorted(vertices, np.arange(size), side="right") - 1
+    place = np.minimum(place, vertices.size - 2)
+    start, end = vertices[place], vertices[place + 1]
+    width = np.expm1(np.minimum((end - start) * step, 700.0))
+    share = np.expm1((np.arange(size) - start) * step) / width
+    return np.asarray(values[start] + share * (values[end] - values[start]))
+
+
+def mixture(pmfs: Sequence[LossPmf], weights: Sequence[float]) -> LossPmf:
+    """Return the pair of the mixture in which the component's name is part of the output."""
+    step = pmfs[0].step
+    lowest = min(pmf.lowest for pmf in pmfs)
+    highest = max(pmf.lowest + pmf.masses.size for pmf in pmfs)
+    masses = np.zeros(highest - lowest)
+    infinite = 0.0
+    for pmf, weight in zip(pmfs, weights, strict=True):
+        start = pmf.lowest - lowest
+        masses[start : start + pmf.masses.size] += weight * pmf.masses
+        infinite += weight * pmf.infinite
+    return LossPmf(step, lowest, masses, infinite)
+
+
+def _log_moment(parts: Sequence[tuple[LossPmf, int]], tilt: float) -> float:
+    """Return log Σ masses·exp(tilt·loss) of the whole composition."""
+    total = 0.0
+    for pmf, count in parts:
+        exponent = pmf.log_masses + tilt * pmf.losses
+        top = float(exponent.max())
+        total += count * (math.log(float(np.exp(exponent - top).sum())) + top)
+    return total
+
+
+def _chernoff(moment: Callable[[float], float], start: float, tail: float) -> tuple[float, float]:
+    """Return (min over θ of (moment(θ) + tail)/θ, the θ), by golden section on log θ."""
+    ratio = 2.0
+    best = start
+    value = (moment(best) + tail) / best
+    while ratio > 1.15:
+        moved = False
+        for candidate in (best * ratio, best / ratio):
+            new = (moment(candidate) + tail) / candidate
+            if new < value:
+                best, value, moved = candidate, new, True
+                break
+        if not moved:
+            ratio = math.sqrt(ratio)
+    return value, best
+
+
+def _fitting_tilt(moment: Callable[[float], float], theta: float, top: float) -> float:
+    """Return the largest tilt up to theta under which the mass above `top` is below rounding.
+
+    Mass beyond the window wraps around into it; heavy tails bound the tilt that can be afforded.
+    """
+    while theta > 1e-3:
+        fixed = moment(theta)
+        for more in (0.1 * theta, 0.3 * theta, theta, 3.0 * theta):
+            if moment(theta + more) - fixed - more * top <= -_WRAP:
+                return theta
+        theta *= 0.7
+    return 0.0
+
+
+def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
+    """Compose independent releases by FFT.
+
+    The convolution is done three times, exponentially tilted: by 0 (accurate where P lives), by -1
+    (where Q lives) and at the saddle point of the far tail; every atom is taken from the tilt with
+    the least rounding noise there, and an allowance for that noise is added to it.
+
+    Args:
+        parts: Pairs of one direction on one lattice, each with its count, 1 or more.
+
+    Returns:
+        The pair of the composition, on the same lattice.
+
+    Raises:
+        GridError: The result needs more than 2^23 lattice points.
+    """
+    if len(parts) == 1 and parts[0][1] == 1:
+        return parts[0][0]
+    step = parts[0][0].step
+    log_finite = sum(count * math.log1p(-pmf.infinite) for pmf, count in parts)
+    origin = sum(count * pmf.lowest for pmf, count in parts)
+    reach = sum(count * (pmf.masses.size - 1) for pmf, count in parts)
+
+    def upper(theta: float) -> float:
+        return _log_moment(parts, theta)
+
+    def lower(theta: float) -> float:
+        return _log_moment(parts, -1.0 - theta)
+
+    start = math.sqrt(2.0 * _TAIL / max(_variance(parts), 1e-12))
+    top, theta = _chernoff(upper, start, _TAIL)
+    bottom, _ = _chernoff(lower, start, _TAIL)
+    _, theta = _chernoff(upper, theta, _TILT)
+    theta = _fitting_tilt(upper, theta, top)
+    high = min(math.ceil(top / step) + 1, origin + reach)
+    low = max(math.floor(-bottom / step) - 1, origin)
+    high = max(high, low)
+    size = max(high - low + 1, *(pmf.masses.size for pmf, _ in parts))
+    if size > _MAX_SIZE:
+        raise GridError(f"the loss distribution needs {size} lattice points")
+    size = int(fft.next_fast_len(min(size, reach + 1) if reach + 1 > high - low else size, True))
+    window = np.arange(low, high + 1)
+    places = (window - origin) % size
+    losses = window * step
+    best_noise = np.full(window.size, np.inf)
+    masses = np.zeros(window.size)
+    for tilt in (0.0, -1.0, theta):
+        values, noise, log_scale = _tilted(parts, tilt, size)
+        exponent = log_scale - tilt * losses
+        log_noise = exponent + math.log(noise)
+        better = log_noise < best_noise
+        best_noise[better] = log_noise[better]
+        cleaned = np.maximum(values[places[better]], 0.0) + noise
+        masses[better] = cleaned * np.exp(np.minimum(exponent[better], 700.0))
+    infinite = -math.expm1(log_finite)
+    if high < origin + reach:
+        infinite += math.exp(-_TAIL)
+    if low > origin:  # Q(loss < low) <= exp(-60), hence P(loss < low) <= exp(low - 60): raise it
+        masses[0] += math.exp(min(low * step, 0.0) - _TAIL)
+    return LossPmf(step, low, np.minimum(masses, 1.0), min(infinite, 1.0))
+
+
+def _variance(parts: Sequence[tuple[LossPmf, int]]) -> float:
+    return sum(count * pmf.deviation**2 for pmf, count in parts)
+
+
+def _tilted(
+    parts: Sequence[tuple[LossPmf, int]], tilt: float, size: int
+) -> tuple[Floats, float, float]:
+    """Return the circular convolution of the tilted parts, its noise, and the log of its scale."""
+    spectrum: NDArray[np.complex128] | None = None
+    log_scale, operations = 0.0, 8.0 + 2.0 * math.log2(size)
+    for pmf, count in parts:
+        exponent = pmf.log_masses + tilt * pmf.losses
+        shift = float(exponent.max())
+        tilted = np.exp(exponent - shift)
+        total = float(tilted.sum())
+        log_scale += count * (math.log(total) + shift)
+        transform = fft.rfft(tilted / total, size)
+        if count > 1:
+            transform = transform**count
+        operations += 8.0 * count
+        spectrum = transform if spectrum is None else spectrum * transform
+    if spectrum is None:
+        raise GridError("nothing to compose")
+    values = np.asarray(fft.irfft(spectrum, size))
+    noise = operations * _EPS * float(np.linalg.norm(values)) / math.sqrt(size)
+    return values, noise, log_scale

@@ -1,0 +1,525 @@
+"""Laws of the secret number of runs K of a private selection.
+
+`φ(x) = E[x^K]` is the probability generating function. The bounds need φ and φ' only, and the
+object that is charged is the object that draws K.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import optimize, special
+
+from privtune.accounting._checks import check_integer, check_number
+from privtune.errors import InvalidInputError
+
+__all__ = [
+    "Binomial",
+    "Geometric",
+    "Logarithmic",
+    "Poisson",
+    "RunLaw",
+    "TruncatedNegativeBinomial",
+    "run_law_from_dict",
+]
+
+Floats = NDArray[np.float64]
+_MAX_MEAN = 1e6
+_MAX_CAP = 100_000
+
+
+@dataclass(frozen=True)
+class RunLaw(ABC):
+    """A law of the number of runs, with an optional hard cap (truncated and renormalised).
+
+    Subclasses give the uncapped law; the cap is applied here, once, to everything.
+    """
+
+    law: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def cap(self) -> int | None:
+        """The hard cap on runs, or None."""
+
+    @abstractmethod
+    def _log_pmf(self, k: Floats) -> Floats:
+        """Return log P(K = k) of the uncapped law for whole k in its support range."""
+
+    @abstractmethod
+    def _pgf(self, x: Floats) -> Floats:
+        """Return φ(x) of the uncapped law."""
+
+    @abstractmethod
+    def _pgf_derivative(self, x: Floats) -> Floats:
+        """Return φ'(x) of the uncapped law."""
+
+    @abstractmethod
+    def _pgf_second(self, x: Floats) -> Floats:
+        """Return φ''(x) of the uncapped law."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the law as JSON-ready data."""
+
+    @property
+    def can_be_zero(self) -> bool:
+        """Whether K = 0 is possible; then a fixed symbol is released."""
+        return False
+
+    def pgf(self, x: ArrayLike) -> Floats:
+        """Return `φ(x) = E[x^K]` for x in [0, 1]."""
+        points = np.asarray(x, dtype=np.float64)
+        if self.cap is None:
+            return self._pgf(points)
+        return np.asarray(np.polynomial.polynomial.polyval(points, _capped_pmf(self)))
+
+    def pgf_derivative(self, x: ArrayLike) -> Floats:
+        """Return `φ'(x) = E[K x^(K-1)]` for x in [0, 1]; `φ'(1)` is the expected number of runs."""
+        points = np.asarray(x, dtype=np.float64)
+        if self.cap is None:
+            return self._pgf_derivative(points)
+        pmf = _capped_pmf(self)
+        coefficients = (np.arange(pmf.size) * pmf)[1:]
+        return np.asarray(np.polynomial.polynomial.polyval(points, coefficients))
+
+    def pgf_second_derivative(self, x: ArrayLike) -> Floats:
+        """Return `φ''(x) = E[K (K-1) x^(K-2)]` for x in [0, 1]."""
+        points = np.asarray(x, dtype=np.float64)
+        if self.cap is None:
+            return self._pgf_second(points)
+        pmf = _capped_pmf(self)
+        k = np.arange(pmf.size)
+        coefficients = (k * (k - 1) * pmf)[2:] if pmf.size > 2 else np.zeros(1)
+        return np.asarray(np.polynomial.polynomial.polyval(points, coefficients))
+
+    def pmf(self, k: ArrayLike) -> Floats:
+        """Return `P(K = k)` for whole numbers k."""
+        values = np.asarray(k, dtype=np.float64)
+        lowest = 0.0 if self.can_be_zero else 1.0
+        inside = (values >= lowest) & (values == np.floor(values))
+        if self.cap is not None:
+            inside &= values <= self.cap
+        safe = np.where(inside, values, 1.0)
+        log_pmf = self._log_pmf(safe) - self._log_kept
+        return np.where(inside, np.exp(log_pmf), 0.0)
+
+    @property
+    def _log_kept(self) -> float:
+        """Log of the probability that the uncapped law respects the cap."""
+        return 0.0 if self.cap is None else _log_kept(self)
+
+    @property
+    def expected_runs(self) -> float:
+        """The expectation of K, cap included."""
+        return float(self.pgf_derivative(1.0))
+
+    @property
+    def zero_probability(self) -> float:
+        """P(K = 0)."""
+        return float(self.pmf(0)) if self.can_be_zero else 0.0
+
+    def quantile(self, p: float) -> int:
+        """Return the smallest k with `P(K <= k) >= p`, for p in [0, 1)."""
+        level = check_number("p", p, at_least=0.0, below=1.0)
+        return self._invert(level, strict=False)
+
+    def sample(self, rng: np.random.Generator | None = None) -> int:
+        """Draw K.
+
+        Args:
+            rng: The stream to draw from; None draws from the entropy of the operating system.
+
+        Returns:
+            The number of runs, by exact inversion of the distribution function.
+        """
+        level = secrets.randbits(53) / 2.0**53 if rng is None else float(rng.random())
+        return self._invert(level, strict=True)
+
+    def _invert(self, level: float, *, strict: bool) -> int:
+        start, total, size = (0 if self.can_be_zero else 1), 0.0, 256
+        while True:
+            masses = self.pmf(np.arange(start, start + size))
+            cumulated = total + np.cumsum(masses)
+            hits = cumulated > level if strict else cumulated >= level
+            if hits.any():
+                return start + int(np.argmax(hits))
+            new_total = float(cumulated[-1])
+            # Rounding can leave the sum a few ulps short of 1: stop where nothing is added.
+            if new_total - total <= 1e-17 and new_total > 0.5:
+                return start + int(np.flatnonzero(masses > 0.0)[-1]) if masses.any() else start
+            start, total, size = start + size, new_total, size * 2
+
+
+@lru_cache(maxsize=256)
+def _log_kept(law: RunLaw) -> float:
+    cap = law.cap if law.cap is not None else 0
+    lowest = 0 if law.can_be_zero else 1
+    return float(special.logsumexp(law._log_pmf(np.arange(lowest, cap + 1, dtype=np.float64))))
+
+
+@lru_cache(maxsize=64)
+def _capped_pmf(law: RunLaw) -> Floats:
+    cap = law.cap if law.cap is not None else 0
+    pmf = law.pmf(np.arange(cap + 1))
+    pmf.setflags(write=False)
+    return pmf
+
+
+@lru_cache(maxsize=1024)
+def _gamma(shape: float, mean: float) -> float:
+    """Return the γ of the truncated negative binomial law with this mean, by root finding."""
+    if mean == 1.0:
+        return 1.0
+    if shape == 1.0:
+        return 1.0 / mean
+
+    def excess(log_gamma: float) -> float:
+        return _log_tnb_mean(shape, log_gamma) - math.log(mean)
+
+    low = -1.0
+    while excess(low) < 0.0:
+        low *= 2.0
+    root = optimize.brentq(excess, low, -1e-14, xtol=1e-15, rtol=8.9e-16, maxiter=200)
+    # The safe side is the smaller γ: more runs than asked for, never fewer than charged.
+    while excess(root) < 0.0:
+        root = math.nextafter(root, -math.inf)
+    return math.exp(root)
+
+
+def _log_tnb_mean(shape: float, log_gamma: float) -> float:
+    """Return log E[K] = log( η (1-γ) / (γ (1 - γ^η)) )."""
+    return (
+        _log_scale(shape, log_gamma) + math.log(-math.expm1(log_gamma)) - (shape + 1.0) * log_gamma
+    )
+
+
+def _log_scale(shape: float, log_gamma: float) -> float:
+    """Return log( η / (γ^(-η) - 1) ), continuous at η = 0."""
+    exponent = -shape * log_gamma
+    if abs(exponent) < 1e-12:
+        return -math.log(-log_gamma) - exponent / 2.0
+    if exponent > 700.0:
+        return math.log(shape) - exponent
+    return math.log(shape / math.expm1(exponent))
+
+
+class _NegativeBinomial(RunLaw):
+    """The truncated negative binomial family, K >= 1 (Papernot and Steinke 2022, Definition 1)."""
+
+    _shape: float
+    mean: float
+
+    @property
+    def gamma(self) -> float:
+        """The stopping parameter γ in (0, 1]."""
+        return _gamma(self.shape_parameter, self.mean)
+
+    @property
+    @abstractmethod
+    def shape_parameter(self) -> float:
+        """The shape η, above -1."""
+
+    def _log_pmf(self, k: Floats) -> Floats:
+        shape, gamma = self.shape_parameter, self.gamma
+        if gamma == 1.0:
+            return np.where(k == 1.0, 0.0, -np.inf)
+        return np.asarray(
+            _log_scale(shape, math.log(gamma))
+            + k * math.log1p(-gamma)
+            + special.gammaln(k + shape)
+            - special.gammaln(1.0 + shape)
+            - special.gammaln(k + 1.0)
+        )
+
+    def _pgf(self, x: Floats) -> Floats:
+        shape, gamma = self.shape_parameter, self.gamma
+        if gamma == 1.0:
+            return x
+        reach = -np.log1p(-(1.0 - gamma) * x)
+        whole = -math.log(gamma)
+        if abs(shape * whole) < 1e-12:
+            return np.asarray(reach / whole)
+        if shape * whole > 700.0:
+            return np.asarray(np.exp(shape * (reach - whole)))
+        return np.asarray(np.expm1(shape * reach) / math.expm1(shape * whole))
+
+    def _pgf_derivative(self, x: Floats) -> Floats:
+        shape, gamma = self.shape_parameter, self.gamma
+        if gamma == 1.0:
+            return np.ones_like(x)
+        log_value = (
+            _log_scale(shape, math.log(gamma))
+            + math.log1p(-gamma)
+            - (shape + 1.0) * np.log1p(-(1.0 - gamma) * x)
+        )
+        return np.asarray(np.exp(log_value))
+
+    def _pgf_second(self, x: Floats) -> Floats:
+        shape, gamma = self.shape_parameter, self.gamma
+        ratio = (shape + 1.0) * (1.0 - gamma) / (1.0 - (1.0 - gamma) * x)
+        return self._pgf_derivative(x) * ratio
+
+
+def _check_cap(maximum: object, lowest: int = 1) -> int | None:
+    if maximum is None:
+        return None
+    return check_integer("maximum", maximum, at_least=lowest, at_most=_MAX_CAP)
+
+
+def _capped(data: dict[str, Any], maximum: int | None) -> dict[str, Any]:
+    return data if maximum is None else {**data, "maximum": maximum}
+
+
+@dataclass(frozen=True)
+class TruncatedNegativeBinomial(_NegativeBinomial):
+    """The truncated negative binomial law.
+
+    Args:
+        shape: η, from above -1 to 1000. 1 is the geometric, 0 the logarithmic law.
+        mean: Expected number of runs before the cap, from 1 to 10^6.
+        maximum: Hard cap on runs; the law is truncated and renormalised.
+
+    References:
+        Papernot and Steinke, arXiv:2110.03620, Definition 1.
+    """
+
+    law: ClassVar[str] = "truncated_negative_binomial"
+    shape: float
+    mean: float
+    maximum: int | None = None
+
+    def __post_init__(self) -> None:
+        shape = check_number("shape", self.shape, above=-1.0, at_most=1000.0)
+        object.__setattr__(self, "shape", shape)
+        _check_mean(self, self.mean)
+        object.__setattr__(self, "maximum", _check_cap(self.maximum))
+
+    @property
+    def shape_parameter(self) -> float:
+        """The shape η."""
+        return self.shape
+
+    @property
+    def cap(self) -> int | None:
+        """The hard cap on runs, or None."""
+        return self.maximum
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the law as JSON-ready data."""
+        return _capped({"law": self.law, "shape": self.shape, "mean": self.mean}, self.maximum)
+
+
+def _check_mean(law: RunLaw, mean: object) -> None:
+    value = check_number("mean", mean, at_least=1.0, at_most=_MAX_MEAN)
+    object.__setattr__(law, "mean", value)
+
+
+@dataclass(frozen=True)
+class Geometric(_NegativeBinomial):
+    """The geometric law: stop after each run with probability `1/mean` (Liu and Talwar 2019).
+
+    Args:
+        mean: Expected number of runs before the cap, from 1 to 10^6.
+        maximum: Hard cap on runs; the law is truncated and renormalised.
+    """
+
+    law: ClassVar[str] = "geometric"
+    mean: float
+    maximum: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_mean(self, self.mean)
+        object.__setattr__(self, "maximum", _check_cap(self.maximum))
+
+    @property
+    def shape_parameter(self) -> float:
+        """The shape, 1."""
+        return 1.0
+
+    @property
+    def cap(self) -> int | None:
+        """The hard cap on runs, or None."""
+        return self.maximum
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the law as JSON-ready data."""
+        return _capped({"law": self.law, "mean": self.mean}, self.maximum)
+
+
+@dataclass(frozen=True)
+class Logarithmic(_NegativeBinomial):
+    """The logarithmic law: the truncated negative binomial law of shape 0.
+
+    Args:
+        mean: Expected number of runs before the cap, from 1 to 10^6.
+        maximum: Hard cap on runs; the law is truncated and renormalised.
+    """
+
+    law: ClassVar[str] = "logarithmic"
+    mean: float
+    maximum: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_mean(self, self.mean)
+        object.__setattr__(self, "maximum", _check_cap(self.maximum))
+
+    @property
+    def shape_parameter(self) -> float:
+        """The shape, 0."""
+        return 0.0
+
+    @property
+    def cap(self) -> int | None:
+        """The hard cap on runs, or None."""
+        return self.maximum
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the law as JSON-ready data."""
+        return _capped({"law": self.law, "mean": self.mean}, self.maximum)
+
+
+@dataclass(frozen=True)
+class Poisson(RunLaw):
+    """The Poisson law. K = 0 happens; then a fixed symbol is released, and no run is made up.
+
+    Args:
+        mean: Expected number of runs before the cap, above 0, at most 10^6.
+        maximum: Hard cap on runs; the law is truncated and renormalised.
+    """
+
+    law: ClassVar[str] = "poisson"
+    mean: float
+    maximum: int | None = None
+
+    def __post_init__(self) -> None:
+        mean = check_number("mean", self.mean, above=0.0, at_most=_MAX_MEAN)
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "maximum", _check_cap(self.maximum))
+
+    @property
+    def can_be_zero(self) -> bool:
+        """True: K = 0 is possible."""
+        return True
+
+    @property
+    def cap(self) -> int | None:
+        """The hard cap on runs, or None."""
+        return self.maximum
+
+    def _log_pmf(self, k: Floats) -> Floats:
+        return np.asarray(k * math.log(self.mean) - self.mean - special.gammaln(k + 1.0))
+
+    def _pgf(self, x: Floats) -> Floats:
+        return np.asarray(np.exp(self.mean * (x - 1.0)))
+
+    def _pgf_derivative(self, x: Floats) -> Floats:
+        return np.asarray(self.mean * np.exp(self.mean * (x - 1.0)))
+
+    def _pgf_second(self, x: Floats) -> Floats:
+        return np.asarray(self.mean**2 * np.exp(self.mean * (x - 1.0)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the law as JSON-ready data."""
+        return _capped({"law": self.law, "mean": self.mean}, self.maximum)
+
+
+@dataclass(frozen=True)
+class Binomial(RunLaw):
+    """The binomial law; with `mean = n` the number of runs is fixed.
+
+    Args:
+        n: Number of trials, from 1 to 10^6.
+        mean: Expected number of runs before the cap, above 0, at most n.
+        maximum: Hard cap on runs; the law is truncated and renormalised.
+    """
+
+    law: ClassVar[str] = "binomial"
+    n: int
+    mean: float
+    maximum: int | None = None
+
+    def __post_init__(self) -> None:
+        n = check_integer("n", self.n, at_least=1, at_most=int(_MAX_MEAN))
+        mean = check_number("mean", self.mean, above=0.0, at_most=float(n))
+        object.__setattr__(self, "n", n)
+        object.__setattr__(self, "mean", mean)
+        lowest = n if self.mean == float(n) else 1
+        object.__setattr__(self, "maximum", _check_cap(self.maximum, lowest))
+
+    @property
+    def can_be_zero(self) -> bool:
+        """Whether K = 0 is possible: not when the number of runs is fixed."""
+        return self.mean < self.n
+
+    @property
+    def cap(self) -> int | None:
+        """The hard cap on runs, or None."""
+        return self.maximum
+
+    def _log_pmf(self, k: Floats) -> Floats:
+        p = self.mean / self.n
+        log_choose = (
+            special.gammaln(self.n + 1.0)
+            - special.gammaln(k + 1.0)
+            - special.gammaln(np.maximum(self.n - k, 0.0) + 1.0)
+        )
+        value = log_choose + special.xlogy(k, p) + special.xlog1py(self.n - k, -p)
+        return np.where(k <= self.n, value, -np.inf)
+
+    def _pgf(self, x: Floats) -> Floats:
+        p = self.mean / self.n
+        return np.asarray((1.0 - p + p * x) ** self.n)
+
+    def _pgf_derivative(self, x: Floats) -> Floats:
+        p = self.mean / self.n
+        return np.asarray(self.mean * (1.0 - p + p * x) ** (self.n - 1))
+
+    def _pgf_second(self, x: Floats) -> Floats:
+        p = self.mean / self.n
+        if self.n == 1:
+            return np.zeros_like(x)
+        return np.asarray(self.mean * (self.n - 1) * p * (1.0 - p + p * x) ** (self.n - 2))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the law as JSON-ready data."""
+        return _capped({"law": self.law, "n": self.n, "mean": self.mean}, self.maximum)
+
+
+_LAWS: dict[str, tuple[type[RunLaw], tuple[str, ...]]] = {
+    "truncated_negative_binomial": (TruncatedNegativeBinomial, ("shape", "mean")),
+    "geometric": (Geometric, ("mean",)),
+    "logarithmic": (Logarithmic, ("mean",)),
+    "poisson": (Poisson, ("mean",)),
+    "binomial": (Binomial, ("n", "mean")),
+}
+
+
+def run_law_from_dict(data: Mapping[str, Any]) -> RunLaw:
+    """Return the law that `data` describes in the public format.
+
+    Raises:
+        InvalidInputError: Unknown law or field, missing field, or a value out of its range.
+    """
+    if not isinstance(data, Mapping):
+        raise InvalidInputError("runs", data, "must be a JSON object with a law")
+    name = data.get("law")
+    if not isinstance(name, str) or name not in _LAWS:
+        raise InvalidInputError("law", name, f"must be one of {', '.join(_LAWS)}")
+    cls, names = _LAWS[name]
+    for field in data:
+        if field not in ("law", "maximum", *names):
+            raise InvalidInputError("field", field, f"{name} knows {', '.join(names)}, maximum")
+    for field in names:
+        if field not in data:
+            raise InvalidInputError("field", field, f"is required by {name}")
+    values = {field: value for field, value in data.items() if field != "law"}
+    return cls(**values)

@@ -1,0 +1,160 @@
+"""A budget's log in memory: replayed entry by entry, each checked against the chain."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from privtune.accounting import Event, event_from_dict
+from privtune.errors import PrivTuneError
+from privtune.ledger.chain import GENESIS, Entry, Kind, sealed_digest
+from privtune.ledger.errors import LedgerCorruptedError
+from privtune.ledger.values import Budget, Charge, ChargeState
+
+__all__ = ["BASIS_DECLARED", "BASIS_FILTER", "BASIS_RECORDED", "History", "budget_from_dict"]
+
+BASIS_DECLARED = "declared"
+BASIS_FILTER = "filter"
+BASIS_RECORDED = "recorded"
+
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+_BEFORE = {
+    Kind.STARTED: (ChargeState.RESERVED,),
+    Kind.SETTLED: (ChargeState.STARTED,),
+    Kind.VOIDED: (ChargeState.RESERVED,),
+}
+
+
+@dataclass
+class History:
+    """What a budget's log says, up to the entry last applied.
+
+    Attributes:
+        name: The budget's name.
+        seq: The number of the last entry applied.
+        head: Its hash.
+        budget: The terms, once the first entry is applied.
+        created_at: When the budget was created.
+        last_at: The time of the last entry.
+        closed: Whether the budget was closed for good.
+        frozen: Whether a charge was ever started: the declaration is closed from then on.
+        charges: Every charge, by number, in the order of reservation.
+        block: The numbers of the charges that make up the declared block.
+    """
+
+    name: str
+    seq: int = 0
+    head: str = GENESIS
+    budget: Budget | None = None
+    created_at: datetime = _LONG_AGO
+    last_at: datetime = _LONG_AGO
+    closed: bool = False
+    frozen: bool = False
+    charges: dict[int, Charge] = field(default_factory=dict)
+    block: dict[int, Event] = field(default_factory=dict)
+    _events: dict[str, Event] = field(default_factory=dict)
+
+    def terms(self) -> Budget:
+        """Return the budget's terms."""
+        if self.budget is None:
+            raise LedgerCorruptedError(f"the log of budget {self.name!r} has no entries.")
+        return self.budget
+
+    def apply(self, entry: Entry, sealed: str) -> None:
+        """Check an entry against the chain and take it in.
+
+        Args:
+            entry: The next entry.
+            sealed: The text of its sealed part.
+
+        Raises:
+            LedgerCorruptedError: The entry does not follow; names it and says why.
+        """
+        if entry.seq != self.seq + 1:
+            raise self._wrong(entry.seq, f"entry {self.seq + 1} is missing")
+        if entry.previous != self.head:
+            raise self._wrong(entry.seq, "it does not name its predecessor's hash")
+        if entry.sealed != sealed_digest(sealed):
+            raise self._wrong(entry.seq, "its sealed part was edited")
+        if entry.computed_hash() != entry.hash:
+            raise self._wrong(entry.seq, "its content does not have the hash that it carries")
+        try:
+            self._take(entry, json.loads(sealed))
+        except (KeyError, TypeError, ValueError, PrivTuneError) as error:
+            if isinstance(error, LedgerCorruptedError):
+                raise
+            raise self._wrong(entry.seq, f"it cannot be read ({error})") from error
+        self.seq = entry.seq
+        self.head = entry.hash
+
+    def _take(self, entry: Entry, sealed: dict[str, Any]) -> None:
+        at = datetime.fromisoformat(sealed["at"])
+        if entry.kind == Kind.CREATED:
+            if entry.seq != 1:
+                raise self._wrong(entry.seq, "a budget is created by its first entry alone")
+            self.budget = budget_from_dict(json.loads(entry.body)["terms"])
+            self.created_at = at
+        elif entry.seq == 1:
+            raise self._wrong(1, "the first entry must create the budget")
+        elif entry.kind == Kind.CLOSED:
+            self.closed = True
+        elif entry.kind == Kind.RESERVED:
+            self._reserve(entry, at)
+        else:
+            self._move(entry, sealed, at)
+        self.last_at = at
+
+    def _reserve(self, entry: Entry, at: datetime) -> None:
+        if entry.charge != len(self.charges) + 1:
+            raise self._wrong(entry.seq, f"charge {len(self.charges) + 1} comes next")
+        body = json.loads(entry.body)
+        event = self._event(body["event"])
+        self.charges[entry.charge] = Charge(
+            id=f"{self.name}-{entry.charge}",
+            budget=self.name,
+            event=event,
+            study=body["study"],
+            arm=body["arm"],
+            note=body["note"],
+            plan_digest=body["plan_digest"],
+            basis=body["basis"],
+            state=ChargeState.RESERVED,
+            created_at=at,
+        )
+        if not self.frozen:
+            self.block[entry.charge] = event
+
+    def _move(self, entry: Entry, sealed: dict[str, Any], at: datetime) -> None:
+        charge = self.charges.get(entry.charge)
+        if charge is None or charge.state not in _BEFORE[Kind(entry.kind)]:
+            was = "unknown" if charge is None else str(charge.state)
+            raise self._wrong(entry.seq, f"charge {entry.charge} is {was}, not to be {entry.kind}")
+        state = ChargeState(entry.kind)
+        if state is ChargeState.STARTED:
+            self.frozen = True
+            charge = replace(charge, state=state, started_at=at)
+        else:
+            digest = sealed.get("transcript_digest", "")
+            charge = replace(charge, state=state, closed_at=at, transcript_digest=digest)
+        self.charges[entry.charge] = charge
+        if state is ChargeState.VOIDED and not self.frozen:
+            # Nobody has seen anything yet, so the declaration may still change. Once something was
+            # seen, the choice to drop a declared charge may depend on it: it stays in the block.
+            self.block.pop(entry.charge, None)
+
+    def _event(self, value: dict[str, Any]) -> Event:
+        """Parse an event; equal events are one object."""
+        key = json.dumps(value, sort_keys=True)
+        if key not in self._events:
+            self._events[key] = event_from_dict(value)
+        return self._events[key]
+
+    def _wrong(self, seq: int, why: str) -> LedgerCorruptedError:
+        return LedgerCorruptedError(f"entry {seq} of budget {self.name!r} is wrong: {why}.")
+
+
+def budget_from_dict(value: dict[str, Any]) -> Budget:
+    """Read the terms of a budget as ``Budget.to_dict`` wrote them."""
+    return Budget(**value)

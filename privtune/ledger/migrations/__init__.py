@@ -1,0 +1,1 @@
+"""Alembic migrations of the ledger's schema, from the first one on."""

@@ -1,0 +1,51 @@
+"""The ledger's tables. Their names carry a prefix, so that Optuna may share the database."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+)
+
+__all__ = ["HEAD", "VERSION_TABLE", "budgets", "entries", "metadata"]
+
+HEAD = "0001"
+"""The newest migration: the schema that this program reads and writes."""
+
+VERSION_TABLE = "privtune_schema"
+"""Where Alembic notes the schema's version. Optuna uses Alembic's default name for its own."""
+
+metadata = MetaData()
+
+budgets = Table(
+    "privtune_budgets",
+    metadata,
+    Column("name", String(100), primary_key=True),
+    Column("entries", Integer, nullable=False),
+    Column("charges", Integer, nullable=False),
+    Column("head", String(64), nullable=False),
+)
+"""One row per budget: the head of its log. The row that writers lock, and the only one updated."""
+
+entries = Table(
+    "privtune_entries",
+    metadata,
+    Column("budget", String(100), ForeignKey("privtune_budgets.name"), nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("charge", Integer, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("sealed", Text, nullable=False),
+    Column("previous", String(64), nullable=False),
+    Column("hash", String(64), nullable=False),
+    PrimaryKeyConstraint("budget", "seq", name="privtune_entries_pk"),
+    CheckConstraint("seq > 0", name="privtune_entries_seq"),
+)
+"""The logs, append-only: triggers refuse every update and delete."""

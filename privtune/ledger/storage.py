@@ -1,0 +1,201 @@
+"""Connections and transactions on SQLite and PostgreSQL, and the names of what can go wrong there.
+
+A writing transaction holds the ledger's lock from its first statement: ``BEGIN IMMEDIATE`` on
+SQLite, and on PostgreSQL the budget's row, which the caller locks first. Both isolation levels are
+set here and not left to defaults: on Python 3.11 SQLAlchemy's SQLite reads before it begins, and
+PostgreSQL's REPEATABLE READ takes its snapshot before it waits for the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+
+from privtune.errors import InvalidInputError
+from privtune.ledger.errors import LedgerBusyError, LedgerError
+from privtune.ledger.failures import translated
+
+__all__ = ["Storage"]
+
+_WRITE = "privtune_write"
+
+
+class Storage:
+    """One database, for one process.
+
+    Args:
+        url: A SQLAlchemy URL: ``sqlite:///file.db`` or ``postgresql://user@host/database``.
+        patience: How long to wait for the lock, in seconds, before giving up.
+
+    Threads may share a storage; a forked child may not, and is told so.
+    """
+
+    def __init__(self, url: str, *, patience: float = 60.0) -> None:
+        self.url = _checked(url)
+        self.patience = patience
+        self.dialect = self.url.get_backend_name()
+        self._pid = os.getpid()
+        # SQLite lets one connection write at a time. Threads of one process queue here, fairly,
+        # instead of polling the file.
+        self._turn = threading.Lock()
+        with translated(self.safe_url):
+            self.engine = _engine(self.url, patience)
+
+    @property
+    def safe_url(self) -> str:
+        """The URL without its password, for messages."""
+        return self.url.render_as_string(hide_password=True)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Give a connection that only reads; it waits for nobody."""
+        self._same_process()
+        with (
+            translated(self.safe_url),
+            self.engine.connect() as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """Give a connection in a writing transaction; commit at the end, or write nothing."""
+        self._same_process()
+        if not self._turn.acquire(timeout=self.patience):
+            raise LedgerBusyError(_busy(self.safe_url, self.patience))
+        try:
+            with translated(self.safe_url), self.engine.connect() as plain:
+                connection = plain.execution_options(**{_WRITE: True})
+                with self._begin(connection):
+                    yield connection
+        finally:
+            self._turn.release()
+
+    def _begin(self, connection: Connection) -> sa.RootTransaction:
+        """Begin, waiting for SQLite's lock with random pauses.
+
+        SQLite's own busy handler lets newcomers overtake: whoever has waited long asks every 100
+        ms, whoever is new asks every millisecond. Under many writers somebody starves.
+        """
+        deadline = time.monotonic() + self.patience
+        while True:
+            try:
+                return connection.begin()
+            except sa.exc.OperationalError as error:
+                if "locked" not in str(error.orig) or self.dialect != "sqlite":
+                    raise
+                if time.monotonic() > deadline:
+                    raise LedgerBusyError(_busy(self.safe_url, self.patience)) from error
+            time.sleep(random.uniform(0.0005, 0.01))  # noqa: S311  a pause, not a secret
+
+    def _same_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise LedgerError(
+                "this ledger was opened by another process: "
+                "connections do not survive a fork, so open the ledger again in each process."
+            )
+
+
+def _busy(url: str, patience: float) -> str:
+    return (
+        f"{url} stayed locked by another process for {patience:g} s: nothing was written; "
+        "try again, or find out who holds it."
+    )
+
+
+def _checked(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+    except (sa.exc.ArgumentError, AttributeError):
+        raise InvalidInputError("storage", url, "is no database URL", _EXAMPLES) from None
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise InvalidInputError("storage", url, "must be SQLite or PostgreSQL", _EXAMPLES)
+    if parsed.database in (None, "", ":memory:"):
+        allowed = "must name a file: a budget that is kept in memory is forgotten"
+        raise InvalidInputError("storage", url, allowed, _EXAMPLES)
+    if not str(parsed.database).startswith("file:"):
+        folder = Path(str(parsed.database)).absolute().parent
+        if not folder.is_dir():
+            raise InvalidInputError("storage", url, f"the folder {folder} does not exist")
+    return parsed
+
+
+_EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
+
+
+def _engine(url: URL, patience: float) -> Engine:
+    if url.get_backend_name() == "sqlite":
+        engine = sa.create_engine(url, connect_args={"timeout": 5})
+        sa.event.listen(engine, "connect", _on_sqlite_connect)
+        sa.event.listen(engine, "begin", _on_sqlite_begin)
+        return engine
+    try:
+        engine = sa.create_engine(
+            url,
+            isolation_level="READ COMMITTED",
+            pool_pre_ping=True,
+            connect_args={"connect_timeout": 10},
+        )
+    except ModuleNotFoundError as error:
+        raise LedgerError(
+            "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
+        ) from error
+
+    def on_connect(connection: Any, _record: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET lock_timeout = {int(patience * 1000)}")
+        connection.commit()
+
+    sa.event.listen(engine, "connect", on_connect)
+    return engine
+
+
+def _on_sqlite_connect(connection: Any, _record: object) -> None:
+    # None: the driver sends no BEGIN of its own; the begin event below sends the right one.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    try:
+        cursor.execute("PRAGMA foreign_keys = ON")
+        # FULL: a commit is on the disk when it returns. NORMAL may forget it in a power failure,
+        # and a forgotten start is a release that nobody paid for.
+        cursor.execute("PRAGMA synchronous = FULL")
+        if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            _to_wal(cursor)
+        # From here on the waiting is done by Storage._begin.
+        cursor.execute("PRAGMA busy_timeout = 20")
+    finally:
+        cursor.close()
+
+
+def _to_wal(cursor: Any) -> None:
+    for _ in range(500):
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except Exception as error:  # sqlite3.OperationalError, without importing the driver
+            if "locked" not in str(error):
+                if "readonly" in str(error):
+                    return  # reading works in any mode; the first write says what is wrong
+                raise
+        time.sleep(random.uniform(0.005, 0.02))  # noqa: S311
+
+
+def _on_sqlite_begin(connection: Connection) -> None:
+    write = connection.get_execution_options().get(_WRITE, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

@@ -1,0 +1,175 @@
+"""The ledger's values: a budget, what is asked of it, and what it has recorded."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from privtune.accounting import Adjacency, Event
+from privtune.errors import InvalidInputError
+
+__all__ = ["Admission", "Budget", "Charge", "ChargeRequest", "ChargeState"]
+
+E = TypeVar("E", bound=StrEnum)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Admission(StrEnum):
+    """How a budget admits charges."""
+
+    DECLARED = "declared"
+    ADAPTIVE = "adaptive"
+
+
+class ChargeState(StrEnum):
+    """How far a charge has come: reserved, then started and settled; or reserved, then voided."""
+
+    RESERVED = "reserved"
+    STARTED = "started"
+    SETTLED = "settled"
+    VOIDED = "voided"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much privacy one protected dataset may lose, over everything that is ever released.
+
+    A budget never changes after its creation; it can be closed for good.
+
+    Args:
+        epsilon: The ε of the whole, finite and above 0.
+        delta: The δ of the whole, strictly between 0 and 1.
+        name: The budget's name in its ledger: letters, digits, ``.``, ``_`` and ``-``.
+        adjacency: Which pairs of datasets are neighbours.
+        unit: What one neighbour adds, removes or replaces: ``"record"``, ``"user"``, ...
+        dataset: The protected dataset, as a name or a free description. Never put a content hash
+            here: an unsalted hash of the data is itself a disclosure.
+        admission: ``"declared"``: everything is reserved before the first charge starts, and
+            nothing after. ``"adaptive"``: the same for the first block; what comes later may
+            depend on what was released, and passes a privacy filter.
+        order: The Rényi order of the filter, above 1; None chooses the best one for the target.
+
+    Example:
+        >>> Budget(4.0, 1e-5, name="digits").admission
+        <Admission.ADAPTIVE: 'adaptive'>
+    """
+
+    epsilon: float
+    delta: float
+    name: str = field(default="default", kw_only=True)
+    adjacency: Adjacency = field(default=Adjacency.ADD_REMOVE, kw_only=True)
+    unit: str = field(default="record", kw_only=True)
+    dataset: str = field(default="", kw_only=True)
+    admission: Admission = field(default=Admission.ADAPTIVE, kw_only=True)
+    order: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name, value, high in (("epsilon", self.epsilon, math.inf), ("delta", self.delta, 1.0)):
+            if not _is_number(value) or not 0 < value < high:
+                raise InvalidInputError(name, value, f"must be a number above 0 and below {high}")
+            object.__setattr__(self, name, float(value))
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            allowed = "must be 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first"
+            raise InvalidInputError("name", self.name, allowed)
+        object.__setattr__(self, "adjacency", _member(Adjacency, "adjacency", self.adjacency))
+        object.__setattr__(self, "admission", _member(Admission, "admission", self.admission))
+        if not self.unit:
+            raise InvalidInputError(
+                "unit", self.unit, "must say what is protected", "Try 'record'."
+            )
+        if self.order is not None:
+            if not _is_number(self.order) or not 1 < self.order < math.inf:
+                raise InvalidInputError("order", self.order, "must be a finite number above 1")
+            object.__setattr__(self, "order", float(self.order))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the terms, ready for JSON."""
+        return {
+            "name": self.name,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "adjacency": str(self.adjacency),
+            "unit": self.unit,
+            "dataset": self.dataset,
+            "admission": str(self.admission),
+            "order": self.order,
+        }
+
+
+@dataclass(frozen=True)
+class ChargeRequest:
+    """What somebody asks of a budget: one event, who it is for, and the plan behind it.
+
+    Args:
+        event: What will touch the data. It is what is charged.
+        study: The study that asks; empty for a release made outside of a study.
+        arm: The study's arm.
+        note: One line for the reader of the log. It is part of certificates: nothing private.
+        plan_digest: The digest of the plan that will run, so that the plan can be held against it.
+    """
+
+    event: Event
+    study: str = ""
+    arm: str = ""
+    note: str = ""
+    plan_digest: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.event, Event):
+            raise InvalidInputError("event", self.event, "must be an Event of privtune.accounting")
+        for name in ("study", "arm", "note", "plan_digest"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidInputError(name, getattr(self, name), "must be a text")
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """One charge of a budget, as the log has it now.
+
+    Attributes:
+        id: ``"<budget>-<number>"``; never used again, whatever becomes of the charge.
+        budget: The budget's name.
+        event: What is charged.
+        study: The study that asked.
+        arm: The study's arm.
+        note: One line for the reader.
+        plan_digest: The digest of the plan.
+        basis: By which rule it was admitted: ``"declared"``, ``"filter"``, or ``"recorded"`` for a
+            release that had already happened when the ledger heard of it.
+        state: How far it has come.
+        created_at: When it was reserved (UTC). Start and end times tell how many trials a sealed
+            round took: they stay inside the trust boundary.
+        started_at: When it was started.
+        closed_at: When it was settled or voided.
+        transcript_digest: The digest of the transcript that settled it.
+    """
+
+    id: str
+    budget: str
+    event: Event
+    study: str
+    arm: str
+    note: str
+    plan_digest: str
+    basis: str
+    state: ChargeState
+    created_at: datetime
+    started_at: datetime | None = None
+    closed_at: datetime | None = None
+    transcript_digest: str = ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _member(kind: type[E], name: str, value: object) -> E:
+    try:
+        return kind(str(value))
+    except ValueError:
+        allowed = " or ".join(repr(str(member)) for member in kind)
+        raise InvalidInputError(name, value, f"must be {allowed}") from None
