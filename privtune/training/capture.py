@@ -65,10 +65,14 @@ def plan_model(
         name: torch.randn(len(x), *shape, dtype=layout.dtype, device=x.device).requires_grad_()
         for name, shape in layout.shapes.items()
     }
-    done = _run(module, loss, leaves, {}, x, y, masks=None)
-    reached = torch.autograd.grad(
-        done.losses.sum(), list(leaves.values()), allow_unused=True, retain_graph=True
-    ) if done.losses.requires_grad else [None] * len(leaves)
+    done = _run(module, loss, leaves, copies={}, x=x, y=y, masks=None)
+    reached = (
+        torch.autograd.grad(
+            done.losses.sum(), list(leaves.values()), allow_unused=True, retain_graph=True
+        )
+        if done.losses.requires_grad
+        else [None] * len(leaves)
+    )
     counts = Counter(name for entry in done.entries for name in entry.use.names)
     copied = {n for n, g in zip(leaves, reached, strict=True) if g is not None}
     copied |= {name for name, count in counts.items() if count > 1}
@@ -100,7 +104,9 @@ def capture_tape(
     uses: list[Use] = []
     ones = example[0].new_ones(example[1].shape[:2])
 
-    def program(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *masks: torch.Tensor) -> Tensors:
+    def program(
+        params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *masks: torch.Tensor
+    ) -> Tensors:
         with torch.enable_grad():
             named = layout.unflatten(params.detach())
             copies = {
@@ -108,7 +114,7 @@ def capture_tape(
                 for name in plan.copied
             }
             copies = {name: copy.detach().requires_grad_() for name, copy in copies.items()}
-            done = _run(module, loss, named, copies, x, y, masks=masks)
+            done = _run(module, loss, named, copies=copies, x=x, y=y, masks=masks)
             outs = [entry.out for entry in done.entries] + list(copies.values())
             grads = torch.autograd.grad(
                 done.losses, outs, ones, allow_unused=True, materialize_grads=True
@@ -121,14 +127,16 @@ def capture_tape(
     return graph, tuple(uses)
 
 
-def capture_losses(
-    module: nn.Module, loss: Loss, layout: Layout, example: Tensors
-) -> Program:
+def capture_losses(module: nn.Module, loss: Loss, layout: Layout, example: Tensors) -> Program:
     """Capture the forward pass alone, without dropout: ``(params, x, y)`` to losses ``[K, B]``."""
 
     def program(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Tensors:
         named = layout.unflatten(params)
-        return (_run(module, loss, named, {}, x, y, masks=None, deterministic=True).losses.detach(),)
+        return (
+            _run(
+                module, loss, named, copies={}, x=x, y=y, masks=None, deterministic=True
+            ).losses.detach(),
+        )
 
     return polish(make_fx(program)(*example), example)
 
@@ -151,10 +159,10 @@ def _run(
     module: nn.Module,
     loss: Loss,
     stacked: Mapping[str, torch.Tensor],
+    *,
     copies: Mapping[str, torch.Tensor],
     x: torch.Tensor,
     y: torch.Tensor,
-    *,
     masks: Sequence[torch.Tensor] | None,
     deterministic: bool = False,
 ) -> _Pass:
@@ -183,7 +191,9 @@ def _run(
         ) -> torch.Tensor:
             levels = Levels(outer, functorch.maybe_get_level(x), sizes)
             names = {id(tensor): name for name, tensor in named.items()}
-            mode = Intercept(levels, names=names, masks=drop if masked else None, deterministic=deterministic)
+            mode = Intercept(
+                levels, names=names, masks=drop if masked else None, deterministic=deterministic
+            )
             with mode:
                 value = _one(module, loss, {**named, **own}, x, y)
             found.append(_Pass(value, mode.entries, mode.sites))
@@ -192,6 +202,8 @@ def _run(
         return torch.vmap(record, in_dims=(0, 0, 0, 0))(copied, xs, ys, drops)
 
     losses = torch.vmap(candidate)(stacked, copies, x, y, tuple(masks or ()))
+    if any(entry.out._version != entry.version for entry in found[0].entries):
+        raise RuntimeError("the model changes the output of a layer in place")
     return _Pass(losses, found[0].entries, found[0].sites)
 
 

@@ -14,7 +14,7 @@ __all__ = ["cross_entropy", "stacked_conv2d"]
 
 _SMALL_CLASSES = 64  # up to here, softmax over the leading axis beats softmax over the last
 
-_LIBRARY = torch.library.Library("privtune", "FRAGMENT")
+_LIBRARY: Any = torch.library.Library("privtune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
     "stacked_conv2d(Tensor x, Tensor w, Tensor? b, int[] stride, int[] padding, int[] dilation, "
     "int groups) -> Tensor"
@@ -25,7 +25,7 @@ _LIBRARY.define(
 )
 
 
-def _forward(
+def _forward(  # noqa: PLR0917
     x: torch.Tensor,
     w: torch.Tensor,
     b: torch.Tensor | None,
@@ -50,7 +50,7 @@ def _forward(
     return _joined(parts)
 
 
-def _backward_input(
+def _backward_input(  # noqa: PLR0917
     g: torch.Tensor,
     x: torch.Tensor,
     w: torch.Tensor,
@@ -129,7 +129,9 @@ def stacked_conv2d(
     groups: int,
 ) -> torch.Tensor:
     """Convolve K stacks of images with K weights: ``[K, N, C, H, W]`` to ``[K, N, O, H', W']``."""
-    y: torch.Tensor = _StackedConv2d.apply(x, w, b, stride, padding, dilation, groups)
+    y: torch.Tensor = _StackedConv2d.apply(  # type: ignore[no-untyped-call]
+        x, w, b, stride, padding, dilation, groups
+    )
     return y
 
 
@@ -166,5 +168,7 @@ def cross_entropy(
     if classes > _SMALL_CLASSES:
         return None
     rows = logits.reshape(-1, classes)
-    losses: torch.Tensor = _CrossEntropy.apply(rows, targets.reshape(-1), ignored)
+    losses: torch.Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        rows, targets.reshape(-1), ignored
+    )
     return losses.view(targets.shape)

@@ -9,6 +9,7 @@ polished graph must give the same bits as the captured one on the example, or it
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,7 @@ class _Recorder(fx.Interpreter):
                 value.untyped_storage().data_ptr(),
                 tuple(value.shape),
                 value.stride(),
-                value.storage_offset(),
+                int(value.storage_offset()),
             )
         return value
 
@@ -101,11 +102,9 @@ def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> fx.Graph
     with torch.no_grad():
         recorder = _Recorder(graph)
         expected = recorder.run(*example)
-        polished = fx.GraphModule(graph, fx.Graph())
-        mapping: dict[fx.Node, fx.Node] = {}
-        output = polished.graph.graph_copy(graph.graph, mapping)
-        polished.graph.output(output)
-        geometry = {mapping[n]: g for n, g in recorder.geometry.items() if n in mapping}
+        polished = deepcopy(graph)
+        twins = dict(zip(graph.graph.nodes, polished.graph.nodes, strict=True))
+        geometry = {twins[node]: g for node, g in recorder.geometry.items()}
         _fold_views(polished.graph, geometry)
         for node in polished.graph.nodes:
             if node.op == "call_function" and node.target in _DIRECT:

@@ -41,11 +41,12 @@ class Entry:
     use: Use
     a: torch.Tensor
     out: torch.Tensor
+    version: int
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Where the two batch axes live: functorch levels of candidates and records, and their sizes."""
+    """Where the two batch axes live: functorch levels of candidates and records; their sizes."""
 
     candidates: int
     records: int
@@ -87,7 +88,7 @@ Handler = Callable[["Intercept", Sequence[Any], Mapping[str, Any]], Any]
 
 
 @dataclass(eq=False)
-class Intercept(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class Intercept(TorchFunctionMode):
     """Catches uses of parameters and dropout while a model runs on one record.
 
     Args:
@@ -105,7 +106,7 @@ class Intercept(TorchFunctionMode):  # type: ignore[no-untyped-call]
     sites: list[Site] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
 
     def __torch_function__(
         self,
@@ -116,6 +117,8 @@ class Intercept(TorchFunctionMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Route one call; anything without a handler, or not in a known form, runs as it is."""
         kwargs = kwargs or {}
+        if func in _IN_PLACE:
+            args, kwargs = _out_of_place(args, kwargs, _IN_PLACE[func])
         handler = _HANDLERS.get(func)
         if handler is not None:
             result = handler(self, args, kwargs)
@@ -142,7 +145,7 @@ class Intercept(TorchFunctionMode):  # type: ignore[no-untyped-call]
         with temporarily_clear_interpreter_stack():
             if not out.requires_grad:
                 out.requires_grad_()
-            self.entries.append(Entry(use, a.detach(), out))
+            self.entries.append(Entry(use, a.detach(), out, out._version))
         return self.levels.wrap(out)
 
     def drop(self, x: torch.Tensor, p: float, shape: Sequence[int]) -> torch.Tensor:
@@ -213,7 +216,8 @@ def _conv(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any], axes:
             padding=list(padding),
             dilation=list(dilation),
             groups=groups,
-        ).unflatten(1, a.shape[1:3])
+        )
+        y = y.view(*a.shape[:3], *y.shape[2:])
         outputs, depth = w.shape[1], w.shape[2]
         places = a.shape[2] * y.shape[-1] * y.shape[-2]
         form = (
@@ -256,12 +260,16 @@ def _embedding(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _dropout(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    x, p, training, _ = _bind(args, kwargs, ("input", "p", "training", "inplace"), (0.5, True, False))
+    x, p, training, _ = _bind(
+        args, kwargs, ("input", "p", "training", "inplace"), (0.5, True, False)
+    )
     return mode.drop(x, p, x.shape) if training else x
 
 
 def _dropout_channels(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    x, p, training, _ = _bind(args, kwargs, ("input", "p", "training", "inplace"), (0.5, True, False))
+    x, p, training, _ = _bind(
+        args, kwargs, ("input", "p", "training", "inplace"), (0.5, True, False)
+    )
     return mode.drop(x, p, (*x.shape[:2], *(1 for _ in x.shape[2:]))) if training else x
 
 
@@ -344,8 +352,17 @@ def _bind(
             yield kwargs.get(name, defaults[i - required])
 
 
+def _out_of_place(
+    args: Sequence[Any], kwargs: Mapping[str, Any], place: int
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Turn ``inplace`` off: an output on the tape must stay what the operation gave."""
+    if len(args) > place:
+        return (*args[:place], False, *args[place + 1 :]), kwargs
+    return args, {**kwargs, "inplace": False}
+
+
 def _without_override(func: Any) -> Any:
-    """Copy a composite of torch without its check for overrides, which would call the mode again."""
+    """Copy a composite of torch without its check for overrides, which would call the mode."""
     scope = {**func.__globals__, "has_torch_function": lambda _: False}
     copy = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
@@ -353,6 +370,22 @@ def _without_override(func: Any) -> Any:
 
 
 _open_multi_head = _without_override(functional.multi_head_attention_forward)
+
+# Activations, and where their argument ``inplace`` stands.
+_IN_PLACE: Mapping[Any, int] = {
+    functional.relu: 1,
+    functional.relu6: 1,
+    functional.selu: 1,
+    functional.silu: 1,
+    functional.mish: 1,
+    functional.hardswish: 1,
+    functional.hardsigmoid: 1,
+    functional.elu: 2,
+    functional.celu: 2,
+    functional.leaky_relu: 2,
+    functional.hardtanh: 3,
+    functional.threshold: 3,
+}
 
 _HANDLERS: Mapping[Any, Handler] = {
     functional.linear: _linear,

@@ -1,4 +1,4 @@
-"""Book-keeping: norms and clipped sums of per-sample gradients from activations and output gradients.
+"""Book-keeping: norms and clipped sums of per-sample gradients, from what layers saw and sent.
 
 A *use* is one place where a model uses a parameter. From what went in (``a``) and the gradient of
 what came out (``g``), both with axes ``[K, B, ...]``, it gives the squared norm of every record's
@@ -30,7 +30,6 @@ Saved = tuple[torch.Tensor, ...]
 Form = Literal["outer", "ghost", "direct"]
 """``outer``: one place a record, so the gradient is an outer product; else see the module."""
 
-_ROUNDING = 4.0 * 2.0**-24  # a few units in the last place of float32
 _DIRECT_BYTES = 256 * 2**20  # the largest cache of per-sample gradients of a layer
 
 
@@ -127,7 +126,7 @@ class LinearUse(Use):
 
     def _add_product(self, g: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
         """Add ``g^T a``, of ``[K, n, p]`` and ``[K, n, d]``, to ``out``, ``[K, p*d]``."""
-        out.unflatten(1, (g.shape[-1], a.shape[-1])).baddbmm_(g.mT, a)
+        out.view(len(out), g.shape[-1], a.shape[-1]).baddbmm_(g.mT, a)
 
 
 @dataclass(frozen=True)
@@ -174,18 +173,19 @@ class ConvUse(LinearUse):
         if self.groups == 1:
             return super()._gradients(a, g)
         taps, outs = self.kernel[0] * self.kernel[1], g.shape[-1] // self.groups
-        a = a.unflatten(-1, (taps, self.groups, -1)).permute(0, 1, 4, 2, 3, 5).flatten(4)
-        grouped = g.unflatten(-1, (self.groups, outs)).transpose(2, 3)
+        a = a.view(*a.shape[:3], taps, self.groups, -1).permute(0, 1, 4, 2, 3, 5).flatten(4)
+        grouped = g.view(*g.shape[:3], self.groups, outs).transpose(2, 3)
         weight = torch.matmul(grouped.mT, a).flatten(2)
         return (weight,) if self.bias is None else (weight, g.sum(dim=2))
 
     def _in_order(self, weight: torch.Tensor) -> torch.Tensor:
         taps = self.kernel[0] * self.kernel[1]
-        depth = self.depth
-        return weight.unflatten(-1, (-1, taps, depth)).transpose(-1, -2).flatten(-3)
+        last = weight.view(*weight.shape[:-1], -1, taps, self.depth)
+        return last.transpose(-1, -2).flatten(-3)
 
     def _add_product(self, g: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
         out.add_(self._in_order(torch.bmm(g.mT, a).flatten(1)))
+
 
 @dataclass(frozen=True)
 class EmbeddingUse(Use):
@@ -207,7 +207,7 @@ class EmbeddingUse(Use):
         same = a.unsqueeze(-1) == a.unsqueeze(-2)
         gram = torch.matmul(wide, wide.mT).masked_fill(~same, 0.0).sum(dim=(-1, -2))
         slack = torch.linalg.vector_norm(wide, dim=-1).sum(dim=-1)
-        return _rounded_up(gram, slack, g.shape[2]).to(g.dtype), (a, g)
+        return _rounded_up(gram, slack, g.shape[2], g.dtype), (a, g)
 
     def accumulate(
         self, coefficients: torch.Tensor, saved: Saved, out: Mapping[str, torch.Tensor]
@@ -216,7 +216,7 @@ class EmbeddingUse(Use):
         a, g = saved
         scaled = g * coefficients[..., None, None]
         for k in range(len(a)):
-            table = out[self.weight][k].unflatten(0, (self.rows, -1))
+            table = out[self.weight][k].view(self.rows, -1)
             table.index_add_(0, a[k].flatten(), scaled[k].flatten(0, 1))
 
     def instantiate(self, a: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -235,7 +235,11 @@ class CopyUse(Use):
     Exact for any use, also for several uses of one parameter. ``g`` is ``[K, B, *shape]``.
     """
 
-    def squared_norms(self, a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, Saved]:
+    def squared_norms(
+        self,
+        a: torch.Tensor,  # noqa: ARG002
+        g: torch.Tensor,
+    ) -> tuple[torch.Tensor, Saved]:
         """Return the squared norms of the gradients."""
         flat = g.flatten(2)
         return _square(flat), (flat,)
@@ -246,7 +250,7 @@ class CopyUse(Use):
         """Add the weighted sum of the gradients."""
         out[self.weight].add_(torch.bmm(coefficients.unsqueeze(1), saved[0]).squeeze(1))
 
-    def instantiate(self, a: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:
+    def instantiate(self, a: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: ARG002
         """Return the gradients as they are."""
         return {self.weight: g.flatten(2)}
 
@@ -273,7 +277,8 @@ def cheaper_form(places: int, inputs: int, outputs: int, *, rows: int) -> Form:
 
 def _square(rows: torch.Tensor) -> torch.Tensor:
     """Return squared norms over the last axis; ``vector_norm`` beats a sum of squares by far."""
-    return torch.linalg.vector_norm(rows, dim=-1).square_()
+    squares: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1).square_()
+    return squares
 
 
 def _gram_norms(a: torch.Tensor, g: torch.Tensor, *, biased: bool) -> torch.Tensor:
@@ -287,14 +292,17 @@ def _gram_norms(a: torch.Tensor, g: torch.Tensor, *, biased: bool) -> torch.Tens
     if biased:
         lengths = lengths.square().add_(1.0).sqrt_()
     slack = lengths.mul_(torch.linalg.vector_norm(wide_g, dim=-1)).sum(dim=-1)
-    return _rounded_up(squared, slack, a.shape[2]).to(a.dtype)
+    return _rounded_up(squared, slack, a.shape[2], a.dtype)
 
 
-def _rounded_up(squared: torch.Tensor, lengths: torch.Tensor, places: int) -> torch.Tensor:
-    """Add to a norm what float32 may lose when the released sum over the places is formed.
+def _rounded_up(
+    squared: torch.Tensor, lengths: torch.Tensor, places: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Add to a norm what ``dtype`` may lose when the released sum over the places is formed.
 
     ``lengths`` is the sum of the lengths of the terms: where they nearly cancel, the sum that is
     released carries a rounding error that its exact norm does not show.
     """
-    slack = lengths * (_ROUNDING * math.sqrt(places))
-    return squared.clamp_(min=0.0).sqrt_().add_(slack).square_()
+    slack = lengths * (2.0 * torch.finfo(dtype).eps * math.sqrt(places))
+    rounded: torch.Tensor = squared.clamp_(min=0.0).sqrt_().add_(slack).square_()
+    return rounded.to(dtype)
