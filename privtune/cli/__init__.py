@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import os
 import sys
@@ -28,8 +27,6 @@ def _mount() -> None:
         ("budget", "Budgets and their charges."),
         ("study", "Studies: create, plan, run, compare."),
     ):
-        if importlib.util.find_spec(f"privtune.cli.{name}") is None:
-            continue
         module = importlib.import_module(f"privtune.cli.{name}")
         app.add_typer(module.app, name=name, help=text, no_args_is_help=True)
     importlib.import_module("privtune.cli.catalogue")
