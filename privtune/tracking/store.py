@@ -31,7 +31,8 @@ __all__ = [
 
 _BATCH = 1_000  # MLflow's limit on metrics a call
 _DIGEST = "privtune.plan_digest"
-_HTTP = {
+_QUICK_AND_QUIET = {
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # MLflow would try seven times with growing pauses, minutes in all; a study must not wait for it.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -78,7 +79,7 @@ def open_client(storage: str, uri: str) -> Iterator[MlflowClient]:
         logging.getLogger(name).setLevel(logging.WARNING)
     folder = artifact_root(storage)
     folder.mkdir(parents=True, exist_ok=True)
-    with _environment(_HTTP), _lock(folder / "mlflow.lock"):
+    with _environment(_QUICK_AND_QUIET), _lock(folder / "mlflow.lock"):
         try:
             yield MlflowClient(tracking_uri=uri)
         except (MlflowException, SQLAlchemyError, OSError) as error:
