@@ -194,9 +194,8 @@ def from_profile(
     low = np.exp(-down) * np.clip(reverse(down), 0.0, 1.0)
     at_zero = min(float(high[0]), float(low[0]))
     high[0] = low[0] = at_zero
-    high = _convex(high, step)
-    low = _convex(low[::-1], step)
-    values = np.concatenate([low[:-1], high])
+    values = np.concatenate([_convex(low[::-1], step)[:-1], _convex(high, step)])
+    values = _convex_across(values, -lowest, step)
     drop = np.diff(values)
     # δ in terms of x = e^ε: mass_p(i) = x_i (slope_i - slope_(i-1)); the line -x on the left side
     # contributes slope -1 there and 0 on the right: a jump of 1 in Q-mass at ε = 0.
@@ -213,23 +212,21 @@ def from_profile(
 
 def _convex(values: Floats, step: float) -> Floats:
     """Return the lower convex hull, in x = e^ε, of values on consecutive lattice points."""
-    values = np.asarray(values, dtype=np.float64)
-    ratio = math.exp(step)
-    bends = np.diff(values[1:]) - ratio * np.diff(values[:-1])
+    bends = np.diff(values[1:]) - math.exp(step) * np.diff(values[:-1])
     if not (bends < -1e-13 * np.abs(values[1:-1])).any():
         return values
     size = values.size
     hull: list[int] = []
+    heights = values.tolist()
     for i in range(size):
         while len(hull) >= 2:
             j, k = hull[-1], hull[-2]
-            # slope(k, j) >= slope(j, i), with x measured from x_j to stay in range
-            left = (values[j] - values[k]) / -math.expm1((k - j) * step)
-            right = (values[i] - values[j]) / math.expm1(min((i - j) * step, 700.0))
-            if left >= right:
-                hull.pop()
-            else:
+            # Slopes on both sides of j, with x in units of x_j to stay in range.
+            left = (heights[j] - heights[k]) / -math.expm1((k - j) * step)
+            right = (heights[i] - heights[j]) / math.expm1(min((i - j) * step, 700.0))
+            if left < right:
                 break
+            hull.pop()
         hull.append(i)
     vertices = np.asarray(hull)
     place = np.searchsorted(vertices, np.arange(size), side="right") - 1
@@ -238,6 +235,24 @@ def _convex(values: Floats, step: float) -> Floats:
     width = np.expm1(np.minimum((end - start) * step, 700.0))
     share = np.expm1((np.arange(size) - start) * step) / width
     return np.asarray(values[start] + share * (values[end] - values[start]))
+
+
+def _convex_across(values: Floats, zero: int, step: float) -> Floats:
+    """Make the profile convex across ε = 0, where the two halves were joined.
+
+    `values` is δ(ε) minus the profile (1 - e^ε)₊ of a pair without loss.
+    """
+    before = (values[zero] - values[zero - 1]) / -math.expm1(-step) - 1.0
+    after = (values[zero + 1] - values[zero]) / math.expm1(step)
+    if before <= after:
+        return values
+    # Only where δ is not tiny: adding the kink costs the digits below 1e-16.
+    large = np.flatnonzero(values > 1e-10)
+    first, last = int(large[0]), int(large[-1])
+    kink = np.maximum(-np.expm1((np.arange(first, last + 1) - zero) * step), 0.0)
+    values = values.copy()
+    values[first : last + 1] = _convex(values[first : last + 1] + kink, step) - kink
+    return np.maximum(values, 0.0)
 
 
 def mixture(pmfs: Sequence[LossPmf], weights: Sequence[float]) -> LossPmf:

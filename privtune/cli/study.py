@@ -6,17 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
 from rich.table import Table
 
-from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
+from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json, program
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
@@ -185,8 +188,8 @@ def run_study(study: Study, *, mlflow: bool, quiet: bool) -> None:
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        _OpenOnly(MofNCompleteColumn()),
+        _OpenOnly(TimeElapsedColumn()),
         console=console,
         disable=quiet,
     )
@@ -202,10 +205,21 @@ def print_comparison(study: Study) -> None:
     for line in footnotes(study):
         console.print(line, soft_wrap=True, highlight=False)
     console.print(
-        f"Open it in MLflow: [bold]privtune ui --study {study.name} --storage {study.storage}[/]",
+        f"Open it in MLflow: [bold]{program()} ui --study {study.name} --storage {study.storage}[/]",
         soft_wrap=True,
         highlight=False,
     )
+
+
+class _OpenOnly(ProgressColumn):
+    """Shows another column for arms that are not sealed: a round's time tells its runs."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> RenderableType:
+        return "" if task.fields.get("sealed") else self._column.render(task)
 
 
 class _ProgressObserver:
@@ -218,7 +232,7 @@ class _ProgressObserver:
     def arm_started(self, plan: Plan) -> None:
         label = f"{plan.arm} (sealed)" if plan.is_sealed else plan.arm
         total = None if plan.is_sealed else plan.training.schedule.steps
-        self._bars[plan.arm] = self._progress.add_task(label, total=total)
+        self._bars[plan.arm] = self._progress.add_task(label, total=total, sealed=plan.is_sealed)
 
     def step(self, plan: Plan, done: int, steps: int) -> None:
         self._progress.update(self._bars[plan.arm], completed=done, total=steps)
@@ -226,7 +240,10 @@ class _ProgressObserver:
     def released(self, plan: Plan, release: Release) -> None:
         if plan.arm in self._bars:
             self._progress.update(
-                self._bars[plan.arm], description=f"{plan.arm}: released", total=1, completed=1
+                self._bars[plan.arm],
+                description=f"{plan.arm}: released",
+                total=plan.training.schedule.steps,
+                completed=plan.training.schedule.steps,
             )
 
     def arm_failed(self, plan: Plan) -> None:

@@ -60,8 +60,10 @@ class Strategy(Protocol):
     summary: ClassVar[str]
     """One line: how it chooses."""
 
-    arm: str
-    """Name of the arm."""
+    @property
+    def arm(self) -> str:
+        """Name of the arm."""
+        ...
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan the arm so that it costs at most ``epsilon`` at the context's δ. Touches no data.

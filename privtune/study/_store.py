@@ -150,7 +150,7 @@ class StudyStore:
         study = self._load(_arm_name(name, arm))
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             index = trial.user_attrs.get(_INDEX)
-            if index in scores:
+            if isinstance(index, int) and index in scores:
                 study.tell(trial.number, scores[index])
 
     def trials(self, name: str, arm: str) -> list[optuna.trial.FrozenTrial]:

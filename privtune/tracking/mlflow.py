@@ -177,15 +177,18 @@ class MlflowObserver:
     def _start_monitor(self, run: str) -> Any:
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-        monitor = SystemMetricsMonitor(
-            run, sampling_interval=self._sampling_seconds, tracking_uri=self.uri
-        )
+        make: Any = SystemMetricsMonitor  # MLflow does not type it
+        monitor = make(run, sampling_interval=self._sampling_seconds, tracking_uri=self.uri)
         monitor.start()
         return monitor
 
     def _stop_monitor(self, plan: Plan) -> None:
         if (monitor := self._monitors.pop(plan.arm, None)) is not None:
             monitor.finish()
+            # An arm shorter than the interval would leave no sample behind.
+            monitor.collect_metrics()
+            monitor.publish_metrics(monitor.aggregate_metrics())
+            monitor.mlflow_logger.flush()
 
 
 def _system_metrics_state(*, sealed: bool) -> str:

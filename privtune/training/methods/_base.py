@@ -62,10 +62,12 @@ class Method(Protocol[S]):
     """Per-sample gradients that one step takes of each record of a sample."""
 
     @classmethod
-    def for_budget(
-        cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
-    ) -> Self:
-        """Build the method with the least noise that keeps one training at (epsilon, delta)."""
+    def for_budget(cls, *args: Any, **options: Any) -> Self:
+        """Build the method with the least noise that keeps one training at a target.
+
+        Called as ``for_budget(schedule, epsilon=..., delta=..., **options)``; the options are the
+        method's own, which is why they are not typed here.
+        """
         ...
 
     def event(self, schedule: Schedule) -> Event:

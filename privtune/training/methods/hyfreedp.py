@@ -20,10 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
+from privtune.training.clipping import Automatic
 from privtune.training.methods._common import (
+    build,
     candidate_column,
     check_choice,
     check_nonnegative,
@@ -44,7 +46,7 @@ __all__ = ["Fit", "HyFreeDP", "HyFreeDPState", "fit_paper", "fit_tracked"]
 
 _LOSS_BATCHES = ("same", "separate")
 _FITS = ("tracked", "paper")
-_BOUND_FLOOR = 1e-6
+_BOUND_FLOOR, _BOUND_CEILING = 1e-6, 1e6
 _BOUND_SHRINK = 0.5  # the bound at most halves at an update: a noisy sum may be far too small
 _SATURATED = 0.9  # losses above this part of their bound are flat because they were clipped
 _GROWTH = 4.0  # of the reach, while no curvature is visible
@@ -154,39 +156,51 @@ class HyFreeDP:
 
     @classmethod
     def for_budget(
-        cls,
-        schedule: Schedule,
-        *,
-        epsilon: float,
-        delta: float,
-        interval: int = 5,
-        loss_batch: str = "same",
-        optimizer: str = "sgd",
-    ) -> HyFreeDP:
+        cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
+    ) -> Self:
         """Build the method with 1% more gradient noise than DP-SGD and the rest spent on losses.
 
+        Args:
+            schedule: The public clockwork.
+            epsilon: Target, above 0.
+            delta: Target, in (0, 1).
+            options: Other fields. ``loss_batch`` may be ``"auto"``, which is the default: the kind
+                of batch that needs less noise on the losses.
+
         Raises:
-            PrivTuneError: If no noise meets the target.
+            PrivTuneError: If an option is not a field, or no noise meets the target.
         """
         from privtune.accounting import hyfreedp_noise
 
+        chosen: dict[str, Any] = {"interval": 5, "loss_batch": "auto"} | options
         noise = hyfreedp_noise(
-            schedule.sample_rate, schedule.steps, interval, epsilon, delta, loss_batch
+            schedule.sample_rate,
+            schedule.steps,
+            interval=chosen["interval"],
+            epsilon=epsilon,
+            delta=delta,
+            loss_batch=chosen["loss_batch"],
         )
-        gradient, loss = noise
-        return cls(gradient, loss, interval=interval, loss_batch=loss_batch, optimizer=optimizer)
+        return build(
+            cls,
+            chosen | {"loss_batch": noise.loss_batch},
+            gradient_noise_multiplier=noise.gradient_noise,
+            loss_noise_multiplier=noise.loss_noise,
+        )
 
     def event(self, schedule: Schedule) -> Event:
         """Return T gradient releases, every K-th of them with three losses beside it."""
-        from privtune.accounting import hyfreedp_event
+        from privtune.accounting import NonPrivate, hyfreedp_event
 
+        if self.gradient_noise_multiplier == 0.0 or self.loss_noise_multiplier == 0.0:
+            return NonPrivate()
         return hyfreedp_event(
             schedule.sample_rate,
             schedule.steps,
-            self.interval,
-            self.gradient_noise_multiplier,
-            self.loss_noise_multiplier,
-            self.loss_batch,
+            interval=self.interval,
+            gradient_noise=self.gradient_noise_multiplier,
+            loss_noise=self.loss_noise_multiplier,
+            loss_batch=self.loss_batch,
         )
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> HyFreeDPState:
@@ -205,8 +219,6 @@ class HyFreeDP:
 
     def update(self, state: HyFreeDPState, oracle: Oracle) -> HyFreeDPState:
         """Take one step; on every K-th, fit the learning rate first."""
-        from privtune.training.clipping import Automatic
-
         sample = oracle.sample()
         gradient = oracle.gradient(
             sample,
@@ -359,4 +371,5 @@ def _next_bound(bound: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
 
     total = losses.sum(dim=0)
     floor = (_BOUND_SHRINK * bound).clamp_min(_BOUND_FLOOR)
-    return torch.where(torch.isfinite(total), torch.maximum(total, floor), bound)
+    updated = torch.maximum(total, floor).clamp_max(_BOUND_CEILING)
+    return torch.where(torch.isfinite(total), updated, bound)
