@@ -24,6 +24,7 @@ from privtune.accounting.events import (
     PrivateSelection,
     Repeated,
     SubsampledTuning,
+    ThresholdSelection,
     WorstOf,
 )
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -96,7 +97,7 @@ def _scaled(event: Event, factor: float) -> Event:
         return type(event)([_scaled(child, factor) for child in event.events])
     if isinstance(event, WorstOf):
         return WorstOf([_scaled(child, factor) for child in event.events], event.weights)
-    if isinstance(event, PoissonSampled | Repeated | PrivateSelection):
+    if isinstance(event, PoissonSampled | Repeated | PrivateSelection | ThresholdSelection):
         return replace(event, event=_scaled(event.event, factor))
     if isinstance(event, SubsampledTuning):
         return replace(

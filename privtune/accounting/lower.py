@@ -65,8 +65,10 @@ class Instance:
     def delta(self, epsilon: float, count: int = 12) -> float:
         """Return the largest δ at this ε among the instances that are tried."""
         best = 0.0
-        slack = np.linspace(-1.0, 3.0, count) * max(self.tuner.base.deviation, 1e-9)
-        for threshold in (math.inf, *(epsilon - slack)):
+        z = np.exp(np.minimum(epsilon - self.losses, 700.0))
+        pays = self.losses[self.tuner.support(z) > 0.0]
+        lowest = float(pays[-1]) if pays.size else epsilon
+        for threshold in (math.inf, *np.linspace(lowest, epsilon, count)):
             p, q = self.tuned(self.order(epsilon, float(threshold)))
             best = max(best, float(np.maximum(p - math.exp(min(epsilon, 700.0)) * q, 0.0).sum()))
         return best

@@ -29,16 +29,26 @@ from privtune.accounting.events import (
     PoissonSampled,
     PrivateSelection,
     SubsampledTuning,
+    ThresholdSelection,
     WorstOf,
     flatten,
 )
 from privtune.accounting.pmf import LossPmf, compose, from_profile, mixture
 from privtune.accounting.rdp import rdp_curve, rdp_delta, rdp_epsilon
 from privtune.accounting.releases import Direction, loss_deviation, sampled_gaussian
-from privtune.accounting.selection import Tuner
+from privtune.accounting.selection import Threshold, Tuner
 from privtune.accounting.subsampled import amplified, tabulate
 
-__all__ = ["Pair", "default_step", "event_pair", "has_pair", "selection_tuners"]
+__all__ = [
+    "Pair",
+    "default_step",
+    "event_pair",
+    "fine_pair",
+    "has_pair",
+    "selection_tuners",
+    "thinned",
+    "threshold_bounds",
+]
 
 Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
@@ -75,7 +85,7 @@ def has_pair(parts: Mapping[Event, int]) -> bool:
 def _leaf_has_pair(part: Event) -> bool:
     if isinstance(part, WorstOf | Parallel):
         return all(has_pair(flatten(child)) for child in part.events)
-    if isinstance(part, PrivateSelection):
+    if isinstance(part, PrivateSelection | ThresholdSelection):
         return has_pair(flatten(part.event))
     if isinstance(part, SubsampledTuning):
         return has_pair(flatten(part.tuning)) and has_pair(flatten(part.training))
@@ -227,7 +237,7 @@ def _on_lattice(pair: Pair, step: float) -> Pair:
     return Pair(remove, remove if pair.add is pair.remove else convert(pair.add, pair.remove))
 
 
-def _fine_pair(event: Event, fineness: float = 2.0) -> Pair:
+def fine_pair(event: Event, fineness: float = 2.0) -> Pair:
     """Return the pair of an event on a lattice of its own choice."""
     parts = flatten(event)
     return event_pair(parts, default_step(parts, 1e-6, fineness))
@@ -236,17 +246,25 @@ def _fine_pair(event: Event, fineness: float = 2.0) -> Pair:
 @lru_cache(maxsize=64)
 def selection_tuners(event: PrivateSelection, fineness: float) -> tuple[Tuner, Tuner]:
     """Return the envelope bound of a selection in both directions (remove, add)."""
-    pair = _fine_pair(event.event, fineness)
+    pair = fine_pair(event.event, fineness)
     remove = Tuner(pair.remove, event.runs)
     return remove, (remove if pair.add is pair.remove else Tuner(pair.add, event.runs))
+
+
+@lru_cache(maxsize=64)
+def threshold_bounds(event: ThresholdSelection, fineness: float) -> tuple[Threshold, Threshold]:
+    """Return the bound on a threshold selection in both directions (remove, add)."""
+    pair = thinned(fine_pair(event.event, fineness), fineness)
+    return Threshold(pair.remove, event.stop), Threshold(pair.add, event.stop)
 
 
 @lru_cache(maxsize=64)
 def _complex_pair(part: Event, fineness: float) -> Pair:
     """Return a dominating pair, on a lattice of its own, of a part that is no single release."""
     if isinstance(part, PrivateSelection):
-        remove, add = selection_tuners(part, fineness)
-        return _tuner_pair(remove, add)
+        return _tuner_pair(*selection_tuners(part, fineness), _PROFILE_SIZE)
+    if isinstance(part, ThresholdSelection):
+        return _tuner_pair(*threshold_bounds(part, fineness), 400)
     if isinstance(part, WorstOf | Parallel):
         step = min(default_step(flatten(child), 1e-6, fineness) for child in part.events)
         pairs = [event_pair(flatten(child), step) for child in part.events]
@@ -276,9 +294,9 @@ def _worst(forward: list[LossPmf], backward: list[LossPmf], step: float) -> Loss
 
 def _subsampled_pair(part: SubsampledTuning, fineness: float) -> Pair:
     """Return the exact dominating pair of a subsampled tuning."""
-    tuning, training = _fine_pair(part.tuning, fineness), _fine_pair(part.training, fineness)
+    tuning, training = fine_pair(part.tuning, fineness), fine_pair(part.training, fineness)
     if part.variant == 1:
-        first = _thinned(tuning, fineness)
+        first = thinned(tuning, fineness)
         second = training
         deviation = max(min(first.remove.deviation, second.remove.deviation), 1e-4)
         step = 2.0 * _THIN * deviation / fineness
@@ -295,7 +313,7 @@ def _subsampled_pair(part: SubsampledTuning, fineness: float) -> Pair:
     )
 
 
-def _thinned(pair: Pair, fineness: float) -> Pair:
+def thinned(pair: Pair, fineness: float) -> Pair:
     """Return a pair on a lattice that is as coarse as an account of one more release allows."""
 
     def thin(pmf: LossPmf) -> LossPmf:
@@ -304,13 +322,13 @@ def _thinned(pair: Pair, fineness: float) -> Pair:
     return Pair(thin(pair.remove), thin(pair.add))
 
 
-def _tuner_pair(remove: Tuner, add: Tuner) -> Pair:
+def _tuner_pair(remove: Tuner | Threshold, add: Tuner | Threshold, size: int) -> Pair:
     """Return the dominating pair of a whole private selection."""
-    first = remove.profile(_PROFILE_SIZE)
+    first = remove.profile(size)
     if add is remove:
         pmf = from_profile(first.delta, first.delta, first.step, -first.size, first.size)
         return Pair(pmf, pmf)
-    second = add.profile(_PROFILE_SIZE)
+    second = add.profile(size)
     step = min(first.step, second.step)
     high = math.ceil(first.size * first.step / step)
     low = math.ceil(second.size * second.step / step)

@@ -28,10 +28,11 @@ from privtune.accounting.events import (
     PoissonSampled,
     PrivateSelection,
     SubsampledTuning,
+    ThresholdSelection,
     WorstOf,
     flatten,
 )
-from privtune.accounting.runs import Binomial, Poisson, RunLaw, _NegativeBinomial
+from privtune.accounting.runs import Binomial, Geometric, NegativeBinomial, Poisson, RunLaw
 from privtune.accounting.subsampled import amplified_curve, split_curve
 from privtune.errors import PrivTuneError
 
@@ -129,6 +130,9 @@ def _compute_leaf(event: Event) -> Floats:
         return np.asarray(curves.max(axis=0))
     if isinstance(event, PrivateSelection):
         return selection_curve(rdp_curve(event.event), event.runs)
+    if isinstance(event, ThresholdSelection):
+        # The best of K with K geometric and the score "passed or not", then post-processing.
+        return selection_curve(rdp_curve(event.event), Geometric(1.0 / event.stop))
     if isinstance(event, SubsampledTuning):
         tuning, training = rdp_curve(event.tuning), rdp_curve(event.training)
         if event.variant == 1:
@@ -249,7 +253,7 @@ def selection_curve(curve: Floats, runs: RunLaw) -> Floats:
             return infinite
         deltas = np.array([rdp_delta(curve, math.log1p(1.0 / (a - 1.0))) for a in ORDERS])
         values = curve + mean * deltas + math.log(mean) / (ORDERS - 1.0)
-    elif isinstance(runs, _NegativeBinomial):
+    elif isinstance(runs, NegativeBinomial):
         shape, gamma = runs.shape_parameter, runs.gamma
         extra = (1.0 + shape) * float(
             np.min((1.0 - 1.0 / ORDERS) * curve - math.log(gamma) / ORDERS)

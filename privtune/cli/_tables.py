@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -106,10 +107,11 @@ def comparison_document(study: Study) -> dict[str, Any]:
 def comparison_table(study: Study) -> Table:
     """Return the comparison that ``privtune study compare`` prints."""
     document = comparison_document(study)
-    table = Table(title=f"Study {study.name} on {study.spec.task}")
+    # Without vertical lines it fits a terminal of 80 columns.
+    table = Table(title=f"Study {study.name} on {study.spec.task}", box=box.SIMPLE_HEAVY)
     for column in ("arm", "strategy", "ε", "δ", "test accuracy", "gradient evaluations", "seconds"):
         numeric = column not in ("arm", "strategy")
-        table.add_column(column, justify="right" if numeric else "left")
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for arm in document["arms"]:
         mark = " †" if arm["sealed"] else ""
         accuracy = (arm["utility"] or {}).get("test_accuracy")

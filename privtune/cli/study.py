@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
+from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json, program
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
@@ -205,7 +205,7 @@ def print_comparison(study: Study) -> None:
     for line in footnotes(study):
         console.print(line, soft_wrap=True, highlight=False)
     console.print(
-        f"Open it in MLflow: [bold]privtune ui --study {study.name} --storage {study.storage}[/]",
+        f"Open it in MLflow: [bold]{program()} ui --study {study.name} --storage {study.storage}[/]",
         soft_wrap=True,
         highlight=False,
     )

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError
-from privtune.ledger.admission import admit, odometer
+from privtune.ledger.admission import FilterState, admit, filter_state, odometer
 from privtune.ledger.advice import suggestions
 from privtune.ledger.chain import Kind
 from privtune.ledger.errors import (
@@ -274,6 +274,14 @@ class Ledger:
         """Return the ε that the odometer leaves, never below 0."""
         history = self.log.current(budget)
         return max(0.0, history.terms().epsilon - odometer(history).epsilon)
+
+    def filter_state(self, budget: str) -> FilterState:
+        """Return the filter beside the odometer: whether it is in force, and what it has left."""
+        return filter_state(self.log.current(budget))
+
+    def head(self, budget: str) -> str:
+        """Return the hash of the log's last entry. Note it elsewhere: it proves what was there."""
+        return self.log.current(budget).head
 
     @staticmethod
     def parse(charge_id: str) -> tuple[str, int]:

@@ -89,7 +89,7 @@ empty_profile = Profile((0.0, 1.0), (1.0, 0.0))
 """The profile of nothing: δ = 1 − e^ε below ε = 0, and 0 above."""
 
 
-def tabulate(delta_at: Callable[[float], float], highest: float, points: int = 96) -> Profile:
+def tabulate(delta_at: Callable[[float], float], highest: float, points: int = 256) -> Profile:
     """Tabulate a profile that is known for ε ≥ 0, the worse of both directions.
 
     Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,8 +12,9 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
+from privtune.training.batched import BatchedKernel, NotBatchableError
 from privtune.training.data import Data, TensorData
-from privtune.training.kernel import Layout, Loss, flatten_params, load_params
+from privtune.training.kernel import Kernel, Layout, Loss, flatten_params, load_params
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
 from privtune.training.schedule import Schedule
@@ -21,7 +24,14 @@ from privtune.training.transcript import Transcript
 if TYPE_CHECKING:
     from privtune.training.methods._base import Candidate, Method
 
-__all__ = ["TensorData", "TrainingResult", "flatten_params", "load_params", "train"]
+__all__ = [
+    "FallbackWarning",
+    "TensorData",
+    "TrainingResult",
+    "flatten_params",
+    "load_params",
+    "train",
+]
 
 _PHYSICAL_ROWS = 4096
 
@@ -92,8 +102,8 @@ def train(
     size = len(candidates) if stack == "auto" else stack
     if size < 1:
         raise InvalidInputError("stack", stack, 'must be "auto" or at least 1')
-    kernel = OpacusKernel(model, loss)
     local = data.to(place)
+    kernel = choose_kernel(model, loss, local, place, schedule)
     parts = []
     for start in range(0, len(candidates), size):
         streams = [Streams(secret) for secret in secrets[start : start + size]]
@@ -113,6 +123,42 @@ def train(
     for transcript in result.transcripts:
         transcript.check_within(event)
     return result
+
+
+def choose_kernel(
+    model: Callable[[], nn.Module],
+    loss: Loss,
+    data: Data,
+    device: torch.device,
+    schedule: Schedule,
+) -> Kernel:
+    """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
+    x, y = data.take(torch.zeros(1, dtype=torch.long, device=device))
+    try:
+        return BatchedKernel(model, loss, x=x, y=y, device=device)
+    except NotBatchableError as reason:
+        records = math.ceil(schedule.expected_batch_size)
+        kernel = OpacusKernel(model, loss, x=x, y=y, device=device, records=records)
+        _say_once(
+            f"{type(model()).__name__} cannot be trained in stacks ({reason}): candidates are "
+            f"trained one by one through Opacus ({kernel.mode} mode), which costs several times as "
+            "much for small models."
+        )
+        return kernel
+
+
+_said: set[str] = set()
+
+
+def _say_once(message: str) -> None:
+    """Warn about a fallback, the first time only."""
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, FallbackWarning, stacklevel=4)
+
+
+class FallbackWarning(UserWarning):
+    """A model takes a slower path than the batched engine. Results and privacy are the same."""
 
 
 def _run(

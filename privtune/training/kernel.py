@@ -14,7 +14,7 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
 
-__all__ = ["Kernel", "Layout", "Loss", "Rows", "Sums", "flatten_params", "load_params"]
+__all__ = ["Kernel", "Layout", "Loss", "Rows", "flatten_params", "load_params"]
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A loss of each record: outputs and targets with a batch axis first, to shape ``[B]``."""
@@ -22,40 +22,21 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Physical rows of one step: M a candidate, of which some only fill up.
+    """Physical rows of one step: M a candidate, of which the first few are records.
 
     Args:
         x: Inputs, shape ``[K, M, ...]``.
         y: Targets, shape ``[K, M, ...]``.
-        mask: Shape ``[K, M]``: whether the row is a record of the candidate's sample.
+        sizes: How many rows of each candidate are records of its sample; the others fill up.
+        mask: Shape ``[K, M]``, 1 for a record and 0 for a filler, in the parameters' type.
+        dropout: Random stream of each candidate's dropout.
     """
 
     x: torch.Tensor
     y: torch.Tensor
+    sizes: Sequence[int]
     mask: torch.Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Sums:
-    """What a kernel computed about the records of a step. Nothing in it is private yet.
-
-    Args:
-        total: Sum of clipped gradients, shape ``[K, P]``.
-        halves: Sum of +1/2 for every unclipped record and -1/2 for every other, shape ``[K]``.
-        nonfinite: Number of records whose gradient was not finite, shape ``[K]``.
-    """
-
-    total: torch.Tensor
-    halves: torch.Tensor
-    nonfinite: torch.Tensor
-
-    def __add__(self, other: Sums) -> Sums:
-        """Add the sums over two parts of a sample."""
-        return Sums(
-            self.total + other.total,
-            self.halves + other.halves,
-            self.nonfinite + other.nonfinite,
-        )
+    dropout: Sequence[torch.Generator]
 
 
 class Kernel(Protocol):
@@ -63,8 +44,27 @@ class Kernel(Protocol):
 
     layout: Layout
 
-    def clipped_sums(self, params: torch.Tensor, rows: Rows, clipping: Clipping) -> Sums:
-        """Return the clipped sums over the records of ``rows`` at ``params``, shape ``[K, P]``.
+    def accumulate(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums over the records of ``rows`` at ``params`` to ``out``.
+
+        Args:
+            params: Shape ``[K, P]``.
+            rows: The records.
+            clipping: Bounds what each adds.
+            out: Shape ``[K, P]``; the sums are added to what it holds.
+            halves: Shape ``[K]``; if given, +1/2 is added to it for every unclipped record and
+                -1/2 for every other (one whose gradient is not finite counts as clipped).
+
+        Returns:
+            How many gradients of each candidate were not finite, shape ``[K]``; None for none.
 
         **Guarantee**: a record adds at most the clipping's sensitivity, and exactly nothing if its
         gradient is not finite; no row of one candidate touches a bit of another's sum.
@@ -72,11 +72,7 @@ class Kernel(Protocol):
         ...
 
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return the loss of every row, shape ``[K, M]``."""
-        ...
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these candidates of the stack alone."""
+        """Return the loss of every row, without dropout, shape ``[K, M]``."""
         ...
 
 

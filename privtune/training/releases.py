@@ -11,17 +11,15 @@ import torch
 from privtune.errors import InvalidInputError
 from privtune.training.clipping import Clipping, CoordinateTransform
 from privtune.training.data import Data
-from privtune.training.kernel import Kernel, Rows, Sums
+from privtune.training.kernel import Kernel, Rows
 from privtune.training.noise import NoiseSource, noise_scale
 from privtune.training.oracle import Sample
-from privtune.training.sampling import PoissonSampler
+from privtune.training.sampling import GRANULE, PoissonSampler, padded
 from privtune.training.schedule import Schedule
 from privtune.training.streams import Streams
 from privtune.training.transcript import Transcript
 
 __all__ = ["StackOracle"]
-
-_GRANULE = 8  # sizes of physical batches are multiples of it, so that few sizes occur
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +29,7 @@ class _Drawn:
     rate: float
     number: int
     index: torch.Tensor
-    mask: torch.Tensor
+    sizes: tuple[int, ...]
 
 
 class StackOracle:
@@ -70,8 +68,9 @@ class StackOracle:
         self._data = data
         self._kernel = kernel
         self._device = device
-        self._physical_rows = max(_GRANULE, physical_rows)
+        self._physical_rows = padded(physical_rows)
         self._noise = NoiseSource(streams, device)
+        self._dropout = [s.generator("dropout", device=device) for s in streams]
         self._transcripts = [Transcript() for _ in streams]
         self._samplers = [
             PoissonSampler(
@@ -83,23 +82,17 @@ class StackOracle:
     def sample(self) -> Sample:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""
         drawn = [sampler() for sampler in self._samplers]
-        longest = max(len(rows) for rows in drawn)
-        width = max(_GRANULE, -(-longest // _GRANULE) * _GRANULE)
-        index = np.zeros((len(drawn), width), dtype=np.int64)
-        sizes = np.empty((len(drawn), 1), dtype=np.int64)
-        for k, rows in enumerate(drawn):
-            index[k, : len(rows)] = rows
-            sizes[k] = len(rows)
-        mask = np.arange(width) < sizes
-        return self._open(
-            self.schedule.sample_rate, torch.from_numpy(index), torch.from_numpy(mask)
-        )
+        sizes = tuple(len(rows) for rows in drawn)
+        index = np.zeros((len(drawn), padded(max(sizes))), dtype=np.int64)
+        for row, rows in zip(index, drawn, strict=True):
+            row[: len(rows)] = rows
+        return self._open(self.schedule.sample_rate, torch.from_numpy(index), sizes)
 
     def everything(self) -> Sample:
         """Return the sample that holds every record, for full-batch methods."""
-        shape = (self.candidates, self.schedule.records)
-        index = torch.arange(self.schedule.records).expand(shape)
-        return self._open(1.0, index, torch.ones(shape, dtype=torch.bool))
+        records = self.schedule.records
+        index = torch.arange(records).expand(self.candidates, records)
+        return self._open(1.0, index, (records,) * self.candidates)
 
     def gradient(
         self,
@@ -111,8 +104,7 @@ class StackOracle:
     ) -> torch.Tensor:
         """Release the noisy mean of the clipped per-sample gradients: see ``Oracle.gradient``."""
         drawn = self._own(sample)
-        sums = self._clipped_sums(drawn, params, clipping)
-        return self._noisy_gradient(drawn, sums, clipping, noise_multiplier)
+        return self._gradient(drawn, params, clipping, noise_multiplier, halves=None)
 
     def gradient_and_fraction(
         self,
@@ -125,11 +117,11 @@ class StackOracle:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Release the noisy mean gradient and the noisy fraction of records not clipped."""
         drawn = self._own(sample)
-        sums = self._clipped_sums(drawn, params, clipping)
-        gradient = self._noisy_gradient(drawn, sums, clipping, noise_multiplier)
+        halves = params.new_zeros(self.candidates)
+        gradient = self._gradient(drawn, params, clipping, noise_multiplier, halves=halves)
         half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
         scale = self._charge(drawn, "gaussian", count_noise_multiplier, half)
-        count = sums.halves + scale.to(sums.halves) * self._noise.gaussian(1)[:, 0]
+        count = halves + scale.to(halves) * self._noise.gaussian(1)[:, 0]
         return gradient, count / self._normaliser(drawn) + 0.5
 
     def losses(
@@ -153,7 +145,7 @@ class StackOracle:
             total = point.new_zeros(self.candidates)
             for rows in self._physical(drawn):
                 values = self._kernel.losses(point, rows)
-                usable = rows.mask & values.isfinite()
+                usable = (rows.mask > 0) & values.isfinite()
                 clipped = values.clamp(min=0.0).minimum(bound.to(values)[:, None])
                 total += torch.where(usable, clipped, 0.0).sum(dim=1)
             scale = self._charge(drawn, mechanism, noise_multiplier, sensitivity).to(total)
@@ -165,9 +157,9 @@ class StackOracle:
         """Return the K transcripts, one a candidate."""
         return tuple(self._transcripts)
 
-    def _open(self, rate: float, index: torch.Tensor, mask: torch.Tensor) -> _Drawn:
+    def _open(self, rate: float, index: torch.Tensor, sizes: tuple[int, ...]) -> _Drawn:
         number = {transcript.open_sample(rate) for transcript in self._transcripts}.pop()
-        return _Drawn(rate, number, index.to(self._device), mask.to(self._device))
+        return _Drawn(rate, number, index.to(self._device), sizes)
 
     def _own(self, sample: Sample) -> _Drawn:
         if not isinstance(sample, _Drawn):
@@ -182,39 +174,46 @@ class StackOracle:
         """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time."""
         for start in range(0, drawn.index.shape[1], self._physical_rows):
             index = drawn.index[:, start : start + self._physical_rows]
+            width = index.shape[1]
+            if width % GRANULE:  # the last piece of all records; fill up, as samples are
+                index = torch.nn.functional.pad(index, (0, padded(width) - width))
+            sizes = [min(max(size - start, 0), width) for size in drawn.sizes]
             x, y = self._data.take(index.reshape(-1))
+            places = torch.arange(index.shape[1], device=self._device)
+            mask = places < torch.tensor(sizes, device=self._device).unsqueeze(1)
             yield Rows(
                 x.view(*index.shape, *x.shape[1:]),
                 y.view(*index.shape, *y.shape[1:]),
-                drawn.mask[:, start : start + self._physical_rows],
+                sizes,
+                mask.to(self._kernel.layout.dtype),
+                self._dropout,
             )
 
-    def _clipped_sums(self, drawn: _Drawn, params: torch.Tensor, clipping: Clipping) -> Sums:
-        sums: Sums | None = None
-        for rows in self._physical(drawn):
-            part = self._kernel.clipped_sums(params, rows, clipping)
-            sums = part if sums is None else sums + part
-        if sums is None:
-            raise InvalidInputError("sample", "empty", "must have room for a row")
-        self.nonfinite += sums.nonfinite.cpu()
-        for k, size in enumerate(drawn.mask.sum(dim=1).tolist()):
-            self.gradient_evaluations[k] += size
-        return sums
-
-    def _noisy_gradient(
+    def _gradient(
         self,
         drawn: _Drawn,
-        sums: Sums,
+        params: torch.Tensor,
         clipping: Clipping,
         noise_multiplier: float | torch.Tensor,
+        *,
+        halves: torch.Tensor | None,
     ) -> torch.Tensor:
+        """Release a noisy mean: the noise is laid down first, the clipped sums are added to it."""
         sensitivity = clipping.sensitivity(self.candidates)
         scale = self._charge(drawn, "gaussian", noise_multiplier, sensitivity)
-        noise = self._noise.gaussian(sums.total.shape[1])
-        mean = (sums.total + scale.to(noise)[:, None] * noise) / self._normaliser(drawn)
+        out = self._noise.gaussian(params.shape[1])
+        out *= scale.to(out).unsqueeze(1)
+        for rows in self._physical(drawn):
+            bad = self._kernel.accumulate(params, rows, clipping, out=out, halves=halves)
+            if bad is not None:
+                self.nonfinite += bad.cpu()
+        self.gradient_evaluations = [
+            n + size for n, size in zip(self.gradient_evaluations, drawn.sizes, strict=True)
+        ]
+        out /= self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):
-            return mean * clipping.scale + clipping.center
-        return mean
+            return out * clipping.scale + clipping.center
+        return out
 
     def _charge(
         self,

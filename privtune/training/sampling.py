@@ -15,7 +15,10 @@ import numpy.typing as npt
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["PoissonSampler"]
+__all__ = ["GRANULE", "PoissonSampler", "padded"]
+
+GRANULE = 8
+"""Physical sizes are multiples of it."""
 
 _BLOCK = 4096  # about how many records are drawn ahead at once
 _MAX_STEPS = 256
@@ -60,6 +63,18 @@ class PoissonSampler:
         places = _successes(line, self._rate, self._rng)
         cuts = np.searchsorted(places, np.arange(1, self._steps) * self._records)
         return np.split(places % self._records, cuts)
+
+
+def padded(rows: int) -> int:
+    """Return the physical size for ``rows`` records: few sizes occur, a sixteenth apart at most.
+
+    Every size that occurs is captured once, so there should be few; every row that fills up costs
+    as much as a record, so they should be close.
+    """
+    step = GRANULE
+    while step * 16 < rows:
+        step *= 2
+    return max(GRANULE, -(-rows // step) * step)
 
 
 def _successes(line: int, rate: float, rng: np.random.Generator) -> npt.NDArray[np.int64]:
