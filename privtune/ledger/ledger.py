@@ -63,7 +63,11 @@ class Ledger:
     ) -> None:
         storage = Storage(url, patience=patience)
         self.log = Log(storage, clock=clock, tolerance=timedelta(seconds=clock_tolerance))
-        prepare(storage)
+        try:
+            prepare(storage)
+        except BaseException:
+            storage.close()
+            raise
 
     @property
     def url(self) -> str:
