@@ -134,22 +134,25 @@ def hyfreedp_noise(
     def impossible() -> CalibrationError:
         return CalibrationError(f"no noise on the losses meets epsilon = {target:g}.")
 
-    def solve(kind: str) -> HyFreeNoise:
-        def event(loss_noise: float) -> Event:
-            return hyfreedp_event(
-                rate,
-                steps,
-                interval=interval,
-                gradient_noise=gradient_noise,
-                loss_noise=loss_noise,
-                loss_batch=kind,
-            )
-
-        noise = solve_decreasing(
-            lambda x: report(event(x), delta).epsilon, target, 1e-4, impossible
+    def event(kind: str, loss_noise: float) -> Event:
+        return hyfreedp_event(
+            rate,
+            steps,
+            interval=interval,
+            gradient_noise=gradient_noise,
+            loss_noise=loss_noise,
+            loss_batch=kind,
         )
-        answer = report(event(noise), delta)
-        return HyFreeNoise(gradient_noise, noise, kind, event(noise), answer)
 
-    kinds = _LOSS_BATCHES if loss_batch == "auto" else (loss_batch,)
-    return min((solve(kind) for kind in kinds), key=lambda noise: noise.loss_noise)
+    def cost(kind: str, loss_noise: float) -> float:
+        return report(event(kind, loss_noise), delta).epsilon
+
+    def solve(kind: str) -> float:
+        return solve_decreasing(lambda x: cost(kind, x), target, 1e-4, impossible)
+
+    kind = "separate" if loss_batch == "auto" else loss_batch
+    noise = solve(kind)
+    if loss_batch == "auto" and cost("same", noise) <= target:
+        kind, noise = "same", solve("same")
+    made = event(kind, noise)
+    return HyFreeNoise(gradient_noise, noise, kind, made, report(made, delta))

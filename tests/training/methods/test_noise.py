@@ -84,7 +84,7 @@ def observe(name, *, x, y, rate, steps=STEPS, seeds=4):
         plan, epsilon=1e3 if name == "pur" else 4.0, delta=1e-5, **options(name, WIDTH * 10)
     )
     streams = [Streams(secret) for secret in secrets(seeds, tag=9)]
-    kernel = OpacusKernel(model, cross_entropy)
+    kernel = OpacusKernel(model, cross_entropy, x=x, y=y, device=torch.device("cpu"))
     oracle = StackOracle(
         schedule,
         data=TensorData(x, y),
