@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+# Alembic runs these itself; they cannot be imported.
+collect_ignore_glob = ["privtune/ledger/migrations/*"]
+
 
 @pytest.fixture(autouse=True)
 def _own_folder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,9 @@ class BatchedKernel:
         refuse_coupling(self._module)
         self.layout = Layout(self._module)
         self._loss = loss
+        self._lengths = [end - start for start, end in self.layout.spans.values()]
+        layers = enumerate(self.layout.layers.values())
+        self._layer = {name: i for i, names in layers for name in names}
         self._programs: dict[tuple[int, int], tuple[Program, tuple[Use, ...]]] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
         example = synthetic(x, y, (2, 3), device)
@@ -104,9 +108,9 @@ class BatchedKernel:
         halves: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
-        with torch.no_grad():
-            masks = self._masks(rows)
-            program, uses = self._program(params, rows, masks)
+        masks = self._masks(rows)
+        program, uses = self._program(params, rows, masks)
+        with torch.inference_mode():
             tape = program(_plain(params), rows.x, rows.y, *masks)
             pairs = list(zip(tape[::2], tape[1::2], strict=True))
             if isinstance(clipping, CoordinateTransform):
@@ -115,15 +119,19 @@ class BatchedKernel:
                 )
             norms, saved = self._norms(uses, pairs, by_layer=clipping.by_layer)
             bad = _nonfinite(norms)
-            if bad is not None:
+            if bad is None:
+                coefficients = clipping.factors(norms).mul_(rows.mask)
+            else:
                 norms, saved = self._norms(uses, _without(pairs, bad), by_layer=clipping.by_layer)
                 norms.masked_fill_(bad, torch.inf)
-            coefficients = clipping.coefficients(norms) * rows.mask
-            targets = {n: out[:, start:end] for n, (start, end) in self.layout.spans.items()}
-            group = {n: i for i, names in enumerate(self.layout.layers.values()) for n in names}
+                coefficients = clipping.coefficients(norms).mul_(rows.mask)
+            targets = dict(
+                zip(self.layout.spans, torch.split(out, self._lengths, dim=1), strict=True)
+            )
+            groups = coefficients.unbind()
             for use, kept in zip(uses, saved, strict=True):
                 use.accumulate(
-                    coefficients[group[use.weight] if clipping.by_layer else 0], kept, targets
+                    groups[self._layer[use.weight] if clipping.by_layer else 0], kept, targets
                 )
             return _count(clipping, norms, rows, bad, halves)
 
@@ -177,13 +185,12 @@ class BatchedKernel:
         if not by_layer:
             total = results[0][0]
             for squared, _ in results[1:]:
-                total = total + squared
-            return total.sqrt().unsqueeze(0), saved
-        owners = list(self.layout.layers)
-        squares = torch.zeros((len(owners), *results[0][0].shape), dtype=self.layout.dtype)
-        squares = squares.to(results[0][0].device)
+                total = total.add_(squared)
+            return total.sqrt_().unsqueeze(0), saved
+        shape = (len(self.layout.layers), *results[0][0].shape)
+        squares = torch.zeros(shape, dtype=self.layout.dtype, device=results[0][0].device)
         for use, (squared, _) in zip(uses, results, strict=True):
-            squares[owners.index(use.weight.rpartition(".")[0])] += squared
+            squares[self._layer[use.weight]] += squared
         return squares.sqrt(), saved
 
     def _transformed(
@@ -221,7 +228,7 @@ def _plain(params: torch.Tensor) -> torch.Tensor:
 
 def _nonfinite(norms: torch.Tensor) -> torch.Tensor | None:
     """Return which records have a norm that is not finite, ``[K, B]``, or None for none."""
-    if bool(norms.sum().isfinite()):
+    if math.isfinite(norms.sum().item()):
         return None
     bad = ~norms.isfinite().all(dim=0)
     return bad if bool(bad.any()) else None

@@ -120,8 +120,9 @@ def capture_tape(
                 done.losses, outs, ones, allow_unused=True, materialize_grads=True
             )
         uses[:] = [e.use for e in done.entries] + [CopyUse(name, None) for name in copies]
-        inputs = [e.a for e in done.entries] + list(copies.values())
-        return tuple(t for pair in zip(inputs, grads, strict=True) for t in pair)
+        inputs = [e.a for e in done.entries] + [copy.detach() for copy in copies.values()]
+        pairs = zip(uses, inputs, grads, strict=True)
+        return tuple(t for use, a, g in pairs for t in use.compact(a, g))
 
     graph = polish(make_fx(program)(*example), example)
     return graph, tuple(uses)

@@ -179,7 +179,7 @@ def _run(
         params=params,
         report={name: torch.stack([r[name] for r in reports]) for name in reports[0]},
         transcripts=tuple(oracle.transcripts()),
-        gradient_evaluations=tuple(oracle.gradient_evaluations),
+        gradient_evaluations=tuple(oracle.gradient_evaluations.tolist()),
         nonfinite=tuple(oracle.nonfinite.tolist()),
         diverged=tuple((~params.isfinite().all(dim=1)).tolist()),
     )

@@ -69,6 +69,7 @@ class _Geometry:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    dtype: torch.dtype
 
 
 class _Recorder(fx.Interpreter):
@@ -87,6 +88,7 @@ class _Recorder(fx.Interpreter):
                 tuple(value.shape),
                 value.stride(),
                 int(value.storage_offset()),
+                value.dtype,
             )
         return value
 
@@ -110,11 +112,26 @@ def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> fx.Graph
             if node.op == "call_function" and node.target in _DIRECT:
                 node.target = _DIRECT[node.target]
                 node.kwargs = {k: v for k, v in node.kwargs.items() if k != "pin_memory"}
+        _fold_constants(polished, geometry, example[0].device)
         polished.graph.eliminate_dead_code()
         polished.recompile()
         found = polished(*example)
     same = all(torch.equal(f, e) or f.isnan().any() for f, e in zip(found, expected, strict=True))
     return polished if same else graph
+
+
+def _fold_constants(
+    module: fx.GraphModule, geometry: dict[fx.Node, _Geometry], device: torch.device
+) -> None:
+    """Fill tensors of a constant once, not in every run."""
+    for number, node in enumerate(list(module.graph.nodes)):
+        if node.target is torch.full_like and node in geometry:
+            known = geometry[node]
+            value = torch.full(known.size, node.args[1], dtype=known.dtype, device=device)
+            name = f"_filled{number}"
+            module.register_buffer(name, value)
+            with module.graph.inserting_after(node):
+                node.replace_all_uses_with(module.graph.get_attr(name))
 
 
 def _fold_views(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -67,6 +68,7 @@ class OpacusKernel:
                 "model", type(self._inner).__name__, "; ".join(str(p) for p in problems)
             )
         self.layout = Layout(self._inner)
+        bare = deepcopy(self._inner)
         self._loss = loss
         if mode == "auto":
             mode = "hooks" if 4 * records * self.layout.size < _HOOKS_BYTES else "ghost"
@@ -80,7 +82,7 @@ class OpacusKernel:
             )
         )
         self._params = {n: p for n, p in self._inner.named_parameters() if p.requires_grad}
-        self._verify(model().train().to(device), x, y, device)
+        self._verify(bare, synthetic(x, y, (2, 3), device))
 
     def accumulate(
         self,
@@ -98,7 +100,7 @@ class OpacusKernel:
                 "clipping", type(clipping).__name__, "needs per-sample gradients", "Use hooks mode."
             )
         bad = torch.zeros(len(params), dtype=torch.long)
-        for k, size in enumerate(rows.sizes):
+        for k, size in enumerate(int(n) for n in rows.sizes):
             if size == 0:
                 continue
             load_params(self._inner, params[k].detach())
@@ -122,14 +124,10 @@ class OpacusKernel:
         self._module.enable_hooks()
         return out
 
-    def _verify(
-        self, reference: nn.Module, x: torch.Tensor, y: torch.Tensor, device: torch.device
-    ) -> None:
-        # Against a module of its own: Opacus' hooks do not stand a functional call.
-        example = synthetic(x, y, (2, 3), device)
+    def _verify(self, bare: nn.Module, example: tuple[torch.Tensor, torch.Tensor]) -> None:
         try:
             with Intercept(None, deterministic=True):
-                check_kernel(self, reference, self._loss, *example, sites=())
+                check_kernel(self, bare, self._loss, *example, sites=())
         except KernelMismatchError as error:
             raise InvalidInputError("model", type(self._inner).__name__, str(error)) from error
 

@@ -59,7 +59,9 @@ class Work:
 
     def data(self, device: torch.device) -> TensorData:
         generator = torch.Generator().manual_seed(0)
-        shape, classes = ((1, 28, 28), 10) if not self.widths else (self.widths[:1], self.widths[-1])
+        shape, classes = (
+            ((1, 28, 28), 10) if not self.widths else (self.widths[:1], self.widths[-1])
+        )
         x = torch.randn(RECORDS, *shape, generator=generator)
         y = torch.randint(classes, (RECORDS,), generator=generator)
         return TensorData(x, y).to(device)
@@ -169,7 +171,9 @@ def batched_plain(work: Work, data: TensorData, candidates: int, device: torch.d
         (0.05 * torch.randn(candidates, a, b, device=device)).requires_grad_()
         for a, b in zip(work.widths[:-1], work.widths[1:], strict=True)
     ]
-    biases = [torch.zeros(candidates, 1, b, device=device).requires_grad_() for b in work.widths[1:]]
+    biases = [
+        torch.zeros(candidates, 1, b, device=device).requires_grad_() for b in work.widths[1:]
+    ]
     stream = batches(data, work.batch * candidates)
 
     def step() -> None:
@@ -253,13 +257,19 @@ def main() -> None:
             floor = f"{own / times[f'floor {k}']:.2f} times slower" if work.widths else "-"
             bars = work.bars.get(k)
             bar = " / ".join(f"{0.75 * b:.3g}" for b in bars) if bars else "-"
-            met = "" if not bars else (
-                " (met)" if all(r >= 0.75 * b for r, b in zip(ratios, bars, strict=True))
-                else " (missed)"
+            met = (
+                ""
+                if not bars
+                else (
+                    " (met)"
+                    if all(r >= 0.75 * b for r, b in zip(ratios, bars, strict=True))
+                    else " (missed)"
+                )
             )
             cells = [f"{ratio:.3g}" for ratio in ratios]
             print(
-                f"| {work.title} | {k} | {own:.1f} | " + " | ".join(cells)
+                f"| {work.title} | {k} | {own:.1f} | "
+                + " | ".join(cells)
                 + f" | {floor} | {bar}{met} |",
                 flush=True,
             )
