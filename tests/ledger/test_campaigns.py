@@ -18,7 +18,7 @@ from tests.ledger.old import make_old
 LOG = logging.getLogger("campaign")
 FULL = os.environ.get("PRIVTUNE_CAMPAIGN") == "full"
 WORKERS = 32 if FULL else 12
-CRASHES = 200 if FULL else 25
+CRASHES = 200 if FULL else 20
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_crashes(ledger_url: str, tmp_path: Path) -> None:
         tmp_path,
         crashes=CRASHES,
         seed=1,
-        window=0.4 if ledger_url.startswith("sqlite") else 1.2,
+        window=0.4 if ledger_url.startswith("sqlite") else 0.9,
     )
     LOG.info(f"{ledger_url.split(':', maxsplit=1)[0]} crashes: {report}")
     assert report.crashes == CRASHES

@@ -244,7 +244,7 @@ def test_every_edit_of_a_certificate_fails(ledger: Ledger) -> None:
         place[path[-1]] = (
             (not old) if isinstance(old, bool)
             else old + 1 if isinstance(old, int)
-            else old * 1.001 if isinstance(old, float)
+            else old * 1.001 + 1e-3 if isinstance(old, float)
             else f"{old}x"
         )  # fmt: skip
         with pytest.raises(LedgerCorruptedError):
