@@ -62,6 +62,7 @@ class BatchedKernel:
         x: Inputs of a few records, for shape and type alone, ``[n, ...]``.
         y: Targets of a few records, likewise.
         device: Where to compute.
+        all_classes: Whether no target is negative, so that none can be an index to ignore.
 
     Raises:
         InvalidInputError: If layers couple the records of a batch, or the loss couples them.
@@ -77,6 +78,7 @@ class BatchedKernel:
         x: torch.Tensor,
         y: torch.Tensor,
         device: torch.device,
+        all_classes: bool = False,
     ) -> None:
         self._module = model().train().to(device)
         refuse_coupling(self._module)
@@ -89,7 +91,14 @@ class BatchedKernel:
         self._loss_programs: dict[tuple[int, int], Program] = {}
         example = synthetic(x, y, (2, 3), device)
         try:
-            self.plan = plan_model(self._module, loss, self.layout, x=example[0], y=example[1])
+            self.plan = plan_model(
+                self._module,
+                loss,
+                self.layout,
+                x=example[0],
+                y=example[1],
+                all_classes=all_classes,
+            )
             check_kernel(self, self._module, loss, *example, sites=self.plan.sites)
         except KernelMismatchError as error:
             raise NotBatchableError(str(error)) from error

@@ -23,6 +23,10 @@ class Data(Protocol):
         """Return the inputs ``[n, ...]`` and targets ``[n, ...]`` of the records at ``index``."""
         ...
 
+    def targets_are_classes(self) -> bool:
+        """Say whether targets are whole numbers of at least 0; False if that is not known."""
+        ...
+
     def to(self, device: torch.device) -> Data:
         """Return the same data, fetched onto ``device``."""
         ...
@@ -57,6 +61,10 @@ class TensorData:
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the records at ``index``: ``index_select`` is 5 times faster than ``x[i]``."""
         return self.x.index_select(0, index), self.y.index_select(0, index)
+
+    def targets_are_classes(self) -> bool:
+        """Say whether targets are whole numbers of at least 0."""
+        return not self.y.dtype.is_floating_point and bool((self.y >= 0).all())
 
     def to(self, device: torch.device) -> TensorData:
         """Return the data on ``device``."""

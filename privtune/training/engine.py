@@ -135,7 +135,9 @@ def choose_kernel(
     """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
     x, y = data.take(torch.zeros(1, dtype=torch.long, device=device))
     try:
-        return BatchedKernel(model, loss, x=x, y=y, device=device)
+        return BatchedKernel(
+            model, loss, x=x, y=y, device=device, all_classes=data.targets_are_classes()
+        )
     except NotBatchableError as reason:
         records = math.ceil(schedule.expected_batch_size)
         kernel = OpacusKernel(model, loss, x=x, y=y, device=device, records=records)

@@ -78,6 +78,7 @@ class _Recorder(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph, garbage_collect_values=False)
         self.geometry: dict[fx.Node, _Geometry] = {}
+        self.constants: dict[fx.Node, torch.Tensor] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
@@ -90,6 +91,10 @@ class _Recorder(fx.Interpreter):
                 int(value.storage_offset()),
                 value.dtype,
             )
+            fixed = n.op == "get_attr" or (n.op == "call_function" and n.target in _VIEWS)
+            fixed = fixed and all(source in self.constants for source in n.all_input_nodes)
+            if fixed:
+                self.constants[n] = value
         return value
 
 
@@ -107,6 +112,8 @@ def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> fx.Graph
         polished = deepcopy(graph)
         twins = dict(zip(graph.graph.nodes, polished.graph.nodes, strict=True))
         geometry = {twins[node]: g for node, g in recorder.geometry.items()}
+        ones = {twins[n] for n, value in recorder.constants.items() if bool((value == 1).all())}
+        _drop_ones(polished.graph, geometry, ones)
         _fold_views(polished.graph, geometry)
         for node in polished.graph.nodes:
             if node.op == "call_function" and node.target in _DIRECT:
@@ -118,6 +125,17 @@ def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> fx.Graph
         found = polished(*example)
     same = all(torch.equal(f, e) or f.isnan().any() for f, e in zip(found, expected, strict=True))
     return polished if same else graph
+
+
+def _drop_ones(graph: fx.Graph, geometry: dict[fx.Node, _Geometry], ones: set[fx.Node]) -> None:
+    """Drop products with ones, which is what the gradient of a sum of losses starts from."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is _aten.mul.Tensor:
+            left, right = node.args
+            if right in ones and geometry[left].size == geometry[node].size:
+                same = geometry[left].stride == geometry[node].stride
+                if same:
+                    node.replace_all_uses_with(left)
 
 
 def _fold_constants(
