@@ -155,6 +155,18 @@ class StackOracle:
             answers.append((total + scale * draw(1)[:, 0].to(total)) / self._normaliser(drawn))
         return torch.stack(answers)
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these candidates alone; the others are done."""
+        index = list(rows)
+        self.candidates = len(index)
+        self.gradient_evaluations = self.gradient_evaluations[index]
+        self.nonfinite = self.nonfinite[index]
+        self._sampler.keep(index)
+        self._noise.keep(index)
+        self._dropout = [self._dropout[row] for row in index]
+        self._log.keep(index)
+        self._scale = None
+
     def transcripts(self) -> Sequence[Transcript]:
         """Return the K transcripts, one a candidate."""
         return self._log.by_candidate()
