@@ -120,7 +120,7 @@ def train(
             kernel=kernel,
             streams=streams,
             device=place,
-            physical_rows=memory.rows,
+            physical_rows=memory.piece,
         )
         params = torch.stack([_initial(model, s, kernel.layout) for s in streams]).to(place)
         state = method.init(params, candidates[rows])

@@ -31,12 +31,14 @@ class Memory:
     Args:
         row_bytes: Work space of a record.
         state_bytes: Vectors of the length of the parameters, for one candidate.
-        rows: Records of a candidate that are computed at once.
+        rows: Records of a candidate's sample that are computed at once.
+        piece: Most records of a candidate that may be computed at once.
     """
 
     row_bytes: float
     state_bytes: int
     rows: int
+    piece: int
 
     @property
     def candidate_bytes(self) -> float:
@@ -53,8 +55,8 @@ def memory_model(kernel: Kernel, *, longest: int) -> Memory:
             than fits is computed in pieces; their size does not depend on the stack.
     """
     row = kernel.row_bytes() if isinstance(kernel, BatchedKernel) else 4.0 * kernel.layout.size
-    rows = max(8, min(longest, int(_PIECE_BYTES / max(row, 1.0))))
-    return Memory(row, _VECTORS * 4 * kernel.layout.size, rows)
+    piece = max(8, min(max(longest, 1024), int(_PIECE_BYTES / max(row, 1.0))))
+    return Memory(row, _VECTORS * 4 * kernel.layout.size, min(longest, piece), piece)
 
 
 def stack_sizes(kernel: Kernel, memory: Memory, candidates: int, *, stack: int | None) -> list[int]:
