@@ -13,8 +13,9 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.capture import Program, capture_losses, capture_tape, plan_model
 from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
+from privtune.training.graph import PEAK
 from privtune.training.kernel import Layout, Loss, Rows
-from privtune.training.uses import Saved, Use
+from privtune.training.uses import ConvUse, Saved, Use
 
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
@@ -62,6 +63,7 @@ class BatchedKernel:
         x: Inputs of a few records, for shape and type alone, ``[n, ...]``.
         y: Targets of a few records, likewise.
         device: Where to compute.
+        all_classes: Whether no target is negative, so that none can be an index to ignore.
 
     Raises:
         InvalidInputError: If layers couple the records of a batch, or the loss couples them.
@@ -77,8 +79,12 @@ class BatchedKernel:
         x: torch.Tensor,
         y: torch.Tensor,
         device: torch.device,
+        all_classes: bool = False,
     ) -> None:
         self._module = model().train().to(device)
+        self._device = device
+        self._x, self._y = synthetic(x, y, (1, 1), device)
+        self._x, self._y = self._x[0], self._y[0]
         refuse_coupling(self._module)
         self.layout = Layout(self._module)
         self._loss = loss
@@ -89,7 +95,14 @@ class BatchedKernel:
         self._loss_programs: dict[tuple[int, int], Program] = {}
         example = synthetic(x, y, (2, 3), device)
         try:
-            self.plan = plan_model(self._module, loss, self.layout, x=example[0], y=example[1])
+            self.plan = plan_model(
+                self._module,
+                loss,
+                self.layout,
+                x=example[0],
+                y=example[1],
+                all_classes=all_classes,
+            )
             check_kernel(self, self._module, loss, *example, sites=self.plan.sites)
         except KernelMismatchError as error:
             raise NotBatchableError(str(error)) from error
@@ -134,6 +147,41 @@ class BatchedKernel:
                     groups[self._layer[use.weight] if clipping.by_layer else 0], kept, targets
                 )
             return _count(clipping, norms, rows, bad, halves)
+
+    def row_bytes(self, rows: int = 32) -> float:
+        """Return the bytes of work space that a record takes: the memory model.
+
+        The pass itself is followed tensor by tensor; what norms and sums add is the cache of the
+        layers in the direct form, and the scaled copy of the largest output gradient.
+        """
+        example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
+        masks = tuple(
+            torch.ones((1, rows, *s.shape), dtype=self.layout.dtype, device=self._device)
+            for s in self.plan.sites
+        )
+        x, y = synthetic(self._x, self._y, (1, rows), self._device)
+        program, uses = capture_tape(
+            self._module, self._loss, self.layout, self.plan, (example, x, y, *masks)
+        )
+        with torch.inference_mode():
+            tape = program(example, x, y, *masks)
+            pairs = list(zip(tape[::2], tape[1::2], strict=True))
+            _, saved = self._norms(uses, pairs, by_layer=False)
+        held = {t.untyped_storage().data_ptr() for t in tape}
+        extra = sum(
+            t.untyped_storage().nbytes()
+            for kept in saved
+            for t in kept
+            if t.untyped_storage().data_ptr() not in held
+        )
+        scaled = max(g.nbytes for g in tape[1::2])
+        peak = int(program.meta[PEAK])  # type: ignore[attr-defined]
+        return (peak + extra + scaled - example.nbytes) / rows
+
+    @property
+    def convolves(self) -> bool:
+        """Whether the model has convolutions, which run candidate by candidate."""
+        return any(isinstance(use, ConvUse) for use in self.plan.uses)
 
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the loss of every row, shape ``[K, M]``."""

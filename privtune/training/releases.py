@@ -75,22 +75,16 @@ class StackOracle:
         self._dropout = [s.generator("dropout", device=device) for s in streams]
         self._scale: tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor] | None = None
         self._log = StackTranscript(self.candidates)
-        self._samplers = [
-            PoissonSampler(
-                records=schedule.records, rate=schedule.sample_rate, rng=s.numpy("sampling")
-            )
-            for s in streams
-        ]
+        self._sampler = PoissonSampler(
+            records=schedule.records,
+            rate=schedule.sample_rate,
+            rngs=[s.numpy("sampling") for s in streams],
+        )
 
     def sample(self) -> Sample:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""
-        drawn = [sampler() for sampler in self._samplers]
-        sizes = np.array([len(rows) for rows in drawn])
-        width = padded(int(sizes.max()))
-        index = np.zeros((len(drawn), width), dtype=np.int64)
-        for row, rows in zip(index, drawn, strict=True):
-            row[: len(rows)] = rows
-        mask = np.arange(width) < sizes[:, None]
+        index, sizes = self._sampler()
+        mask = np.arange(index.shape[1]) < sizes[:, None]
         return self._open(
             self.schedule.sample_rate, torch.from_numpy(index), torch.from_numpy(mask), sizes
         )
@@ -160,6 +154,18 @@ class StackOracle:
             draw = self._noise.gaussian if mechanism == "gaussian" else self._noise.laplace
             answers.append((total + scale * draw(1)[:, 0].to(total)) / self._normaliser(drawn))
         return torch.stack(answers)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these candidates alone; the others are done."""
+        index = list(rows)
+        self.candidates = len(index)
+        self.gradient_evaluations = self.gradient_evaluations[index]
+        self.nonfinite = self.nonfinite[index]
+        self._sampler.keep(index)
+        self._noise.keep(index)
+        self._dropout = [self._dropout[row] for row in index]
+        self._log.keep(index)
+        self._scale = None
 
     def transcripts(self) -> Sequence[Transcript]:
         """Return the K transcripts, one a candidate."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from privtune.accounting import (
@@ -101,9 +102,9 @@ class StackTranscript:
     """
 
     def __init__(self, candidates: int) -> None:
-        self._candidates = candidates
+        self._members = tuple(range(candidates))
         self._rates: list[float] = []
-        self._records: list[tuple[int, str, float | tuple[float, ...]]] = []
+        self._records: list[tuple[int, str, float | dict[int, float]]] = []
 
     def open_sample(self, rate: float) -> int:
         """Note that a sample was drawn at ``rate`` for each candidate and return its index."""
@@ -112,21 +113,30 @@ class StackTranscript:
 
     def record(self, sample: int, kind: str, noise_multiplier: float | tuple[float, ...]) -> None:
         """Note a release about a sample; one noise multiplier for all, or one for each."""
-        self._records.append((sample, kind, noise_multiplier))
+        if isinstance(noise_multiplier, tuple):
+            own = dict(zip(self._members, noise_multiplier, strict=True))
+            self._records.append((sample, kind, own))
+        else:
+            self._records.append((sample, kind, noise_multiplier))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these candidates alone."""
+        self._members = tuple(self._members[row] for row in rows)
 
     def of(self, candidate: int) -> Transcript:
-        """Return the transcript of one candidate."""
+        """Return the transcript of one of the candidates that are still there."""
+        member = self._members[candidate]
         transcript = Transcript()
         for rate in self._rates:
             transcript.open_sample(rate)
         for sample, kind, multiplier in self._records:
-            own = multiplier[candidate] if isinstance(multiplier, tuple) else multiplier
+            own = multiplier[member] if isinstance(multiplier, dict) else multiplier
             transcript.record(sample, kind, own)
         return transcript
 
     def by_candidate(self) -> tuple[Transcript, ...]:
         """Return one transcript a candidate."""
-        return tuple(self.of(k) for k in range(self._candidates))
+        return tuple(self.of(k) for k in range(len(self._members)))
 
 
 def looks_of(event: Event) -> Counter[Look]:

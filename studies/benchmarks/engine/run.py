@@ -85,7 +85,13 @@ WORKS = {
 
 def engine(work: Work, data: TensorData, candidates: int, device: torch.device, **options) -> Step:
     kernel = BatchedKernel(
-        work.model, cross_entropy, x=data.x[:1], y=data.y[:1], device=device, **options
+        work.model,
+        cross_entropy,
+        x=data.x[:1],
+        y=data.y[:1],
+        device=device,
+        all_classes=True,
+        **options,
     )
     oracle = StackOracle(
         Schedule(RECORDS, work.batch / RECORDS, 10**6),
