@@ -55,7 +55,7 @@ class StackOracle:
         device: torch.device,
         physical_rows: int,
     ) -> None:
-        if len(data) != schedule.records:
+        if len(data) != schedule.records and not getattr(data, "sealed_size", False):
             raise InvalidInputError(
                 "data",
                 f"{len(data)} records",
@@ -73,9 +73,7 @@ class StackOracle:
         self._dropout = [s.generator("dropout", device=device) for s in streams]
         self._transcripts = [Transcript() for _ in streams]
         self._samplers = [
-            PoissonSampler(
-                records=schedule.records, rate=schedule.sample_rate, rng=s.numpy("sampling")
-            )
+            PoissonSampler(records=len(data), rate=schedule.sample_rate, rng=s.numpy("sampling"))
             for s in streams
         ]
 
@@ -90,7 +88,7 @@ class StackOracle:
 
     def everything(self) -> Sample:
         """Return the sample that holds every record, for full-batch methods."""
-        records = self.schedule.records
+        records = len(self._data)
         index = torch.arange(records).expand(self.candidates, records)
         return self._open(1.0, index, (records,) * self.candidates)
 
