@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
-from privtune.strategies._base import Round, TrialResult
+from privtune.strategies._base import Outcome, Round
 from privtune.strategies.plan import Plan, PlanningContext, TrainingPlan
 from privtune.training.methods import METHODS
 
@@ -63,10 +63,9 @@ class InRun:
             sealed=("samples and their sizes", "un-noised gradients and losses"),
         )
 
-    def run(self, plan: Plan, trials: Round) -> TrialResult:
+    def run(self, plan: Plan, trials: Round) -> Outcome:
         """Train once and release the model with its curves."""
-        (result,) = trials.train(plan, 1)
-        return result
+        return Outcome(trials.train(plan, plan.training, plan.params, name="final"))
 
 
 @dataclass(frozen=True, kw_only=True)
