@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
+from privtune.tracking.text import ceil_to, describe_event
+
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.strategies import Plan
     from privtune.study import Study
 
 __all__ = [
+    "ceil_to",
     "comparison_document",
     "comparison_table",
+    "describe_event",
     "footnotes",
     "plan_document",
     "plan_view",
@@ -147,12 +151,6 @@ def noise_of(plan: Plan) -> dict[str, float]:
     return noises
 
 
-def ceil_to(value: float, digits: int) -> float:
-    """Round up: a printed ε is an upper bound too."""
-    scale = float(10**digits)
-    return math.ceil(value * scale) / scale
-
-
 def finite(document: dict[str, Any]) -> dict[str, Any]:
     """Replace infinities, which JSON lacks, by null."""
     return {
@@ -163,30 +161,3 @@ def finite(document: dict[str, Any]) -> dict[str, Any]:
         else value
         for key, value in document.items()
     }
-
-
-def describe_event(event: dict[str, Any]) -> str:
-    """Return an event as a formula that fits a table cell."""
-    inner = [describe_event(e) for e in event.get("events", [])]
-    match event["type"]:
-        case "gaussian":
-            return f"Gaussian(σ={event['noise_multiplier']:.4g})"
-        case "laplace":
-            return f"Laplace(b={event['noise_multiplier']:.4g})"
-        case "joint":
-            return f"joint[{', '.join(inner)}]"
-        case "poisson_sampled":
-            return f"Poisson(q={event['rate']:.4g}, {describe_event(event['event'])})"
-        case "repeated":
-            return f"{event['count']} × {describe_event(event['event'])}"
-        case "composed":
-            return " + ".join(inner)
-        case "parallel":
-            return " ∥ ".join(inner)
-        case "worst_of":
-            return f"worst of [{', '.join(inner)}]"
-        case "private_selection":
-            law = event["runs"]
-            return f"best of K ~ {law['law']}(mean {law['mean']:g}) of [{describe_event(event['event'])}]"
-        case kind:
-            return str(kind)
