@@ -15,6 +15,7 @@ FLOORS = {
     "errors": 0,
     "accounting": 0,
     "ledger": 1,
+    "priors": 1,
     "spaces": 1,
     "training": 1,
     "tasks": 2,

@@ -27,9 +27,13 @@ With an empty block this is the conversion of Canonne, Kamath and Steinke (arXiv
 Proposition 12); it is never above the plain sum of Rényi divergences, and the block may contain
 releases without a finite one.
 
-A charge of approximate DP (ε', δ') passes the filter as an ε'-DP release that fails with
-probability δ' (Kairouz, Oh & Viswanath, arXiv 1311.0776); a fixed share of δ pays for the sum of
-these, as in the approximate filters of Whitehouse et al. (arXiv 2203.05481, Theorem 1).
+A charge may fail with a probability δ' and else have its divergence: (ε', δ')-DP is ε'-DP that fails
+with probability δ' (Kairouz, Oh & Viswanath, arXiv 1311.0776), and the infinite mass of a dominating
+pair (P, Q) is such a failure (the pair is the worst case, and the mass may be shown). Let the failures
+admitted sum up to at most D on every path. The outcomes on which something failed have a probability
+of at most D; on the others the likelihood ratio is the product of ratios of finite loss, whose moments
+are those that were summed up. So D is added to δ, and a fixed share of δ pays for it (compare the
+approximate filters of Whitehouse et al., arXiv 2203.05481, Theorem 1).
 """
 
 from __future__ import annotations
