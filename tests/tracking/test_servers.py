@@ -178,7 +178,7 @@ def test_a_server_that_goes_away_does_not_stop_the_study(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
         done = cli("study", "sync", "toy", "--storage", storage, "--json")
         assert done.code == 0, done.err
-        assert json.loads(done.out) == {"study": "toy", "logged": ["again"]}
+        assert json.loads(done.out) == {"study": "toy", "logged": ["again"], "models": {}}
         assert "Nothing to log" in cli("study", "sync", "toy", "--storage", storage).out
     finally:
         server.stop()
