@@ -8,7 +8,7 @@ import pytest
 
 from privtune.tracking.view import experiment_url, run_url
 from tests.browser.conftest import Browser
-from tests.tracking.conftest import Tracked
+from tests.tracked import Tracked
 from tests.tracking.servers import Server
 
 pytestmark = [

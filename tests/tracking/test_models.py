@@ -10,7 +10,7 @@ import pytest
 
 from privtune.errors import PrivTuneError
 from privtune.tracking.models import log_model
-from tests.tracking.conftest import Tracked
+from tests.tracked import Tracked
 
 pytestmark = [
     pytest.mark.slow,

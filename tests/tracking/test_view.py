@@ -7,7 +7,7 @@ import json
 import pytest
 
 from privtune.tracking.view import VIEW_KEY, VIEW_TAG, experiment_url, run_url, saved_view
-from tests.tracking.conftest import Tracked
+from tests.tracked import Tracked
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
