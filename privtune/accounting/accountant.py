@@ -46,6 +46,7 @@ _METHODS = ("best", "rdp", "pld")
 _TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
 _MOST_RUNS = 10_000
 _MAX_FINENESS = 16.0
+_MARGIN = 1e-9  # sums of masses are known to about 1e-13
 
 
 @dataclass(frozen=True)
@@ -214,8 +215,8 @@ def _bounds(
         bounds["rdp"] = (
             rdp_epsilon(curve, target) if wanted == "epsilon" else rdp_delta(curve, target)
         )
-    if method == "rdp":
-        return bounds
+        if method == "rdp" or bounds["rdp"] == 0.0:
+            return bounds
     mu = gaussian_mu(parts)
     if mu is not None:
         bounds["gdp"] = (
@@ -285,8 +286,12 @@ def _worse(directions: tuple[Any, Any], wanted: str, target: float) -> float:
 def _stable(compute: Callable[[float], float], tolerance: float = 1e-3) -> float:
     """Refine the lattice until the answer moves by less than the tolerance.
 
-    Every lattice gives a valid bound; the smallest one is returned.
+    Every lattice gives a valid bound; the smallest one is returned, with a margin for rounding.
     """
+    return _refined(compute, tolerance) * (1.0 + _MARGIN)
+
+
+def _refined(compute: Callable[[float], float], tolerance: float) -> float:
     fineness = 1.0
     value = compute(fineness)
     while fineness < _MAX_FINENESS:

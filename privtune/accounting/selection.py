@@ -99,7 +99,7 @@ class Tuner:
         z = np.exp(np.minimum(epsilon - base.losses[first:], 700.0))
         value = float(base.masses[first:] @ self.support(z))
         value += float(runs.pgf_derivative(1.0)) * base.infinite
-        value += max(-math.expm1(epsilon), 0.0) * runs.zero_probability
+        value += -math.expm1(min(epsilon, 0.0)) * runs.zero_probability
         return min(value, 1.0)
 
     def epsilon(self, delta: float, tolerance: float = 1e-6) -> float:

@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
+from privtune.tracking.text import ceil_to, describe_event
+
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.strategies import Plan
     from privtune.study import Study
 
 __all__ = [
+    "ceil_to",
     "comparison_document",
     "comparison_table",
+    "describe_event",
     "footnotes",
     "plan_document",
-    "plan_table",
+    "plan_view",
 ]
 
 
@@ -33,35 +37,22 @@ def plan_document(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
     }
 
 
-def plan_table(plans: list[tuple[Plan, Guarantee]]) -> Table:
-    """Return the table that ``privtune study plan`` prints."""
-    table = Table(show_lines=True)
-    for column in (
-        "arm",
-        "event",
-        "noise multiplier",
-        "ε by bound",
-        "expected runs",
-        "expected gradient evaluations",
-        "released",
-        "sealed",
-    ):
-        table.add_column(column, overflow="fold")
-    for plan, guarantee in plans:
-        bounds = [
-            f"[bold]{value:.4f} {name}[/]" if name == guarantee.method else f"{value:.4f} {name}"
-            for name, value in guarantee.bounds.items()
-        ]
-        table.add_row(
-            f"{plan.arm}\n({plan.strategy})",
-            describe_event(plan.event.to_dict()),
-            "\n".join(f"{name} {value:.4g}" for name, value in noise_of(plan).items()),
-            "\n".join(bounds),
-            f"{plan.expected_runs:g}",
-            f"{plan.expected_gradient_evaluations:,.0f}",
-            "\n".join(plan.released),
-            "\n".join(plan.sealed),
-        )
+def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
+    """Return one arm of what ``privtune study plan`` prints: it reads well in 80 columns."""
+    bounds = sorted(guarantee.bounds.items(), key=lambda item: item[1])
+    rest = ", ".join(f"{name} {ceil_to(value, 4):.4f}" for name, value in bounds[1:])
+    noises = ", ".join(f"{name} = {value:.4g}" for name, value in noise_of(plan).items())
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("event", describe_event(plan.event.to_dict()))
+    table.add_row("noise", noises)
+    epsilon = f"[bold]{ceil_to(guarantee.epsilon, 4):.4f}[/] by {guarantee.method}"
+    table.add_row("ε", epsilon + (f" (also {rest})" if rest else ""))
+    table.add_row("expected runs", f"{plan.expected_runs:g}")
+    table.add_row("expected gradient evaluations", f"{plan.expected_gradient_evaluations:,.0f}")
+    table.add_row("released", "; ".join(plan.released))
+    table.add_row("sealed", "; ".join(plan.sealed))
     return table
 
 
@@ -160,12 +151,6 @@ def noise_of(plan: Plan) -> dict[str, float]:
     return noises
 
 
-def ceil_to(value: float, digits: int) -> float:
-    """Round up: a printed ε is an upper bound too."""
-    scale = float(10**digits)
-    return math.ceil(value * scale) / scale
-
-
 def finite(document: dict[str, Any]) -> dict[str, Any]:
     """Replace infinities, which JSON lacks, by null."""
     return {
@@ -176,30 +161,3 @@ def finite(document: dict[str, Any]) -> dict[str, Any]:
         else value
         for key, value in document.items()
     }
-
-
-def describe_event(event: dict[str, Any]) -> str:
-    """Return an event as a formula that fits a table cell."""
-    inner = [describe_event(e) for e in event.get("events", [])]
-    match event["type"]:
-        case "gaussian":
-            return f"Gaussian(σ={event['noise_multiplier']:.4g})"
-        case "laplace":
-            return f"Laplace(b={event['noise_multiplier']:.4g})"
-        case "joint":
-            return f"joint[{', '.join(inner)}]"
-        case "poisson_sampled":
-            return f"Poisson(q={event['rate']:.4g}, {describe_event(event['event'])})"
-        case "repeated":
-            return f"{event['count']} × {describe_event(event['event'])}"
-        case "composed":
-            return " + ".join(inner)
-        case "parallel":
-            return " ∥ ".join(inner)
-        case "worst_of":
-            return f"worst of [{', '.join(inner)}]"
-        case "private_selection":
-            law = event["runs"]
-            return f"best of K ~ {law['law']}(mean {law['mean']:g}) of [{describe_event(event['event'])}]"
-        case kind:
-            return str(kind)

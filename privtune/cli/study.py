@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -55,7 +56,7 @@ def create(spec: SpecFile, storage: Storage = DEFAULT_STORAGE, as_json: AsJson =
 @app.command()
 def plan(spec: SpecFile, as_json: AsJson = False) -> None:
     """Show what a study would do and cost, arm by arm. Touches no data and no storage."""
-    from privtune.cli._tables import ceil_to, finite, plan_document, plan_table
+    from privtune.cli._tables import ceil_to, finite, plan_document, plan_view
     from privtune.study import StudySpec, plan_study
 
     parsed = StudySpec.from_file(spec)
@@ -71,7 +72,9 @@ def plan(spec: SpecFile, as_json: AsJson = False) -> None:
             }
         )
         return
-    console.print(plan_table(pairs))
+    for arm, guarantee in pairs:
+        console.print(f"[bold]{arm.arm}[/] ({arm.strategy})")
+        console.print(Padding(plan_view(arm, guarantee), (0, 0, 1, 2)), highlight=False)
     console.print(
         f"All arms together: ε = {ceil_to(planned.total.epsilon, 4):.4f} at δ = "
         f"{planned.total.delta:g} ({planned.total.adjacency}, by {planned.total.method}); "
@@ -163,13 +166,23 @@ def show(
 
 
 @app.command()
-def compare(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+def compare(
+    name: Name,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the comparison as one self-contained page.")
+    ] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
     from privtune.cli._tables import comparison_document
+    from privtune.cli.report import write_report
 
     study = _load(name, storage)
     try:
-        if as_json:
+        if html is not None:
+            write_report(study, html)
+        elif as_json:
             emit_json(comparison_document(study))
         else:
             print_comparison(study)

@@ -1,6 +1,7 @@
 """Studies: create, load, run, resume, compare."""
 
-from privtune.study._study import ArmStatus, NullObserver, Observer, Study, StudyFinishedError
+from privtune.study._study import Study, StudyFinishedError
+from privtune.study.observer import ArmStatus, NullObserver, Observer
 from privtune.study.planning import StudyPlan, plan_study
 from privtune.study.spec import ArmSpec, BudgetSpec, SpecError, StudySpec
 

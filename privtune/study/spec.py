@@ -13,7 +13,7 @@ from privtune.accounting import Adjacency
 from privtune.errors import PrivTuneError
 from privtune.ledger import Budget
 from privtune.spaces import SearchSpace
-from privtune.strategies import PlanningContext, Strategy, make_strategy
+from privtune.strategies import PlanningContext, Scoring, Strategy, make_strategy
 from privtune.tasks import Task, get_task
 from privtune.training.schedule import Schedule
 
@@ -63,6 +63,7 @@ class StudySpec(BaseModel):
         budget: The budget it draws on.
         space: Optuna's distributions, by hyperparameter.
         arms: At least one.
+        scoring: How trials are scored: ``metric``, ``mechanism``, ``bound``.
         epochs: Expected passes over the training data of one training.
         expected_batch_size: Expected records in one Poisson sample.
         epsilon: What all arms together may cost; the whole budget unless given.
@@ -77,6 +78,7 @@ class StudySpec(BaseModel):
     budget: BudgetSpec
     space: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     arms: tuple[ArmSpec, ...] = Field(min_length=1)
+    scoring: Mapping[str, Any] = Field(default_factory=dict)
     epochs: float = Field(gt=0, allow_inf_nan=False)
     expected_batch_size: int = Field(ge=1)
     epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -125,6 +127,10 @@ class StudySpec(BaseModel):
         """What all arms together may cost."""
         return self.budget.epsilon if self.epsilon is None else self.epsilon
 
+    def search_space(self) -> SearchSpace:
+        """Return what candidates are drawn from."""
+        return SearchSpace.from_dict(self.space)
+
     def load_task(self) -> Task:
         """Return the task; its data is not touched."""
         return get_task(self.task)
@@ -139,7 +145,8 @@ class StudySpec(BaseModel):
                 expected_batch_size=self.expected_batch_size,
                 epochs=self.epochs,
             ),
-            space=SearchSpace.from_dict(self.space),
+            space=self.search_space(),
             delta=self.budget.delta,
             adjacency=self.budget.adjacency,
+            scoring=Scoring.from_dict(self.scoring),
         )

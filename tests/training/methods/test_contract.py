@@ -181,6 +181,20 @@ def test_a_candidate_that_misses_or_mistypes_is_refused(name):
             METHODS[name].for_budget(oracle.schedule, epsilon=1.0, delta=1e-5, lerning_rate=1.0)
 
 
+def test_a_method_scaled_for_another_adjacency_is_refused():
+    """Noise for adding a record is half of what replacing one needs."""
+    from types import SimpleNamespace
+
+    from privtune.strategies.in_run import InRun
+
+    arm = InRun(arm="pur", method="pur", options=options("pur", 3))
+    context = SimpleNamespace(
+        adjacency=Adjacency.ADD_REMOVE, schedule=Schedule(10_000, 1.0, 5), delta=1e-5
+    )
+    with pytest.raises(InvalidInputError, match="add-remove"):
+        arm.plan(context, epsilon=4.0)
+
+
 def test_a_method_that_is_not_private_has_no_budget():
     schedule = Schedule(100, 0.1, 5)
     assert PUROracle(1.0, 1.0, 3).event(schedule) == NonPrivate()
