@@ -58,7 +58,7 @@ class BatchedKernel:
     backward pass are captured once for each shape and replayed.
 
     Args:
-        model: Makes the model.
+        model: Makes the model, in the mode to train it in: dropout in evaluation stays off.
         loss: Loss of each record.
         x: Inputs of a few records, for shape and type alone, ``[n, ...]``.
         y: Targets of a few records, likewise.
@@ -81,7 +81,7 @@ class BatchedKernel:
         device: torch.device,
         all_classes: bool = False,
     ) -> None:
-        self._module = model().train().to(device)
+        self._module = model().to(device)
         self._device = device
         self._x, self._y = synthetic(x, y, (1, 1), device)
         self._x, self._y = self._x[0], self._y[0]

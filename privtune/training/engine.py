@@ -16,6 +16,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.batched import BatchedKernel, NotBatchableError
 from privtune.training.data import Data, TensorData
 from privtune.training.kernel import Kernel, Layout, Loss, flatten_params, load_params
+from privtune.training.noise import NoiseOptions
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
 from privtune.training.sampling import padded
@@ -70,6 +71,7 @@ def train(
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
     steps: Sequence[int] | None = None,
+    noise: NoiseOptions | None = None,
     on_step: OnStep | None = None,
 ) -> TrainingResult:
     """Train candidates of one architecture, each with its own samples, noise and privacy.
@@ -86,6 +88,7 @@ def train(
         stack: How many candidates to train at once, or ``"auto"``.
         steps: Steps of each candidate, at most ``schedule.steps``; those that are done leave the
             stack. None for ``schedule.steps`` each.
+        noise: Where noise comes from and how it is treated; None for the defaults.
         on_step: Called after every step with its number and the stack's report.
 
     Returns:
@@ -121,6 +124,7 @@ def train(
             streams=streams,
             device=place,
             physical_rows=memory.piece,
+            noise=noise,
         )
         params = torch.stack([_initial(model, s, kernel.layout) for s in streams]).to(place)
         state = method.init(params, candidates[rows])
