@@ -4,7 +4,14 @@ No I/O, no torch, no clock. Every epsilon is an upper bound, rounded pessimistic
 bounds apply the smallest is reported and named.
 """
 
-from privtune.accounting.accountant import Guarantee, delta, epsilon
+from privtune.accounting.accountant import (
+    Guarantee,
+    delta,
+    epsilon,
+    group_privacy,
+    liu_talwar_epsilon,
+    lower_bound,
+)
 from privtune.accounting.calibration import (
     Calibration,
     CalibrationError,
@@ -28,10 +35,12 @@ from privtune.accounting.events import (
     PrivateSelection,
     Repeated,
     SubsampledTuning,
+    ThresholdSelection,
     WorstOf,
     event_from_dict,
     event_from_json,
 )
+from privtune.accounting.explain import Explanation, explain
 from privtune.accounting.hyfreedp import (
     HyFreeNoise,
     hyfreedp_event,
@@ -57,6 +66,7 @@ __all__ = [
     "CalibrationError",
     "Composed",
     "Event",
+    "Explanation",
     "Gaussian",
     "Geometric",
     "Guarantee",
@@ -73,6 +83,7 @@ __all__ = [
     "RunLaw",
     "SharedBudget",
     "SubsampledTuning",
+    "ThresholdSelection",
     "TruncatedNegativeBinomial",
     "WorstOf",
     "calibrate",
@@ -80,9 +91,13 @@ __all__ = [
     "epsilon",
     "event_from_dict",
     "event_from_json",
+    "explain",
+    "group_privacy",
     "hyfreedp_event",
     "hyfreedp_loss_steps",
     "hyfreedp_noise",
+    "liu_talwar_epsilon",
+    "lower_bound",
     "run_law_from_dict",
     "scale_noise",
     "share_budget",

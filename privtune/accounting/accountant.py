@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from privtune.accounting._checks import check_delta, check_epsilon
 from privtune.accounting.events import (
@@ -16,20 +18,35 @@ from privtune.accounting.events import (
     NonPrivate,
     PoissonSampled,
     PrivateSelection,
+    Repeated,
     SubsampledTuning,
+    ThresholdSelection,
     flatten,
 )
 from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
-from privtune.accounting.pld import default_step, event_pair, has_pair, selection_tuners
+from privtune.accounting.lower import Instance
+from privtune.accounting.pld import (
+    default_step,
+    event_pair,
+    fine_pair,
+    has_pair,
+    selection_tuners,
+    thinned,
+    threshold_bounds,
+)
 from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import rdp_curve, rdp_delta, rdp_epsilon
+from privtune.accounting.runs import NegativeBinomial
+from privtune.accounting.selection import profile_shift
 from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = ["Guarantee", "delta", "epsilon"]
+__all__ = ["Guarantee", "delta", "epsilon", "group_privacy", "liu_talwar_epsilon", "lower_bound"]
 
 _METHODS = ("best", "rdp", "pld")
-_STABLE = 1e-3
+_TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
+_MOST_RUNS = 10_000
 _MAX_FINENESS = 16.0
+_MARGIN = 1e-9  # sums of masses are known to about 1e-13
 
 
 @dataclass(frozen=True)
@@ -198,8 +215,8 @@ def _bounds(
         bounds["rdp"] = (
             rdp_epsilon(curve, target) if wanted == "epsilon" else rdp_delta(curve, target)
         )
-    if method == "rdp":
-        return bounds
+        if method == "rdp" or bounds["rdp"] == 0.0:
+            return bounds
     mu = gaussian_mu(parts)
     if mu is not None:
         bounds["gdp"] = (
@@ -219,36 +236,162 @@ def _numerical(parts: dict[Event, int], wanted: str, target: float) -> dict[str,
         return {}
     single = next(iter(parts)) if list(parts.values()) == [1] else None
     if isinstance(single, PrivateSelection):
+        return _selection_bounds(single, wanted, target)
+    if isinstance(single, ThresholdSelection):
         tuned = single
-
-        def envelope(fineness: float) -> float:
-            tuners = selection_tuners(tuned, fineness)
-            if wanted == "epsilon":
-                return max(tuner.epsilon(target) for tuner in tuners)
-            return max(tuner.delta(target) for tuner in tuners)
-
-        return {"envelope": _stable(envelope)}
+        return {"threshold": _stable(lambda f: _worse(threshold_bounds(tuned, f), wanted, target))}
     level = target if wanted == "epsilon" else 1e-6
 
     def composed(fineness: float) -> float:
         pair = event_pair(parts, default_step(parts, level, fineness))
-        return pair.epsilon(target) if wanted == "epsilon" else pair.delta(target)
+        return _worse((pair.remove, pair.add), wanted, target)
 
-    return {"pld": _stable(composed)}
+    return {"pld": _stable(composed, _TOLERANCE[wanted])}
 
 
-def _stable(compute: Any) -> float:
-    """Refine the lattice until the answer moves by less than 1e-3; every step is a valid bound."""
+def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> dict[str, float]:
+    runs = event.runs
+    bounds = {
+        "envelope": _stable(
+            lambda fineness: _worse(selection_tuners(event, fineness), wanted, target),
+            _TOLERANCE[wanted],
+        )
+    }
+    if isinstance(runs, NegativeBinomial) and runs.cap is None:
+        pair = fine_pair(event.event)
+        mean = runs.expected_runs
+        values = []
+        for forward, backward in ((pair.remove, pair.add), (pair.add, pair.remove)):
+            shift = profile_shift(backward, runs)
+            if wanted == "epsilon":
+                values.append(forward.epsilon(target / mean) + shift)
+            else:
+                values.append(min(mean * float(forward.delta(target - shift)), 1.0))
+        bounds["profile"] = max(values)
+    most = runs.most
+    if most is not None and most <= _MOST_RUNS:
+        # Releasing every run is a larger release.
+        parts = flatten(Repeated(most, event.event))
+        bounds["composition"] = _numerical(parts, wanted, target).get("pld", math.inf)
+    return bounds
+
+
+def _worse(directions: tuple[Any, Any], wanted: str, target: float) -> float:
+    """Return ε or δ in the worse of the two directions."""
+    if wanted == "epsilon":
+        return max(float(direction.epsilon(target)) for direction in directions)
+    return max(float(direction.delta(target)) for direction in directions)
+
+
+def _stable(compute: Callable[[float], float], tolerance: float = 1e-3) -> float:
+    """Refine the lattice until the answer moves by less than the tolerance.
+
+    Every lattice gives a valid bound; the smallest one is returned, with a margin for rounding.
+    """
+    return _refined(compute, tolerance) * (1.0 + _MARGIN)
+
+
+def _refined(compute: Callable[[float], float], tolerance: float) -> float:
     fineness = 1.0
-    value = float(compute(fineness))
+    value = compute(fineness)
     while fineness < _MAX_FINENESS:
         fineness *= 2.0
         try:
-            finer = float(compute(fineness))
+            finer = compute(fineness)
         except GridError:
             return value
         best = min(value, finer)
-        if abs(finer - value) <= _STABLE * finer or not math.isfinite(finer):
+        if abs(finer - value) <= tolerance * finer or not math.isfinite(finer):
             return best
         value = best
     return value
+
+
+def lower_bound(event: Event, delta: float) -> float | None:
+    """Return an ε that no valid bound for this selection can fall below, or None.
+
+    It is the cost of an explicit instance: a base mechanism with the dominating pair of the event
+    and a scoring of its outcomes. Discretisation is corrected for by comparing two lattices.
+
+    Args:
+        event: A private selection, under the add-remove adjacency.
+        delta: In (0, 1).
+
+    Returns:
+        The lower bound; None for events that are no private selection.
+    """
+    level = check_delta(delta)
+    parts = flatten(event)
+    single = next(iter(parts)) if list(parts.values()) == [1] else None
+    if not isinstance(single, PrivateSelection) or not has_pair(parts):
+        return None
+    values = []
+    for fineness in (2.0, 4.0):
+        pair = thinned(fine_pair(single.event, fineness), fineness)
+        values.append(
+            max(Instance(pmf, single.runs).epsilon(level) for pmf in (pair.remove, pair.add))
+        )
+    return max(values[1] - abs(values[0] - values[1]), 0.0)
+
+
+def liu_talwar_epsilon(event: PrivateSelection, delta: float) -> float:
+    """Return ε by Liu and Talwar's theorem for approximate DP: a baseline, never the charge.
+
+    A base that is `(ε₁, δ₁)`-DP, run a geometric number of times with stopping probability γ and at
+    most `T = log(1/δ₂)/γ` times, is `(3 ε₁ + 3 √(2δ₁), 3 √(2δ₁) T + δ₂)`-DP.
+
+    Args:
+        event: A private selection with the geometric law.
+        delta: In (0, 1); half of it goes to δ₂.
+
+    References:
+        Liu and Talwar, arXiv:1811.07971, Theorem 3.4.
+    """
+    level = check_delta(delta)
+    runs = event.runs
+    if not isinstance(runs, NegativeBinomial) or runs.shape_parameter != 1.0:
+        raise InvalidInputError("runs", runs.to_dict(), "the theorem knows the geometric law only")
+    limit = math.log(2.0 / level) / runs.gamma
+    root = level / 2.0 / (3.0 * limit)
+    base = epsilon(event.event, root * root / 2.0)
+    return 3.0 * base.epsilon + 3.0 * root
+
+
+def group_privacy(event: Event, delta: float, *, method: str = "best") -> Guarantee:
+    """Convert an add-remove guarantee to replace-one: a replacement is a removal and an addition.
+
+    An event that is `(ε, δ)`-DP under add-remove is `(2ε, (1 + e^ε) δ)`-DP under replace-one. The
+    split of ε and δ is chosen so that the result meets `delta`.
+
+    Args:
+        event: Any event with an add-remove account.
+        delta: The δ under replace-one, in (0, 1).
+        method: As in `epsilon`.
+
+    Returns:
+        The guarantee under replace-one; its method names the conversion.
+    """
+    level = check_delta(delta)
+    kind = _method(method)
+    low, high = math.log(level) - 700.0, math.log(level / 2.0)
+    best: Guarantee | None = None
+    for _ in range(24):
+        # The first try is the fixed point of ε -> ε(δ/(1 + e^ε)); then bisection.
+        middle = 0.5 * (low + high)
+        if best is None and low < math.log(level) - 600.0:
+            guess = epsilon(event, level / 2.0, method=kind).epsilon
+            if not math.isfinite(guess) or guess > 300.0:
+                break
+            middle = math.log(level) - float(np.logaddexp(0.0, guess * 1.2 + 0.1))
+        answer = epsilon(event, math.exp(middle), method=kind)
+        if middle + float(np.logaddexp(0.0, answer.epsilon)) <= math.log(level):
+            best, low = answer, middle
+        else:
+            high = middle
+        if best is not None and high - low < 1e-3:
+            break
+    if best is None:
+        return Guarantee(math.inf, level, "none", Adjacency.REPLACE_ONE, {})
+    value = 2.0 * best.epsilon
+    name = f"group privacy of {best.method}"
+    return Guarantee(value, level, name, Adjacency.REPLACE_ONE, {name: value})

@@ -36,6 +36,7 @@ __all__ = [
     "PrivateSelection",
     "Repeated",
     "SubsampledTuning",
+    "ThresholdSelection",
     "WorstOf",
     "event_from_dict",
     "event_from_json",
@@ -355,6 +356,33 @@ class PrivateSelection(Event):
 
 
 @dataclass(frozen=True)
+class ThresholdSelection(Event):
+    """Run one mechanism until a score reaches a known threshold; give up at random.
+
+    After each run below the threshold the procedure stops with a public probability and releases a
+    fixed symbol. Only the run that passed is released; how many runs there were stays secret.
+
+    Args:
+        event: One run, its score included.
+        stop: Probability to give up after a run that did not pass, in (0, 1].
+
+    References:
+        Liu and Talwar, arXiv:1811.07971, Algorithm 1, without a limit on the number of runs.
+    """
+
+    type: ClassVar[str] = "threshold_selection"
+    event: Event
+    stop: float
+
+    def __post_init__(self) -> None:
+        _event("event", self.event)
+        _set(self, "stop", check_number("stop", self.stop, at_least=1e-6, at_most=1.0))
+
+    def _fields(self) -> dict[str, Any]:
+        return {"event": self.event.to_dict(), "stop": self.stop}
+
+
+@dataclass(frozen=True)
 class SubsampledTuning(Event):
     """Tuning on a Poisson subset of the data, then one final training.
 
@@ -440,6 +468,7 @@ _TYPES: dict[str, type[Event]] = {
         ZCDP,
         ApproximateDP,
         PrivateSelection,
+        ThresholdSelection,
         SubsampledTuning,
         NonPrivate,
     )
@@ -456,6 +485,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "zcdp": ("rho",),
     "approximate_dp": ("epsilon", "delta"),
     "private_selection": ("event", "runs"),
+    "threshold_selection": ("event", "stop"),
     "subsampled_tuning": ("variant", "rate", "tuning", "training"),
     "non_private": (),
 }

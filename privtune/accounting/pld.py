@@ -29,19 +29,32 @@ from privtune.accounting.events import (
     PoissonSampled,
     PrivateSelection,
     SubsampledTuning,
+    ThresholdSelection,
     WorstOf,
     flatten,
 )
 from privtune.accounting.pmf import LossPmf, compose, from_profile, mixture
 from privtune.accounting.rdp import rdp_curve, rdp_delta, rdp_epsilon
 from privtune.accounting.releases import Direction, loss_deviation, sampled_gaussian
-from privtune.accounting.selection import Tuner
+from privtune.accounting.selection import Threshold, Tuner
+from privtune.accounting.subsampled import amplified, tabulate
 
-__all__ = ["Pair", "default_step", "event_pair", "has_pair", "selection_tuners"]
+__all__ = [
+    "Pair",
+    "default_step",
+    "event_pair",
+    "fine_pair",
+    "has_pair",
+    "selection_tuners",
+    "thinned",
+    "threshold_bounds",
+]
 
 Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 _COARSE = 0.1  # lattice step over the deviation of one loss; adds about 5e-4 to ε, halved on demand
+_SHARE = 4e-3  # of ε, by which rounding may raise it on the coarsest lattice
+_THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabulated
 
 
@@ -73,7 +86,7 @@ def has_pair(parts: Mapping[Event, int]) -> bool:
 def _leaf_has_pair(part: Event) -> bool:
     if isinstance(part, WorstOf | Parallel):
         return all(has_pair(flatten(child)) for child in part.events)
-    if isinstance(part, PrivateSelection):
+    if isinstance(part, PrivateSelection | ThresholdSelection):
         return has_pair(flatten(part.event))
     if isinstance(part, SubsampledTuning):
         return has_pair(flatten(part.tuning)) and has_pair(flatten(part.training))
@@ -83,9 +96,9 @@ def _leaf_has_pair(part: Event) -> bool:
 def default_step(parts: Mapping[Event, int], delta: float, fineness: float = 1.0) -> float:
     """Return the lattice step at which discretisation adds less than about 1e-3 to ε.
 
-    Rounding to the lattice adds at most step²/4 to the variance of each rounded loss, hence at most
-    `count·step²·log(1/δ)/(4 ε)` to ε: the step follows from the deviation of the losses or, where
-    rare large losses dominate it, from ε itself.
+    Spreading a loss on two lattice points raises its mean by at most step²/8 and its variance by at
+    most step²/4, hence ε by about `count·step²/8·(1 + 2 log(1/δ)/ε)`: the step follows from the
+    deviation of the losses or, where rare large losses dominate it, from ε itself.
     """
     merged = _merge_gaussians(parts)
     count = sum(merged.values())
@@ -93,8 +106,8 @@ def default_step(parts: Mapping[Event, int], delta: float, fineness: float = 1.0
     step = _COARSE * math.sqrt(variance / count)
     rough = 0.5 * rdp_epsilon(rdp_curve(_as_event(parts)), delta)
     if math.isfinite(rough):
-        by_epsilon = 0.5 * rough / math.sqrt(count * max(math.log(1.0 / delta), 1.0))
-        step = max(step, _COARSE * by_epsilon)
+        tilt = 1.0 + 2.0 * math.log(1.0 / delta) / max(rough, 1e-9)
+        step = max(step, math.sqrt(_SHARE * rough / (count * tilt)))
     return max(step, 1e-9) / fineness
 
 
@@ -132,7 +145,7 @@ def _deviation(part: Event) -> float:
         return max(part.epsilon, 1e-3)
     if isinstance(part, ZCDP):
         return math.sqrt(2.0 * max(part.rho, 1e-8))
-    pair = _complex_profile(part)
+    pair = _complex_pair(part, 1.0)
     return max(pair.remove.deviation, pair.add.deviation, 1e-6)
 
 
@@ -150,7 +163,7 @@ def event_pair(parts: Mapping[Event, int], step: float) -> Pair:
     return _composed_pair(merged, step)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _composed_pair(parts: tuple[tuple[Event, int], ...], step: float) -> Pair:
     built = [(_leaf_pair(part, step), count) for part, count in parts]
     remove = compose([(pair.remove, count) for pair, count in built])
@@ -179,7 +192,7 @@ def _leaf_pair(part: Event, step: float) -> Pair:
         curve = rdp_curve(part)
         top = part.rho + 2.0 * math.sqrt(60.0 * part.rho)
         return _symmetric(lambda e: np.array([rdp_delta(curve, float(x)) for x in e]), step, top)
-    return _on_lattice(_complex_profile(part), step)
+    return _on_lattice(_complex_pair(part, 2.0), step)
 
 
 def _symmetric(profile: Profile, step: float, top: float) -> Pair:
@@ -225,28 +238,36 @@ def _on_lattice(pair: Pair, step: float) -> Pair:
     return Pair(remove, remove if pair.add is pair.remove else convert(pair.add, pair.remove))
 
 
-def _fine_pair(event: Event, fineness: float = 2.0) -> Pair:
+def fine_pair(event: Event, fineness: float = 2.0) -> Pair:
     """Return the pair of an event on a lattice of its own choice."""
     parts = flatten(event)
     return event_pair(parts, default_step(parts, 1e-6, fineness))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def selection_tuners(event: PrivateSelection, fineness: float) -> tuple[Tuner, Tuner]:
     """Return the envelope bound of a selection in both directions (remove, add)."""
-    pair = _fine_pair(event.event, fineness)
+    pair = fine_pair(event.event, fineness)
     remove = Tuner(pair.remove, event.runs)
     return remove, (remove if pair.add is pair.remove else Tuner(pair.add, event.runs))
 
 
-@lru_cache(maxsize=64)
-def _complex_profile(part: Event) -> Pair:
+@lru_cache(maxsize=16)
+def threshold_bounds(event: ThresholdSelection, fineness: float) -> tuple[Threshold, Threshold]:
+    """Return the bound on a threshold selection in both directions (remove, add)."""
+    pair = thinned(fine_pair(event.event, fineness), fineness)
+    return Threshold(pair.remove, event.stop), Threshold(pair.add, event.stop)
+
+
+@lru_cache(maxsize=32)
+def _complex_pair(part: Event, fineness: float) -> Pair:
     """Return a dominating pair, on a lattice of its own, of a part that is no single release."""
     if isinstance(part, PrivateSelection):
-        remove, add = selection_tuners(part, 2.0)
-        return _tuner_pair(remove, add)
+        return _tuner_pair(*selection_tuners(part, fineness), _PROFILE_SIZE)
+    if isinstance(part, ThresholdSelection):
+        return _tuner_pair(*threshold_bounds(part, fineness), 400)
     if isinstance(part, WorstOf | Parallel):
-        step = min(default_step(flatten(child), 1e-6, 2.0) for child in part.events)
+        step = min(default_step(flatten(child), 1e-6, fineness) for child in part.events)
         pairs = [event_pair(flatten(child), step) for child in part.events]
         if isinstance(part, WorstOf) and part.weights is not None:
             return Pair(
@@ -258,9 +279,7 @@ def _complex_profile(part: Event) -> Pair:
             _worst([p.add for p in pairs], [p.remove for p in pairs], step),
         )
     if isinstance(part, SubsampledTuning):
-        from privtune.accounting.subsampled import refuse
-
-        raise refuse(part)
+        return _subsampled_pair(part, fineness)
     raise TypeError(f"{part.type} has no dominating pair")
 
 
@@ -274,13 +293,43 @@ def _worst(forward: list[LossPmf], backward: list[LossPmf], step: float) -> Loss
     return from_profile(largest(forward), largest(backward), step, min(lowest, -1), max(highest, 1))
 
 
-def _tuner_pair(remove: Tuner, add: Tuner) -> Pair:
+def _subsampled_pair(part: SubsampledTuning, fineness: float) -> Pair:
+    """Return the exact dominating pair of a subsampled tuning."""
+    tuning, training = fine_pair(part.tuning, fineness), fine_pair(part.training, fineness)
+    if part.variant == 1:
+        first = thinned(tuning, fineness)
+        second = training
+        deviation = max(min(first.remove.deviation, second.remove.deviation), 1e-4)
+        step = 2.0 * _THIN * deviation / fineness
+        return Pair(
+            *tabulate((first.remove, first.add), (second.remove, second.add), part.rate, step)
+        )
+    removed, added = amplified(tuning.remove, tuning.add, part.rate)
+    step = training.remove.step
+    top = math.ceil(max(float(tuning.remove.losses[-1]), step) / step) + 1
+    bottom = math.ceil(min(-math.log1p(-part.rate), 60.0) / step) + 1
+    return Pair(
+        compose([(from_profile(removed, added, step, -bottom, top), 1), (training.remove, 1)]),
+        compose([(from_profile(added, removed, step, -top, bottom), 1), (training.add, 1)]),
+    )
+
+
+def thinned(pair: Pair, fineness: float) -> Pair:
+    """Return a pair on a lattice that is as coarse as an account of one more release allows."""
+
+    def thin(pmf: LossPmf) -> LossPmf:
+        return pmf.coarsen(max(int(_THIN * pmf.deviation / fineness / pmf.step), 1))
+
+    return Pair(thin(pair.remove), thin(pair.add))
+
+
+def _tuner_pair(remove: Tuner | Threshold, add: Tuner | Threshold, size: int) -> Pair:
     """Return the dominating pair of a whole private selection."""
-    first = remove.profile(_PROFILE_SIZE)
+    first = remove.profile(size)
     if add is remove:
         pmf = from_profile(first.delta, first.delta, first.step, -first.size, first.size)
         return Pair(pmf, pmf)
-    second = add.profile(_PROFILE_SIZE)
+    second = add.profile(size)
     step = min(first.step, second.step)
     high = math.ceil(first.size * first.step / step)
     low = math.ceil(second.size * second.step / step)

@@ -24,9 +24,13 @@ __all__ = ["GridError", "LossPmf", "compose", "from_cells", "from_profile", "mix
 Floats = NDArray[np.float64]
 _TAIL = 60.0  # windows leave out a probability below exp(-60); it is charged, not forgotten
 _TILT = 30.0  # the saddle point of the third tilt sits where the tail is about exp(-30)
+_STRETCH = 0.55
 _WRAP = 37.0  # mass that wraps around must stay below exp(-37), one rounding error
 _MAX_SIZE = 2**23
 _EPS = 2.0**-53
+_EXTENDED = float(np.finfo(np.longdouble).eps) / 2.0
+_NEGLIGIBLE = 50.0
+_PLAIN = 256  # up to so many releases double precision suffices
 
 
 class GridError(PrivTuneError):
@@ -123,11 +127,15 @@ class LossPmf:
         return LossPmf(self.step * factor, first, masses, self.infinite)
 
     @cached_property
+    def mean(self) -> float:
+        """Mean of the finite part of the loss under P."""
+        return float(self.masses @ self.losses) / float(self.masses.sum())
+
+    @cached_property
     def deviation(self) -> float:
         """Standard deviation of the finite part of the loss under P."""
-        weight = float(self.masses.sum())
-        mean = float(self.masses @ self.losses) / weight
-        return math.sqrt(float(self.masses @ (self.losses - mean) ** 2) / weight)
+        square = float(self.masses @ (self.losses - self.mean) ** 2)
+        return math.sqrt(square / float(self.masses.sum()))
 
     def reversed_delta(self, epsilon: Floats) -> Floats:
         """Return the profile of the swapped pair, through `1 - e^ε + e^ε δ(-ε)`."""
@@ -194,9 +202,8 @@ def from_profile(
     low = np.exp(-down) * np.clip(reverse(down), 0.0, 1.0)
     at_zero = min(float(high[0]), float(low[0]))
     high[0] = low[0] = at_zero
-    high = _convex(high, step)
-    low = _convex(low[::-1], step)
-    values = np.concatenate([low[:-1], high])
+    values = np.concatenate([_convex(low[::-1], step)[:-1], _convex(high, step)])
+    values = _convex_across(values, -lowest, step)
     drop = np.diff(values)
     # δ in terms of x = e^ε: mass_p(i) = x_i (slope_i - slope_(i-1)); the line -x on the left side
     # contributes slope -1 there and 0 on the right: a jump of 1 in Q-mass at ε = 0.
@@ -213,23 +220,21 @@ def from_profile(
 
 def _convex(values: Floats, step: float) -> Floats:
     """Return the lower convex hull, in x = e^ε, of values on consecutive lattice points."""
-    values = np.asarray(values, dtype=np.float64)
-    ratio = math.exp(step)
-    bends = np.diff(values[1:]) - ratio * np.diff(values[:-1])
+    bends = np.diff(values[1:]) - math.exp(min(step, 700.0)) * np.diff(values[:-1])
     if not (bends < -1e-13 * np.abs(values[1:-1])).any():
         return values
     size = values.size
     hull: list[int] = []
+    heights = values.tolist()
     for i in range(size):
         while len(hull) >= 2:
             j, k = hull[-1], hull[-2]
-            # slope(k, j) >= slope(j, i), with x measured from x_j to stay in range
-            left = (values[j] - values[k]) / -math.expm1((k - j) * step)
-            right = (values[i] - values[j]) / math.expm1(min((i - j) * step, 700.0))
-            if left >= right:
-                hull.pop()
-            else:
+            # Slopes on both sides of j, with x in units of x_j to stay in range.
+            left = (heights[j] - heights[k]) / -math.expm1((k - j) * step)
+            right = (heights[i] - heights[j]) / math.expm1(min((i - j) * step, 700.0))
+            if left < right:
                 break
+            hull.pop()
         hull.append(i)
     vertices = np.asarray(hull)
     place = np.searchsorted(vertices, np.arange(size), side="right") - 1
@@ -238,6 +243,24 @@ def _convex(values: Floats, step: float) -> Floats:
     width = np.expm1(np.minimum((end - start) * step, 700.0))
     share = np.expm1((np.arange(size) - start) * step) / width
     return np.asarray(values[start] + share * (values[end] - values[start]))
+
+
+def _convex_across(values: Floats, zero: int, step: float) -> Floats:
+    """Make the profile convex across ε = 0, where the two halves were joined.
+
+    `values` is δ(ε) minus the profile (1 - e^ε)₊ of a pair without loss.
+    """
+    before = (values[zero] - values[zero - 1]) / -math.expm1(-step) - 1.0
+    after = (values[zero + 1] - values[zero]) / math.expm1(step)
+    if before <= after:
+        return values
+    # Only where δ is not tiny: adding the kink costs the digits below 1e-16.
+    large = np.flatnonzero(values > 1e-10)
+    first, last = int(large[0]), int(large[-1])
+    kink = np.maximum(-np.expm1((np.arange(first, last + 1) - zero) * step), 0.0)
+    values = values.copy()
+    values[first : last + 1] = _convex(values[first : last + 1] + kink, step) - kink
+    return np.maximum(values, 0.0)
 
 
 def mixture(pmfs: Sequence[LossPmf], weights: Sequence[float]) -> LossPmf:
@@ -269,7 +292,7 @@ def _chernoff(moment: Callable[[float], float], start: float, tail: float) -> tu
     ratio = 2.0
     best = start
     value = (moment(best) + tail) / best
-    while ratio > 1.15:
+    while ratio > 1.3:
         moved = False
         for candidate in (best * ratio, best / ratio):
             new = (moment(candidate) + tail) / candidate
@@ -288,10 +311,10 @@ def _fitting_tilt(moment: Callable[[float], float], theta: float, top: float) ->
     """
     while theta > 1e-3:
         fixed = moment(theta)
-        for more in (0.1 * theta, 0.3 * theta, theta, 3.0 * theta):
+        for more in (theta, 0.3 * theta, 3.0 * theta, 0.1 * theta):
             if moment(theta + more) - fixed - more * top <= -_WRAP:
                 return theta
-        theta *= 0.7
+        theta *= 0.6
     return 0.0
 
 
@@ -328,6 +351,8 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
     top, theta = _chernoff(upper, start, _TAIL)
     bottom, _ = _chernoff(lower, start, _TAIL)
     _, theta = _chernoff(upper, theta, _TILT)
+    # A measure tilted to the far tail reaches further up than P itself.
+    top += _STRETCH * (top - sum(count * pmf.mean for pmf, count in parts))
     theta = _fitting_tilt(upper, theta, top)
     high = min(math.ceil(top / step) + 1, origin + reach)
     low = max(math.floor(-bottom / step) - 1, origin)
@@ -365,21 +390,31 @@ def _tilted(
     parts: Sequence[tuple[LossPmf, int]], tilt: float, size: int
 ) -> tuple[Floats, float, float]:
     """Return the circular convolution of the tilted parts, its noise, and the log of its scale."""
-    spectrum: NDArray[np.complex128] | None = None
-    log_scale, operations = 0.0, 8.0 + 2.0 * math.log2(size)
+    # Raising to the power `count` multiplies the rounding of the transform by `count`: it is done in
+    # extended precision, and only where the result is not negligible.
+    extended = sum(count for _, count in parts) > _PLAIN
+    real, accuracy = (np.longdouble, _EXTENDED) if extended else (np.float64, _EPS)
+    logs: NDArray[np.complexfloating] | None = None
+    log_scale, forward = 0.0, 0.0
     for pmf, count in parts:
         exponent = pmf.log_masses + tilt * pmf.losses
         shift = float(exponent.max())
         tilted = np.exp(exponent - shift)
         total = float(tilted.sum())
         log_scale += count * (math.log(total) + shift)
-        transform = fft.rfft(tilted / total, size)
-        if count > 1:
-            transform = transform**count
-        operations += 8.0 * count
-        spectrum = transform if spectrum is None else spectrum * transform
-    if spectrum is None:
+        transform = fft.rfft((tilted / total).astype(real), size)
+        forward += count * (2.0 + math.log2(size)) * accuracy
+        kept = np.abs(transform) > math.exp(-_NEGLIGIBLE / count)
+        term = np.full(transform.size, -np.inf, dtype=transform.dtype)
+        term[kept] = count * np.log(transform[kept])
+        logs = term if logs is None else logs + term
+    if logs is None:
         raise GridError("nothing to compose")
+    spectrum = np.zeros(logs.size, dtype=np.complex128)
+    kept = logs.real > -_NEGLIGIBLE
+    spectrum[kept] = np.exp(logs[kept])
     values = np.asarray(fft.irfft(spectrum, size))
-    noise = operations * _EPS * float(np.linalg.norm(values)) / math.sqrt(size)
+    rounding = forward + (4.0 + 2.0 * math.log2(size)) * _EPS
+    # Frequencies left out are below exp(-50) each: nothing beside the rounding of the others.
+    noise = rounding * float(np.linalg.norm(values)) / math.sqrt(size)
     return values, noise, log_scale

@@ -28,10 +28,12 @@ from privtune.accounting.events import (
     PoissonSampled,
     PrivateSelection,
     SubsampledTuning,
+    ThresholdSelection,
     WorstOf,
     flatten,
 )
-from privtune.accounting.runs import Binomial, Poisson, RunLaw, _NegativeBinomial
+from privtune.accounting.runs import Binomial, Geometric, NegativeBinomial, Poisson, RunLaw
+from privtune.accounting.subsampled import amplified_curve, split_curve
 from privtune.errors import PrivTuneError
 
 __all__ = ["ORDERS", "rdp_curve", "rdp_delta", "rdp_epsilon", "selection_curve"]
@@ -42,14 +44,15 @@ Curve = Callable[[Floats], Floats]
 ORDERS: Floats = np.unique(
     np.concatenate(
         [
-            1.0 + np.geomspace(1e-3, 1.0, 30),
-            np.arange(2.0, 11.0, 0.25),
+            1.0 + np.geomspace(1e-3, 0.1, 15),
+            np.arange(11.0, 110.0) / 10.0,
             np.arange(11.0, 64.0),
             np.round(np.geomspace(64.0, 4096.0, 49)),
         ]
     )
 )
 ORDERS.setflags(write=False)
+_LOG_FACTORIAL: Floats = special.gammaln(np.arange(1.0, ORDERS[-1] + 2.0))
 
 
 class _CurveMechanism(Mechanism):  # type: ignore[misc]
@@ -128,10 +131,14 @@ def _compute_leaf(event: Event) -> Floats:
         return np.asarray(curves.max(axis=0))
     if isinstance(event, PrivateSelection):
         return selection_curve(rdp_curve(event.event), event.runs)
+    if isinstance(event, ThresholdSelection):
+        # The best of K with K geometric and the score "passed or not", then post-processing.
+        return selection_curve(rdp_curve(event.event), Geometric(1.0 / event.stop))
     if isinstance(event, SubsampledTuning):
-        from privtune.accounting.subsampled import refuse
-
-        raise refuse(event)
+        tuning, training = rdp_curve(event.tuning), rdp_curve(event.training)
+        if event.variant == 1:
+            return split_curve(ORDERS, tuning, training, event.rate)
+        return amplified_curve(ORDERS, tuning, event.rate) + training
     raise PrivTuneError(f"no Rényi curve is known for {event.type}.")
 
 
@@ -171,10 +178,11 @@ def sampled_gaussian_curve(rate: float, noise_multiplier: float, orders: Floats)
     for i, order in enumerate(orders):
         if order == math.floor(order):
             k = np.arange(order + 1.0)
+            log_factorial = _LOG_FACTORIAL[: k.size]
             log_terms = (
-                special.gammaln(order + 1.0)
-                - special.gammaln(k + 1.0)
-                - special.gammaln(order - k + 1.0)
+                log_factorial[-1]
+                - log_factorial
+                - log_factorial[::-1]
                 + k * log_in
                 + (order - k) * log_out
                 + k * (k - 1.0) / (2.0 * sigma**2)
@@ -231,35 +239,35 @@ def _sampled_laplace(rate: float, scale: float, orders: Floats) -> Floats:
     return np.asarray(np.clip(values, 0.0, limit) + 4e-15 / (orders - 1.0))
 
 
-def selection_curve(curve: Floats, runs: RunLaw) -> Floats:
+def selection_curve(curve: Floats, runs: RunLaw, orders: Floats = ORDERS) -> Floats:
     """Return the Rényi curve of a private selection over a base with this curve.
 
     References:
         Papernot and Steinke, arXiv:2110.03620, Theorem 2 (truncated negative binomial) and
         Theorem 6 (Poisson). Other laws, and capped ones, have no such theorem: infinite.
     """
-    infinite = np.full_like(ORDERS, np.inf)
+    infinite = np.full_like(orders, np.inf)
     if runs.cap is not None or isinstance(runs, Binomial):
         return infinite
     if isinstance(runs, Poisson):
         mean = runs.mean
         if mean < 1.0:
             return infinite
-        deltas = np.array([rdp_delta(curve, math.log1p(1.0 / (a - 1.0))) for a in ORDERS])
-        values = curve + mean * deltas + math.log(mean) / (ORDERS - 1.0)
-    elif isinstance(runs, _NegativeBinomial):
+        deltas = np.array([rdp_delta(curve, math.log1p(1.0 / (a - 1.0)), orders) for a in orders])
+        values = curve + mean * deltas + math.log(mean) / (orders - 1.0)
+    elif isinstance(runs, NegativeBinomial):
         shape, gamma = runs.shape_parameter, runs.gamma
         extra = (1.0 + shape) * float(
-            np.min((1.0 - 1.0 / ORDERS) * curve - math.log(gamma) / ORDERS)
+            np.min((1.0 - 1.0 / orders) * curve - math.log(gamma) / orders)
         )
-        values = curve + extra + math.log(runs.expected_runs) / (ORDERS - 1.0)
+        values = curve + extra + math.log(runs.expected_runs) / (orders - 1.0)
     else:
         return infinite
     # The true divergence grows with the order: a bound at a higher order holds at a lower one.
     return np.asarray(np.minimum.accumulate(values[::-1])[::-1])
 
 
-def rdp_epsilon(curve: Floats, delta: float) -> float:
+def rdp_epsilon(curve: Floats, delta: float, orders: Floats = ORDERS) -> float:
     """Return the smallest ε that any order of the curve gives at this delta.
 
     References:
@@ -269,13 +277,13 @@ def rdp_epsilon(curve: Floats, delta: float) -> float:
     with np.errstate(invalid="ignore"):
         if bool((np.sqrt(-np.expm1(-curve)) <= delta).any()):
             return 0.0
-        values = curve + np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1.0)
+        values = curve + np.log1p(-1.0 / orders) - np.log(delta * orders) / (orders - 1.0)
     return max(float(values.min()), 0.0)
 
 
-def rdp_delta(curve: Floats, epsilon: float) -> float:
+def rdp_delta(curve: Floats, epsilon: float, orders: Floats = ORDERS) -> float:
     """Return the smallest δ that any order of the curve gives at this epsilon."""
     with np.errstate(invalid="ignore", over="ignore"):
-        log_delta = (ORDERS - 1.0) * (curve - epsilon + np.log1p(-1.0 / ORDERS)) - np.log(ORDERS)
+        log_delta = (orders - 1.0) * (curve - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
         kl = float(np.sqrt(-np.expm1(-curve)).min())
     return min(math.exp(min(float(log_delta.min()), 0.0)), kl, 1.0)

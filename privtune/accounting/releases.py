@@ -71,7 +71,7 @@ def _between(x: Floats, centre: float, sigma: float) -> Floats:
     left, right = z[:-1], z[1:]
     crossing = (left < 0.0) & (right > 0.0)
     same = np.abs(tail[1:] - tail[:-1])
-    return np.where(crossing, 1.0 - tail[1:] - tail[:-1], same)
+    return np.asarray(np.where(crossing, 1.0 - tail[1:] - tail[:-1], same))
 
 
 def sampled_gaussian(

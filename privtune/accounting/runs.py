@@ -25,6 +25,7 @@ __all__ = [
     "Binomial",
     "Geometric",
     "Logarithmic",
+    "NegativeBinomial",
     "Poisson",
     "RunLaw",
     "TruncatedNegativeBinomial",
@@ -123,6 +124,11 @@ class RunLaw(ABC):
         return float(self.pgf_derivative(1.0))
 
     @property
+    def most(self) -> int | None:
+        """The largest possible number of runs; None if there is no largest."""
+        return self.cap
+
+    @property
     def zero_probability(self) -> float:
         """P(K = 0)."""
         return float(self.pmf(0)) if self.can_be_zero else 0.0
@@ -212,7 +218,7 @@ def _log_scale(shape: float, log_gamma: float) -> float:
     return math.log(shape / math.expm1(exponent))
 
 
-class _NegativeBinomial(RunLaw):
+class NegativeBinomial(RunLaw):
     """The truncated negative binomial family, K >= 1 (Papernot and Steinke 2022, Definition 1)."""
 
     _shape: float
@@ -280,7 +286,7 @@ def _capped(data: dict[str, Any], maximum: int | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class TruncatedNegativeBinomial(_NegativeBinomial):
+class TruncatedNegativeBinomial(NegativeBinomial):
     """The truncated negative binomial law.
 
     Args:
@@ -324,7 +330,7 @@ def _check_mean(law: RunLaw, mean: object) -> None:
 
 
 @dataclass(frozen=True)
-class Geometric(_NegativeBinomial):
+class Geometric(NegativeBinomial):
     """The geometric law: stop after each run with probability `1/mean` (Liu and Talwar 2019).
 
     Args:
@@ -356,7 +362,7 @@ class Geometric(_NegativeBinomial):
 
 
 @dataclass(frozen=True)
-class Logarithmic(_NegativeBinomial):
+class Logarithmic(NegativeBinomial):
     """The logarithmic law: the truncated negative binomial law of shape 0.
 
     Args:
@@ -459,6 +465,11 @@ class Binomial(RunLaw):
     def can_be_zero(self) -> bool:
         """Whether K = 0 is possible: not when the number of runs is fixed."""
         return self.mean < self.n
+
+    @property
+    def most(self) -> int:
+        """The largest possible number of runs."""
+        return self.n if self.maximum is None else min(self.n, self.maximum)
 
     @property
     def cap(self) -> int | None:

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privtune.accounting.pmf import LossPmf
-from privtune.accounting.runs import RunLaw
+from privtune.accounting.runs import Geometric, NegativeBinomial, RunLaw
 
-__all__ = ["Tuner"]
+__all__ = ["Table", "Threshold", "Tuner", "invert", "profile_shift"]
 
 Floats = NDArray[np.float64]
 _MAX_PIECES = 4096
@@ -34,7 +35,7 @@ class Tuner:
         self.runs = runs
 
     @cached_property
-    def _levels(self) -> tuple[Floats, Floats]:
+    def levels(self) -> tuple[Floats, Floats]:
         """Vertices (u, F) of a polygon above the ROC curve, from u = 0 to u = 1."""
         base = self.base
         p, losses = base.masses[::-1], base.losses[::-1]
@@ -59,7 +60,7 @@ class Tuner:
         chord and the convex function φ'(u) above its tangent, so `x φ'(F) - z φ'(u)` is at most
         the larger of two lines in z: the ones at the ends of the edge.
         """
-        level, roc = self._levels
+        level, roc = self.levels
         runs = self.runs
         middle, half = 0.5 * (level[1:] + level[:-1]), 0.5 * np.diff(level)
         at_middle, bend = runs.pgf_derivative(middle), runs.pgf_second_derivative(middle) * half
@@ -69,9 +70,18 @@ class Tuner:
         offsets = np.column_stack(
             [np.maximum(at_middle - bend, 0.0), np.maximum(at_middle + bend, floor)]
         ).ravel()
-        return _upper_hull(slopes, offsets)
+        kept = _upper_hull(slopes, offsets)
+        self._line_levels = np.column_stack([level[:-1], level[1:]]).ravel()[kept]
+        a, b = slopes[kept], offsets[kept]
+        # Line i+1 beats line i where z < (a[i+1]-a[i])/(b[i+1]-b[i]).
+        return a, b, np.diff(a) / np.diff(b)
 
-    def _support(self, z: Floats) -> Floats:
+    def best_level(self, z: Floats) -> Floats:
+        """Return the level u at which the support is reached, for each z = e^(ε - loss)."""
+        change = self._hull[2]
+        return self._line_levels[np.searchsorted(-change, -z, side="left")]
+
+    def support(self, z: Floats) -> Floats:
         """Return max over lines of a - b z, at least 0."""
         a, b, change = self._hull
         index = np.searchsorted(-change, -z, side="left")
@@ -87,35 +97,14 @@ class Tuner:
         if math.isfinite(slack):
             first = int(np.searchsorted(base.losses, epsilon - slack - base.step))
         z = np.exp(np.minimum(epsilon - base.losses[first:], 700.0))
-        value = float(base.masses[first:] @ self._support(z))
+        value = float(base.masses[first:] @ self.support(z))
         value += float(runs.pgf_derivative(1.0)) * base.infinite
-        value += max(-math.expm1(epsilon), 0.0) * runs.zero_probability
+        value += -math.expm1(min(epsilon, 0.0)) * runs.zero_probability
         return min(value, 1.0)
 
     def epsilon(self, delta: float, tolerance: float = 1e-6) -> float:
         """Return an ε >= 0 at which the bound is at most delta, within `tolerance`, or inf."""
-        if self.delta(0.0) <= delta:
-            return 0.0
-        high = 1.0
-        while self.delta(high) > delta:
-            high *= 2.0
-            if high > 1e9:
-                return math.inf
-        low = high / 2.0 if high > 1.0 else 0.0
-        log_low, log_high = math.log(self.delta(low) / delta), _log_ratio(self.delta(high), delta)
-        turn = 0
-        while high - low > tolerance * max(high, 1e-3):
-            middle = 0.5 * (low + high)
-            if turn % 3 < 2 and math.isfinite(log_high):
-                share = log_low / (log_low - log_high)
-                middle = low + min(max(share, 0.02), 0.98) * (high - low)
-            value = _log_ratio(self.delta(middle), delta)
-            if value > 0.0:
-                low, log_low = middle, value
-            else:
-                high, log_high = middle, value
-            turn += 1
-        return high
+        return invert(self.delta, delta, tolerance)
 
     def profile(self, size: int) -> Table:
         """Return the bound on δ(ε) at about `size` lattice points, ε >= 0."""
@@ -129,10 +118,64 @@ class Tuner:
         # S(ε - ℓ) depends on the difference only: one table, one convolution of positive numbers.
         last = pmf.lowest + pmf.masses.size - 1
         offsets = np.arange(-last, count - pmf.lowest) * step
-        support = coarse._support(np.exp(np.clip(offsets, -700.0, 700.0)))
+        support = coarse.support(np.exp(np.clip(offsets, -700.0, 700.0)))
         values = np.convolve(support, pmf.masses, mode="valid")
         values += float(self.runs.pgf_derivative(1.0)) * pmf.infinite
         return Table(step, np.minimum.accumulate(np.clip(values, 0.0, 1.0)))
+
+
+class Threshold:
+    """The bound on "run until a known threshold is passed", for one direction of the base's pair.
+
+    With p, q the probability to pass under P and Q, a run x that passes is released with density
+    `dP(x)/D(p)` against `dQ(x)/D(q)`, where `D(t) = γ + (1-γ) t`; the symbol for giving up has
+    `γ (1-p)/D(p)` against `γ (1-q)/D(q)`. Both grow as p falls, and `1 - p <= F(1 - q)`. On an edge
+    of the polygon above F all four are bounded by chords (under P) and tangents (under Q): then δ
+    is convex along the edge and largest at one of its ends.
+
+    Args:
+        base: One direction of the pair of a single run.
+        stop: γ, the probability to give up after a run that did not pass.
+    """
+
+    def __init__(self, base: LossPmf, stop: float) -> None:
+        self.base = base
+        self.stop = stop
+        level, roc = Tuner(base, Geometric(1.0 / stop)).levels
+        go_on = 1.0 - stop
+
+        def passing(u: Floats) -> Floats:
+            return np.asarray(1.0 / (1.0 - go_on * u))
+
+        middle, half = 0.5 * (level[1:] + level[:-1]), 0.5 * np.diff(level)
+        slope = passing(middle) ** 2 * half
+        left = passing(level[:-1])
+        pass_q = passing(middle) + np.outer([-1.0, 1.0], go_on * slope)
+        fail_q = stop * (middle * passing(middle) + np.outer([-1.0, 1.0], slope))
+        self._pass_q = np.maximum(pass_q, left).ravel()
+        self._fail_q = np.maximum(fail_q, stop * level[:-1] * left).ravel()
+        ends = np.concatenate([roc[:-1], roc[1:]])
+        self._pass_p, self._fail_p = passing(ends), stop * ends * passing(ends)
+
+    def delta(self, epsilon: float) -> float:
+        """Return the bound on δ(ε) in this direction."""
+        shifted = epsilon + np.log(self._pass_q / self._pass_p)
+        passed = self._pass_p * self.base.delta(shifted)
+        gave_up = self._fail_p - math.exp(min(epsilon, 700.0)) * self._fail_q
+        return float(min(np.max(passed + np.maximum(gave_up, 0.0)), 1.0))
+
+    def epsilon(self, delta: float) -> float:
+        """Return an ε >= 0 at which the bound is at most delta, or inf."""
+        return invert(self.delta, delta)
+
+    def profile(self, size: int) -> Table:
+        """Return the bound on δ(ε) at about `size` lattice points, ε >= 0."""
+        top = self.epsilon(1e-16)
+        if not math.isfinite(top):
+            top = float(self.base.losses[-1]) - 2.0 * math.log(self.stop)
+        step = max(top / size, 1e-12)
+        values = [self.delta(i * step) for i in range(size + 2)]
+        return Table(step, np.minimum.accumulate(np.asarray(values)))
 
 
 class Table:
@@ -153,31 +196,74 @@ class Table:
         return np.asarray(self.values[index] + share * (self.values[after] - self.values[index]))
 
 
+def profile_shift(backward: LossPmf, runs: NegativeBinomial) -> float:
+    """Return `min over ε₁ of (η+1) log(e^ε₁ + ((1-γ)/γ) δ_QP(ε₁))`.
+
+    The bound on the profile of a tuner with K truncated negative binomial is then
+    `δ_A(ε) <= E[K] δ_PQ(ε - shift)`.
+
+    References:
+        Koskela, Redberg, Wang, arXiv:2402.06701, Theorem on private tuning with K negative
+        binomial.
+    """
+    top = max(backward.epsilon(1e-15), backward.step)
+    if not math.isfinite(top):
+        top = float(backward.losses[-1])
+    points = np.linspace(0.0, top, 4001)
+    gamma = runs.gamma
+    inner = np.logaddexp(
+        points, math.log(max(1.0 / gamma - 1.0, 1e-300)) + _log_floor(backward.delta(points))
+    )
+    return (runs.shape_parameter + 1.0) * float(inner.min())
+
+
+def invert(function: Callable[[float], float], delta: float, tolerance: float = 1e-6) -> float:
+    """Return x >= 0 with `function(x) <= delta`, for a falling function, on the safe side."""
+    if function(0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while (value := function(high)) > delta:
+        high *= 2.0
+        if high > 1e9:
+            return math.inf
+    low = high / 2.0 if high > 1.0 else 0.0
+    log_low, log_high = math.log(function(low) / delta), _log_ratio(value, delta)
+    turn = 0
+    while high - low > tolerance * max(high, 1e-3):
+        middle = 0.5 * (low + high)
+        if turn % 3 < 2 and math.isfinite(log_high):
+            share = log_low / (log_low - log_high)
+            middle = low + min(max(share, 0.02), 0.98) * (high - low)
+        moved = _log_ratio(function(middle), delta)
+        if moved > 0.0:
+            low, log_low = middle, moved
+        else:
+            high, log_high = middle, moved
+        turn += 1
+    return high
+
+
 def _log_ratio(value: float, delta: float) -> float:
     return math.log(value / delta) if value > 0.0 else -math.inf
 
 
-def _upper_hull(slopes: Floats, offsets: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the lines `a - b z` that are largest somewhere on z > 0, and where they change."""
-    order = np.lexsort((offsets, -slopes))[::-1]  # slope ascending; for equal ones offset falls
-    kept_a: list[float] = []
-    kept_b: list[float] = []
-    for a, b in zip(slopes[order].tolist(), offsets[order].tolist(), strict=True):
-        while kept_a and b <= kept_b[-1]:  # larger slope, no larger offset: the old line is below
-            kept_a.pop()
-            kept_b.pop()
-        if kept_a and a <= kept_a[-1]:
+def _upper_hull(slopes: Floats, offsets: Floats) -> NDArray[np.int64]:
+    """Return the lines `a - b z` that are largest somewhere on z > 0, slope ascending."""
+    order = np.lexsort((offsets, -slopes))[::-1]  # for equal slopes the offset falls
+    kept: list[tuple[float, float, int]] = []
+    lines = zip(slopes[order].tolist(), offsets[order].tolist(), order.tolist(), strict=True)
+    for a, b, index in lines:
+        while kept and b <= kept[-1][1]:  # larger slope, no larger offset: the old line is below
+            kept.pop()
+        if kept and a <= kept[-1][0]:
             continue
-        while len(kept_a) >= 2 and (kept_b[-1] - kept_b[-2]) * (a - kept_a[-1]) >= (
-            b - kept_b[-1]
-        ) * (kept_a[-1] - kept_a[-2]):
-            kept_a.pop()
-            kept_b.pop()
-        kept_a.append(a)
-        kept_b.append(b)
-    top, bottom = np.asarray(kept_a), np.asarray(kept_b)
-    # Line i+1 beats line i where z < (a[i+1]-a[i])/(b[i+1]-b[i]).
-    return top, bottom, np.diff(top) / np.diff(bottom)
+        while len(kept) >= 2:
+            (a1, b1, _), (a0, b0, _) = kept[-1], kept[-2]
+            if (b1 - b0) * (a - a1) < (b - b1) * (a1 - a0):
+                break
+            kept.pop()
+        kept.append((a, b, index))
+    return np.asarray([index for _, _, index in kept], dtype=np.int64)
 
 
 def _resolve(

@@ -1,13 +1,205 @@
-"""Subsampled tuning: tune on a Poisson subset, then train once (Koskela and Kulkarni 2023)."""
+"""Subsampled tuning: tune on a Poisson subset, then train once (Koskela and Kulkarni 2023).
+
+Exact profiles from the dominating pairs `(P₁, Q₁)` of the tuning and `(P₂, Q₂)` of the training,
+and Rényi bounds as a cross-check. Proofs are in `accounting/README.md`.
+
+References:
+    Koskela and Kulkarni, arXiv:2301.11989; Zhu and Wang, "Poisson subsampled Rényi differential
+    privacy", ICML 2019, Theorem 6.
+"""
 
 from __future__ import annotations
 
-from privtune.accounting.events import SubsampledTuning
-from privtune.errors import PrivTuneError
+import math
+from collections.abc import Callable
 
-__all__ = ["refuse"]
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from privtune.accounting.pmf import LossPmf, from_profile
+
+__all__ = [
+    "amplified",
+    "amplified_curve",
+    "split_curve",
+    "split_delta",
+    "split_reverse_delta",
+    "tabulate",
+]
+
+Floats = NDArray[np.float64]
+Curve = Callable[[Floats], Floats]
+_TOP_DELTA = 1e-16
+_MAX_ORDER = 256
 
 
-def refuse(event: SubsampledTuning) -> PrivTuneError:
-    """Return the error that says that this event has no account yet."""
-    return PrivTuneError(f"{event.type} is not accounted yet.")
+def amplified(remove: LossPmf, add: LossPmf, rate: float) -> tuple[Curve, Curve]:
+    """Return both profiles, for ε >= 0, of a mechanism on a Poisson subset.
+
+    The pair `((1-q) Q + q P, Q)` has the profile `q δ_PQ(log(1 + (e^ε - 1)/q))`, the swapped one
+    `c δ_QP(log(q e^ε / c))` with `c = 1 - (1-q) e^ε`, and 0 where c <= 0.
+    """
+
+    def removed(epsilon: Floats) -> Floats:
+        shifted = np.where(
+            epsilon > 30.0,
+            epsilon - math.log(rate),
+            np.log1p(np.expm1(np.minimum(epsilon, 30.0)) / rate),
+        )
+        return np.asarray(rate * remove.delta(shifted))
+
+    def added(epsilon: Floats) -> Floats:
+        kept = -np.expm1(epsilon + math.log1p(-rate))
+        safe = np.maximum(kept, 1e-300)
+        value = kept * add.delta(epsilon + math.log(rate) - np.log(safe))
+        return np.where(kept > 0.0, value, 0.0)
+
+    return removed, added
+
+
+def split_delta(tuning: LossPmf, training: LossPmf, rate: float, epsilon: float) -> float:
+    """Return `E[(q a + (1-q) b - e^ε)₊]`: the record is tuned on, or trained on, never both.
+
+    Args:
+        tuning: Pair of the tuning, the record removed: `a` is its likelihood ratio under Q₁.
+        training: Pair of the training, the record removed: `b`.
+        rate: q, the probability that the record is tuned on.
+        epsilon: Any real number.
+    """
+    losses = tuning.losses
+    q_mass = np.exp(np.minimum(tuning.log_masses - losses, 0.0))
+    lost = max(1.0 - float(q_mass.sum()), 0.0)  # Q₁-mass at a = 0
+    losses = np.append(losses, -np.inf)
+    q_mass = np.append(q_mass, lost)
+    # Everything over e^ε, so that nothing overflows: need = 1 - q a / e^ε.
+    need = 1.0 - rate * np.exp(np.minimum(losses - epsilon, 700.0))
+    wanted = need > 0.0
+    value = rate * tuning.infinite
+    point = epsilon + np.log(need[wanted]) - math.log1p(-rate)
+    value += float(q_mass[wanted] @ ((1.0 - rate) * training.delta(point)))
+    # Where q a alone exceeds e^ε the positive part is not needed: E[q a + (1-q) b - e^ε].
+    sure = ~wanted
+    scaled = np.where(sure[:-1], tuning.masses, 0.0)
+    value += float(scaled.sum()) * rate
+    value += float(q_mass[sure].sum()) * ((1.0 - rate) - math.exp(min(epsilon, 700.0)))
+    return min(max(value, 0.0), 1.0)
+
+
+def split_reverse_delta(tuning: LossPmf, training: LossPmf, rate: float, epsilon: float) -> float:
+    """Return `E[(1 - e^ε (q a + (1-q) b))₊]`, from the pairs with the record added."""
+    weights = np.append(tuning.masses, tuning.infinite)
+    ratio = np.append(np.exp(np.minimum(epsilon - tuning.losses, 700.0)), 0.0)
+    rest = 1.0 - rate * ratio
+    kept = rest > 0.0
+    point = epsilon + math.log1p(-rate) - np.log(rest[kept])
+    value = float((weights[kept] * rest[kept]) @ training.delta(point))
+    return min(max(value, 0.0), 1.0)
+
+
+def tabulate(
+    tuning: tuple[LossPmf, LossPmf], training: tuple[LossPmf, LossPmf], rate: float, step: float
+) -> tuple[LossPmf, LossPmf]:
+    """Return the dominating pair (remove, add) of variant 1 on a lattice.
+
+    Args:
+        tuning: Pair of the tuning, (remove, add).
+        training: Pair of the training, (remove, add).
+        rate: Probability that a record is tuned on.
+        step: Lattice step of the result.
+    """
+
+    def points(first: LossPmf, second: LossPmf) -> Floats:
+        top = max(first.epsilon(_TOP_DELTA), second.epsilon(_TOP_DELTA))
+        if not math.isfinite(top):
+            top = max(float(first.losses[-1]), float(second.losses[-1]))
+        return np.arange(0.0, math.ceil(top / step) + 2) * step
+
+    up, down = points(tuning[0], training[0]), points(tuning[1], training[1])
+    high = np.array([split_delta(tuning[0], training[0], rate, float(e)) for e in up])
+    low = np.array([split_reverse_delta(tuning[1], training[1], rate, float(e)) for e in down])
+    return (
+        from_profile(lambda _: high, lambda _: low, step, 1 - low.size, high.size - 1),
+        from_profile(lambda _: low, lambda _: high, step, 1 - high.size, low.size - 1),
+    )
+
+
+def interpolated(orders: Floats, values: Floats) -> Curve:
+    """Return the curve between known orders: `(α-1) D_α` is convex, so chords lie above it."""
+    grid = np.concatenate([[1.0], orders])
+    weighted = np.concatenate([[0.0], (orders - 1.0) * values])
+
+    def curve(wanted: Floats) -> Floats:
+        points = np.asarray(wanted, dtype=np.float64)
+        finite = np.isfinite(weighted)
+        last = float(grid[finite][-1])
+        found = np.interp(points, grid[finite], weighted[finite])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            value = np.where(points > 1.0, found / (points - 1.0), 0.0)
+        return np.where(points > last, np.inf, value)
+
+    return curve
+
+
+def _whole_orders(orders: Floats, at_whole: Floats) -> Floats:
+    """Return values at `orders` from those at 2, 3, ..., by the same chords; infinite beyond."""
+    whole = np.arange(2.0, at_whole.size + 2.0)
+    return interpolated(whole, at_whole)(orders)
+
+
+def _log_choose(n: float, k: Floats) -> Floats:
+    return np.asarray(
+        special.gammaln(n + 1.0) - special.gammaln(k + 1.0) - special.gammaln(n - k + 1.0)
+    )
+
+
+def amplified_curve(orders: Floats, values: Floats, rate: float) -> Floats:
+    """Return the Rényi curve of any mechanism on a Poisson subset, both directions.
+
+    References:
+        Zhu and Wang 2019, Theorem 6, with its factor 3 (a tuner is no Gaussian).
+    """
+    top = int(min(orders[np.isfinite(values)].max(initial=1.0), _MAX_ORDER))
+    if top < 2:
+        return np.full_like(orders, np.inf)
+    base = interpolated(orders, values)(np.arange(0.0, top + 1.0).clip(min=1.0))
+    log_in, log_out = math.log(rate), math.log1p(-rate)
+    found = np.empty(top - 1)
+    for order in range(2, top + 1):
+        k = np.arange(2.0, order + 1.0)
+        terms = _log_choose(order, k) + k * log_in + (order - k) * log_out
+        terms += (k - 1.0) * base[2 : order + 1]
+        terms[1:] += math.log(3.0)
+        first = (order - 1.0) * log_out + math.log1p((order - 1.0) * rate)
+        found[order - 2] = max(
+            float(special.logsumexp(np.append(terms, first))) / (order - 1.0), 0.0
+        )
+    return _whole_orders(orders, found)
+
+
+def split_curve(orders: Floats, tuning: Floats, training: Floats, rate: float) -> Floats:
+    """Return the Rényi curve of variant 1: the larger of its two directions.
+
+    References:
+        Koskela and Kulkarni, arXiv:2301.11989, Theorem 3, for the removal direction; the other one
+        follows from the inequality of the arithmetic and the geometric mean.
+    """
+    first, second = interpolated(orders, tuning), interpolated(orders, training)
+    reverse = np.zeros_like(orders)
+    for curve, share in ((first, rate), (second, 1.0 - rate)):
+        reverse += share * curve(1.0 + share * (orders - 1.0))
+    finite = np.isfinite(tuning) & np.isfinite(training)
+    top = int(min(orders[finite].max(initial=1.0), _MAX_ORDER))
+    if top < 2:
+        return np.full_like(orders, np.inf)
+    whole = np.arange(0.0, top + 1.0).clip(min=1.0)
+    one, two = first(whole), second(whole)
+    log_in, log_out = math.log(rate), math.log1p(-rate)
+    found = np.empty(top - 1)
+    for order in range(2, top + 1):
+        k = np.arange(0.0, order + 1.0)
+        terms = _log_choose(order, k) + (order - k) * log_in + k * log_out
+        terms += np.maximum(order - k - 1.0, 0.0) * one[::-1][top - order :]
+        terms += np.maximum(k - 1.0, 0.0) * two[: order + 1]
+        found[order - 2] = max(float(special.logsumexp(terms)) / (order - 1.0), 0.0)
+    return np.maximum(_whole_orders(orders, found), reverse)

@@ -1,8 +1,10 @@
 """The durable budget: charge first, never refund, always able to show the log."""
 
-from privtune.ledger.admission import BudgetExceededError
+from privtune.ledger.admission import FilterState
+from privtune.ledger.certificate import export_certificate, verify_certificate
 from privtune.ledger.errors import (
     BudgetClosedError,
+    BudgetExceededError,
     BudgetExistsError,
     ChargeStateError,
     ClockError,
@@ -18,7 +20,11 @@ from privtune.ledger.errors import (
     UnknownChargeError,
 )
 from privtune.ledger.ledger import Ledger
+from privtune.ledger.migrate import upgrade_storage
+from privtune.ledger.page import render_certificate, write_file
+from privtune.ledger.rounds import Lease, Round, RoundNotFinishedError, Rounds, TaskResult
 from privtune.ledger.values import Admission, Budget, Charge, ChargeRequest, ChargeState
+from privtune.ledger.verify import Verification, verify
 
 __all__ = [
     "Admission",
@@ -32,6 +38,8 @@ __all__ = [
     "ChargeStateError",
     "ClockError",
     "DeclarationClosedError",
+    "FilterState",
+    "Lease",
     "Ledger",
     "LedgerBusyError",
     "LedgerConnectionError",
@@ -40,6 +48,17 @@ __all__ = [
     "LedgerFullError",
     "LedgerReadOnlyError",
     "LedgerSchemaError",
+    "Round",
+    "RoundNotFinishedError",
+    "Rounds",
+    "TaskResult",
     "UnknownBudgetError",
     "UnknownChargeError",
+    "Verification",
+    "export_certificate",
+    "render_certificate",
+    "upgrade_storage",
+    "verify",
+    "verify_certificate",
+    "write_file",
 ]

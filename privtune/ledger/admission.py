@@ -1,53 +1,43 @@
-"""Decides whether a budget admits what is asked of it."""
+"""Decides whether a budget admits what is asked of it, and says what is spent."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
-from privtune.accounting import Adjacency, Composed, Event, Guarantee, epsilon
-from privtune.errors import PrivTuneError
-from privtune.ledger.errors import BudgetClosedError, DeclarationClosedError
-from privtune.ledger.history import BASIS_DECLARED, History
-from privtune.ledger.values import ChargeRequest
+from privtune.accounting import Adjacency, Composed, Event, Guarantee, delta, epsilon
+from privtune.ledger.errors import BudgetClosedError, BudgetExceededError, DeclarationClosedError
+from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, History
+from privtune.ledger.privacy_filter import (
+    APPROXIMATE_SHARE,
+    FILTER_SHARE,
+    Profile,
+    capacity,
+    empty_profile,
+    odometer_epsilon,
+    tabulate,
+)
+from privtune.ledger.values import Admission, Budget
+from privtune.ledger.weights import Weight, slack_of, weigh
 
-__all__ = ["BudgetExceededError", "admit", "composed_epsilon", "odometer"]
-
-
-class BudgetExceededError(PrivTuneError):
-    """The budget does not hold what was asked of it. Nothing was reserved.
-
-    Attributes:
-        budget: The budget's name.
-        requested: ε of the request alone, at the budget's δ.
-        spent: ε of what is charged already.
-        remaining: ε left by the same odometer.
-        total: ε of all of it together, if it were admitted.
-    """
-
-    def __init__(
-        self, budget: str, *, requested: float, spent: float, remaining: float, total: float
-    ) -> None:
-        self.budget = budget
-        self.requested = requested
-        self.spent = spent
-        self.remaining = remaining
-        self.total = total
-        super().__init__(
-            f"budget {budget!r} does not hold this: it asks for ε = {requested:.4g} on its own, "
-            f"ε = {spent:.4g} is spent and ε = {remaining:.4g} is left; "
-            f"all together would be ε = {total:.4g}."
-        )
+__all__ = [
+    "FilterState",
+    "admit",
+    "block_epsilon",
+    "block_guarantee",
+    "filter_room",
+    "filter_state",
+    "fits",
+    "odometer",
+    "weights_of",
+]
 
 
-@lru_cache(maxsize=256)
-def composed_epsilon(events: tuple[Event, ...], delta: float, adjacency: Adjacency) -> Guarantee:
-    """Return the best bound for events that were all fixed before the first release."""
-    event = events[0] if len(events) == 1 else Composed(events)
-    return epsilon(event, delta, adjacency=adjacency)
-
-
-def admit(history: History, requests: Sequence[ChargeRequest]) -> str:
+def admit(history: History, asked: Sequence[Event]) -> str:
     """Decide on a request as a whole.
 
     Returns:
@@ -58,39 +48,187 @@ def admit(history: History, requests: Sequence[ChargeRequest]) -> str:
         BudgetClosedError: The budget was closed for good.
         DeclarationClosedError: A declared budget has started.
 
-    **Guarantee**: everything admitted on the basis "declared" was fixed before the first charge of
-    the budget started, so the composition of the whole block by any bound, privacy loss
-    distributions included, is at most the budget.
+    **Guarantee**: whatever is admitted, in whatever order and however it was chosen, everything
+    together stays within the budget. Before the first start: everything admitted was fixed before
+    the first release, so the composition by any bound, privacy loss distributions included, says
+    what it costs. Afterwards: the filter of `privtune.ledger.privacy_filter`.
     """
     budget = history.terms()
     if history.closed:
         raise BudgetClosedError(f"budget {budget.name!r} was closed for good.")
-    if history.frozen:
+    if history.frozen and budget.admission is Admission.DECLARED:
         raise DeclarationClosedError(
-            f"budget {budget.name!r} has started: what was not declared before cannot be added."
+            f"budget {budget.name!r} has started: what was not declared before cannot be added; "
+            "a budget with adaptive admission admits later studies."
         )
-    asked = [request.event for request in requests]
-    total = _of(budget.delta, budget.adjacency, [*history.block.values(), *asked])
-    if not total.epsilon <= budget.epsilon:
-        spent = _of(budget.delta, budget.adjacency, history.block.values())
+    if not fits(history, asked):
+        spent = odometer(history).epsilon
         raise BudgetExceededError(
-            budget.name,
-            requested=_of(budget.delta, budget.adjacency, asked).epsilon,
-            spent=spent.epsilon,
-            remaining=max(0.0, budget.epsilon - spent.epsilon),
-            total=total.epsilon,
+            budget,
+            requested=_composed(tuple(asked), budget).epsilon,
+            spent=spent,
+            remaining=max(0.0, budget.epsilon - spent),
+            used=filter_state(history).share,
         )
-    return BASIS_DECLARED
+    return BASIS_FILTER if history.frozen else BASIS_DECLARED
+
+
+def fits(history: History, asked: Sequence[Event]) -> bool:
+    """Return whether the budget holds more events, by the rule that is now in force."""
+    budget = history.terms()
+    if not history.frozen:
+        return _composed((*history.block.values(), *asked), budget).epsilon <= budget.epsilon
+    room, room_delta = filter_room(history)
+    weights = weights_of(history, asked)
+    if not all(math.isfinite(weight.divergence) for weight in weights):
+        return False
+    exact = [weight.exact() for weight in weights]
+    return sum(w for w, _ in exact) <= room and sum(d for _, d in exact) <= room_delta
+
+
+@dataclass(frozen=True)
+class FilterState:
+    """A budget's privacy filter, as it stands.
+
+    Attributes:
+        in_force: Whether something has started, so that every further charge must pass it.
+        order: Its Rényi order.
+        capacity: The divergence that it may admit on top of the declared block; None for nothing.
+        used: The divergence that it has admitted; infinite after a recorded release without one.
+        delta_capacity: The δ that it may admit for charges of approximate DP.
+        delta_used: The δ that it has admitted.
+    """
+
+    in_force: bool
+    order: float
+    capacity: float | None
+    used: float
+    delta_capacity: float
+    delta_used: float
+
+    @property
+    def share(self) -> float | None:
+        """The part of the room that is used; None while the filter is not in force."""
+        if not self.in_force:
+            return None
+        return 1.0 if not self.capacity else min(1.0, self.used / self.capacity)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        used = self.used if math.isfinite(self.used) else "inf"
+        return {**asdict(self), "used": used}
+
+
+def weights_of(history: History, asked: Sequence[Event]) -> list[Weight]:
+    """Return what events weigh in the budget's filter."""
+    budget = history.terms()
+    slack = slack_of(budget.delta)
+    return [weigh(event, _order(budget), budget.adjacency, slack) for event in asked]
+
+
+def block_guarantee(history: History) -> Guarantee:
+    """Return what the declared block costs, by every bound that applies to a fixed list."""
+    return _composed(tuple(history.block.values()), history.terms())
+
+
+def filter_state(history: History) -> FilterState:
+    """Return the filter as it stands."""
+    budget = history.terms()
+    order = _order(budget)
+    total = -math.inf
+    if history.frozen:
+        profile = _profile(tuple(history.block.values()), budget)
+        total = _capacity(profile, order, budget.epsilon, FILTER_SHARE * budget.delta)
+    return FilterState(
+        in_force=history.frozen,
+        order=order,
+        capacity=total if math.isfinite(total) else None,
+        used=math.inf if history.unbounded else float(history.used),
+        delta_capacity=APPROXIMATE_SHARE * budget.delta,
+        delta_used=float(history.used_delta),
+    )
+
+
+def filter_room(history: History) -> tuple[Fraction, Fraction]:
+    """Return what the filter has left: Rényi divergence at its order, and δ. Below 0: nothing."""
+    state = filter_state(history)
+    if history.unbounded or state.capacity is None:
+        return Fraction(-1), Fraction(-1)
+    return (
+        Fraction(state.capacity) - history.used,
+        Fraction(state.delta_capacity) - history.used_delta,
+    )
 
 
 def odometer(history: History) -> Guarantee:
-    """Return what everything charged costs together, at the budget's δ."""
+    """Return what everything charged costs together, at the budget's δ.
+
+    While nothing was added after the first start, this is the best bound on the declared block.
+    Later it is the lowest rung of the odometer's ladder that holds everything, or the budget
+    itself, as long as the filter holds. It may be read at any time.
+    """
     budget = history.terms()
-    return _of(budget.delta, budget.adjacency, history.block.values())
+    block = tuple(history.block.values())
+    if not history.later:
+        return _composed(block, budget)
+    bounds = {"odometer": _reading(history, budget, block)}
+    room, room_delta = filter_room(history)
+    if room >= 0 and room_delta >= 0:
+        bounds["filter"] = budget.epsilon
+    method = min(bounds, key=lambda name: bounds[name])
+    return Guarantee(bounds[method], budget.delta, method, budget.adjacency, bounds)
 
 
-def _of(delta: float, adjacency: Adjacency, events: Iterable[Event]) -> Guarantee:
+def _reading(history: History, budget: Budget, block: tuple[Event, ...]) -> float:
+    slack = slack_of(budget.delta)
+
+    def spent(order: float) -> float:
+        weights = [
+            (weigh(event, order, budget.adjacency, slack), count)
+            for event, count in list(history.later.items())
+        ]
+        failures = math.fsum(count * weight.delta for weight, count in weights)
+        if failures * (1 + 1e-9) > APPROXIMATE_SHARE * budget.delta:
+            return math.inf
+        return math.fsum(count * weight.divergence for weight, count in weights) * (1 + 1e-9)
+
+    profile = _profile(block, budget)
+    return odometer_epsilon(profile, spent, epsilon=budget.epsilon, delta=budget.delta)
+
+
+def _composed(events: tuple[Event, ...], budget: Budget) -> Guarantee:
+    return block_epsilon(events, budget.delta, budget.adjacency)
+
+
+@lru_cache(maxsize=512)
+def block_epsilon(events: tuple[Event, ...], at: float, adjacency: Adjacency) -> Guarantee:
+    """Return the best bound for events that were all fixed before the first release."""
+    if not events:
+        return Guarantee(0.0, at, "nothing", adjacency, {"nothing": 0.0})
+    return epsilon(_one(events), at, adjacency=adjacency)
+
+
+def _profile(events: tuple[Event, ...], budget: Budget) -> Profile:
+    return _block_profile(events, budget.epsilon, budget.adjacency)
+
+
+@lru_cache(maxsize=64)
+def _block_profile(events: tuple[Event, ...], target: float, adjacency: Adjacency) -> Profile:
+    if not events:
+        return empty_profile
+    event = _one(events)
+    return tabulate(lambda at: delta(event, at, adjacency=adjacency).delta, 2 * target + 4)
+
+
+_capacity = lru_cache(maxsize=256)(capacity)
+
+
+def _one(events: Iterable[Event]) -> Event:
     fixed = tuple(events)
-    if not fixed:
-        return Guarantee(0.0, delta, "nothing", adjacency, {"nothing": 0.0})
-    return composed_epsilon(fixed, delta, adjacency)
+    return fixed[0] if len(fixed) == 1 else Composed(fixed)
+
+
+def _order(budget: Budget) -> float:
+    if budget.order is None:  # a stored budget always has one
+        raise ValueError("the budget has no order")
+    return budget.order

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from privtune.errors import PrivTuneError
+
+if TYPE_CHECKING:
+    from privtune.ledger.values import Budget
 
 __all__ = [
     "BudgetClosedError",
+    "BudgetExceededError",
     "BudgetExistsError",
     "ChargeStateError",
     "ClockError",
@@ -44,6 +51,58 @@ class BudgetClosedError(LedgerError):
 
 class DeclarationClosedError(LedgerError):
     """A declared budget has started: nothing can be declared any more."""
+
+
+class BudgetExceededError(LedgerError):
+    """The budget does not hold what was asked of it. Nothing was reserved.
+
+    Attributes:
+        budget: The budget's terms.
+        requested: ε of the request alone, at the budget's δ.
+        spent: ε of what is charged already, by the odometer.
+        remaining: ε that the odometer leaves.
+        used: Which part of the filter's room is used, once it is in force; else None.
+        fitting: What would fit, in words; may be empty.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        requested: float,
+        spent: float,
+        remaining: float,
+        used: float | None = None,
+        fitting: Sequence[str] = (),
+    ) -> None:
+        self.budget = budget
+        self.requested = requested
+        self.spent = spent
+        self.remaining = remaining
+        self.used = used
+        self.fitting = tuple(fitting)
+        message = (
+            f"budget {budget.name!r} (ε = {budget.epsilon:g}, δ = {budget.delta:g}) does not hold "
+            f"this: it asks for ε = {requested:.3g} on its own; ε = {spent:.3g} is spent, "
+            f"ε = {remaining:.3g} is left"
+        )
+        if used is not None:
+            message += f", and {used:.1%} of the filter's room is used"
+        message += "."
+        if fitting:
+            message += f" What fits: {'; '.join(fitting)}."
+        super().__init__(message)
+
+    def with_fitting(self, fitting: Sequence[str]) -> BudgetExceededError:
+        """Return the same refusal, with what would fit."""
+        return BudgetExceededError(
+            self.budget,
+            requested=self.requested,
+            spent=self.spent,
+            remaining=self.remaining,
+            used=self.used,
+            fitting=fitting,
+        )
 
 
 class ChargeStateError(LedgerError):

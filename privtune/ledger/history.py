@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from fractions import Fraction
 from typing import Any
 
 from privtune.accounting import Event, event_from_dict
 from privtune.errors import PrivTuneError
-from privtune.ledger.chain import GENESIS, Entry, Kind, sealed_digest
+from privtune.ledger.chain import GENESIS, Entry, Kind
 from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.values import Budget, Charge, ChargeState
+from privtune.ledger.weights import Weight, slack_of, weigh
 
 __all__ = ["BASIS_DECLARED", "BASIS_FILTER", "BASIS_RECORDED", "History", "budget_from_dict"]
 
@@ -41,7 +45,11 @@ class History:
         closed: Whether the budget was closed for good.
         frozen: Whether a charge was ever started: the declaration is closed from then on.
         charges: Every charge, by number, in the order of reservation.
-        block: The numbers of the charges that make up the declared block.
+        block: The events of the declared block, by charge number.
+        later: The events that came after the first start, and how often.
+        used: Their divergences at the filter's order, summed up exactly.
+        used_delta: Their δ, for those of approximate DP.
+        unbounded: How many of them have no finite divergence at that order.
     """
 
     name: str
@@ -54,7 +62,12 @@ class History:
     frozen: bool = False
     charges: dict[int, Charge] = field(default_factory=dict)
     block: dict[int, Event] = field(default_factory=dict)
+    later: Counter[Event] = field(default_factory=Counter)
+    used: Fraction = Fraction(0)
+    used_delta: Fraction = Fraction(0)
+    unbounded: int = 0
     _events: dict[str, Event] = field(default_factory=dict)
+    _weights: dict[int, Weight] = field(default_factory=dict)
 
     def terms(self) -> Budget:
         """Return the budget's terms."""
@@ -62,12 +75,12 @@ class History:
             raise LedgerCorruptedError(f"the log of budget {self.name!r} has no entries.")
         return self.budget
 
-    def apply(self, entry: Entry, sealed: str) -> None:
+    def apply(self, entry: Entry, sealed: str | None) -> None:
         """Check an entry against the chain and take it in.
 
         Args:
             entry: The next entry.
-            sealed: The text of its sealed part.
+            sealed: The text of its sealed part; None when only the public part is at hand.
 
         Raises:
             LedgerCorruptedError: The entry does not follow; names it and says why.
@@ -76,12 +89,10 @@ class History:
             raise self._wrong(entry.seq, f"entry {self.seq + 1} is missing")
         if entry.previous != self.head:
             raise self._wrong(entry.seq, "it does not name its predecessor's hash")
-        if entry.sealed != sealed_digest(sealed):
-            raise self._wrong(entry.seq, "its sealed part was edited")
         if entry.computed_hash() != entry.hash:
             raise self._wrong(entry.seq, "its content does not have the hash that it carries")
         try:
-            self._take(entry, json.loads(sealed))
+            self._take(entry, {} if sealed is None else json.loads(sealed))
         except (KeyError, TypeError, ValueError, PrivTuneError) as error:
             if isinstance(error, LedgerCorruptedError):
                 raise
@@ -90,12 +101,15 @@ class History:
         self.head = entry.hash
 
     def _take(self, entry: Entry, sealed: dict[str, Any]) -> None:
-        at = datetime.fromisoformat(sealed["at"])
+        at = datetime.fromisoformat(sealed["at"]) if sealed else _LONG_AGO
         if entry.kind == Kind.CREATED:
             if entry.seq != 1:
                 raise self._wrong(entry.seq, "a budget is created by its first entry alone")
-            self.budget = budget_from_dict(json.loads(entry.body)["terms"])
-            self.created_at = at
+            body = json.loads(entry.body)
+            self.budget = budget_from_dict(body["terms"])
+            if self.budget.name != self.name:
+                raise self._wrong(1, f"it creates budget {self.budget.name!r}")
+            self.created_at = datetime.fromisoformat(body["created_at"])
         elif entry.seq == 1:
             raise self._wrong(1, "the first entry must create the budget")
         elif entry.kind == Kind.CLOSED:
@@ -125,6 +139,10 @@ class History:
         )
         if not self.frozen:
             self.block[entry.charge] = event
+        else:
+            weight = self._weight(event, body.get("weight"))
+            self._weights[entry.charge] = weight
+            self._count(event, weight, 1)
 
     def _move(self, entry: Entry, sealed: dict[str, Any], at: datetime) -> None:
         charge = self.charges.get(entry.charge)
@@ -139,10 +157,42 @@ class History:
             digest = sealed.get("transcript_digest", "")
             charge = replace(charge, state=state, closed_at=at, transcript_digest=digest)
         self.charges[entry.charge] = charge
-        if state is ChargeState.VOIDED and not self.frozen:
+        if state is not ChargeState.VOIDED:
+            return
+        if entry.charge not in self.block:
+            # A filter counts what ran, and this never will.
+            self._count(charge.event, self._weights[entry.charge], -1)
+        elif not self.frozen:
             # Nobody has seen anything yet, so the declaration may still change. Once something was
             # seen, the choice to drop a declared charge may depend on it: it stays in the block.
-            self.block.pop(entry.charge, None)
+            del self.block[entry.charge]
+
+    def weight(self, number: int) -> Weight:
+        """Return what a charge that came after the first start weighs in the filter."""
+        return self._weights[number]
+
+    def _weight(self, event: Event, stored: list[float] | None) -> Weight:
+        """Return what a charge weighs in the filter: as noted at its admission, or computed."""
+        if stored is not None:
+            divergence, delta = stored
+            if not (0 <= divergence < math.inf and 0 <= delta <= 1):
+                raise ValueError(f"its weight is {stored}")
+            return Weight(divergence, delta)
+        budget = self.terms()
+        if budget.order is None:
+            raise LedgerCorruptedError(f"budget {self.name!r} has no order for its filter.")
+        return weigh(event, budget.order, budget.adjacency, slack_of(budget.delta))
+
+    def _count(self, event: Event, weight: Weight, times: int) -> None:
+        self.later[event] += times
+        if not self.later[event]:
+            del self.later[event]
+        if math.isfinite(weight.divergence):
+            divergence, delta = weight.exact()
+            self.used += times * divergence
+            self.used_delta += times * delta
+        else:
+            self.unbounded += times
 
     def _event(self, value: dict[str, Any]) -> Event:
         """Parse an event; equal events are one object."""

@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError
-from privtune.ledger import schema
-from privtune.ledger.admission import admit, odometer
-from privtune.ledger.chain import Entry, Kind, new_entry, sealed_digest
+from privtune.ledger.admission import FilterState, admit, filter_state, odometer, weights_of
+from privtune.ledger.advice import suggestions
+from privtune.ledger.chain import Kind
 from privtune.ledger.errors import (
+    BudgetClosedError,
+    BudgetExceededError,
     BudgetExistsError,
     ChargeStateError,
-    ClockError,
-    LedgerCorruptedError,
-    UnknownBudgetError,
     UnknownChargeError,
 )
-from privtune.ledger.history import History
+from privtune.ledger.history import BASIS_FILTER, BASIS_RECORDED, History
+from privtune.ledger.log import Line, Log
 from privtune.ledger.migrate import prepare
+from privtune.ledger.privacy_filter import FILTER_SHARE, best_order
 from privtune.ledger.storage import Storage
 from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState
 
 __all__ = ["Ledger"]
 
-
-@dataclass(frozen=True)
-class _Line:
-    """An entry that is about to be appended."""
-
-    kind: Kind
-    charge: int = 0
-    body: Mapping[str, Any] | None = None
-    sealed: Mapping[str, Any] | None = None
+T = TypeVar("T")
 
 
 class Ledger:
@@ -72,17 +61,18 @@ class Ledger:
         clock_tolerance: float = 300.0,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
-        self._storage = Storage(url, patience=patience)
-        self._clock = clock
-        self._tolerance = timedelta(seconds=clock_tolerance)
-        self._histories: dict[str, History] = {}
-        self._guard = threading.RLock()
-        prepare(self._storage)
+        storage = Storage(url, patience=patience)
+        self.log = Log(storage, clock=clock, tolerance=timedelta(seconds=clock_tolerance))
+        try:
+            prepare(storage)
+        except BaseException:
+            storage.close()
+            raise
 
     @property
     def url(self) -> str:
         """The storage's URL, without a password."""
-        return self._storage.safe_url
+        return self.log.storage.safe_url
 
     def __enter__(self) -> Self:
         return self
@@ -97,56 +87,49 @@ class Ledger:
 
     def close(self) -> None:
         """Close every connection."""
-        self._storage.close()
-
-    # Budgets.
+        self.log.storage.close()
 
     def create_budget(self, budget: Budget) -> Budget:
         """Create a budget; with the same terms a second time, return the one that is there.
 
+        Returns:
+            The terms as stored, with the filter's order chosen.
+
         Raises:
             BudgetExistsError: A budget of that name has other terms.
         """
-        with self._guard:
-            with self._storage.write() as connection:
-                if self._exists(connection, budget.name):
-                    return self._same_terms(self._sync(connection, budget.name), budget)
-                history = History(budget.name)
-                connection.execute(
-                    sa.insert(schema.budgets).values(
-                        name=budget.name, entries=0, charges=0, head=history.head
-                    )
-                )
-                at = self._now(connection)
-                body = {"terms": budget.to_dict(), "created_at": at.isoformat()}
-                written = self._append(connection, history, at, [_Line(Kind.CREATED, body=body)])
-            return self._take_in(history, written).terms()
+        if budget.order is None:
+            order = best_order(budget.epsilon, FILTER_SHARE * budget.delta)
+            budget = replace(budget, order=order)
+
+        def first(at: datetime) -> Line:
+            return Line(
+                Kind.CREATED, body={"terms": budget.to_dict(), "created_at": at.isoformat()}
+            )
+
+        history, _ = self.log.create(budget.name, first)
+        _check_same(history.terms(), budget)
+        return history.terms()
 
     def budget(self, name: str) -> Budget:
         """Return the terms of a budget."""
-        return self._current(name).terms()
+        return self.log.current(name).terms()
 
     def budgets(self) -> tuple[Budget, ...]:
         """Return the terms of every budget, by name."""
-        with self._storage.read() as connection:
-            names = connection.scalars(
-                sa.select(schema.budgets.c.name).order_by(schema.budgets.c.name)
-            ).all()
-        return tuple(self.budget(name) for name in names)
+        return tuple(self.budget(name) for name in self.log.names())
 
     def close_budget(self, name: str) -> None:
         """Close a budget for good: it admits nothing more; what it admitted may still run."""
 
-        def lines(history: History) -> list[_Line]:
-            return [] if history.closed else [_Line(Kind.CLOSED)]
+        def decide(_connection: Connection, history: History) -> list[Line]:
+            return [] if history.closed else [Line(Kind.CLOSED)]
 
-        self._write(name, lines)
+        self.log.write(name, decide)
 
     def is_closed(self, name: str) -> bool:
         """Return whether a budget was closed for good."""
-        return self._current(name).closed
-
-    # Charges.
+        return self.log.current(name).closed
 
     def reserve(self, budget: str, requests: Sequence[ChargeRequest]) -> tuple[Charge, ...]:
         """Admit all of the requests in one transaction, or none.
@@ -159,28 +142,60 @@ class Ledger:
             The charges, in the order of the requests, in state ``reserved``.
 
         Raises:
-            BudgetExceededError: They do not fit.
+            BudgetExceededError: They do not fit; says what would.
             BudgetClosedError: The budget was closed.
             DeclarationClosedError: The budget is a declared one and has started.
 
         **Guarantee**: the composition of everything ever admitted is at most the budget.
         """
-        if not requests or not all(isinstance(request, ChargeRequest) for request in requests):
-            raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
-        # The composition may take seconds. It is computed here, outside of the lock, and found in
-        # the cache inside, unless somebody else was faster.
-        admit(self._current(budget), requests)
+        _check_requests(requests)
+        events = [request.event for request in requests]
+        self._ask(budget, events)
 
-        def lines(history: History) -> list[_Line]:
-            basis = admit(history, requests)
-            first = len(history.charges) + 1
-            return [
-                _Line(Kind.RESERVED, number, body=_body(request, basis))
-                for number, request in enumerate(requests, first)
-            ]
+        def decide(_connection: Connection, history: History) -> list[Line]:
+            return _reservations(history, requests, admit(history, events))
 
-        history, written = self._write(budget, lines, strict_clock=True)
+        history, written = self.log.write(budget, decide, strict_clock=True)
         return tuple(history.charges[entry.charge] for entry in written)
+
+    def reserve_started(
+        self, budget: str, request: ChargeRequest, work: Callable[[Connection, str], T]
+    ) -> tuple[Charge, T]:
+        """Admit and start one charge, and do more in the same transaction."""
+        _check_requests([request])
+        self._ask(budget, [request.event])
+        done: list[T] = []
+
+        def decide(connection: Connection, history: History) -> list[Line]:
+            [line] = _reservations(history, [request], admit(history, [request.event]))
+            done.append(work(connection, f"{budget}-{line.charge}"))
+            return [line, Line(Kind.STARTED, line.charge)]
+
+        history, written = self.log.write(budget, decide, strict_clock=True)
+        return history.charges[written[0].charge], done[-1]
+
+    def record(self, budget: str, request: ChargeRequest) -> Charge:
+        """Record a release that has happened already, whether or not the budget holds it.
+
+        Refusing would not undo it. A budget that it exceeds admits nothing more, and says so. It
+        counts as released now: charges that are reserved already should not be a reaction to it.
+
+        Returns:
+            The charge, settled, with basis ``"recorded"``.
+
+        Raises:
+            BudgetClosedError: The budget was closed.
+        """
+        _check_requests([request])
+
+        def decide(_connection: Connection, history: History) -> list[Line]:
+            if history.closed:
+                raise BudgetClosedError(f"budget {budget!r} was closed for good.")
+            [line] = _reservations(history, [request], BASIS_RECORDED)
+            return [line, Line(Kind.STARTED, line.charge), Line(Kind.SETTLED, line.charge)]
+
+        history, written = self.log.write(budget, decide, strict_clock=True)
+        return history.charges[written[0].charge]
 
     def start(self, charge_id: str) -> Charge:
         """Mark a reserved charge as started. Call it before the first access to the data.
@@ -188,7 +203,7 @@ class Ledger:
         Raises:
             ChargeStateError: It is not reserved: somebody else has started it, or it was voided.
         """
-        return self._move(charge_id, Kind.STARTED, ChargeState.RESERVED)
+        return self.move(charge_id, Kind.STARTED)
 
     def settle(self, charge_id: str, transcript_digest: str = "") -> Charge:
         """Mark a started charge as settled: its releases are out, as the transcript has them.
@@ -196,21 +211,55 @@ class Ledger:
         Raises:
             ChargeStateError: It is not started.
         """
-        sealed = {"transcript_digest": transcript_digest}
-        return self._move(charge_id, Kind.SETTLED, ChargeState.STARTED, sealed)
+        return self.move(charge_id, Kind.SETTLED, sealed={"transcript_digest": transcript_digest})
 
     def void(self, charge_id: str) -> Charge:
         """Give back a charge that never started.
 
+        After the budget's first start a declared charge stays in the declared block when it is
+        voided: dropping it may be a reaction to what was seen, and then its share is not free.
+
         Raises:
             ChargeStateError: It has started, so it is spent.
         """
-        return self._move(charge_id, Kind.VOIDED, ChargeState.RESERVED)
+        return self.move(charge_id, Kind.VOIDED)
+
+    def move(
+        self,
+        charge_id: str,
+        kind: Kind,
+        *,
+        sealed: Mapping[str, Any] | None = None,
+        work: Callable[[Connection], bool] | None = None,
+    ) -> Charge:
+        """Append a charge's next state.
+
+        Args:
+            charge_id: The charge.
+            kind: The state.
+            sealed: What to note in the sealed part.
+            work: More to do in the same transaction; False if the state is not to be appended.
+        """
+        budget, number = self.parse(charge_id)
+        before = ChargeState.STARTED if kind is Kind.SETTLED else ChargeState.RESERVED
+
+        def decide(connection: Connection, history: History) -> list[Line]:
+            state = _charge(history, number).state
+            if work is not None and not work(connection):
+                return []
+            if state is not before:
+                raise ChargeStateError(
+                    f"charge {charge_id} is {state}: only a {before} charge can be {kind}."
+                )
+            return [Line(kind, number, sealed=sealed)]
+
+        history, _ = self.log.write(budget, decide)
+        return history.charges[number]
 
     def charge(self, charge_id: str) -> Charge:
         """Return one charge."""
-        budget, number = _parse(charge_id)
-        return _charge(self._current(budget), number)
+        budget, number = self.parse(charge_id)
+        return _charge(self.log.current(budget), number)
 
     def charges(
         self, budget: str, *, study: str | None = None, arm: str | None = None
@@ -218,207 +267,72 @@ class Ledger:
         """Return the charges of a budget, oldest first; of one study or arm, if named."""
         return tuple(
             charge
-            for charge in self._current(budget).charges.values()
+            for charge in self.log.current(budget).charges.values()
             if (study is None or charge.study == study) and (arm is None or charge.arm == arm)
         )
 
     def spent(self, budget: str) -> Guarantee:
         """Return what everything charged costs together, at the budget's δ (the odometer)."""
-        return odometer(self._current(budget))
+        return odometer(self.log.current(budget))
 
     def remaining(self, budget: str) -> float:
         """Return the ε that the odometer leaves, never below 0."""
-        history = self._current(budget)
+        history = self.log.current(budget)
         return max(0.0, history.terms().epsilon - odometer(history).epsilon)
 
-    # The log.
+    def filter_state(self, budget: str) -> FilterState:
+        """Return the filter beside the odometer: whether it is in force, and what it has left."""
+        return filter_state(self.log.current(budget))
 
-    def _move(
-        self,
-        charge_id: str,
-        kind: Kind,
-        before: ChargeState,
-        sealed: Mapping[str, Any] | None = None,
-    ) -> Charge:
-        budget, number = _parse(charge_id)
-
-        def lines(history: History) -> list[_Line]:
-            state = _charge(history, number).state
-            if state is not before:
-                raise ChargeStateError(
-                    f"charge {charge_id} is {state}: only a {before} charge can be {kind}."
-                )
-            return [_Line(kind, number, sealed=sealed)]
-
-        history, _ = self._write(budget, lines)
-        return history.charges[number]
-
-    def _write(
-        self,
-        name: str,
-        lines: Callable[[History], list[_Line]],
-        *,
-        strict_clock: bool = False,
-    ) -> tuple[History, list[Entry]]:
-        """Lock a budget, decide on what its log says then, and append."""
-        with self._guard:
-            with self._storage.write() as connection:
-                history = self._sync(connection, name)
-                planned = lines(history)
-                at = self._now(connection)
-                if strict_clock and history.last_at - at > self._tolerance:
-                    raise ClockError(
-                        f"this machine's clock says {at:%Y-%m-%d %H:%M:%S} UTC, but the last entry "
-                        f"of budget {name!r} is of {history.last_at:%Y-%m-%d %H:%M:%S}: "
-                        "set the clock, or open the ledger with a larger clock_tolerance."
-                    )
-                written = self._append(connection, history, at, planned)
-            return self._take_in(history, written), [entry for entry, _ in written]
-
-    def _append(
-        self, connection: Connection, history: History, at: datetime, lines: list[_Line]
-    ) -> list[tuple[Entry, str]]:
-        written: list[tuple[Entry, str]] = []
-        previous, seq = history.head, history.seq
-        # The log's times never run backwards; its order is that of the numbers in any case.
-        when = {"at": max(at, history.last_at).isoformat(), "worker": _worker()}
-        for line in lines:
-            seq += 1
-            entry, sealed = new_entry(
-                history.name,
-                seq,
-                kind=line.kind,
-                charge=line.charge,
-                body=line.body or {},
-                sealed={**(line.sealed or {}), **when},
-                previous=previous,
-            )
-            previous = entry.hash
-            written.append((entry, sealed))
-        if written:
-            connection.execute(sa.insert(schema.entries), [_row(*pair) for pair in written])
-            reserved = sum(line.kind is Kind.RESERVED for line in lines)
-            moved = connection.execute(
-                sa.update(schema.budgets)
-                .where(
-                    schema.budgets.c.name == history.name, schema.budgets.c.entries == history.seq
-                )
-                .values(entries=seq, head=previous, charges=len(history.charges) + reserved)
-            )
-            if moved.rowcount != 1:
-                raise LedgerCorruptedError(f"budget {history.name!r} changed under the lock.")
-        return written
-
-    def _take_in(self, history: History, written: list[tuple[Entry, str]]) -> History:
-        """Replay what is now committed."""
-        for entry, sealed in written:
-            history.apply(entry, sealed)
-        self._histories[history.name] = history
-        return history
-
-    def _current(self, name: str) -> History:
-        with self._guard, self._storage.read() as connection:
-            return self._sync(connection, name)
-
-    def _sync(self, connection: Connection, name: str) -> History:
-        """Bring the history in memory up to the log; in a write, this takes the budget's lock."""
-        head = connection.execute(
-            sa.select(schema.budgets).where(schema.budgets.c.name == name).with_for_update()
-            if connection.get_execution_options().get("privtune_write")
-            else sa.select(schema.budgets).where(schema.budgets.c.name == name)
-        ).one_or_none()
-        if head is None:
-            raise UnknownBudgetError(
-                f"no budget is called {name!r} in {self.url}: privtune budget list shows them all."
-            )
-        history = self._histories.setdefault(name, History(name))
-        if head.entries > history.seq:
-            rows = connection.execute(
-                sa.select(schema.entries)
-                .where(
-                    schema.entries.c.budget == name,
-                    schema.entries.c.seq > history.seq,
-                    # What others append after the head was read is for the next time.
-                    schema.entries.c.seq <= head.entries,
-                )
-                .order_by(schema.entries.c.seq)
-            )
-            for row in rows:
-                history.apply(_entry(row), row.sealed)
-        if (head.entries, head.head) != (history.seq, history.head):
-            raise LedgerCorruptedError(
-                f"budget {name!r} says that its log ends with entry {head.entries}, "
-                f"but it ends with entry {history.seq}: privtune budget verify {name} tells more."
-            )
-        return history
-
-    def _now(self, connection: Connection) -> datetime:
-        if self._clock is not None:
-            return self._clock()
-        if self._storage.dialect == "postgresql":
-            at = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
-            return at.astimezone(UTC) if isinstance(at, datetime) else datetime.now(UTC)
-        return datetime.now(UTC)
-
-    def _exists(self, connection: Connection, name: str) -> bool:
-        if self._storage.dialect == "postgresql":
-            # Two who create one name at once: the second waits here for the first.
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(name))))
-        query = sa.select(schema.budgets.c.name).where(schema.budgets.c.name == name)
-        return connection.execute(query).first() is not None
+    def head(self, budget: str) -> str:
+        """Return the hash of the log's last entry. Note it elsewhere: it proves what was there."""
+        return self.log.current(budget).head
 
     @staticmethod
-    def _same_terms(history: History, asked: Budget) -> Budget:
-        there = history.terms()
-        if there != asked:
-            ours, theirs = asked.to_dict(), there.to_dict()
-            what = ", ".join(
-                f"{key} is {theirs[key]!r}, not {ours[key]!r}"
-                for key in ours
-                if ours[key] != theirs[key]
-            )
-            raise BudgetExistsError(
-                f"a budget called {asked.name!r} exists with other terms ({what}): "
-                "a budget never changes, so choose another name."
-            )
-        return there
+    def parse(charge_id: str) -> tuple[str, int]:
+        """Return the budget's name and the charge's number of an id."""
+        budget, _, number = str(charge_id).rpartition("-")
+        if not budget or not number.isdecimal():
+            raise InvalidInputError("charge_id", charge_id, "must be an id, like 'digits-3'")
+        return budget, int(number)
+
+    def _ask(self, budget: str, events: Sequence[Any]) -> None:
+        """Decide outside of the lock, and say what would fit.
+
+        A composition may take seconds. Inside the lock it is found in the cache, unless somebody
+        else was faster.
+        """
+        history = self.log.current(budget)
+        try:
+            admit(history, events)
+        except BudgetExceededError as error:
+            raise error.with_fitting(suggestions(history, events)) from None
 
 
-def _body(request: ChargeRequest, basis: str) -> dict[str, Any]:
-    return {
-        "event": request.event.to_dict(),
-        "study": request.study,
-        "arm": request.arm,
-        "note": request.note,
-        "plan_digest": request.plan_digest,
-        "basis": basis,
-    }
+def _reservations(history: History, requests: Sequence[ChargeRequest], basis: str) -> list[Line]:
+    bodies: list[dict[str, Any]] = [
+        {
+            "event": request.event.to_dict(),
+            "study": request.study,
+            "arm": request.arm,
+            "note": request.note,
+            "plan_digest": request.plan_digest,
+            "basis": basis,
+        }
+        for request in requests
+    ]
+    if basis == BASIS_FILTER:
+        # Noted, so that opening a ledger need not compute it again; verifying does.
+        weights = weights_of(history, [request.event for request in requests])
+        for body, weight in zip(bodies, weights, strict=True):
+            body["weight"] = list(weight)
+    first = len(history.charges) + 1
+    return [Line(Kind.RESERVED, number, body=body) for number, body in enumerate(bodies, first)]
 
 
-def _row(entry: Entry, sealed: str) -> dict[str, Any]:
-    return {
-        "budget": entry.budget,
-        "seq": entry.seq,
-        "kind": entry.kind,
-        "charge": entry.charge,
-        "body": entry.body,
-        "sealed": sealed,
-        "previous": entry.previous,
-        "hash": entry.hash,
-    }
-
-
-def _entry(row: Any) -> Entry:
-    return Entry(
-        row.budget,
-        row.seq,
-        row.kind,
-        row.charge,
-        row.body,
-        sealed_digest(row.sealed),
-        row.previous,
-        row.hash,
-    )
+def _check_requests(requests: Sequence[ChargeRequest]) -> None:
+    if not requests or not all(isinstance(request, ChargeRequest) for request in requests):
+        raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
 
 
 def _charge(history: History, number: int) -> Charge:
@@ -428,13 +342,13 @@ def _charge(history: History, number: int) -> Charge:
         raise UnknownChargeError(f"budget {history.name!r} has no charge {number}.") from None
 
 
-def _parse(charge_id: str) -> tuple[str, int]:
-    budget, _, number = str(charge_id).rpartition("-")
-    if not budget or not number.isdecimal():
-        allowed = "must be a charge's id, like 'digits-3'"
-        raise InvalidInputError("charge_id", charge_id, allowed)
-    return budget, int(number)
-
-
-def _worker() -> str:
-    return f"{platform.node()}:{os.getpid()}"
+def _check_same(there: Budget, asked: Budget) -> None:
+    ours, theirs = asked.to_dict(), there.to_dict()
+    other = [
+        f"{key} is {theirs[key]!r}, not {ours[key]!r}" for key in ours if ours[key] != theirs[key]
+    ]
+    if other:
+        raise BudgetExistsError(
+            f"a budget called {asked.name!r} exists with other terms ({', '.join(other)}): "
+            "a budget never changes, so choose another name."
+        )

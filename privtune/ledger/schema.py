@@ -5,7 +5,9 @@ from __future__ import annotations
 from sqlalchemy import (
     CheckConstraint,
     Column,
+    Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Integer,
     MetaData,
     PrimaryKeyConstraint,
@@ -14,9 +16,9 @@ from sqlalchemy import (
     Text,
 )
 
-__all__ = ["HEAD", "VERSION_TABLE", "budgets", "entries", "metadata"]
+__all__ = ["HEAD", "VERSION_TABLE", "budgets", "entries", "metadata", "rounds", "tasks"]
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration: the schema that this program reads and writes."""
 
 VERSION_TABLE = "privtune_schema"
@@ -49,3 +51,34 @@ entries = Table(
     CheckConstraint("seq > 0", name="privtune_entries_seq"),
 )
 """The logs, append-only: triggers refuse every update and delete."""
+
+rounds = Table(
+    "privtune_rounds",
+    metadata,
+    Column("budget", String(100), ForeignKey("privtune_budgets.name"), nullable=False),
+    Column("charge", Integer, nullable=False),
+    Column("tasks", Integer, nullable=False),
+    Column("secret", String(64), nullable=False),
+    PrimaryKeyConstraint("budget", "charge", name="privtune_rounds_pk"),
+)
+"""One row per opened selection round. Sealed: the number of tasks and the secret stay here."""
+
+tasks = Table(
+    "privtune_tasks",
+    metadata,
+    Column("budget", String(100), nullable=False),
+    Column("charge", Integer, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("worker", String(200), nullable=False),
+    Column("leased_until", Double, nullable=False),
+    Column("done", Integer, nullable=False),
+    Column("score", Double, nullable=True),
+    Column("result", Text, nullable=True),
+    PrimaryKeyConstraint("budget", "charge", "number", name="privtune_tasks_pk"),
+    ForeignKeyConstraint(
+        ["budget", "charge"], ["privtune_rounds.budget", "privtune_rounds.charge"]
+    ),
+    CheckConstraint("done IN (0, 1)", name="privtune_tasks_done"),
+)
+"""A round's trials. ``leased_until`` is a Unix time; the first result of a row stays."""

@@ -183,7 +183,7 @@ def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Te
     known = _columns.get(key)
     if known is not None and (not tensor or (known[0] is value and known[1] == version)):
         return known[2]
-    column = torch.as_tensor(value).detach().to("cpu", torch.float64)
+    column = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
     if column.ndim > 1 or column.numel() not in (1, candidates):
         raise InvalidInputError(name, tuple(column.shape), f"must be one number or {candidates}")
     if not bool((column > 0.0).all()):

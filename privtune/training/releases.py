@@ -59,7 +59,7 @@ class StackOracle:
         physical_rows: int,
         noise: NoiseOptions | None = None,
     ) -> None:
-        if len(data) != schedule.records:
+        if len(data) != schedule.records and not getattr(data, "sealed_size", False):
             raise InvalidInputError(
                 "data",
                 f"{len(data)} records",
@@ -78,7 +78,7 @@ class StackOracle:
         self._scale: tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor] | None = None
         self._log = StackTranscript(self.candidates)
         self._sampler = PoissonSampler(
-            records=schedule.records,
+            records=len(data),
             rate=schedule.sample_rate,
             rngs=[s.numpy("sampling") for s in streams],
         )
@@ -93,7 +93,7 @@ class StackOracle:
 
     def everything(self) -> Sample:
         """Return the sample that holds every record, for full-batch methods."""
-        records = self.schedule.records
+        records = len(self._data)
         index = torch.arange(records).expand(self.candidates, records)
         mask = torch.ones((), dtype=torch.bool).expand(self.candidates, records)
         return self._open(1.0, index, mask, np.full(self.candidates, records))

@@ -242,7 +242,7 @@ class CopyUse(Use):
 
     def squared_norms(
         self,
-        a: torch.Tensor,  # noqa: ARG002
+        a: torch.Tensor,
         g: torch.Tensor,
     ) -> tuple[torch.Tensor, Saved]:
         """Return the squared norms of the gradients."""
@@ -255,7 +255,7 @@ class CopyUse(Use):
         """Add the weighted sum of the gradients."""
         out[self.weight].add_(torch.bmm(coefficients.unsqueeze(1), saved[0]).squeeze(1))
 
-    def instantiate(self, a: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: ARG002
+    def instantiate(self, a: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the gradients as they are."""
         return {self.weight: g.flatten(2)}
 

@@ -8,7 +8,8 @@ dataclass of tensors and numbers, so it can be checkpointed, compared and replay
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from privtune.training.oracle import Oracle
     from privtune.training.schedule import Schedule
 
-__all__ = ["Candidate", "Method", "MethodState"]
+__all__ = ["Candidate", "Method", "MethodState", "scale_noise_of"]
 
 Candidate = Mapping[str, float]
 """The hyperparameters of one candidate, by their field names (``learning_rate``, ...)."""
@@ -57,6 +58,18 @@ class Method(Protocol[S]):
     releases: ClassVar[str]
     """What one step releases, in words."""
 
+    gradients_per_step: ClassVar[int]
+    """Per-sample gradients that one step takes of each record of a sample."""
+
+    @classmethod
+    def for_budget(cls, *args: Any, **options: Any) -> Self:
+        """Build the method with the least noise that keeps one training at a target.
+
+        Called as ``for_budget(schedule, epsilon=..., delta=..., **options)``; the options are the
+        method's own, which is why they are not typed here.
+        """
+        ...
+
     def event(self, schedule: Schedule) -> Event:
         """Return the privacy event of one training with this schedule. Pure."""
         ...
@@ -72,3 +85,16 @@ class Method(Protocol[S]):
     def report(self, state: S) -> Mapping[str, torch.Tensor]:
         """Return what may be plotted by step (shape ``[K]`` each): functions of releases only."""
         ...
+
+
+M = TypeVar("M", bound="Method[Any]")
+
+
+def scale_noise_of(method: M, factor: float) -> M:
+    """Return the method with every one of its noise multipliers times ``factor``.
+
+    Its event is then the old one scaled by the same factor (``accounting.scale_noise``).
+    """
+    noises = [f.name for f in fields(method) if f.name.endswith("noise_multiplier")]  # type: ignore[arg-type]
+    scaled: M = replace(method, **{name: getattr(method, name) * factor for name in noises})  # type: ignore[type-var]
+    return scaled

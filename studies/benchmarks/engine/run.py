@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import opacus
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from privtune.training.batched import BatchedKernel

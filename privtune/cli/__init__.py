@@ -1,0 +1,66 @@
+"""The command line: ``privtune account | budget | study | strategies | tasks | ui | demo``."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import warnings
+
+import typer
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="privtune",
+    help="Tune hyperparameters under differential privacy: one budget, every trial charged.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _mount() -> None:
+    for name, text in (
+        ("account", "What an event costs: epsilon, delta, calibration."),
+        ("budget", "Budgets and their charges."),
+        ("study", "Studies: create, plan, run, compare."),
+    ):
+        module = importlib.import_module(f"privtune.cli.{name}")
+        app.add_typer(module.app, name=name, help=text, no_args_is_help=True)
+    importlib.import_module("privtune.cli.catalogue")
+    importlib.import_module("privtune.cli.demo")
+    importlib.import_module("privtune.cli.report")
+    importlib.import_module("privtune.cli.ui")
+
+
+def main() -> None:
+    """Run the command line.
+
+    Exit codes: 0 done; 1 refused or failed, with one sentence on standard error; 2 usage.
+    """
+    from privtune.errors import PrivTuneError
+
+    _quieten()
+    try:
+        app()
+    except PrivTuneError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted. What was charged stays charged; run again to go on.\n")
+        raise SystemExit(130) from None
+
+
+def _quieten() -> None:
+    # Libraries talk on standard error; the command line says what matters itself.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    # Threads that spin while they wait make small models many times slower on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    warnings.filterwarnings("ignore", module=r"(opacus|mlflow|torch|optuna|autodp)")
+    for name in ("optuna.storages", "mlflow", "alembic", "opacus", "absl"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+_mount()

@@ -1,0 +1,42 @@
+"""What the commands share: options, JSON, tables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+__all__ = ["DEFAULT_STORAGE", "AsJson", "Storage", "console", "emit_json", "program"]
+
+DEFAULT_STORAGE = "sqlite:///privtune.db"
+
+Storage = Annotated[
+    str,
+    typer.Option(
+        "--storage", envvar="PRIVTUNE_STORAGE", help="URL of the database of studies and budgets."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+console = Console()
+
+
+def program() -> str:
+    """Return how the reader can call this program: by name, or by path if it is not on PATH."""
+    if shutil.which("privtune") is not None:
+        return "privtune"
+    script = Path(sys.executable).with_name("privtune")
+    try:
+        return str(script.relative_to(Path.cwd()))
+    except ValueError:
+        return str(script)
+
+
+def emit_json(document: Any) -> None:
+    """Print one JSON document to standard output."""
+    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")

@@ -1,0 +1,163 @@
+"""Tables of plans and comparisons, and the same as JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+
+from privtune.tracking.text import ceil_to, describe_event
+
+if TYPE_CHECKING:
+    from privtune.accounting import Guarantee
+    from privtune.strategies import Plan
+    from privtune.study import Study
+
+__all__ = [
+    "ceil_to",
+    "comparison_document",
+    "comparison_table",
+    "describe_event",
+    "footnotes",
+    "plan_document",
+    "plan_view",
+]
+
+
+def plan_document(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
+    """Return an arm's plan as JSON-ready data."""
+    return {
+        **plan.to_dict(),
+        "guarantee": finite(guarantee.to_dict()),
+        "expected_runs": plan.expected_runs,
+        "expected_gradient_evaluations": plan.expected_gradient_evaluations,
+        "noise_multipliers": noise_of(plan),
+    }
+
+
+def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
+    """Return one arm of what ``privtune study plan`` prints: it reads well in 80 columns."""
+    bounds = sorted(guarantee.bounds.items(), key=lambda item: item[1])
+    rest = ", ".join(f"{name} {ceil_to(value, 4):.4f}" for name, value in bounds[1:])
+    noises = ", ".join(f"{name} = {value:.4g}" for name, value in noise_of(plan).items())
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("event", describe_event(plan.event.to_dict()))
+    table.add_row("noise", noises)
+    epsilon = f"[bold]{ceil_to(guarantee.epsilon, 4):.4f}[/] by {guarantee.method}"
+    table.add_row("ε", epsilon + (f" (also {rest})" if rest else ""))
+    table.add_row("expected runs", f"{plan.expected_runs:g}")
+    table.add_row("expected gradient evaluations", f"{plan.expected_gradient_evaluations:,.0f}")
+    table.add_row("released", "; ".join(plan.released))
+    table.add_row("sealed", "; ".join(plan.sealed))
+    return table
+
+
+def comparison_document(study: Study) -> dict[str, Any]:
+    """Return a study's comparison as JSON-ready data."""
+    budget = study.spec.budget
+    spent = study.spent()
+    return {
+        "study": study.name,
+        "task": study.spec.task,
+        "arms": [
+            {
+                "arm": status.plan.arm,
+                "strategy": status.plan.strategy,
+                "state": status.state,
+                "epsilon": status.guarantee.epsilon,
+                "delta": status.guarantee.delta,
+                "bound": status.guarantee.method,
+                "sealed": status.plan.is_sealed,
+                "params": None if status.release is None else dict(status.release.params),
+                "score": None if status.release is None else status.release.score,
+                "utility": None if status.release is None else dict(status.release.utility),
+                "gradient_evaluations": status.plan.expected_gradient_evaluations,
+                "wall_seconds": None
+                if status.release is None
+                else status.release.cost.wall_seconds,
+                "wall_seconds_expected": status.plan.is_sealed,
+            }
+            for status in study.status()
+        ],
+        "budget": {
+            "name": budget.name,
+            "epsilon": budget.epsilon,
+            "delta": budget.delta,
+            "adjacency": str(budget.adjacency),
+            "charged": spent.epsilon,
+            "bound": spent.method,
+            "left": study.remaining(),
+        },
+    }
+
+
+def comparison_table(study: Study) -> Table:
+    """Return the comparison that ``privtune study compare`` prints."""
+    document = comparison_document(study)
+    # Without vertical lines it fits a terminal of 80 columns.
+    table = Table(title=f"Study {study.name} on {study.spec.task}", box=box.SIMPLE_HEAVY)
+    for column in ("arm", "strategy", "ε", "δ", "test accuracy", "gradient evaluations", "seconds"):
+        numeric = column not in ("arm", "strategy")
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for arm in document["arms"]:
+        mark = " †" if arm["sealed"] else ""
+        accuracy = (arm["utility"] or {}).get("test_accuracy")
+        seconds = arm["wall_seconds"]
+        table.add_row(
+            arm["arm"],
+            arm["strategy"],
+            f"{ceil_to(arm['epsilon'], 3):.3f}",
+            f"{arm['delta']:g}",
+            arm["state"] if accuracy is None else f"{accuracy:.1%}",
+            f"{arm['gradient_evaluations']:,.0f}{mark}",
+            "—" if seconds is None else f"{seconds:.1f}{mark}",
+        )
+    return table
+
+
+def footnotes(study: Study) -> list[str]:
+    """Return the sentences below the comparison."""
+    budget = study.spec.budget
+    spent = study.spent()
+    lines = [
+        f"Budget {budget.name}: ε = {ceil_to(spent.epsilon, 3):.3f} of {budget.epsilon:g} charged, "
+        f"{math.floor(study.remaining() * 1000) / 1000:.3f} left (δ = {budget.delta:g}, "
+        f"{budget.adjacency}, by {spent.method}: the composition of all arms, not their sum).",
+        "Test accuracy is of the released model, on the test split, which the task declares public.",
+        "Gradient evaluations are the plan's expectation: sizes of Poisson samples are private.",
+    ]
+    if any(plan.is_sealed for plan in study.plans):
+        lines.append(
+            "† sealed: the plan's expectation. What a selection really took would reveal its secret "
+            "number of runs; the curator's view has it (privtune study show --curator)."
+        )
+    if study.spec.seed is not None:
+        lines.append(
+            f"Fixed seed {study.spec.seed}: no guarantee holds against whoever knows the seed."
+        )
+    return lines
+
+
+def noise_of(plan: Plan) -> dict[str, float]:
+    """Return every noise multiplier of a plan, by what it is for."""
+    method = plan.training.to_dict()["method"]
+    noises = {k: v for k, v in method.items() if k.endswith("noise_multiplier") and v is not None}
+    if plan.score is not None and plan.score.noise_multiplier is not None:
+        noises["score_noise_multiplier"] = plan.score.noise_multiplier
+    return noises
+
+
+def finite(document: dict[str, Any]) -> dict[str, Any]:
+    """Replace infinities, which JSON lacks, by null."""
+    return {
+        key: finite(value)
+        if isinstance(value, dict)
+        else None
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for key, value in document.items()
+    }

@@ -1,0 +1,171 @@
+"""``privtune account``: what an event costs, and the noise that meets a target."""
+
+from __future__ import annotations
+
+import math
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.tree import Tree
+
+from privtune.accounting import (
+    Adjacency,
+    Event,
+    Explanation,
+    Guarantee,
+    calibrate,
+    event_from_json,
+    explain,
+    lower_bound,
+)
+from privtune.accounting import delta as account_delta
+from privtune.accounting import epsilon as account_epsilon
+from privtune.cli._common import AsJson, console, emit_json
+from privtune.errors import InvalidInputError
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+class Method(StrEnum):
+    """Which bounds may answer."""
+
+    BEST = "best"
+    RDP = "rdp"
+    PLD = "pld"
+
+
+EventFile = Annotated[
+    str, typer.Argument(metavar="EVENT.json", help="A file with an event as JSON; - reads stdin.")
+]
+Delta = Annotated[float, typer.Option("--delta", help="Target delta, between 0 and 1.")]
+Epsilon = Annotated[float, typer.Option("--epsilon", help="Target epsilon.")]
+AdjacencyOption = Annotated[Adjacency, typer.Option("--adjacency", help="Neighbouring datasets.")]
+MethodOption = Annotated[Method, typer.Option("--method", help="Which bounds may answer.")]
+
+
+def _read(source: str) -> Event:
+    if source == "-":
+        return event_from_json(sys.stdin.read())
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise InvalidInputError("EVENT.json", source, f"cannot be read: {reason}") from None
+    return event_from_json(text)
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else "∞"
+
+
+def _show(answer: Guarantee, wanted: str, document: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        emit_json(document)
+        return
+    value = answer.epsilon if wanted == "epsilon" else answer.delta
+    given = f"δ = {answer.delta:g}" if wanted == "epsilon" else f"ε = {answer.epsilon:g}"
+    console.print(
+        f"{'ε' if wanted == 'epsilon' else 'δ'} = [bold]{_number(value)}[/bold] at {given} "
+        f"({answer.adjacency.value}), by {answer.method.replace('_', ' ')}"
+    )
+    table = Table("bound", wanted)
+    for name, bound in document["bounds"].items():
+        table.add_row(name, bound if isinstance(bound, str) else _number(bound))
+    console.print(table)
+
+
+@app.command("epsilon")
+def epsilon_command(
+    event_file: EventFile,
+    delta: Delta,
+    method: MethodOption = Method.BEST,
+    adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
+    as_json: AsJson = False,
+) -> None:
+    """Print the epsilon of an event at a delta, by every bound that applies."""
+    event = _read(event_file)
+    answer = account_epsilon(event, delta, adjacency=adjacency, method=method.value)
+    document = answer.to_dict()
+    if method is not Method.RDP and adjacency is Adjacency.ADD_REMOVE:
+        lower = lower_bound(event, delta)
+        if lower is not None:
+            # What an explicit instance costs: no valid bound lies below it.
+            document["bounds"]["lower"] = lower
+    _show(answer, "epsilon", document, as_json=as_json)
+
+
+@app.command("delta")
+def delta_command(
+    event_file: EventFile,
+    epsilon: Epsilon,
+    method: MethodOption = Method.BEST,
+    adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
+    as_json: AsJson = False,
+) -> None:
+    """Print the delta of an event at an epsilon, by every bound that applies."""
+    event = _read(event_file)
+    answer = account_delta(event, epsilon, adjacency=adjacency, method=method.value)
+    _show(answer, "delta", answer.to_dict(), as_json=as_json)
+
+
+@app.command("calibrate")
+def calibrate_command(
+    event_file: EventFile,
+    epsilon: Epsilon,
+    delta: Delta,
+    adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
+    as_json: AsJson = False,
+) -> None:
+    """Scale the noise multipliers of an event until it meets a target; print the event."""
+    found = calibrate(_read(event_file), epsilon=epsilon, delta=delta, adjacency=adjacency)
+    answer = found.guarantee
+    if as_json:
+        emit_json(
+            {"event": found.event.to_dict(), "scale": found.scale, "guarantee": answer.to_dict()}
+        )
+        return
+    console.print(
+        f"noise × [bold]{found.scale:.6g}[/bold]: ε = {_number(answer.epsilon)} at δ = {delta:g} "
+        f"({answer.adjacency.value}), by {answer.method.replace('_', ' ')}"
+    )
+    console.print_json(data=found.event.to_dict())
+
+
+@app.command("explain")
+def explain_command(
+    event_file: EventFile,
+    delta: Delta = 1e-5,
+    adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
+    as_json: AsJson = False,
+) -> None:
+    """Print a tree that shows where epsilon comes from, part by part."""
+    found = explain(_read(event_file), delta, adjacency=adjacency)
+    if as_json:
+        emit_json({"delta": delta, "adjacency": adjacency.value, "tree": found.to_dict()})
+        return
+    tree = Tree(_line(found))
+    _grow(tree, found)
+    console.print(tree)
+    console.print(
+        f"ε of each part alone, at δ = {delta:g}. Parts do not add up: composition is cheaper than "
+        "the sum. “Saves” is what leaving the part out would save."
+    )
+
+
+def _line(node: Explanation) -> str:
+    saved = f", saves {_number(node.saved)}" if node.saved is not None else ""
+    return (
+        f"[bold]ε = {_number(node.epsilon)}[/bold]  {node.text} [dim]({node.method}{saved})[/dim]"
+    )
+
+
+def _grow(tree: Tree, node: Explanation) -> None:
+    for child in node.children:
+        _grow(tree.add(_line(child)), child)

@@ -1,0 +1,52 @@
+"""``privtune demo``: the main job on real data, in a minute or two."""
+
+from __future__ import annotations
+
+import importlib.resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privtune.cli import app
+from privtune.cli._common import console
+from privtune.cli.study import print_comparison, run_study
+
+__all__ = ["demo"]
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("demo-output"),
+) -> None:
+    """Compare three strategies on handwritten digits under one budget of ε = 8."""
+    from privtune.study import Study, StudyFinishedError, StudySpec
+    from privtune.study._store import StudyExistsError
+
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = f"sqlite:///{folder / 'privtune.db'}"
+    text = importlib.resources.files("privtune.tasks") / "digits-demo.yaml"
+    with importlib.resources.as_file(text) as path:
+        spec = StudySpec.from_file(path)
+    console.print(
+        f"Planning study [bold]{spec.name}[/]: {len(spec.arms)} arms on {spec.task}, one budget of "
+        f"ε = {spec.budget.epsilon:g}, δ = {spec.budget.delta:g}.",
+        soft_wrap=True,
+        highlight=False,
+    )
+    try:
+        study = Study.create(spec, storage)
+    except StudyExistsError:
+        study = Study(spec.name, storage)
+    try:
+        run_study(study, mlflow=True, quiet=False)
+    except StudyFinishedError:
+        console.print(
+            f"This study is finished and its budget spent; nothing was run. Remove {folder} to start "
+            "over with a new budget (these records are public: on private ones a new budget would "
+            "not make the spent one whole).",
+            soft_wrap=True,
+        )
+    finally:
+        print_comparison(study)
+        study.close()

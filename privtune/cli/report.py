@@ -1,0 +1,53 @@
+"""``privtune study sync`` and the page of ``privtune study compare --html``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
+from privtune.cli.study import app
+
+if TYPE_CHECKING:
+    from privtune.study import Study
+
+__all__ = ["write_report"]
+
+
+@app.command()
+def sync(
+    name: Annotated[str, typer.Argument(help="Name of the study.")],
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MLFLOW_TRACKING_URI",
+            help="MLflow's store or server; beside the study's database unless given.",
+        ),
+    ] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Log releases to MLflow that are not there yet, such as those of a study run while it was down."""
+    from privtune.study import Study
+    from privtune.tracking.mlflow import sync_study
+
+    study = Study(name, storage)
+    try:
+        logged = sync_study(study, uri=tracking_uri)
+    finally:
+        study.close()
+    if as_json:
+        emit_json({"study": name, "logged": list(logged)})
+        return
+    console.print(f"Logged {', '.join(logged)}." if logged else "Nothing to log.", soft_wrap=True)
+
+
+def write_report(study: Study, path: Path) -> None:
+    """Write the self-contained page of a study."""
+    from privtune.ledger import write_file
+    from privtune.tracking.report import render_study
+
+    write_file(path, render_study(study))
+    console.print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)

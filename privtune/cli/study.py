@@ -1,0 +1,305 @@
+"""``privtune study``: create, plan, run, list, show, compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json, program
+
+if TYPE_CHECKING:
+    from privtune.strategies import Plan, Release
+    from privtune.study import Observer, Study
+
+__all__ = ["app", "print_comparison", "run_study"]
+
+app = typer.Typer()
+
+SpecFile = Annotated[Path, typer.Argument(help="The study's spec, a YAML file.")]
+Name = Annotated[str, typer.Argument(help="Name of the study.")]
+
+
+@app.command()
+def create(spec: SpecFile, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+    """Plan a study and store it, with its budget if that does not exist. Touches no data."""
+    from privtune.study import Study, StudySpec
+
+    study = Study.create(StudySpec.from_file(spec), storage)
+    try:
+        if as_json:
+            emit_json({"study": study.name, "arms": [plan.arm for plan in study.plans]})
+        else:
+            console.print(
+                f"Created study [bold]{study.name}[/] with {len(study.plans)} arms; nothing has been "
+                f"charged yet. Run it with: privtune study run {study.name}",
+                soft_wrap=True,
+            )
+    finally:
+        study.close()
+
+
+@app.command()
+def plan(spec: SpecFile, as_json: AsJson = False) -> None:
+    """Show what a study would do and cost, arm by arm. Touches no data and no storage."""
+    from privtune.cli._tables import ceil_to, finite, plan_document, plan_view
+    from privtune.study import StudySpec, plan_study
+
+    parsed = StudySpec.from_file(spec)
+    planned = plan_study(parsed)
+    pairs = list(zip(planned.plans, planned.guarantees, strict=True))
+    if as_json:
+        emit_json(
+            {
+                "study": parsed.name,
+                "target_epsilon": parsed.target_epsilon,
+                "arms": [plan_document(arm, guarantee) for arm, guarantee in pairs],
+                "total": finite(planned.total.to_dict()),
+            }
+        )
+        return
+    for arm, guarantee in pairs:
+        console.print(f"[bold]{arm.arm}[/] ({arm.strategy})")
+        console.print(Padding(plan_view(arm, guarantee), (0, 0, 1, 2)), highlight=False)
+    console.print(
+        f"All arms together: ε = {ceil_to(planned.total.epsilon, 4):.4f} at δ = "
+        f"{planned.total.delta:g} ({planned.total.adjacency}, by {planned.total.method}); "
+        f"target {parsed.target_epsilon:g}. No data was touched.",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def run(
+    name: Name,
+    storage: Storage = DEFAULT_STORAGE,
+    mlflow: Annotated[bool, typer.Option(help="Log releases to MLflow.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Run a study, or go on where it was interrupted."""
+    study = _load(name, storage)
+    try:
+        run_study(study, mlflow=mlflow, quiet=as_json)
+        if as_json:
+            from privtune.cli._tables import comparison_document
+
+            emit_json(comparison_document(study))
+        else:
+            print_comparison(study)
+    finally:
+        study.close()
+
+
+@app.command("list")
+def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+    """List the studies."""
+    from privtune.study._store import StudyStore
+
+    store = StudyStore(storage)
+    try:
+        names = store.names()
+    finally:
+        store.close()
+    if as_json:
+        emit_json(names)
+        return
+    for name in names:
+        console.print(name)
+
+
+@app.command()
+def show(
+    name: Name,
+    storage: Storage = DEFAULT_STORAGE,
+    curator: Annotated[
+        bool,
+        typer.Option(
+            envvar="PRIVTUNE_CURATOR", help="Show sealed trials. Never show them to anyone else."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a study: its arms, their states, what they cost."""
+    from privtune.cli._tables import comparison_document, describe_event
+
+    study = _load(name, storage)
+    try:
+        document = comparison_document(study)
+        sealed = {
+            plan.arm: list(study.sealed_trials(plan.arm)) for plan in study.plans if plan.is_sealed
+        }
+        if as_json:
+            emit_json({**document, "sealed_trials": sealed} if curator else document)
+            return
+        table = Table(title=f"Study {study.name} on {study.spec.task}", show_lines=True)
+        for column in ("arm", "strategy", "state", "ε", "event", "released parameters"):
+            table.add_column(column, overflow="fold")
+        for plan, arm in zip(study.plans, document["arms"], strict=True):
+            params = arm["params"] or {}
+            table.add_row(
+                arm["arm"],
+                arm["strategy"],
+                arm["state"],
+                f"{arm['epsilon']:.4f}",
+                describe_event(plan.event.to_dict()),
+                ", ".join(f"{k}={v:.4g}" for k, v in params.items()),
+            )
+        console.print(table)
+        if curator:
+            _print_sealed(sealed)
+    finally:
+        study.close()
+
+
+@app.command()
+def compare(
+    name: Name,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the comparison as one self-contained page.")
+    ] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the arms of a study: what each reached, at what ε, at what cost."""
+    from privtune.cli._tables import comparison_document
+    from privtune.cli.report import write_report
+
+    study = _load(name, storage)
+    try:
+        if html is not None:
+            write_report(study, html)
+        elif as_json:
+            emit_json(comparison_document(study))
+        else:
+            print_comparison(study)
+    finally:
+        study.close()
+
+
+def run_study(study: Study, *, mlflow: bool, quiet: bool) -> None:
+    """Run a study with progress on the terminal and, if asked, releases to MLflow."""
+    observers: list[Observer] = []
+    if mlflow:
+        from privtune.tracking.mlflow import MlflowObserver
+
+        observers.append(MlflowObserver(study))
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        _OpenOnly(MofNCompleteColumn()),
+        _OpenOnly(TimeElapsedColumn()),
+        console=console,
+        disable=quiet,
+    )
+    with progress:
+        study.run(_Fanout([_ProgressObserver(progress), *observers]))
+
+
+def print_comparison(study: Study) -> None:
+    """Print the comparison, what it rests on, and how to open it in MLflow."""
+    from privtune.cli._tables import comparison_table, footnotes
+
+    console.print(comparison_table(study))
+    for line in footnotes(study):
+        console.print(line, soft_wrap=True, highlight=False)
+    console.print(
+        f"Open it in MLflow: [bold]{program()} ui --study {study.name} --storage {study.storage}[/]",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+class _OpenOnly(ProgressColumn):
+    """Shows another column for arms that are not sealed: a round's time tells its runs."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> RenderableType:
+        return "" if task.fields.get("sealed") else self._column.render(task)
+
+
+class _ProgressObserver:
+    """Shows a bar for an arm; for a sealed arm one that says nothing but that it runs."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, Any] = {}
+
+    def arm_started(self, plan: Plan) -> None:
+        label = f"{plan.arm} (sealed)" if plan.is_sealed else plan.arm
+        total = None if plan.is_sealed else plan.training.schedule.steps
+        self._bars[plan.arm] = self._progress.add_task(label, total=total, sealed=plan.is_sealed)
+
+    def step(self, plan: Plan, done: int, steps: int) -> None:
+        self._progress.update(self._bars[plan.arm], completed=done, total=steps)
+
+    def released(self, plan: Plan, release: Release) -> None:
+        if plan.arm in self._bars:
+            self._progress.update(
+                self._bars[plan.arm],
+                description=f"{plan.arm}: released",
+                total=plan.training.schedule.steps,
+                completed=plan.training.schedule.steps,
+            )
+
+    def arm_failed(self, plan: Plan) -> None:
+        self._progress.update(self._bars[plan.arm], description=f"{plan.arm}: interrupted")
+
+
+class _Fanout:
+    """Tells several observers."""
+
+    def __init__(self, observers: list[Any]) -> None:
+        self._observers = observers
+
+    def arm_started(self, plan: Plan) -> None:
+        for observer in self._observers:
+            observer.arm_started(plan)
+
+    def step(self, plan: Plan, done: int, steps: int) -> None:
+        for observer in self._observers:
+            observer.step(plan, done, steps)
+
+    def released(self, plan: Plan, release: Release) -> None:
+        for observer in self._observers:
+            observer.released(plan, release)
+
+    def arm_failed(self, plan: Plan) -> None:
+        for observer in self._observers:
+            observer.arm_failed(plan)
+
+
+def _load(name: str, storage: str) -> Study:
+    from privtune.study import Study
+
+    return Study(name, storage)
+
+
+def _print_sealed(sealed: dict[str, list[Any]]) -> None:
+    console.print("[bold red]Curator's view: none of this may be shown to anyone else.[/]")
+    for arm, trials in sealed.items():
+        table = Table(title=f"{arm}: {len(trials)} trials")
+        for column in ("trial", "state", "score", "parameters"):
+            table.add_column(column)
+        for trial in trials:
+            score = "" if trial["score"] is None else f"{trial['score']:.4f}"
+            params = ", ".join(f"{k}={v:.4g}" for k, v in trial["params"].items())
+            table.add_row(str(trial["number"]), trial["state"], score, params)
+        console.print(table)

@@ -1,0 +1,1 @@
+"""Execution: where trials run."""

@@ -1,0 +1,101 @@
+"""Says what would still fit into a budget, in terms of a training's noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from privtune.accounting import (
+    Composed,
+    Event,
+    Gaussian,
+    Geometric,
+    Joint,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+    WorstOf,
+    scale_noise,
+)
+from privtune.ledger.admission import fits
+from privtune.ledger.history import History
+
+__all__ = ["suggestions"]
+
+_MEAN = 10
+_LARGEST = 1e4
+_DIGITS = 3
+
+
+def suggestions(history: History, asked: Sequence[Event]) -> tuple[str, ...]:
+    """Return what would fit in place of a refused request, one phrase each.
+
+    Args:
+        history: The budget's log.
+        asked: The refused events.
+
+    Returns:
+        For a training by DP-SGD: from which noise multiplier σ on it would fit, alone and tuned by
+        private selection. For everything else: by how much its noise would have to grow.
+
+    **Guarantee**: what is named fits, by the same rule that refused, as the log stands now.
+    """
+    training = next(_trainings(asked), None)
+    if training is None:
+        factor = _smallest(lambda s: fits(history, [scale_noise(event, s) for event in asked]), 1.0)
+        if factor is None:
+            return ("nothing of this kind, at any noise",)
+        return (f"the same with all noise multiplied by {factor:g}",)
+    count, rate = training
+
+    def plain(sigma: float) -> Event:
+        return Repeated(count, PoissonSampled(rate, Gaussian(sigma)))
+
+    alone = _smallest(lambda sigma: fits(history, [plain(sigma)]), 1.0)
+    if alone is None:
+        return ("no DP-SGD training of this length, at any noise",)
+    phrases = [f"a DP-SGD training with q = {rate:g}, T = {count} from σ ≥ {alone:g}"]
+    tuned = _smallest(
+        lambda sigma: fits(history, [PrivateSelection(plain(sigma), Geometric(_MEAN))]), 1.7 * alone
+    )
+    if tuned is not None:
+        phrases.append(f"a selection of mean {_MEAN} over it from σ ≥ {tuned:g}")
+    return tuple(phrases)
+
+
+def _trainings(events: Sequence[Event]) -> Iterator[tuple[int, float]]:
+    """Yield (steps, rate) of every DP-SGD training within the events."""
+    for event in events:
+        if isinstance(event, Repeated):
+            step = event.event
+            if isinstance(step, PoissonSampled) and isinstance(step.event, Gaussian | Joint):
+                yield event.count, step.rate
+            else:
+                yield from _trainings([step])
+        elif isinstance(event, Composed | WorstOf):
+            yield from _trainings(event.events)
+        elif isinstance(event, PrivateSelection):
+            yield from _trainings([event.event])
+        elif isinstance(event, SubsampledTuning):
+            yield from _trainings([event.training])
+
+
+def _smallest(holds: Callable[[float], bool], start: float) -> float | None:
+    """Return the smallest number found that holds, up to a percent, rounded up; None beyond 1e4."""
+    high = start
+    while not holds(high):
+        high *= 2
+        if high > _LARGEST:
+            return None
+    low = high / 2
+    while low > 1e-2 and holds(low):
+        low, high = low / 2, low
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    step = 10.0 ** (math.floor(math.log10(high)) + 1 - _DIGITS)
+    return round(math.ceil(high / step) * step, 12)

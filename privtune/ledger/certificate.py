@@ -1,0 +1,176 @@
+"""Certificates: everything about a budget that may leave the trust boundary, provable alone.
+
+A certificate holds the public part of every entry and a salted digest of the rest, so that the
+chain can be checked from the file. Times, workers and transcripts stay behind: when a sealed
+selection started and ended tells how many trials it took.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import sqlalchemy as sa
+
+from privtune.ledger.admission import block_guarantee, filter_state, odometer
+from privtune.ledger.chain import ENTRY_VERSION, Entry, canonical
+from privtune.ledger.errors import LedgerCorruptedError
+from privtune.ledger.history import History
+from privtune.ledger.log import stored_entry
+from privtune.ledger.schema import entries
+from privtune.ledger.storage import Storage
+from privtune.ledger.verify import Verification, replay, verify
+
+__all__ = ["FORMAT", "export_certificate", "verify_certificate"]
+
+FORMAT = "privtune-certificate"
+_VERSION = 1
+_LIBRARIES = ("privtune", "autodp", "dp-accounting", "numpy", "scipy")
+_ROUNDING = 1e-6
+
+
+def export_certificate(storage: Storage, name: str) -> dict[str, Any]:
+    """Verify a budget's log and return its certificate, ready for JSON.
+
+    Raises:
+        LedgerCorruptedError: The log does not verify; nothing is certified then.
+    """
+    verified = verify(storage, name)
+    with storage.read() as connection:
+        query = sa.select(entries).where(
+            entries.c.budget == name, entries.c.seq <= verified.entries
+        )
+        lines = [stored_entry(row) for row in connection.execute(query.order_by(entries.c.seq))]
+    history = replay(name, ((line, None) for line in lines))
+    certificate = {
+        "format": FORMAT,
+        "version": _VERSION,
+        "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "libraries": {library: _installed(library) for library in _LIBRARIES},
+        "entry_version": ENTRY_VERSION,
+        "entries": [_public(line) for line in lines],
+        **_summary(history),
+    }
+    return {**certificate, "digest": _digest(certificate)}
+
+
+def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = None) -> Verification:
+    """Check a certificate from its own content: chain, states, admissions, composition.
+
+    Args:
+        certificate: The parsed file.
+        head: A chain head noted elsewhere that the certificate must contain.
+
+    Raises:
+        LedgerCorruptedError: It was edited, or never was a certificate; says where.
+
+    **Guarantee**: a file in which any value was changed fails. Who rewrites all of it, hashes
+    included, makes another certificate: that is told by a head noted elsewhere, or by the ledger.
+    """
+    if certificate.get("format") != FORMAT or certificate.get("version") != _VERSION:
+        raise LedgerCorruptedError(f"this is no {FORMAT} of version {_VERSION}.")
+    try:
+        lines = [_entry(certificate, value) for value in certificate["entries"]]
+        name = str(certificate["budget"]["terms"]["name"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerCorruptedError(f"the certificate lacks a part ({error}).") from error
+    history = replay(name, ((line, None) for line in lines), head=head)
+    for key, value in _summary(history).items():
+        if not _same(certificate.get(key), value):
+            raise LedgerCorruptedError(
+                f"the certificate's {key!r} is not what its entries say: it was edited."
+            )
+    rest = {key: value for key, value in certificate.items() if key != "digest"}
+    if certificate.get("digest") != _digest(rest):
+        raise LedgerCorruptedError("the certificate's digest is not that of its content.")
+    return Verification(name, history.seq, len(history.charges), history.head, odometer(history))
+
+
+def _summary(history: History) -> dict[str, Any]:
+    """Return what follows from the entries."""
+    return {
+        "head": history.head,
+        "budget": {
+            "terms": history.terms().to_dict(),
+            "created_at": history.created_at.isoformat(),
+            "closed": history.closed,
+        },
+        "charges": [
+            {
+                "id": charge.id,
+                "state": str(charge.state),
+                "basis": charge.basis,
+                "study": charge.study,
+                "arm": charge.arm,
+                "note": charge.note,
+                "plan_digest": charge.plan_digest,
+                "event": charge.event.to_dict(),
+            }
+            for charge in history.charges.values()
+        ],
+        "guarantee": odometer(history).to_dict(),
+        "block": block_guarantee(history).to_dict(),
+        "filter": filter_state(history).to_dict(),
+    }
+
+
+def _public(entry: Entry) -> dict[str, Any]:
+    return {
+        "seq": entry.seq,
+        "kind": entry.kind,
+        "charge": entry.charge,
+        "body": json.loads(entry.body),
+        "sealed": entry.sealed,
+        "previous": entry.previous,
+        "hash": entry.hash,
+    }
+
+
+def _entry(certificate: Mapping[str, Any], value: Mapping[str, Any]) -> Entry:
+    return Entry(
+        str(certificate["budget"]["terms"]["name"]),
+        int(value["seq"]),
+        str(value["kind"]),
+        int(value["charge"]),
+        canonical(value["body"]),
+        str(value["sealed"]),
+        str(value["previous"]),
+        str(value["hash"]),
+    )
+
+
+def _same(there: Any, computed: Any) -> bool:
+    """Compare, with a tolerance for numbers that other library versions round differently."""
+    if isinstance(computed, Mapping):
+        return (
+            isinstance(there, Mapping)
+            and there.keys() == computed.keys()
+            and all(_same(there[key], computed[key]) for key in computed)
+        )
+    if isinstance(computed, list):
+        return (
+            isinstance(there, list)
+            and len(there) == len(computed)
+            and all(map(_same, there, computed))
+        )
+    if isinstance(computed, float):
+        return isinstance(there, int | float) and (
+            there == computed or math.isclose(there, computed, rel_tol=_ROUNDING)
+        )
+    return type(there) is type(computed) and bool(there == computed)
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def _installed(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "unknown"

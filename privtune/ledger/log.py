@@ -1,0 +1,246 @@
+"""Reads and appends the budgets' logs: one lock, one transaction, one replay."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from privtune.ledger.chain import Entry, Kind, new_entry, sealed_digest
+from privtune.ledger.errors import ClockError, LedgerCorruptedError, UnknownBudgetError
+from privtune.ledger.history import History
+from privtune.ledger.schema import budgets, entries
+from privtune.ledger.storage import Storage
+
+__all__ = ["Line", "Log", "stored_entry"]
+
+# Statements that every charge runs, built once.
+_HEAD = sa.select(budgets).where(budgets.c.name == sa.bindparam("budget"))
+_LOCKED_HEAD = _HEAD.with_for_update()
+_TAIL = (
+    sa.select(entries)
+    .where(
+        entries.c.budget == sa.bindparam("name"),
+        entries.c.seq > sa.bindparam("after"),
+        # What others append after the head was read is for the next time.
+        entries.c.seq <= sa.bindparam("until"),
+    )
+    .order_by(entries.c.seq)
+)
+_INSERT = sa.insert(entries)
+_MOVE = (
+    sa.update(budgets)
+    .where(budgets.c.name == sa.bindparam("budget"), budgets.c.entries == sa.bindparam("seen"))
+    .values(entries=sa.bindparam("seq"), head=sa.bindparam("hash"), charges=sa.bindparam("count"))
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """An entry that is about to be appended."""
+
+    kind: Kind
+    charge: int = 0
+    body: Mapping[str, Any] | None = None
+    sealed: Mapping[str, Any] | None = None
+
+
+class Log:
+    """The logs of all budgets in one storage, with what was read of them kept in memory.
+
+    Args:
+        storage: Where they are.
+        clock: The time; None takes the storage's.
+        tolerance: How far the clock may lie behind a log's last entry.
+    """
+
+    def __init__(
+        self, storage: Storage, *, clock: Callable[[], datetime] | None, tolerance: timedelta
+    ) -> None:
+        self.storage = storage
+        self._clock = clock
+        self._tolerance = tolerance
+        self._histories: dict[str, History] = {}
+        self._guard = threading.RLock()
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all budgets."""
+        with self.storage.read() as connection:
+            query = sa.select(budgets.c.name).order_by(budgets.c.name)
+            return tuple(connection.scalars(query))
+
+    def current(self, name: str) -> History:
+        """Return what a budget's log says now."""
+        with self._guard, self.storage.read() as connection:
+            head = connection.execute(_HEAD, {"budget": name}).one_or_none()
+            return self._sync(connection, name, head)
+
+    def create(self, name: str, first: Callable[[datetime], Line]) -> tuple[History, bool]:
+        """Create a budget's log with its first entry, or return the one that is there.
+
+        Returns:
+            The history, and whether it was created now.
+        """
+        with self._guard:
+            with self.storage.write() as connection:
+                if self.storage.dialect == "postgresql":
+                    # Two who create one name at once: the second waits here for the first.
+                    key = sa.func.hashtext(f"privtune budget {name}")
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
+                head = self._head(connection, name)
+                if head is not None:
+                    return self._sync(connection, name, head), False
+                history = History(name)
+                row = {"name": name, "entries": 0, "charges": 0, "head": history.head}
+                connection.execute(sa.insert(budgets).values(row))
+                at = self._now(connection)
+                written = self._append(connection, history, at, [first(at)])
+            return self._take_in(history, written), True
+
+    def write(
+        self,
+        name: str,
+        decide: Callable[[Connection, History], Sequence[Line]],
+        *,
+        strict_clock: bool = False,
+    ) -> tuple[History, tuple[Entry, ...]]:
+        """Lock a budget, decide on what its log says then, and append.
+
+        Args:
+            name: The budget.
+            decide: Sees the locked log, may write more in the same transaction, and returns what
+                to append; raises to write nothing.
+            strict_clock: Refuse when this clock is too far behind the log.
+
+        Returns:
+            The history after the commit, and the new entries.
+        """
+        with self._guard:
+            with self.storage.write() as connection:
+                history = self._sync(connection, name, self._head(connection, name))
+                lines = decide(connection, history)
+                at = self._now(connection)
+                if strict_clock and history.last_at - at > self._tolerance:
+                    raise ClockError(
+                        f"this machine's clock says {at:%Y-%m-%d %H:%M:%S} UTC, but the last entry "
+                        f"of budget {name!r} is of {history.last_at:%Y-%m-%d %H:%M:%S}: "
+                        "set the clock, or open the ledger with a larger clock_tolerance."
+                    )
+                written = self._append(connection, history, at, lines)
+            return self._take_in(history, written), tuple(entry for entry, _ in written)
+
+    @staticmethod
+    def _head(connection: Connection, name: str) -> Row[Any] | None:
+        """Read a budget's head and lock it; on SQLite the transaction has the lock already."""
+        return connection.execute(_LOCKED_HEAD, {"budget": name}).one_or_none()
+
+    def _append(
+        self, connection: Connection, history: History, at: datetime, lines: Sequence[Line]
+    ) -> list[tuple[Entry, str]]:
+        if not lines:
+            return []
+        written: list[tuple[Entry, str]] = []
+        previous, seq = history.head, history.seq
+        # The log's times never run backwards; its order is that of the numbers in any case.
+        when = {"at": max(at, history.last_at).isoformat(), "worker": _worker()}
+        for line in lines:
+            seq += 1
+            entry, sealed = new_entry(
+                history.name,
+                seq,
+                kind=line.kind,
+                charge=line.charge,
+                body=line.body or {},
+                sealed={**(line.sealed or {}), **when},
+                previous=previous,
+            )
+            previous = entry.hash
+            written.append((entry, sealed))
+        connection.execute(_INSERT, [_row(*pair) for pair in written])
+        reserved = sum(line.kind is Kind.RESERVED for line in lines)
+        moved = connection.execute(
+            _MOVE,
+            {
+                "budget": history.name,
+                "seen": history.seq,
+                "seq": seq,
+                "hash": previous,
+                "count": len(history.charges) + reserved,
+            },
+        )
+        if moved.rowcount != 1:
+            raise LedgerCorruptedError(f"budget {history.name!r} changed under the lock.")
+        return written
+
+    def _take_in(self, history: History, written: Sequence[tuple[Entry, str]]) -> History:
+        """Replay what is committed now; what a failed commit would have written never was."""
+        for entry, sealed in written:
+            history.apply(entry, sealed)
+        self._histories[history.name] = history
+        return history
+
+    def _sync(self, connection: Connection, name: str, head: Row[Any] | None) -> History:
+        """Bring the history in memory up to the log."""
+        if head is None:
+            raise UnknownBudgetError(
+                f"no budget is called {name!r} in {self.storage.safe_url}: "
+                "privtune budget list shows them all."
+            )
+        history = self._histories.setdefault(name, History(name))
+        if head.entries > history.seq:
+            span = {"name": name, "after": history.seq, "until": head.entries}
+            for row in connection.execute(_TAIL, span):
+                history.apply(stored_entry(row), row.sealed)
+        if (head.entries, head.head) != (history.seq, history.head):
+            raise LedgerCorruptedError(
+                f"the log of budget {name!r} ends with entry {history.seq}, its head says entry "
+                f"{head.entries}: privtune budget verify {name} tells more."
+            )
+        return history
+
+    def _now(self, connection: Connection) -> datetime:
+        if self._clock is not None:
+            return self._clock()
+        if self.storage.dialect == "postgresql":
+            query = sa.select(sa.cast(sa.func.clock_timestamp(), sa.DateTime(timezone=True)))
+            at: datetime = connection.execute(query).scalar_one()
+            return at.astimezone(UTC)
+        return datetime.now(UTC)
+
+
+def stored_entry(row: Row[Any]) -> Entry:
+    """Return the entry that a row holds; the digest of the sealed part is computed, not read."""
+    return Entry(
+        row.budget,
+        row.seq,
+        row.kind,
+        row.charge,
+        row.body,
+        sealed_digest(row.sealed),
+        row.previous,
+        row.hash,
+    )
+
+
+def _row(entry: Entry, sealed: str) -> dict[str, Any]:
+    return {
+        "budget": entry.budget,
+        "seq": entry.seq,
+        "kind": entry.kind,
+        "charge": entry.charge,
+        "body": entry.body,
+        "sealed": sealed,
+        "previous": entry.previous,
+        "hash": entry.hash,
+    }
+
+
+def _worker() -> str:
+    return f"{platform.node()}:{os.getpid()}"

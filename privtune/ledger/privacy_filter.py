@@ -1,0 +1,219 @@
+"""The privacy filter and its odometer: how a budget may be spent adaptively.
+
+A budget's declared block is fixed before its first release; what comes later may be chosen by
+whoever has seen what came before. For the later part the sum of Rényi divergences at one order α,
+fixed when the budget is created, is a filter (Feldman & Zrnic, arXiv 2008.11193, Theorem 4.3): if
+the sum never exceeds B on any path, everything adaptive together is (α, B)-RDP.
+
+**Theorem** (block and filter). Let δ_D be the privacy profile of the declared block, the worse of
+both directions, and let the adaptive charges sum up to at most B at order α on every path. Then
+everything together, in any interleaving, has the profile
+
+    δ(ε) ≤ E[ δ_D( ε − B + log(α/(α−1)) − T/(α−1) ) ],   T exponential with mean 1.
+
+*Proof.* Let z be the likelihood ratio of the block. Given it, what the filter admits adds at most
+f(z) = sup { sup_S z·P(S) − e^ε·Q(S) : D_α(P‖Q) ≤ B }. As a supremum of such terms f is convex, it
+grows with a slope of at most 1, and f(z) ≤ κ·z^α with κ = (1−1/α)^(α−1)/α · e^((α−1)(B−ε)), because
+z − e^ε/r ≤ κ·z^α·r^(α−1) for every likelihood ratio r. So f lies under κ·z^α up to the point z₁
+where that has slope 1, and under its tangent beyond; z₁ = α/(α−1)·e^(ε−B). That bound is the
+mixture of the hockey sticks (z − s)₊ in which s = z₁·U^(1/(α−1)), U uniform, and the mean of
+(z − s)₊ over the block is at most δ_D(log s). For the interleaving: with any part of the block and
+any part of the capacity still to come, the mean of f over the rest of the block is convex in the
+likelihood ratio so far, so a declared charge may be replaced by its dominating pair (also one that
+was configured adaptively); and a step of the filter followed by the rest of the capacity is one
+pair of divergence at most B, so it never raises the value. ∎
+
+With an empty block this is the conversion of Canonne, Kamath and Steinke (arXiv 2004.00010,
+Proposition 12); it is never above the plain sum of Rényi divergences, and the block may contain
+releases without a finite one.
+
+A charge may fail with a probability δ' and else have its divergence: (ε', δ')-DP is ε'-DP that fails
+with probability δ' (Kairouz, Oh & Viswanath, arXiv 1311.0776), and the infinite mass of a dominating
+pair (P, Q) is such a failure (the pair is the worst case, and the mass may be shown). Let the failures
+admitted sum up to at most D on every path. The outcomes on which something failed have a probability
+of at most D; on the others the likelihood ratio is the product of ratios of finite loss, whose moments
+are those that were summed up. So D is added to δ, and a fixed share of δ pays for it (compare the
+approximate filters of Whitehouse et al., arXiv 2203.05481, Theorem 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from privtune.accounting.rdp import ORDERS
+
+__all__ = [
+    "APPROXIMATE_SHARE",
+    "FILTER_SHARE",
+    "ODOMETER_SHARE",
+    "Profile",
+    "best_order",
+    "capacity",
+    "empty_profile",
+    "ladder",
+    "odometer_epsilon",
+    "tabulate",
+    "total_delta",
+]
+
+FILTER_SHARE = 0.8
+"""The part of δ behind the filter itself."""
+
+APPROXIMATE_SHARE = 0.1
+"""The part of δ that pays for adaptive charges of approximate DP."""
+
+ODOMETER_SHARE = 0.1
+"""The part of δ that lets the odometer be read at any time."""
+
+_RUNGS = 16
+_SAFETY = 1e-9
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A privacy profile, tabulated on e^ε: upper bounds at the nodes, chords between them.
+
+    The true profile is convex in e^ε, so that every chord lies above it.
+
+    Attributes:
+        nodes: Values of e^ε, from 0 upwards.
+        deltas: Upper bounds on δ there.
+    """
+
+    nodes: tuple[float, ...]
+    deltas: tuple[float, ...]
+
+
+empty_profile = Profile((0.0, 1.0), (1.0, 0.0))
+"""The profile of nothing: δ = 1 − e^ε below ε = 0, and 0 above."""
+
+
+def tabulate(delta_at: Callable[[float], float], highest: float, points: int = 256) -> Profile:
+    """Tabulate a profile that is known for ε ≥ 0, the worse of both directions.
+
+    Args:
+        delta_at: δ at an ε ≥ 0.
+        highest: The largest ε of interest.
+        points: Nodes above ε = 0; as many below follow from them by symmetry.
+
+    Returns:
+        The profile, constant beyond ``highest``.
+    """
+    grid = [highest * k / (points - 1) for k in range(points)]
+    above = [min(1.0, delta_at(point)) for point in grid]
+    # The profile of the reversed pair at −ε is 1 − e^−ε + e^−ε·δ(ε).
+    below = [-math.expm1(-e) + math.exp(-e) * d for e, d in zip(grid, above, strict=True)]
+    nodes = [0.0, *(math.exp(-e) for e in reversed(grid[1:])), *(math.exp(e) for e in grid)]
+    deltas = [1.0, *(min(1.0, d) for d in reversed(below[1:])), *above]
+    return Profile(tuple(nodes), tuple(deltas))
+
+
+def total_delta(profile: Profile, order: float, spent: float, epsilon: float) -> float:
+    """Return δ of a declared block and (order, spent)-RDP on top, by the theorem above."""
+    if not math.isfinite(spent):
+        return 1.0
+    log_top = math.log(order / (order - 1)) + epsilon - spent
+    nodes, deltas = np.asarray(profile.nodes), np.asarray(profile.deltas)
+    top = math.exp(min(log_top, 700.0))
+    keep = nodes < top
+    ends = np.append(nodes[keep], top)
+    values = np.append(deltas[keep], np.interp(top, nodes, deltas))
+    # s/z₁ has the distribution function x^(α−1); its partial mean up to x is (α−1)/α·x^α. On a
+    # cell with a chord the mean of δ is that of the chord.
+    x = ends / top
+    mass = np.diff(x ** (order - 1))
+    mean = (order - 1) / order * np.diff(x**order)
+    width = np.diff(x)
+    # Where powers underflow the cell is negligible; the position in the cell stays within it.
+    right = np.clip(
+        np.divide(mean - x[:-1] * mass, width, out=np.zeros_like(mass), where=width > 0), 0.0, mass
+    )
+    total = float(np.sum(values[:-1] * (mass - right) + values[1:] * right))
+    return min(1.0, total * (1 + _SAFETY))
+
+
+def capacity(profile: Profile, order: float, epsilon: float, delta: float) -> float:
+    """Return how much Rényi divergence may come on top of a declared block.
+
+    Args:
+        profile: The block's.
+        order: The filter's order.
+        epsilon: The target for everything together.
+        delta: The δ that is there for it.
+
+    Returns:
+        The largest B found that keeps the total within the target; −∞ if even 0 does not.
+    """
+    if total_delta(profile, order, 0.0, epsilon) > delta:
+        return -math.inf
+    low, high = 0.0, epsilon
+    for _ in range(50):
+        middle = (low + high) / 2
+        if total_delta(profile, order, middle, epsilon) <= delta:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@lru_cache(maxsize=1024)
+def best_order(epsilon: float, delta: float) -> float:
+    """Return the order at which an empty block leaves the most room for Gaussian noise.
+
+    Gaussian releases have a divergence in proportion to α, and subsampled ones nearly so as long
+    as α is not large: the order with the largest capacity per α admits the most of them.
+    """
+
+    # In closed form for an empty block; which order is chosen is no matter of safety.
+    def room(a: float) -> float:
+        return (epsilon + (math.log(delta * a) - (a - 1) * math.log1p(-1 / a)) / (a - 1)) / a
+
+    return float(max(ORDERS, key=room))
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One rung of the odometer: a filter of its own, with its own part of δ."""
+
+    epsilon: float
+    delta: float
+    order: float
+
+
+@lru_cache(maxsize=64)
+def ladder(epsilon: float, delta: float) -> tuple[Rung, ...]:
+    """Return the odometer's rungs for a budget: sixteen up to its ε, then doubling.
+
+    **Guarantee**: the parts of δ sum up to less than the odometer's share.
+    """
+    share = ODOMETER_SHARE * delta / 2
+    even = [(epsilon * k / _RUNGS, share / _RUNGS) for k in range(1, _RUNGS + 1)]
+    above = [(epsilon * 2.0**k, share * 2.0**-k) for k in range(1, 8)]
+    return tuple(Rung(e, d, best_order(e, d)) for e, d in even + above)
+
+
+def odometer_epsilon(
+    profile: Profile, spent: Callable[[float], float], *, epsilon: float, delta: float
+) -> float:
+    """Return an ε for what was spent so far that holds whenever one looks.
+
+    When to look may depend on what was seen. So there is a ladder of filters, fixed with the
+    budget; what was spent is the lowest rung whose filter holds all of it. On the event that a
+    rung is reported, the run is one that its filter never stopped, which is (ε_k, δ_k)-DP; the sum
+    of the δ_k is the odometer's share (compare the Rényi odometer of Feldman & Zrnic).
+
+    Args:
+        profile: The declared block's.
+        spent: The adaptive charges' sum of divergences, at any order.
+        epsilon: The budget's; fixes the ladder.
+        delta: The budget's.
+    """
+    for rung in ladder(epsilon, delta):
+        if spent(rung.order) <= capacity(profile, rung.order, rung.epsilon, rung.delta):
+            return rung.epsilon
+    return math.inf

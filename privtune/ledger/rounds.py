@@ -1,0 +1,361 @@
+"""Rounds of a private selection: one charge, K task rows, and at most one result for each.
+
+The contract, for whoever runs trials (inline, in processes, on a cluster):
+
+- A round is opened in one transaction: the charge is started and its K rows are inserted. K was
+  drawn in secret before. Opening it again returns what is there: K is never drawn twice.
+- A task's seed derives from the round's secret and the task's number. Whoever takes a task over
+  works with the same seed, so that the same output comes out.
+- A worker leases a row for a while and renews the lease while it works. A lease that expired is
+  given to the next who asks. Leases keep two workers from doing the same work; that nothing is
+  counted twice does not hang on them, nor on any clock.
+- The first result of a row is accepted, every later one is dropped: one output per trial is ever
+  seen.
+- A worker's death is a retry, and charges nothing. A failure of the training itself is a result,
+  with score −∞: its trial is not dropped. A task that has killed ``max_attempts`` workers gets
+  such a result too, because a crash may depend on the data.
+- Results can be read once all K are there, not before.
+
+Everything here is sealed: K, seeds, times, scores and results stay inside the trust boundary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from privtune.errors import InvalidInputError
+from privtune.ledger.chain import Kind, canonical
+from privtune.ledger.errors import LedgerError, UnknownChargeError
+from privtune.ledger.ledger import Ledger
+from privtune.ledger.schema import rounds, tasks
+from privtune.ledger.values import ChargeRequest
+
+__all__ = ["Lease", "Round", "RoundNotFinishedError", "Rounds", "TaskResult"]
+
+
+class RoundNotFinishedError(LedgerError):
+    """Not every task of the round has a result yet, so none may be looked at."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """An opened round. Sealed.
+
+    Attributes:
+        charge_id: The charge that pays for it.
+        tasks: K, the number of trials. A secret.
+        secret: What the seeds derive from. A secret.
+    """
+
+    charge_id: str
+    tasks: int = field(repr=False)
+    secret: bytes = field(repr=False)
+
+    def seed(self, number: int, stream: str = "") -> bytes:
+        """Return 32 bytes for one task and one named random stream; the same at every attempt."""
+        message = f"{self.charge_id}\n{number}\n{stream}".encode()
+        return hmac.new(self.secret, message, hashlib.sha256).digest()
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to work on a task for a while. Sealed.
+
+    Attributes:
+        charge_id: The round's charge.
+        number: The task, from 0 on.
+        worker: Who holds it.
+        attempt: 1 at first, more after a takeover.
+        expires: When it ends, in Unix time of the storage's clock.
+        seed: The task's seed, the same at every attempt.
+    """
+
+    charge_id: str
+    number: int
+    worker: str
+    attempt: int
+    expires: float
+    seed: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """The one result of a task. Sealed.
+
+    Attributes:
+        number: The task.
+        score: Its score; −∞ for a training that failed.
+        result: What the worker stored, JSON-ready.
+    """
+
+    number: int
+    score: float
+    result: Mapping[str, Any]
+
+
+class Rounds:
+    """The rounds in a ledger's storage.
+
+    Args:
+        ledger: The ledger.
+        lease_seconds: How long a lease lasts.
+        max_attempts: How many workers a task may kill before it counts as failed.
+        clock: Unix time, for tests; else the storage's clock.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        lease_seconds: float = 300.0,
+        max_attempts: int = 5,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._seconds = lease_seconds
+        self._max_attempts = max_attempts
+        self._clock = clock
+
+    def reserve(self, budget: str, request: ChargeRequest, *, count: int) -> Round:
+        """Charge a round and open it, in one transaction.
+
+        Args:
+            budget: The budget's name.
+            request: The selection's event, and who asks.
+            count: K, drawn in secret from the event's law; 0 is a round that is over at once.
+
+        Raises:
+            BudgetExceededError: The budget does not hold it.
+        """
+        _check_count(count)
+
+        def insert(connection: Connection, charge_id: str) -> Round:
+            return _insert(connection, charge_id, count)
+
+        _, opened = self._ledger.reserve_started(budget, request, insert)
+        return opened
+
+    def open(self, charge_id: str, *, count: int) -> Round:
+        """Start a reserved charge and insert its task rows, in one transaction.
+
+        Args:
+            charge_id: A reserved charge, or one whose round is open.
+            count: K; ignored, and that is the point, if the round is open already.
+
+        Returns:
+            The round, as it was opened first.
+
+        Raises:
+            ChargeStateError: The charge is voided, or was started or settled without a round.
+        """
+        _check_count(count)
+        done: list[Round] = []
+
+        def insert(connection: Connection) -> bool:
+            there = self._find(connection, charge_id)
+            done.append(there or _insert(connection, charge_id, count))
+            return there is None
+
+        self._ledger.move(charge_id, Kind.STARTED, work=insert)
+        return done[-1]
+
+    def find(self, charge_id: str) -> Round | None:
+        """Return the round of a charge, None if it was not opened."""
+        with self._ledger.log.storage.read() as connection:
+            return self._find(connection, charge_id)
+
+    def lease(self, charge_id: str, worker: str) -> Lease | None:
+        """Lease the first task that nobody works on.
+
+        Returns:
+            The lease; None when every open task is leased, or none is left.
+        """
+        with self._ledger.log.storage.write() as connection:
+            opened = self._lock(connection, charge_id)
+            now = self._now(connection)
+            for row in self._open_tasks(connection, charge_id):
+                if row.leased_until > now:
+                    continue
+                if row.attempts >= self._max_attempts:
+                    reason = {"failed": f"gave up after {row.attempts} attempts"}
+                    _finish(connection, charge_id, row.number, -math.inf, reason)
+                    continue
+                lease = Lease(
+                    charge_id,
+                    row.number,
+                    worker,
+                    row.attempts + 1,
+                    now + self._seconds,
+                    opened.seed(row.number),
+                )
+                connection.execute(
+                    sa.update(tasks)
+                    .where(*_task(charge_id, row.number))
+                    .values(attempts=lease.attempt, worker=worker, leased_until=lease.expires)
+                )
+                return lease
+        return None
+
+    def renew(self, lease: Lease) -> Lease | None:
+        """Prolong a lease; None when somebody else has taken the task over, or finished it."""
+        with self._ledger.log.storage.write() as connection:
+            self._lock(connection, lease.charge_id)
+            expires = self._now(connection) + self._seconds
+            moved = connection.execute(
+                sa.update(tasks)
+                .where(
+                    *_task(lease.charge_id, lease.number),
+                    tasks.c.done == 0,
+                    tasks.c.attempts == lease.attempt,
+                    tasks.c.worker == lease.worker,
+                )
+                .values(leased_until=expires)
+            )
+        if moved.rowcount != 1:
+            return None
+        return Lease(
+            lease.charge_id, lease.number, lease.worker, lease.attempt, expires, lease.seed
+        )
+
+    def complete(self, lease: Lease, score: float, result: Mapping[str, Any]) -> bool:
+        """Hand in a task's result. The first one stays, whoever holds the lease by now.
+
+        Args:
+            lease: What was worked on.
+            score: The score; NaN counts as −∞.
+            result: JSON-ready.
+
+        Returns:
+            Whether this result was the first.
+        """
+        with self._ledger.log.storage.write() as connection:
+            self._lock(connection, lease.charge_id)
+            return _finish(connection, lease.charge_id, lease.number, score, result)
+
+    def fail(self, lease: Lease, reason: str) -> bool:
+        """Hand in the failure of the training itself: a result with score −∞."""
+        return self.complete(lease, -math.inf, {"failed": reason})
+
+    def open_count(self, charge_id: str) -> int:
+        """Return how many tasks have no result yet. Sealed, like everything here."""
+        with self._ledger.log.storage.read() as connection:
+            return len(self._open_tasks(connection, charge_id))
+
+    def results(self, charge_id: str) -> tuple[TaskResult, ...]:
+        """Return every task's result, once all are there.
+
+        Raises:
+            RoundNotFinishedError: Some are missing: there is no early look.
+        """
+        with self._ledger.log.storage.read() as connection:
+            if self._find(connection, charge_id) is None:
+                raise UnknownChargeError(f"charge {charge_id} has no round.")
+            if self._open_tasks(connection, charge_id):
+                raise RoundNotFinishedError(
+                    f"the round of charge {charge_id} is not finished: "
+                    "its results can be read when every task has one."
+                )
+            rows = connection.execute(
+                sa.select(tasks).where(*_round(charge_id)).order_by(tasks.c.number)
+            ).all()
+        return tuple(
+            TaskResult(
+                row.number, -math.inf if row.score is None else row.score, json.loads(row.result)
+            )
+            for row in rows
+        )
+
+    def _find(self, connection: Connection, charge_id: str) -> Round | None:
+        budget, charge = Ledger.parse(charge_id)
+        row = connection.execute(
+            sa.select(rounds).where(rounds.c.budget == budget, rounds.c.charge == charge)
+        ).one_or_none()
+        return None if row is None else Round(charge_id, row.tasks, bytes.fromhex(row.secret))
+
+    def _lock(self, connection: Connection, charge_id: str) -> Round:
+        """Lock the round's row; on SQLite the transaction holds the only lock already."""
+        budget, charge = Ledger.parse(charge_id)
+        row = connection.execute(
+            sa.select(rounds)
+            .where(rounds.c.budget == budget, rounds.c.charge == charge)
+            .with_for_update()
+        ).one_or_none()
+        if row is None:
+            raise UnknownChargeError(f"charge {charge_id} has no round.")
+        return Round(charge_id, row.tasks, bytes.fromhex(row.secret))
+
+    @staticmethod
+    def _open_tasks(connection: Connection, charge_id: str) -> list[Row[Any]]:
+        query = sa.select(tasks).where(*_round(charge_id), tasks.c.done == 0)
+        return list(connection.execute(query.order_by(tasks.c.number)))
+
+    def _now(self, connection: Connection) -> float:
+        if self._clock is not None:
+            return self._clock()
+        if connection.dialect.name == "postgresql":
+            clock = sa.func.extract("epoch", sa.func.clock_timestamp())
+            return float(connection.execute(sa.select(clock)).scalar_one())
+        return time.time()
+
+
+def _check_count(count: int) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 1_000_000:
+        raise InvalidInputError("count", "sealed", "must be a whole number from 0 to 1000000")
+
+
+def _round(charge_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+    budget, charge = Ledger.parse(charge_id)
+    return tasks.c.budget == budget, tasks.c.charge == charge
+
+
+def _task(charge_id: str, number: int) -> tuple[sa.ColumnElement[bool], ...]:
+    return *_round(charge_id), tasks.c.number == number
+
+
+def _insert(connection: Connection, charge_id: str, count: int) -> Round:
+    budget, charge = Ledger.parse(charge_id)
+    opened = Round(charge_id, count, secrets.token_bytes(32))
+    connection.execute(
+        sa.insert(rounds).values(
+            budget=budget, charge=charge, tasks=count, secret=opened.secret.hex()
+        )
+    )
+    rows = [
+        {
+            "budget": budget,
+            "charge": charge,
+            "number": number,
+            "attempts": 0,
+            "worker": "",
+            "leased_until": 0.0,
+            "done": 0,
+        }
+        for number in range(count)
+    ]
+    if rows:
+        connection.execute(sa.insert(tasks), rows)
+    return opened
+
+
+def _finish(
+    connection: Connection, charge_id: str, number: int, score: float, result: Mapping[str, Any]
+) -> bool:
+    # −∞ has no portable literal in a column: it is stored as NULL.
+    stored = None if math.isnan(score) or score == -math.inf else score
+    moved = connection.execute(
+        sa.update(tasks)
+        .where(*_task(charge_id, number), tasks.c.done == 0)
+        .values(done=1, score=stored, result=canonical(result))
+    )
+    return moved.rowcount == 1

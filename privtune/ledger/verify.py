@@ -1,0 +1,161 @@
+"""Replays a budget's log and checks everything that it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from privtune.accounting import Guarantee
+from privtune.ledger.admission import block_epsilon, filter_room, odometer, weights_of
+from privtune.ledger.chain import Entry, Kind
+from privtune.ledger.errors import LedgerCorruptedError, UnknownBudgetError
+from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, History
+from privtune.ledger.log import stored_entry
+from privtune.ledger.schema import budgets, entries
+from privtune.ledger.storage import Storage
+
+__all__ = ["Verification", "replay", "verify"]
+
+# Another version of a numerical library may move a composed ε by its rounding, not by more.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a verified log says.
+
+    Attributes:
+        budget: The budget's name.
+        entries: How many entries it has.
+        charges: How many charges.
+        head: The hash of the last entry; note it elsewhere, and a cut tail can be told.
+        guarantee: The composition, computed anew.
+    """
+
+    budget: str
+    entries: int
+    charges: int
+    head: str
+    guarantee: Guarantee
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        return {
+            "budget": self.budget,
+            "entries": self.entries,
+            "charges": self.charges,
+            "head": self.head,
+            "guarantee": self.guarantee.to_dict(),
+        }
+
+
+def verify(storage: Storage, name: str, *, head: str | None = None) -> Verification:
+    """Replay a budget's log from the storage: chain, states, admissions, composition.
+
+    Args:
+        storage: Where the log is.
+        name: The budget.
+        head: A chain head noted earlier, from a certificate; the log must contain it.
+
+    Raises:
+        LedgerCorruptedError: Something is wrong; names the first wrong entry and says why.
+
+    **Guarantee**: an edited, removed, inserted or reordered entry is found, unless the log was
+    rewritten from there to its end by somebody who computed all the hashes anew, or cut off at its
+    end; with a head noted before, these are found too.
+    """
+    with storage.read() as connection:
+        row = connection.execute(sa.select(budgets).where(budgets.c.name == name)).one_or_none()
+        if row is None:
+            raise UnknownBudgetError(f"no budget is called {name!r} in {storage.safe_url}.")
+        query = sa.select(entries).where(entries.c.budget == name).order_by(entries.c.seq)
+        rows = connection.execute(query).all()
+    # What was appended since the head was read is not looked at, as long as it is a tail.
+    lines = [(stored_entry(line), line.sealed) for line in rows if line.seq <= row.entries]
+    history = replay(name, lines, head=head)
+    if history.seq != row.entries:
+        raise LedgerCorruptedError(
+            f"entry {history.seq + 1} of budget {name!r} is missing: "
+            f"the log ends before entry {row.entries}, where its head says."
+        )
+    if history.head != row.head or len(history.charges) != row.charges:
+        raise LedgerCorruptedError(
+            f"entry {history.seq} of budget {name!r} is wrong: the budget's row, which names the "
+            "last entry, says otherwise."
+        )
+    return Verification(name, history.seq, len(history.charges), history.head, odometer(history))
+
+
+def replay(
+    name: str, lines: Iterable[tuple[Entry, str | None]], *, head: str | None = None
+) -> History:
+    """Replay entries and check each: chain, states, and that it was right to admit it.
+
+    Raises:
+        LedgerCorruptedError: Names the first entry that is wrong.
+    """
+    history = History(name)
+    heads = set()
+    last_declared = 0
+    for entry, sealed in lines:
+        history.apply(entry, sealed)
+        heads.add(entry.hash)
+        if last_declared and history.frozen:
+            _check_block(history, last_declared)
+            last_declared = 0
+        if entry.kind != Kind.RESERVED:
+            continue
+        basis = history.charges[entry.charge].basis
+        if basis == BASIS_FILTER:
+            _check_filter(history, entry)
+        elif basis == BASIS_DECLARED:
+            if history.frozen:
+                raise _wrong(entry, "it declares a charge after the first start")
+            last_declared = entry.seq
+    if last_declared:
+        _check_block(history, last_declared)
+    if head is not None and head not in heads:
+        raise LedgerCorruptedError(
+            f"the log of budget {name!r} does not contain the entry {head}: it was cut off, or "
+            "rewritten, after that head was noted."
+        )
+    return history
+
+
+def _check_filter(history: History, entry: Entry) -> None:
+    if not history.frozen:
+        raise _wrong(entry, "it passed the filter before the first start")
+    noted = history.weight(entry.charge)
+    [weight] = weights_of(history, [history.charges[entry.charge].event])
+    if not (_at_most(weight.divergence, noted.divergence) and _at_most(weight.delta, noted.delta)):
+        raise _wrong(entry, "it weighs more than it notes")
+    room, room_delta = filter_room(history)
+    if room < 0 or room_delta < 0:
+        raise _wrong(entry, "the filter did not have room for it")
+
+
+def _at_most(value: float, noted: float) -> bool:
+    return value <= noted * (1 + _ROUNDING) + 1e-15
+
+
+def _check_block(history: History, seq: int) -> None:
+    """Check the declared block as it is in the end; while it grew it cost less."""
+    budget = history.terms()
+    declared = tuple(
+        event
+        for number, event in history.block.items()
+        if history.charges[number].basis == BASIS_DECLARED
+    )
+    cost = block_epsilon(declared, budget.delta, budget.adjacency).epsilon
+    if cost > budget.epsilon * (1 + _ROUNDING):
+        raise LedgerCorruptedError(
+            f"entry {seq} of budget {history.name!r} is wrong: the declared charges cost "
+            f"ε = {cost:.6g}, more than the budget's {budget.epsilon:g}."
+        )
+
+
+def _wrong(entry: Entry, why: str) -> LedgerCorruptedError:
+    return LedgerCorruptedError(f"entry {entry.seq} of budget {entry.budget!r} is wrong: {why}.")

@@ -1,0 +1,121 @@
+"""One training and nothing chosen between trainings: fixed hyperparameters, or adapted in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from privtune.errors import InvalidInputError
+from privtune.strategies._base import Outcome, Round
+from privtune.strategies.plan import Plan, PlanningContext, TrainingPlan
+from privtune.training.methods import METHODS
+
+if TYPE_CHECKING:
+    from privtune.training.methods._base import Method
+
+__all__ = ["Fixed", "InRun", "method_class", "require_parameters"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InRun:
+    """Train once with a method that adapts its own hyperparameters from its noisy releases.
+
+    Args:
+        arm: Name of the arm.
+        method: Name of a training method (``privtune strategies`` lists them).
+        parameters: Hyperparameters that the method leaves to the user.
+        options: Further options of the method (``interval``, ``loss_batch``, ...).
+    """
+
+    name: ClassVar[str] = "in-run"
+    summary: ClassVar[str] = "one training that adapts its own hyperparameters"
+
+    arm: str
+    method: str
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan one training of at most ``epsilon``. Touches no data."""
+        method = method_class(self.method)
+        require_parameters(self.arm, method, self.parameters)
+        _require_adjacency(self.arm, method, self.options, context)
+        training = TrainingPlan(
+            context.schedule,
+            method.for_budget(
+                context.schedule, epsilon=epsilon, delta=context.delta, **self.options
+            ),
+        )
+        return Plan(
+            arm=self.arm,
+            strategy=self.method if self.name == "in-run" else self.name,
+            event=training.event,
+            training=training,
+            params=dict(self.parameters),
+            runs=None,
+            score=None,
+            released=(
+                "the model",
+                "its hyperparameters",
+                "every noisy step and what follows from it",
+            ),
+            sealed=("samples and their sizes", "un-noised gradients and losses"),
+        )
+
+    def run(self, plan: Plan, trials: Round) -> Outcome:
+        """Train once and release the model with its curves."""
+        return Outcome(trials.train(plan, plan.training, plan.params, name="final"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed(InRun):
+    """Train once with hyperparameters given in advance, chosen without looking at the data."""
+
+    name: ClassVar[str] = "fixed"
+    summary: ClassVar[str] = "one training with hyperparameters given in advance"
+
+    method: str = "dpsgd"
+
+
+def method_class(name: str) -> type[Method[Any]]:
+    """Return the training method of this name, or say which there are."""
+    if name not in METHODS:
+        raise InvalidInputError("method", name, f"must be one of {', '.join(sorted(METHODS))}")
+    return METHODS[name]
+
+
+def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, Any]) -> None:
+    """Check that exactly the hyperparameters are given that the method leaves to the user.
+
+    Raises:
+        InvalidInputError: Naming what is missing and what is too much.
+    """
+    needed = set(method.parameters)
+    if missing := sorted(needed - set(given)):
+        raise InvalidInputError(
+            f"parameters of arm {arm!r}",
+            sorted(given),
+            f"method {method.name!r} also needs {', '.join(missing)}",
+        )
+    if extra := sorted(set(given) - needed):
+        raise InvalidInputError(
+            f"parameters of arm {arm!r}",
+            extra,
+            f"method {method.name!r} takes {', '.join(sorted(needed)) or 'none'} and no others",
+        )
+
+
+def _require_adjacency(
+    arm: str, method: type[Method[Any]], options: Mapping[str, Any], context: PlanningContext
+) -> None:
+    """Check that a method whose noise is scaled for one adjacency runs under that one."""
+    default = getattr(method, "adjacency", None)
+    stated = options.get("adjacency", default)
+    if default is not None and stated != context.adjacency.value:
+        raise InvalidInputError(
+            f"adjacency of arm {arm!r}",
+            stated,
+            f"must be the budget's, {context.adjacency.value}",
+            "Set the option adjacency.",
+        )

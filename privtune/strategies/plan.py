@@ -1,0 +1,247 @@
+"""Plans: frozen values that say what will touch the data, and therefore what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from privtune.accounting import (
+    Adjacency,
+    Event,
+    NonPrivate,
+    RunLaw,
+    event_from_dict,
+    run_law_from_dict,
+)
+from privtune.errors import InvalidInputError
+from privtune.spaces import SearchSpace
+from privtune.strategies.scoring import ScorePlan, Scoring
+from privtune.tasks import Task
+from privtune.training.methods import METHODS
+from privtune.training.methods._base import Method, scale_noise_of
+from privtune.training.schedule import Schedule
+
+__all__ = ["Plan", "PlanningContext", "SearchPlan", "TrainingPlan"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningContext:
+    """What a strategy may look at when it plans: public facts only.
+
+    Args:
+        task: The task, of which only the public facts are read.
+        schedule: Records, rate and steps of one training.
+        space: Distributions of the hyperparameters.
+        delta: The budget's δ, in (0, 1).
+        adjacency: The budget's neighbouring relation.
+        scoring: How trials are scored.
+    """
+
+    task: Task
+    schedule: Schedule
+    space: SearchSpace
+    delta: float
+    adjacency: Adjacency
+    scoring: Scoring = field(default_factory=Scoring)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """One training: its clockwork and its method, noise included.
+
+    The event is derived from the two, so the noise that runs is the noise that is charged.
+
+    Args:
+        schedule: Records, rate and steps.
+        method: The method, with its noise.
+        part: Which records it sees: ``all``, the ``subset`` drawn for tuning, or the ``rest``.
+    """
+
+    schedule: Schedule
+    method: Method[Any]
+    part: str = "all"
+
+    def scaled(self, factor: float) -> TrainingPlan:
+        """Return the plan with every noise multiplier times ``factor``."""
+        method: Method[Any] = scale_noise_of(self.method, factor)
+        return dataclasses.replace(self, method=method)
+
+    @property
+    def event(self) -> Event:
+        """What one such training costs."""
+        return self.method.event(self.schedule)
+
+    @property
+    def expected_gradient_evaluations(self) -> float:
+        """Expected per-sample gradients of one such training."""
+        return self.method.gradients_per_step * self.schedule.expected_gradient_evaluations
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON-ready data."""
+        return {
+            "schedule": dataclasses.asdict(self.schedule),
+            "method": {"name": self.method.name, **_fields(self.method)},
+            "part": self.part,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TrainingPlan:
+        """Read what :meth:`to_dict` wrote."""
+        fields = dict(data["method"])
+        method = METHODS[fields.pop("name")](**fields)
+        return cls(Schedule(**data["schedule"]), method, data["part"])
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """The trials of an arm: what they may run, and how many there are.
+
+    Args:
+        trainings: One; or, where candidates differ in their guarantee, one a point of the grid.
+        points: The grid's points, in the same order: values of the hyperparameters that change the
+            guarantee. One empty point where there is a single training.
+        trials: How many trials there are; ``None`` where the number is drawn from the plan's law.
+    """
+
+    trainings: tuple[TrainingPlan, ...]
+    points: tuple[Mapping[str, Any], ...] = ({},)
+    trials: int | None = None
+
+    def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
+        """Return what a candidate runs."""
+        for training, point in zip(self.trainings, self.points, strict=True):
+            if all(params.get(name) == value for name, value in point.items()):
+                return training
+        raise InvalidInputError("candidate", dict(params), "must be a point of the plan's grid")
+
+    @property
+    def mean_gradient_evaluations(self) -> float:
+        """Expected per-sample gradients of one trial; points are drawn uniformly."""
+        each = [training.expected_gradient_evaluations for training in self.trainings]
+        return sum(each) / len(each)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON-ready data."""
+        return {
+            "trainings": [training.to_dict() for training in self.trainings],
+            "points": [dict(point) for point in self.points],
+            "trials": self.trials,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SearchPlan:
+        """Read what :meth:`to_dict` wrote."""
+        trainings = tuple(TrainingPlan.from_dict(d) for d in data["trainings"])
+        return cls(trainings, tuple(data["points"]), data["trials"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one arm will do to the data, before it does anything.
+
+    Args:
+        arm: Name of the arm.
+        strategy: Name of the strategy.
+        event: What the arm costs; the ledger charges exactly this.
+        training: What the released model's training runs.
+        params: Hyperparameters given in advance; empty where they are drawn or adapted.
+        runs: Law of the secret number of runs; ``None`` where the number is public.
+        score: How trials are scored; ``None`` where nothing is chosen.
+        released: What leaves the trust boundary, in words.
+        sealed: What does not, in words.
+        search: The trials that hyperparameters are chosen from; ``None`` where nothing is chosen.
+        final: Whether the released model is trained after the search, and not one of its trials.
+        rate: Probability that a record is in the subset that is tuned on; ``None`` without subset.
+        details: What else there is to say about the plan, JSON-ready.
+    """
+
+    arm: str
+    strategy: str
+    event: Event
+    training: TrainingPlan
+    params: Mapping[str, float]
+    runs: RunLaw | None
+    score: ScorePlan | None
+    released: tuple[str, ...]
+    sealed: tuple[str, ...]
+    search: SearchPlan | None = None
+    final: bool = True
+    rate: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the arm has any guarantee. One that has none is no part of a budget."""
+        return not isinstance(self.event, NonPrivate)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether anything about the trials, their number or their time must stay secret."""
+        return self.runs is not None
+
+    @property
+    def expected_runs(self) -> float:
+        """Expected number of trainings."""
+        last = 1.0 if self.final else 0.0
+        if self.runs is not None:
+            return self.runs.expected_runs + last
+        return last + (0.0 if self.search is None else float(self.search.trials or 0))
+
+    @property
+    def expected_gradient_evaluations(self) -> float:
+        """Expected per-sample gradients of the whole arm."""
+        last = self.training.expected_gradient_evaluations if self.final else 0.0
+        if self.search is None:
+            return last
+        trials = self.expected_runs - (1.0 if self.final else 0.0)
+        return last + trials * self.search.mean_gradient_evaluations
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON-ready data."""
+        return {
+            "arm": self.arm,
+            "strategy": self.strategy,
+            "event": self.event.to_dict(),
+            "training": self.training.to_dict(),
+            "params": dict(self.params),
+            "runs": None if self.runs is None else self.runs.to_dict(),
+            "score": None if self.score is None else dataclasses.asdict(self.score),
+            "released": list(self.released),
+            "sealed": list(self.sealed),
+            "search": None if self.search is None else self.search.to_dict(),
+            "final": self.final,
+            "rate": self.rate,
+            "details": dict(self.details),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Read what :meth:`to_dict` wrote."""
+        return cls(
+            arm=data["arm"],
+            strategy=data["strategy"],
+            event=event_from_dict(data["event"]),
+            training=TrainingPlan.from_dict(data["training"]),
+            params=data["params"],
+            runs=None if data["runs"] is None else run_law_from_dict(data["runs"]),
+            score=None if data["score"] is None else ScorePlan(**data["score"]),
+            released=tuple(data["released"]),
+            sealed=tuple(data["sealed"]),
+            search=None if data["search"] is None else SearchPlan.from_dict(data["search"]),
+            final=data["final"],
+            rate=data["rate"],
+            details=data["details"],
+        )
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the plan's canonical JSON, kept with its charge."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -1,0 +1,70 @@
+"""Releases: what left the trust boundary, paid for. Trackers accept nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from privtune.accounting import Guarantee
+    from privtune.strategies._base import TrialResult
+
+__all__ = ["Cost", "Release"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an arm took.
+
+    Args:
+        gradient_evaluations: Per-sample gradients. Always the plan's expectation: the realised
+            number is the sum of the sizes of Poisson samples, which is private.
+        wall_seconds: Time; the plan's estimate for a sealed arm. ``None`` if it is not known.
+        expected: Whether the time is the plan's estimate rather than a measurement.
+    """
+
+    gradient_evaluations: float
+    wall_seconds: float | None
+    expected: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """The output of one arm.
+
+    Args:
+        arm: Name of the arm.
+        strategy: Name of the strategy.
+        params: Hyperparameters of the released model.
+        weights: The released model's parameters, flat, shape ``[P]``; shape ``[0]`` where the
+            release is "nothing".
+        score: Its noised (or public) validation score, if the strategy scored.
+        curves: By name, one value a step: functions of paid-for releases only. Empty if sealed.
+        guarantee: What the arm cost, and by which bound.
+        utility: Metrics of the released model on splits declared public.
+        cost: What it took, or is expected to take.
+        sealed: Whether the arm's trials are sealed.
+        trials: Every trial, where all of them are paid for; else empty.
+        note: One sentence about the release, if it needs one.
+    """
+
+    arm: str
+    strategy: str
+    params: Mapping[str, Any]
+    weights: torch.Tensor
+    score: float | None
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    guarantee: Guarantee
+    utility: Mapping[str, float] = field(default_factory=dict)
+    cost: Cost
+    sealed: bool
+    trials: Sequence[TrialResult] = ()
+    note: str = ""
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether no model was released: no run was drawn, or every run failed."""
+        return self.weights.numel() == 0

@@ -1,0 +1,203 @@
+"""A round: the trials of one arm, on the ledger's table, resumable without a second charge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privtune.execution.files import read_result, write_result
+from privtune.execution.processes import run_workers
+from privtune.execution.table import Handed, make_rounds, work_through
+from privtune.execution.training import OnStep, part_of, train_trials
+from privtune.strategies import Plan, TrainingPlan, TrialResult
+from privtune.training.streams import Streams
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+    from privtune.ledger import Lease, Ledger, Rounds
+    from privtune.spaces import SearchSpace
+    from privtune.study._store import StudyStore
+    from privtune.tasks import Task, TaskData
+
+__all__ = ["StudyRound", "TrialFiles", "work_on_rows"]
+
+_STACK = 16  # candidates that are trained together
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFiles:
+    """Trains candidates of an arm, and keeps each result in a file under its own secret.
+
+    Args:
+        plan: The arm's plan.
+        secret: 32 secret bytes of the arm: everything random derives from them.
+        folder: Holds results; inside the trust boundary.
+        task: The task.
+        data: Its data; the arm's charge has been started.
+        space: What candidates are drawn from.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        on_step: Progress.
+    """
+
+    plan: Plan
+    secret: bytes
+    folder: Path
+    task: Task
+    data: TaskData
+    space: SearchSpace
+    device: str = "auto"
+    on_step: OnStep | None = None
+
+    @property
+    def streams(self) -> Streams:
+        """The streams of the arm as a whole: number of runs, candidates, ties, subset."""
+        return Streams(self.secret)
+
+    def candidate(self, number: int) -> dict[str, Any]:
+        """Return the hyperparameters of a row: a function of the secret and its number alone."""
+        return {**self.plan.params, **self.space.draw(self.streams, number)}
+
+    def train(
+        self, training: TrainingPlan, trials: Mapping[int, Mapping[str, Any]], *, scored: bool
+    ) -> list[TrialResult]:
+        """Train some candidates together."""
+        return train_trials(
+            training,
+            task=self.task,
+            data=self.data,
+            records=part_of(self.data.train, training.part, self.plan.rate, self.streams),
+            score=self.plan.score if scored else None,
+            trials=trials,
+            secrets={index: self.streams.key("trial", index) for index in trials},
+            device=self.device,
+            on_step=self.on_step,
+        )
+
+    def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
+        """Train leased rows, those of one training together, and write their results."""
+        search = self.plan.search
+        if search is None:
+            return
+        rows = {lease.number: self.candidate(lease.number) for lease in leases}
+        by_number = {lease.number: lease for lease in leases}
+        for training in search.trainings:
+            own = {n: p for n, p in rows.items() if search.training_of(p) == training}
+            if not own:
+                continue
+            for result in self.train(training, own, scored=True):
+                lease = by_number[result.index]
+                name = f"trial-{lease.number:06d}-{lease.worker}-{lease.attempt}.safetensors"
+                write_result(result, self.folder / name)
+                score = -math.inf if result.score is None else result.score
+                yield lease, score, {"file": name}
+
+    def drop(self, handed: Handed) -> None:
+        """Delete a result that came second: one output of a row is ever seen."""
+        (self.folder / handed[2]["file"]).unlink(missing_ok=True)
+
+
+def work_on_rows(rounds: Rounds, charge_id: str, files: TrialFiles) -> None:
+    """Work through a round's rows in this process."""
+    work_through(rounds, charge_id, files.run_rows, stack=_STACK, dropped=files.drop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRound:
+    """The round of one arm, as its strategy sees it.
+
+    Args:
+        study: Name of the study.
+        store: Optuna's storage, for the curator.
+        ledger: Holds the round's rows.
+        charge_id: The arm's charge; None for an arm without any guarantee.
+        files: Trains and keeps results.
+        n_jobs: Worker processes; 1 trains in this process, whole stacks at once.
+        worker: Function and arguments of a worker process.
+    """
+
+    study: str
+    store: StudyStore
+    ledger: Ledger
+    charge_id: str | None
+    files: TrialFiles
+    n_jobs: int = 1
+    worker: tuple[Callable[..., None], tuple[Any, ...]] | None = None
+
+    @property
+    def streams(self) -> Streams:
+        """The streams of the arm."""
+        return self.files.streams
+
+    @property
+    def space(self) -> SearchSpace:
+        """What candidates are drawn from."""
+        return self.files.space
+
+    def select(self, plan: Plan) -> Sequence[TrialResult]:
+        """Run the sealed round: rows that have no result yet, then read all of them."""
+        if self.charge_id is None:
+            return ()
+        rounds = make_rounds(self.ledger)
+        if self.n_jobs > 1 and self.worker is not None:
+            target, args = self.worker
+            charge = self.charge_id
+            run_workers(
+                target, args, jobs=self.n_jobs, open_count=lambda: rounds.open_count(charge)
+            )
+        else:
+            work_on_rows(rounds, self.charge_id, self.files)
+        results = [self._row(row.number, row.result) for row in rounds.results(self.charge_id)]
+        self.store.record(self.study, plan.arm, space=self.space, results=results)
+        return results
+
+    def train(
+        self,
+        plan: Plan,
+        training: TrainingPlan,
+        params: Mapping[str, Any],
+        *,
+        name: str,
+        scored: bool = False,
+    ) -> TrialResult:
+        """Train one candidate, unless its result is there."""
+        path = self.files.folder / f"{name}.safetensors"
+        if path.exists():
+            return read_result(path)
+        number = 1_000_000 + int(name.rpartition("-")[2]) if "-" in name else 2_000_000
+        (result,) = self.files.train(training, {number: params}, scored=scored)
+        result = replace(result, index=number - 1_000_000 if "-" in name else 0)
+        write_result(result, path)
+        return result
+
+    def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
+        """Draw a trial with Optuna; a row that exists is used again."""
+        return self.store.ask(
+            self.study, self.files.plan.arm, number, space=self.space, sampler=make(self.space)
+        )
+
+    def tell(self, number: int, score: float) -> None:
+        """Tell Optuna a score, once."""
+        self.store.tell(self.study, self.files.plan.arm, number, score)
+
+    def discard(self) -> None:
+        """Delete all results: losing models have no further use, and are private."""
+        for path in self.files.folder.glob("*.safetensors"):
+            path.unlink()
+
+    def _row(self, number: int, document: Mapping[str, Any]) -> TrialResult:
+        if "file" in document:
+            return read_result(self.files.folder / document["file"])
+        import torch
+
+        # The row's workers died again and again: a result, with the worst score.
+        return TrialResult(
+            index=number,
+            params=self.files.candidate(number),
+            weights=torch.empty(0),
+            score=-math.inf,
+            failed=str(document.get("failed", "gave up")),
+        )

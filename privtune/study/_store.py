@@ -1,0 +1,219 @@
+"""Where studies live: Optuna's storage, in the curator's database.
+
+The study ``NAME`` carries the spec and the plans; each arm is an Optuna study ``NAME/ARM`` whose
+trials are the sealed trials of that arm, so that Optuna's own tools work on them inside the trust
+boundary. Everything is stored as JSON with a schema version.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.trial import TrialState
+from sqlalchemy.engine import make_url
+
+from privtune.errors import PrivTuneError
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+    from privtune.spaces import SearchSpace
+    from privtune.strategies import TrialResult
+
+__all__ = ["StudyExistsError", "StudyNotFoundError", "StudyStore", "artifact_root"]
+
+_SCHEMA = 1
+_PREFIX = "privtune:"
+_INDEX = "privtune:index"
+
+
+class StudyExistsError(PrivTuneError):
+    """A study of this name exists already."""
+
+
+class StudyNotFoundError(PrivTuneError):
+    """There is no study of this name."""
+
+
+class StudyStore:
+    """Studies and their arms in one storage.
+
+    Args:
+        url: SQLAlchemy URL; the ledger may share it.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._storage = optuna.storages.RDBStorage(
+            url,
+            engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {},
+        )
+
+    def create(
+        self, name: str, arms: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]
+    ) -> None:
+        """Store a new study, its arms, and the first values of each.
+
+        Raises:
+            StudyExistsError: If the name is taken.
+        """
+        try:
+            study = optuna.create_study(study_name=name, storage=self._storage)
+        except optuna.exceptions.DuplicatedStudyError:
+            raise StudyExistsError(
+                f"A study named {name!r} exists already in this storage. Choose another name, or "
+                f"go on with it: privtune study run {name}."
+            ) from None
+        for arm, values in arms.items():
+            self.add_arm(name, arm)
+            for key, value in values.items():
+                self.set(name, arm, key, value)
+        # The document goes last: a study without one was never completely created.
+        study.set_user_attr(f"{_PREFIX}schema", _SCHEMA)
+        study.set_user_attr(f"{_PREFIX}document", dict(document))
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Return what :meth:`create` stored.
+
+        Raises:
+            StudyNotFoundError: If there is no such study, or it was never completely created.
+        """
+        attributes = self._load(name).user_attrs
+        document = attributes.get(f"{_PREFIX}document")
+        if document is None:
+            raise StudyNotFoundError(
+                f"Study {name!r} was not completely created; delete it with "
+                f"'privtune study delete {name}' and create it again. Nothing was spent."
+            )
+        if attributes.get(f"{_PREFIX}schema") != _SCHEMA:
+            raise PrivTuneError(
+                f"Study {name!r} has schema {attributes.get(f'{_PREFIX}schema')}, but this version "
+                f"of PrivTune reads schema {_SCHEMA}. Install the version that wrote it."
+            )
+        return dict(document)
+
+    def names(self) -> list[str]:
+        """Return the names of all studies."""
+        return sorted(
+            summary.study_name
+            for summary in optuna.get_all_study_summaries(self._storage)
+            if f"{_PREFIX}document" in summary.user_attrs
+        )
+
+    def get(self, name: str, arm: str, key: str) -> Any:
+        """Return a value stored for an arm, or ``None``."""
+        return self._load(_arm_name(name, arm)).user_attrs.get(_PREFIX + key)
+
+    def set(self, name: str, arm: str, key: str, value: Any) -> None:
+        """Store a JSON value for an arm."""
+        # Through JSON once, so that what is read back is what was written.
+        self._load(_arm_name(name, arm)).set_user_attr(_PREFIX + key, json.loads(json.dumps(value)))
+
+    def record(
+        self, name: str, arm: str, *, space: SearchSpace, results: Sequence[TrialResult]
+    ) -> None:
+        """Record the trials of a finished round, for the curator's tools. A row is written once."""
+        study = self._load(_arm_name(name, arm))
+        there = {t.user_attrs.get(_INDEX) for t in study.get_trials(deepcopy=False)}
+        for result in results:
+            if result.index in there:
+                continue
+            params = {key: result.params[key] for key in space if key in result.params}
+            score = -math.inf if result.score is None else result.score
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=params,
+                    distributions={key: space[key] for key in params},
+                    value=-math.inf if math.isnan(score) else score,
+                    user_attrs={_INDEX: result.index, "failed": result.failed},
+                )
+            )
+
+    def ask(
+        self, name: str, arm: str, number: int, *, space: SearchSpace, sampler: BaseSampler
+    ) -> dict[str, Any]:
+        """Draw trial ``number`` with a sampler that sees the earlier ones; draw it once."""
+        study = self._load(_arm_name(name, arm))
+        for trial in study.get_trials(deepcopy=False):
+            if trial.user_attrs.get(_INDEX) == number:
+                return dict(trial.params)
+        study.sampler = sampler
+        asked = study.ask(dict(space))
+        asked.set_user_attr(_INDEX, number)
+        return dict(asked.params)
+
+    def tell(self, name: str, arm: str, number: int, score: float) -> None:
+        """Tell Optuna the score of trial ``number``. A row is told once."""
+        study = self._load(_arm_name(name, arm))
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if trial.user_attrs.get(_INDEX) == number:
+                study.tell(trial.number, -math.inf if math.isnan(score) else score)
+
+    def add_arm(self, name: str, arm: str) -> None:
+        """Make room for an arm's trials and values."""
+        optuna.create_study(
+            study_name=_arm_name(name, arm),
+            storage=self._storage,
+            direction="maximize",
+            load_if_exists=True,
+        )
+
+    def update(self, name: str, document: Mapping[str, Any]) -> None:
+        """Replace a study's document."""
+        self._load(name).set_user_attr(f"{_PREFIX}document", dict(document))
+
+    def trials(self, name: str, arm: str) -> list[optuna.trial.FrozenTrial]:
+        """Return the sealed trials of an arm. For the curator alone."""
+        return self._load(_arm_name(name, arm)).get_trials()
+
+    def delete(self, name: str, arms: Iterable[str]) -> None:
+        """Delete a study and its trials. Its charges are the ledger's and stay."""
+        there = {s.study_name for s in optuna.get_all_study_summaries(self._storage)}
+        for study in (*(_arm_name(name, arm) for arm in arms), name):
+            if study in there:
+                optuna.delete_study(study_name=study, storage=self._storage)
+
+    def arms(self, name: str) -> list[str]:
+        """Return the arms that have a study of their own, whether or not it was completed."""
+        summaries = optuna.get_all_study_summaries(self._storage)
+        prefix = f"{name}/"
+        return [s.study_name[len(prefix) :] for s in summaries if s.study_name.startswith(prefix)]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    def _load(self, name: str) -> optuna.Study:
+        try:
+            return optuna.load_study(study_name=name, storage=self._storage)
+        except KeyError:
+            known = ", ".join(self.names()) or "none"
+            raise StudyNotFoundError(
+                f"There is no study named {name!r} in this storage; it holds: {known}."
+            ) from None
+
+
+def artifact_root(url: str) -> Path:
+    """Return the folder for models and trackers' files: beside an SQLite file, else here.
+
+    Args:
+        url: The storage's URL.
+
+    Returns:
+        ``<stem>-artifacts`` beside the database; the folder need not exist.
+    """
+    database = make_url(url).database
+    if url.startswith("sqlite") and database not in (None, "", ":memory:"):
+        path = Path(str(database)).absolute()
+        return path.with_name(f"{path.stem}-artifacts")
+    return Path("privtune-artifacts").absolute()
+
+
+def _arm_name(name: str, arm: str) -> str:
+    return f"{name}/{arm}"

@@ -1,0 +1,376 @@
+"""A study: create, load, run, resume, compare."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privtune.accounting import Guarantee, epsilon
+from privtune.errors import PrivTuneError
+from privtune.execution.files import read_result
+from privtune.execution.table import make_rounds
+from privtune.execution.training import dry_run
+from privtune.ledger import Charge, ChargeRequest, Ledger, export_certificate
+from privtune.strategies import NonPrivateError, Outcome, Plan, Release, TrialResult
+from privtune.study._release import (
+    load_release,
+    release_document,
+    save_release,
+    utility_of,
+    write_certificate,
+)
+from privtune.study._round import StudyRound
+from privtune.study._store import StudyStore, artifact_root
+from privtune.study._worker import make_files, work
+from privtune.study.observer import ArmStatus, NullObserver, Observer
+from privtune.study.planning import plan_study
+from privtune.study.spec import StudySpec
+from privtune.training.streams import Streams
+
+if TYPE_CHECKING:
+    from privtune.tasks import Task, TaskData
+
+__all__ = ["Study", "StudyFinishedError"]
+
+
+class StudyFinishedError(PrivTuneError):
+    """Every arm of the study has been released already."""
+
+
+class Study:
+    """One task, one budget, several arms; each charged before it touches data.
+
+    Make one with :func:`privtune.create_study` or :func:`privtune.load_study`. A study survives
+    interruption: :meth:`run` goes on where it was, without a second charge.
+    """
+
+    def __init__(self, name: str, storage: str) -> None:
+        self.name = name
+        self.storage = storage
+        self._store = StudyStore(storage)
+        self._ledger = Ledger(storage)
+        document = self._store.document(name)
+        self.spec = StudySpec.parse(document["spec"])
+        self._uid: str = document["uid"]
+        self.plans: tuple[Plan, ...] = tuple(Plan.from_dict(d) for d in document["plans"])
+        self.folder: Path = artifact_root(storage) / name
+
+    @classmethod
+    def create(cls, spec: StudySpec, storage: str) -> Study:
+        """Plan the study, create its budget if needed, and store it. Touches no data, spends nothing.
+
+        Raises:
+            PrivTuneError: If the name is taken, the budget exists with other terms, or an arm
+                cannot be planned.
+        """
+        store = StudyStore(storage)
+        try:
+            if spec.name in store.names():
+                # Before the planning, which takes seconds; `create` checks again.
+                store.create(spec.name, {}, {})
+            planned = plan_study(spec)
+            with Ledger(storage) as ledger:
+                if spec.budget.name not in {budget.name for budget in ledger.budgets()}:
+                    ledger.create_budget(spec.budget.to_budget())
+                else:
+                    _check_terms(ledger, spec)
+            store.create(
+                spec.name,
+                {arm.name: {"secret": _secret(spec, arm.name)} for arm in spec.arms},
+                {
+                    "uid": uuid.uuid4().hex,
+                    "spec": spec.model_dump(mode="json"),
+                    "plans": [plan.to_dict() for plan in planned.plans],
+                },
+            )
+        finally:
+            store.close()
+        return cls(spec.name, storage)
+
+    def run(
+        self, observer: Observer | None = None, *, n_jobs: int = 1, non_private: bool = False
+    ) -> tuple[Release, ...]:
+        """Run every arm that has not been released, and return all releases.
+
+        All arms are charged in one transaction before the first of them touches data.
+
+        Args:
+            observer: Hears of the progress.
+            n_jobs: Worker processes for the rounds of selections; 1 trains whole stacks here.
+            non_private: Whether arms without any guarantee may run.
+
+        Returns:
+            One release an arm, in the spec's order.
+
+        Raises:
+            StudyFinishedError: If every arm has been released. Nothing is spent.
+            BudgetExceededError: If the arms do not fit what is left. Nothing is spent.
+            NonPrivateError: If an arm has no guarantee and ``non_private`` does not allow that.
+        """
+        observer = observer or NullObserver()
+        if all(self._store.get(self.name, plan.arm, "announced") for plan in self.plans):
+            raise StudyFinishedError(
+                f"Study {self.name!r} is finished: every arm has been released, nothing was run and "
+                f"nothing was spent. See it with: privtune study compare {self.name}."
+            )
+        self._check_private(non_private)
+        task = self.spec.load_task()
+        seconds = {
+            plan.arm: dry_run(plan, task, device=self.spec.device)
+            for plan in self.plans
+            if self._store.get(self.name, plan.arm, "release") is None
+        }
+        charges = self._reserve()
+        loaded: TaskData | None = None
+        releases = []
+        for plan in self.plans:
+            charge = charges.get(plan.arm)
+            release = self._stored_release(plan)
+            if release is None:
+                self._start(plan, charge)
+                loaded = task.load_checked() if loaded is None else loaded
+                release = self._run_arm(
+                    plan,
+                    charge,
+                    task,
+                    loaded,
+                    observer=observer,
+                    seconds=seconds[plan.arm],
+                    n_jobs=n_jobs,
+                )
+            self._settle(plan, charge)
+            if not self._store.get(self.name, plan.arm, "announced"):
+                observer.released(plan, release)
+                self._store.set(self.name, plan.arm, "announced", True)
+            releases.append(release)
+        return tuple(releases)
+
+    def status(self) -> tuple[ArmStatus, ...]:
+        """Return how far every arm is. Reads the storage only."""
+        charges = self._charges()
+        return tuple(
+            ArmStatus(
+                plan,
+                self._guarantee(plan),
+                str(charges[plan.arm].state)
+                if plan.arm in charges
+                else ("planned" if plan.is_private else "not charged"),
+                self._stored_release(plan),
+            )
+            for plan in self.plans
+        )
+
+    def releases(self) -> tuple[Release, ...]:
+        """Return the releases there are, in the spec's order."""
+        return tuple(s.release for s in self.status() if s.release is not None)
+
+    def release(self, arm: str) -> Release:
+        """Return the release of one arm.
+
+        Raises:
+            PrivTuneError: If there is no such arm, or it has not been released.
+        """
+        for release in self.releases():
+            if release.arm == arm:
+                return release
+        names = ", ".join(plan.arm for plan in self.plans)
+        raise PrivTuneError(
+            f"Study {self.name!r} has no release of an arm {arm!r}; its arms are {names}, and "
+            f"{', '.join(r.arm for r in self.releases()) or 'none'} of them are released."
+        )
+
+    def sealed_trials(self, arm: str) -> Sequence[Mapping[str, Any]]:
+        """Return the trials of an arm with their scores. For the curator alone, never to be shown."""
+        return [
+            {"number": t.number, "state": t.state.name, "params": t.params, "score": t.value}
+            for t in self._store.trials(self.name, arm)
+        ]
+
+    def model_path(self, arm: str) -> Path:
+        """Return where the released model of an arm is, as safetensors."""
+        return self.folder / arm / "model.safetensors"
+
+    def spent(self) -> Guarantee:
+        """Return what the whole budget has spent, every study of it included."""
+        return self._ledger.spent(self.spec.budget.name)
+
+    def remaining(self) -> float:
+        """Return the ε that is left of the budget."""
+        return self._ledger.remaining(self.spec.budget.name)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._store.close()
+        self._ledger.close()
+
+    def _reserve(self) -> Mapping[str, Charge]:
+        known = self._charges()
+        if missing := [p for p in self.plans if p.arm not in known and p.is_private]:
+            self._ledger.reserve(
+                self.spec.budget.name,
+                [
+                    ChargeRequest(
+                        event=plan.event,
+                        study=self.name,
+                        arm=plan.arm,
+                        plan_digest=self._charge_digest(plan),
+                    )
+                    for plan in missing
+                ],
+            )
+        return self._charges()
+
+    def _charges(self) -> Mapping[str, Charge]:
+        # Found by digest, not by a note of ours: a crash right after the reservation loses nothing.
+        by_digest = {
+            charge.plan_digest: charge
+            for charge in self._ledger.charges(self.spec.budget.name)
+            if charge.state != "voided"
+        }
+        digests = {plan.arm: self._charge_digest(plan) for plan in self.plans}
+        return {arm: by_digest[digest] for arm, digest in digests.items() if digest in by_digest}
+
+    def _charge_digest(self, plan: Plan) -> str:
+        text = json.dumps([self._uid, plan.digest()])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _guarantee(self, plan: Plan) -> Guarantee:
+        if not plan.is_private:
+            budget = self.spec.budget
+            return Guarantee(math.inf, budget.delta, "non_private", budget.adjacency)
+        return epsilon(plan.event, self.spec.budget.delta, adjacency=self.spec.budget.adjacency)
+
+    def _check_private(self, allowed: bool) -> None:
+        without = [plan.arm for plan in self.plans if not plan.is_private]
+        if without and not allowed:
+            raise NonPrivateError(
+                f"Study {self.name!r} holds {', '.join(without)} without any guarantee (epsilon is "
+                "infinite): it trains on the data as it is. Run it with --non-private if the data "
+                "may be shown to everybody, or take it out of the study. Nothing was run."
+            )
+
+    def _start(self, plan: Plan, charge: Charge | None) -> None:
+        """Mark the arm's charge as started, with the rows of its round in the same transaction."""
+        if charge is None:
+            return
+        if plan.runs is not None:
+            # Drawn from the arm's secret, so the same whenever it is drawn; opened once.
+            count = plan.runs.sample(Streams(self._secret_of(plan)).numpy("runs", 0))
+            make_rounds(self._ledger).open(charge.id, count=count)
+        elif charge.state == "reserved":
+            self._ledger.start(charge.id)
+
+    def _run_arm(
+        self,
+        plan: Plan,
+        charge: Charge | None,
+        task: Task,
+        data: TaskData,
+        *,
+        observer: Observer,
+        seconds: float,
+        n_jobs: int,
+    ) -> Release:
+        observer.arm_started(plan)
+        files = make_files(self._store, self.spec, plan, task=task, data=data)
+        if not plan.is_sealed:
+            files = replace(files, on_step=lambda done, steps: observer.step(plan, done, steps))
+        charge_id = None if charge is None else charge.id
+        trials = StudyRound(
+            study=self.name,
+            store=self._store,
+            ledger=self._ledger,
+            charge_id=charge_id,
+            files=files,
+            n_jobs=n_jobs,
+            worker=(work, (self.storage, self.name, plan.arm, charge_id)),
+        )
+        started = time.perf_counter()
+        try:
+            outcome = _strategy(self.spec, plan).run(plan, trials)
+        except BaseException:
+            observer.arm_failed(plan)
+            raise
+        if not plan.is_sealed:
+            seconds = time.perf_counter() - started
+        return self._save(plan, outcome, task, data, seconds)
+
+    def _save(
+        self, plan: Plan, outcome: Outcome, task: Task, data: TaskData, seconds: float
+    ) -> Release:
+        release = save_release(
+            plan,
+            outcome,
+            guarantee=self._guarantee(plan),
+            seconds=seconds,
+            folder=self.folder / plan.arm,
+            names=_named(task, outcome.result),
+            utility=utility_of(task, outcome.result, data),
+        )
+        self._store.set(self.name, plan.arm, "release", release_document(release))
+        return release
+
+    def _settle(self, plan: Plan, charge: Charge | None) -> None:
+        """Forget what is sealed, settle the charge, and certify the release."""
+        for path in (self.folder / "sealed" / plan.arm).glob("*.safetensors"):
+            path.unlink()
+        # With the secret, noise could be drawn again and subtracted.
+        self._store.set(self.name, plan.arm, "secret", None)
+        if charge is None or self._ledger.charge(charge.id).state == "settled":
+            return
+        digest = read_result(self.model_path(plan.arm)).transcript_digest
+        self._ledger.settle(charge.id, transcript_digest=digest)
+        certificate = export_certificate(self._ledger.log.storage, self.spec.budget.name)
+        write_certificate(self.folder / plan.arm, certificate)
+
+    def _secret_of(self, plan: Plan) -> bytes:
+        return bytes.fromhex(self._store.get(self.name, plan.arm, "secret"))
+
+    def _stored_release(self, plan: Plan) -> Release | None:
+        document = self._store.get(self.name, plan.arm, "release")
+        if document is None:
+            return None
+        return load_release(plan, self.folder / plan.arm, document, self._guarantee(plan))
+
+
+def _check_terms(ledger: Ledger, spec: StudySpec) -> None:
+    budget = ledger.budget(spec.budget.name)
+    asked = (spec.budget.epsilon, spec.budget.delta, spec.budget.adjacency)
+    if (budget.epsilon, budget.delta, budget.adjacency) != asked:
+        raise PrivTuneError(
+            f"Budget {budget.name!r} exists with epsilon = {budget.epsilon}, delta = "
+            f"{budget.delta}, {budget.adjacency} adjacency, and cannot be changed; the spec of study "
+            f"{spec.name!r} says epsilon = {asked[0]}, delta = {asked[1]}, {asked[2]}. Write the "
+            "budget's own terms, and the study's share as 'epsilon' of the study."
+        )
+
+
+def _strategy(spec: StudySpec, plan: Plan) -> Any:
+    (arm,) = (arm for arm in spec.arms if arm.name == plan.arm)
+    return arm.to_strategy()
+
+
+def _secret(spec: StudySpec, arm: str) -> str:
+    """Return the arm's secret: OS entropy, unless the study sets a seed, which it records."""
+    if spec.seed is None:
+        return secrets.token_bytes(32).hex()
+    return Streams(spec.seed.to_bytes(32, "big")).key(f"arm/{arm}").hex()
+
+
+def _named(task: Task, result: TrialResult | None) -> dict[str, Any] | None:
+    """Return the released parameters by name, so that anybody can load them into the model."""
+    if result is None or result.weights.numel() == 0:
+        return None
+    from privtune.training.engine import load_params
+
+    model = task.model()
+    load_params(model, result.weights)
+    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}

@@ -1,0 +1,88 @@
+"""Plan all arms of a study together, so that their composition meets one target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from privtune.accounting import Event, Guarantee, share_budget
+from privtune.strategies import NonPrivateGrid, Plan, PlanningContext, Strategy
+from privtune.study.spec import StudySpec
+
+__all__ = ["StudyPlan", "plan_study"]
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """The plans of all arms, what each costs alone, and what they cost together.
+
+    Args:
+        plans: One an arm, in the spec's order.
+        guarantees: What each arm costs alone, at the budget's δ.
+        total: What they cost together: the composition, not the sum.
+    """
+
+    plans: tuple[Plan, ...]
+    guarantees: tuple[Guarantee, ...]
+    total: Guarantee
+
+
+def plan_study(spec: StudySpec) -> StudyPlan:
+    """Plan every arm at the largest common ε whose composition meets the study's target.
+
+    Touches no data. Arms without any guarantee are no part of the budget.
+
+    Args:
+        spec: The study.
+
+    Returns:
+        The plans; ``total.epsilon`` is at most the target.
+
+    Raises:
+        PrivTuneError: If an arm cannot be planned.
+    """
+    context = spec.planning_context()
+    strategies = [arm.to_strategy() for arm in spec.arms]
+    planners = [_planner(strategy, context) for strategy in strategies]
+
+    def event_of(planner: Callable[[float], Plan]) -> Callable[[float], Event]:
+        return lambda epsilon: planner(epsilon).event
+
+    private = [
+        planner
+        for planner, strategy in zip(planners, strategies, strict=True)
+        if not isinstance(strategy, NonPrivateGrid)
+    ]
+    if not private:
+        plans = tuple(planner(spec.target_epsilon) for planner in planners)
+        guarantees = tuple(_infinite(context) for _ in plans)
+        return StudyPlan(
+            plans, guarantees, Guarantee(0.0, context.delta, "exact", context.adjacency)
+        )
+    shared = share_budget(
+        [event_of(planner) for planner in private],
+        epsilon=spec.target_epsilon,
+        delta=context.delta,
+        adjacency=context.adjacency,
+    )
+    met = iter(zip(shared.arm_epsilons, shared.guarantees, strict=True))
+    found = [
+        next(met) if planner in private else (math.inf, _infinite(context)) for planner in planners
+    ]
+    plans = tuple(planner(target) for planner, (target, _) in zip(planners, found, strict=True))
+    return StudyPlan(plans, tuple(guarantee for _, guarantee in found), shared.total)
+
+
+def _infinite(context: PlanningContext) -> Guarantee:
+    return Guarantee(math.inf, context.delta, "non_private", context.adjacency)
+
+
+def _planner(strategy: Strategy, context: PlanningContext) -> Callable[[float], Plan]:
+    # The solver asks again for the epsilon it settles on; a plan costs a calibration.
+    @lru_cache(maxsize=64)
+    def planner(epsilon: float) -> Plan:
+        return strategy.plan(context, epsilon=epsilon)
+
+    return planner

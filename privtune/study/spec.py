@@ -1,0 +1,152 @@
+"""The study spec: what a YAML file or the Python API says about a study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from privtune.accounting import Adjacency
+from privtune.errors import PrivTuneError
+from privtune.ledger import Budget
+from privtune.spaces import SearchSpace
+from privtune.strategies import PlanningContext, Scoring, Strategy, make_strategy
+from privtune.tasks import Task, get_task
+from privtune.training.schedule import Schedule
+
+__all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+
+
+class SpecError(PrivTuneError):
+    """A study spec is not well formed."""
+
+
+class BudgetSpec(BaseModel):
+    """The budget that a study draws on; created with the study if it does not exist."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=_NAME)
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    delta: float = Field(gt=0, lt=1)
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+
+    def to_budget(self) -> Budget:
+        """Return the ledger's budget."""
+        return Budget(self.epsilon, self.delta, name=self.name, adjacency=self.adjacency)
+
+
+class ArmSpec(BaseModel):
+    """One arm: its name, its strategy, and the strategy's own options beside them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = Field(pattern=_NAME)
+    strategy: str
+
+    def to_strategy(self) -> Strategy:
+        """Build the strategy; its options are checked here."""
+        return make_strategy(self.strategy, arm=self.name, options=dict(self.model_extra or {}))
+
+
+class StudySpec(BaseModel):
+    """A study: one task, one budget, the arms that are compared.
+
+    Args:
+        name: Name of the study.
+        task: Built-in name, or ``package.module:factory``.
+        budget: The budget it draws on.
+        space: Optuna's distributions, by hyperparameter.
+        arms: At least one.
+        scoring: How trials are scored: ``metric``, ``mechanism``, ``bound``.
+        epochs: Expected passes over the training data of one training.
+        expected_batch_size: Expected records in one Poisson sample.
+        epsilon: What all arms together may cost; the whole budget unless given.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        seed: Makes the study reproducible, and its guarantee void against whoever knows the seed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=_NAME)
+    task: str
+    budget: BudgetSpec
+    space: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    arms: tuple[ArmSpec, ...] = Field(min_length=1)
+    scoring: Mapping[str, Any] = Field(default_factory=dict)
+    epochs: float = Field(gt=0, allow_inf_nan=False)
+    expected_batch_size: int = Field(ge=1)
+    epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int | None = Field(default=None, ge=0)
+
+    @field_validator("arms")
+    @classmethod
+    def _unique(cls, arms: tuple[ArmSpec, ...]) -> tuple[ArmSpec, ...]:
+        names = [arm.name for arm in arms]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two arms are called {', '.join(twice)}; names must differ")
+        return arms
+
+    @classmethod
+    def parse(cls, data: object) -> StudySpec:
+        """Check data against the spec.
+
+        Raises:
+            SpecError: One sentence: where, what, and what is allowed.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the spec"
+            raise SpecError(f"Study spec, {where}: {first['msg']}.") from error
+
+    @classmethod
+    def from_file(cls, path: Path) -> StudySpec:
+        """Read a YAML file.
+
+        Raises:
+            SpecError: If the file cannot be read, is not YAML, or is not a study spec.
+        """
+        try:
+            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SpecError(f"Cannot read {path}: {error.strerror}.") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise SpecError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+        return cls.parse(data)
+
+    @property
+    def target_epsilon(self) -> float:
+        """What all arms together may cost."""
+        return self.budget.epsilon if self.epsilon is None else self.epsilon
+
+    def search_space(self) -> SearchSpace:
+        """Return what candidates are drawn from."""
+        return SearchSpace.from_dict(self.space)
+
+    def load_task(self) -> Task:
+        """Return the task; its data is not touched."""
+        return get_task(self.task)
+
+    def planning_context(self) -> PlanningContext:
+        """Return the public facts that the arms plan with."""
+        task = self.load_task()
+        return PlanningContext(
+            task=task,
+            schedule=Schedule.from_epochs(
+                records=task.train_records,
+                expected_batch_size=self.expected_batch_size,
+                epochs=self.epochs,
+            ),
+            space=self.search_space(),
+            delta=self.budget.delta,
+            adjacency=self.budget.adjacency,
+            scoring=Scoring.from_dict(self.scoring),
+        )

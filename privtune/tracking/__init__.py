@@ -1,0 +1,1 @@
+"""Trackers: where releases are shown. They accept releases and nothing else."""

@@ -1,0 +1,39 @@
+"""How ε grows over the steps of one training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from privtune.accounting import Adjacency, epsilon
+from privtune.strategies import TrainingPlan
+
+__all__ = ["epsilon_spent"]
+
+
+def epsilon_spent(
+    training: TrainingPlan, *, delta: float, adjacency: Adjacency, points: int = 12
+) -> list[tuple[int, float]]:
+    """Return what a training has spent after some of its steps.
+
+    Args:
+        training: The plan of one training.
+        delta: δ, in (0, 1).
+        adjacency: Neighbouring relation.
+        points: How many steps to look at, evenly spread, the last included.
+
+    Returns:
+        Pairs of a step, counted from 0, and the ε of all releases up to and including it.
+    """
+    steps = training.schedule.steps
+    chosen = sorted({max(1, round(steps * (i + 1) / points)) for i in range(points)})
+    return [
+        (
+            done - 1,
+            epsilon(
+                training.method.event(replace(training.schedule, steps=done)),
+                delta,
+                adjacency=adjacency,
+            ).epsilon,
+        )
+        for done in chosen
+    ]

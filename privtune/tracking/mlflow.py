@@ -1,0 +1,163 @@
+"""Log releases to MLflow: one experiment a study, one run an arm, nothing sealed.
+
+Nothing is written while a sealed arm is still to be released: the gap between two runs would tell
+how long the round took, and so how many trials it ran. The truth about the budget is the ledger's;
+MLflow is a mirror that anybody with access to it can edit. What could not be logged waits in the
+study's own database, and :func:`sync_study` logs it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from privtune.tracking.guard import sealed_round_begin, sealed_round_end
+from privtune.tracking.layout import CURVE_NAMES, arm_record, budget_view, study_note
+from privtune.tracking.machine import MachineSampler, read_samples, write_samples
+from privtune.tracking.report import render_arm
+from privtune.tracking.store import (
+    TrackingUnavailableError,
+    experiment_id,
+    open_client,
+    published,
+    tracking_uri,
+    write_record,
+)
+from privtune.tracking.view import VIEW_TAG, saved_view
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from privtune.strategies import Plan, Release
+    from privtune.study import Study
+    from privtune.tracking.layout import ArmRecord, BudgetView
+
+__all__ = ["MlflowObserver", "sync_study"]
+
+_log = logging.getLogger(__name__)
+
+
+class MlflowObserver:
+    """An observer that logs every release of a study, and never holds the study up.
+
+    Args:
+        study: The study.
+        uri: Tracking URI; ``MLFLOW_TRACKING_URI``, or the store beside the study's database.
+        sampling_seconds: Interval of system metrics.
+
+    Attributes:
+        unavailable: Why MLflow could not be reached the last time, or ``None``.
+    """
+
+    def __init__(
+        self, study: Study, *, uri: str | None = None, sampling_seconds: float = 1.0
+    ) -> None:
+        self._study = study
+        self.uri = tracking_uri(study.storage, uri)
+        self.unavailable: TrackingUnavailableError | None = None
+        self._sampling_seconds = sampling_seconds
+        self._samplers: dict[str, MachineSampler] = {}
+
+    def arm_started(self, plan: Plan) -> None:
+        """Watch the machine, or, for a sealed arm, bar every way to MLflow."""
+        if plan.is_sealed:
+            sealed_round_begin()
+        else:
+            self._samplers[plan.arm] = MachineSampler(self._sampling_seconds)
+
+    def step(self, plan: Plan, done: int, steps: int) -> None:
+        """Do nothing: curves are logged in one batch with the release."""
+
+    def arm_failed(self, plan: Plan) -> None:
+        """Log nothing: an arm that was interrupted has released nothing yet."""
+        self._end(plan)
+
+    def released(self, plan: Plan, release: Release) -> None:
+        """Log every release that is not logged yet, unless a sealed arm is still to come."""
+        self._end(plan)
+        try:
+            sync_study(self._study, uri=self.uri)
+            self.unavailable = None
+        except TrackingUnavailableError as error:
+            self.unavailable = error
+            _log.warning(
+                "%s The study goes on; log its releases later with: privtune study sync %s",
+                error,
+                self._study.name,
+            )
+
+    def _end(self, plan: Plan) -> None:
+        if plan.is_sealed:
+            sealed_round_end()
+        elif (sampler := self._samplers.pop(plan.arm, None)) is not None:
+            write_samples(sampler.stop(), _samples_path(self._study, plan.arm))
+
+
+def sync_study(study: Study, *, uri: str | None = None) -> tuple[str, ...]:
+    """Log every release of a study that its MLflow store does not hold yet.
+
+    Args:
+        study: The study.
+        uri: Tracking URI; ``MLFLOW_TRACKING_URI``, or the store beside the study's database.
+
+    Returns:
+        The arms that were logged now; none while a sealed arm has not been released.
+
+    Raises:
+        TrackingUnavailableError: If the store cannot be reached. Run it again later: what was
+            logged completely is not logged twice.
+    """
+    status = study.status()
+    if any(arm.plan.is_sealed and arm.release is None for arm in status):
+        return ()
+    released = {arm.plan.arm: (arm.plan, arm.release) for arm in status if arm.release is not None}
+    if not released:
+        return ()
+    logged = []
+    with open_client(study.storage, tracking_uri(study.storage, uri)) as client:
+        experiment = experiment_id(
+            client,
+            study.name,
+            storage=study.storage,
+            tags={"privtune.kind": "study", "privtune.task": study.spec.task},
+        )
+        there = published(client, experiment)
+        missing = {arm: pair for arm, pair in released.items() if pair[0].digest() not in there}
+        if not missing:
+            return ()
+        view = budget_view(study)
+        records = {
+            arm: arm_record(study, plan, release, view) for arm, (plan, release) in missing.items()
+        }
+        for arm, record in records.items():
+            _write(client, experiment, study, record, view)
+            logged.append(arm)
+        client.set_experiment_tag(experiment, "mlflow.note.content", study_note(study, view))
+        releases = [release for _, release in released.values()]
+        client.set_experiment_tag(experiment, VIEW_TAG, _view(study, releases))
+    return tuple(logged)
+
+
+def _write(
+    client: MlflowClient, experiment: str, study: Study, record: ArmRecord, view: BudgetView
+) -> None:
+    write_record(
+        client,
+        experiment,
+        record,
+        model=study.model_path(record.arm),
+        report=lambda: render_arm(record, view),
+        samples=() if record.sealed else read_samples(_samples_path(study, record.arm)),
+    )
+
+
+def _view(study: Study, releases: Sequence[Release]) -> str:
+    curves = {CURVE_NAMES.get(name, name) for release in releases for name in release.curves}
+    params = [name for name in study.spec.space if any(name in r.params for r in releases)]
+    return saved_view(params=params, curves=sorted(curves))
+
+
+def _samples_path(study: Study, arm: str) -> Path:
+    return study.folder / arm / "machine.json"

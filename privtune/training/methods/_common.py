@@ -1,0 +1,93 @@
+"""Small helpers that the methods share: candidates to tensors, field checks, calibration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from privtune.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from privtune.accounting import Event
+    from privtune.training.methods._base import Candidate
+
+__all__ = [
+    "build",
+    "candidate_column",
+    "check_choice",
+    "check_fraction",
+    "check_nonnegative",
+    "check_positive",
+    "noise_scale_for",
+    "rows",
+]
+
+
+M = TypeVar("M")
+
+
+def build(method: type[M], options: Mapping[str, Any], **fixed: Any) -> M:
+    """Make a method from the options of a spec and the fields that a plan fixes."""
+    allowed = [f.name for f in fields(method) if f.name not in fixed]  # type: ignore[arg-type]
+    for name in options:
+        if name not in allowed:
+            raise InvalidInputError("option", name, f"must be one of {', '.join(allowed)}")
+    return method(**{**options, **fixed})
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse a field that is not a finite number above 0."""
+    if not (math.isfinite(value) and value > 0.0):
+        raise InvalidInputError(name, value, "must be a finite number above 0")
+
+
+def check_nonnegative(name: str, value: float) -> None:
+    """Refuse a field that is not a finite number of at least 0."""
+    if not (math.isfinite(value) and value >= 0.0):
+        raise InvalidInputError(name, value, "must be a finite number of at least 0")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Refuse a field outside [0, 1)."""
+    if not (math.isfinite(value) and 0.0 <= value < 1.0):
+        raise InvalidInputError(name, value, "must lie in [0, 1)")
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Refuse a field that is not one of ``choices``."""
+    if value not in choices:
+        raise InvalidInputError(name, value, f"must be one of {', '.join(choices)}")
+
+
+def candidate_column(
+    candidates: Sequence[Candidate], name: str, like: torch.Tensor, default: float | None = None
+) -> torch.Tensor:
+    """Collect one positive hyperparameter of every candidate into a tensor of shape ``[K]``."""
+    import torch
+
+    values = []
+    for candidate in candidates:
+        value = candidate.get(name, default)
+        if value is None:
+            raise InvalidInputError(
+                "candidate", dict(candidate), f"must give {name}", "The method does not set it."
+            )
+        check_positive(name, float(value))
+        values.append(float(value))
+    return torch.tensor(values, dtype=like.dtype, device=like.device)
+
+
+def rows(values: torch.Tensor) -> torch.Tensor:
+    """Turn shape ``[K]`` into ``[K, 1]``, to scale rows of ``[K, P]``."""
+    return values.unsqueeze(-1)
+
+
+def noise_scale_for(event: Event, *, epsilon: float, delta: float) -> float:
+    """Return the factor on every noise multiplier of ``event`` that meets (epsilon, delta)."""
+    from privtune.accounting import calibrate
+
+    return calibrate(event, epsilon=epsilon, delta=delta).scale

@@ -1,0 +1,80 @@
+"""DP-SGD: fixed clipping, fixed learning rate (Abadi et al. 2016, arXiv 1607.00133)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from privtune.training.clipping import Flat
+from privtune.training.methods._common import candidate_column, rows
+from privtune.training.methods._optimizers import SGD, Moments
+from privtune.training.methods._sampled import SampledGradient
+
+if TYPE_CHECKING:
+    import torch
+
+    from privtune.training.methods._base import Candidate
+    from privtune.training.oracle import Oracle
+
+__all__ = ["DPSGD", "DPSGDState"]
+
+
+@dataclass(frozen=True, eq=False)
+class DPSGDState:
+    """State of K DP-SGD trainings."""
+
+    params: torch.Tensor
+    learning_rate: torch.Tensor
+    max_grad_norm: torch.Tensor
+    moments: Moments
+
+
+@dataclass(frozen=True)
+class DPSGD(SampledGradient):
+    """Noisy gradient descent on Poisson samples, each gradient clipped to a fixed norm.
+
+    Args:
+        noise_multiplier: Noise standard deviation over the clipping norm, at least 0.
+        momentum: Momentum in [0, 1) on the noisy gradient.
+        weight_decay: Weight of the L2 penalty, at least 0; it touches no data.
+
+    **Guarantee**: each step is one Poisson-sampled Gaussian release.
+    """
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    name: ClassVar[str] = "dpsgd"
+    summary: ClassVar[str] = "DP-SGD with a fixed learning rate and a fixed clipping norm"
+    adapts: ClassVar[tuple[str, ...]] = ()
+    parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
+    releases: ClassVar[str] = "one clipped noisy gradient"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._optimizer()
+
+    def _optimizer(self) -> SGD:
+        return SGD(self.momentum, self.weight_decay)
+
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> DPSGDState:
+        """Make the state of K candidates; each gives learning_rate and max_grad_norm."""
+        return DPSGDState(
+            params=params,
+            learning_rate=candidate_column(candidates, "learning_rate", params),
+            max_grad_norm=candidate_column(candidates, "max_grad_norm", params),
+            moments=self._optimizer().init(params),
+        )
+
+    def update(self, state: DPSGDState, oracle: Oracle) -> DPSGDState:
+        """Take one step along the noisy clipped gradient."""
+        gradient = self._gradient(oracle, state.params, Flat(state.max_grad_norm))
+        direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
+        return replace(
+            state, params=state.params - rows(state.learning_rate) * direction, moments=moments
+        )
+
+    def report(self, state: DPSGDState) -> Mapping[str, torch.Tensor]:
+        """Return the learning rate and the clipping norm: constants."""
+        return {"learning_rate": state.learning_rate, "max_grad_norm": state.max_grad_norm}

@@ -1,0 +1,132 @@
+"""The study commands, as a new user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Cli
+from tests.study.conftest import toy_spec
+from tests.toy import LOADS
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(toy_spec().model_dump(mode="json")))
+    return str(path)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'p.db'}"
+
+
+def test_plan_shows_every_arm_and_touches_nothing(
+    cli: Cli, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    loads = len(LOADS)
+    done = cli("study", "plan", spec)
+    assert done.code == 0, done.err
+    for word in (
+        "defaults",
+        "selection",
+        "hyfree",
+        "expected runs",
+        "sealed",
+        "No data was touched",
+    ):
+        assert word in done.out
+    assert len(LOADS) == loads
+    assert not list(empty.iterdir()), "planning leaves nothing behind"
+
+
+def test_plan_as_json(cli: Cli, spec: str) -> None:
+    done = cli("study", "plan", spec, "--json")
+    document = json.loads(done.out)
+    assert document["total"]["epsilon"] <= document["target_epsilon"] == 6.0
+    selection = document["arms"][1]
+    assert selection["expected_runs"] == pytest.approx(4)
+    assert selection["event"]["type"] == "private_selection"
+    assert selection["guarantee"]["bounds"]
+    assert selection["expected_gradient_evaluations"] == pytest.approx(4 * 2 * 240)
+    assert {"noise_multiplier", "score_noise_multiplier"} <= set(selection["noise_multipliers"])
+
+
+def test_a_whole_life(cli: Cli, spec: str, storage: str) -> None:
+    at = ("--storage", storage)
+    assert cli("study", "create", spec, *at).code == 0
+
+    again = cli("study", "create", spec, *at)
+    assert again.code == 1
+    assert "exists already" in again.err
+    assert again.err.count("\n") == 1
+
+    ran = cli("study", "run", "toy", *at)
+    assert ran.code == 0, ran.err
+    assert "test accuracy" in ran.out
+    assert "privtune ui" in ran.out
+
+    finished = cli("study", "run", "toy", *at)
+    assert finished.code == 1
+    assert "nothing was spent" in finished.err
+
+    document = json.loads(cli("study", "compare", "toy", *at, "--json").out)
+    assert [arm["state"] for arm in document["arms"]] == ["settled"] * 3
+    assert document["budget"]["charged"] <= 6.0
+    assert document["budget"]["left"] >= 0
+
+    assert json.loads(cli("study", "list", *at, "--json").out) == ["toy"]
+    shown = json.loads(cli("study", "show", "toy", *at, "--json").out)
+    assert "sealed_trials" not in shown
+    curator = json.loads(cli("study", "show", "toy", *at, "--curator", "--json").out)
+    assert curator["sealed_trials"]["selection"]
+
+
+def test_the_comparison_never_shows_what_is_sealed(cli: Cli, spec: str, storage: str) -> None:
+    at = ("--storage", storage)
+    cli("study", "create", spec, *at)
+    printed = cli("study", "run", "toy", *at).out
+    printed += cli("study", "compare", "toy", *at).out + cli("study", "show", "toy", *at).out
+    curator = json.loads(cli("study", "show", "toy", *at, "--curator", "--json").out)
+    winner = curator["arms"][1]["params"]["learning_rate"]
+    losers = [
+        t["params"]["learning_rate"]
+        for t in curator["sealed_trials"]["selection"]
+        if t["params"]["learning_rate"] != winner
+    ]
+    assert all(f"{loser:.4g}" not in printed for loser in losers)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("study", "run", "none"), "There is no study named 'none'"),
+        (("study", "create", "none.yaml"), "Cannot read none.yaml"),
+        (("ui",), "Nothing has been logged"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_1(
+    cli: Cli, storage: str, args: tuple[str, ...], message: str
+) -> None:
+    done = cli(*args, "--storage", storage)
+    assert done.code == 1
+    assert message in done.err
+    assert "Traceback" not in done.err
+
+
+def test_usage_errors_are_exit_code_2(cli: Cli) -> None:
+    assert cli("study", "run").code == 2
+    assert cli("study", "frobnicate").code == 2
+
+
+def test_catalogues(cli: Cli) -> None:
+    names = {row["name"] for row in json.loads(cli("strategies", "--json").out)}
+    assert {"fixed", "papernot-steinke", "dpsgd", "hyfreedp"} <= names
+    assert "digits-mlp" in cli("tasks").out

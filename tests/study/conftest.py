@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from privtune.study import StudySpec
+
+
+def toy_spec(**changes: object) -> StudySpec:
+    spec: dict = {
+        "name": "toy",
+        "task": "tests.toy:blobs",
+        "budget": {"name": "toy", "epsilon": 6.0, "delta": 1e-5},
+        "space": {
+            "learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True},
+            "max_grad_norm": {"type": "float", "low": 0.1, "high": 10.0, "log": True},
+        },
+        "arms": [
+            {
+                "name": "defaults",
+                "strategy": "fixed",
+                "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+            },
+            {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
+            {"name": "hyfree", "strategy": "hyfreedp"},
+        ],
+        "epochs": 2,
+        "expected_batch_size": 24,
+        "device": "cpu",
+    }
+    return StudySpec.parse({**spec, **changes})
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'privtune.db'}"

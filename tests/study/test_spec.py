@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from privtune.errors import PrivTuneError
+from privtune.study import SpecError, StudySpec, plan_study
+from tests.study.conftest import toy_spec
+from tests.toy import LOADS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"epochs": float("nan")}, "epochs"),
+        ({"budget": {"name": "b", "epsilon": -1, "delta": 1e-5}}, "budget.epsilon"),
+        ({"budget": {"name": "b", "epsilon": float("inf"), "delta": 1e-5}}, "budget.epsilon"),
+        ({"budget": {"name": "b", "epsilon": 1, "delta": 1}}, "budget.delta"),
+        ({"budget": {"name": "b", "epsilon": 1, "delta": 0.1, "adjacency": "x"}}, "adjacency"),
+        ({"arms": []}, "arms"),
+        ({"arms": [{"name": "a"}]}, "strategy"),
+        ({"learning_rate": 3}, "learning_rate"),
+        ({"name": "../etc"}, "name"),
+        ({"expected_batch_size": 0}, "expected_batch_size"),
+    ],
+)
+def test_a_bad_field_is_one_sentence_that_names_it(changes: dict, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        toy_spec(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_arms_of_one_name_are_refused() -> None:
+    arm = {"name": "a", "strategy": "hyfreedp"}
+    with pytest.raises(SpecError, match="two arms are called a"):
+        toy_spec(arms=[arm, arm])
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ({"name": "a", "strategy": "magic"}, "must be one of"),
+        ({"name": "a", "strategy": "papernot-steinke", "mean": 3}, "it takes"),
+        ({"name": "a", "strategy": "papernot-steinke", "mean_runs": 0.5}, "mean"),
+        ({"name": "a", "strategy": "papernot-steinke", "law": "uniform"}, "law"),
+        ({"name": "a", "strategy": "fixed"}, "learning_rate"),
+        ({"name": "a", "strategy": "fixed", "parameters": {"learning_rate": 1.0}}, "max_grad_norm"),
+        (
+            {
+                "name": "a",
+                "strategy": "papernot-steinke",
+                "parameters": {"learning_rate": 1.0},
+            },
+            "searched by the space",
+        ),
+    ],
+)
+def test_a_bad_arm_is_refused_while_planning(arm: dict, message: str) -> None:
+    with pytest.raises(PrivTuneError, match=message):
+        plan_study(toy_spec(arms=[arm]))
+
+
+def test_planning_touches_no_data() -> None:
+    before = len(LOADS)
+    plan_study(toy_spec())
+    assert len(LOADS) == before
+
+
+def test_arms_share_the_budget_equally_and_together_meet_it() -> None:
+    planned = plan_study(toy_spec())
+    assert planned.total.epsilon <= 6.0
+    assert planned.total.epsilon > 0.99 * 6.0, "the budget is used, not wasted"
+    epsilons = [g.epsilon for g in planned.guarantees]
+    assert max(epsilons) < 1.005 * min(epsilons)
+    # Splitting arithmetically would give each arm 2.0.
+    assert min(epsilons) > 2.5
+
+
+def test_the_total_agrees_with_an_independent_rdp_composition() -> None:
+    # Composition of the three arms by dp-accounting's RDP alone: an upper bound on ours.
+    import dp_accounting
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import RdpAccountant
+
+    planned = plan_study(toy_spec())
+    defaults, selection, hyfree = planned.plans
+    q, steps = defaults.training.schedule.sample_rate, defaults.training.schedule.steps
+
+    def sampled(sigma: float, count: int) -> dp_event.DpEvent:
+        step = dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(sigma))
+        return dp_event.SelfComposedDpEvent(step, count)
+
+    base = selection.training.method.noise_multiplier
+    method = hyfree.training.method
+    charged = hyfree.event
+    accountant = RdpAccountant()
+    accountant.compose(sampled(defaults.training.method.noise_multiplier, steps))
+    accountant.compose(dp_accounting.dp_event.RepeatAndSelectDpEvent(sampled(base, steps), 4, 1))
+    # HyFreeDP as charged: translate its looks one by one.
+    from privtune.training.transcript import looks_of
+
+    for (rate, atoms), count in looks_of(charged).items():
+        assert rate == q
+        sigma = sum(1 / s**2 for _, s in atoms) ** -0.5
+        accountant.compose(sampled(sigma, count))
+    reference = accountant.get_epsilon(1e-5)
+    assert planned.total.epsilon <= reference * 1.001
+    assert planned.total.epsilon > 0.5 * reference
+    assert method.name == "hyfreedp"
+
+
+def test_a_spec_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="Cannot read"):
+        StudySpec.from_file(tmp_path / "none.yaml")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("arms: [")
+    with pytest.raises(SpecError, match="is not YAML"):
+        StudySpec.from_file(bad)

@@ -1,0 +1,251 @@
+"""Studies from creation to release, with interruptions."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from privtune.errors import PrivTuneError
+from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
+from privtune.strategies import Plan
+from privtune.study import NullObserver, Study, StudyFinishedError
+from privtune.study import _study as study_module
+from privtune.study._store import StudyExistsError, StudyNotFoundError
+from tests.study.conftest import toy_spec
+from tests.toy import LOADS
+
+
+def states(study: Study) -> list[str]:
+    return [status.state for status in study.status()]
+
+
+def test_a_study_runs_to_its_releases(storage: str) -> None:
+    before = len(LOADS)
+    study = Study.create(toy_spec(seed=2), storage)
+    assert states(study) == ["planned"] * 3
+    assert len(LOADS) == before, "creating a study touches no data"
+
+    releases = study.run()
+    assert states(study) == ["settled"] * 3
+    assert [r.arm for r in releases] == ["defaults", "selection", "hyfree"]
+    assert releases[0].utility["test_accuracy"] > 0.5
+    assert study.spent().epsilon <= 6.0
+    assert study.remaining() >= 0.0
+
+    defaults, selection, hyfree = releases
+    assert defaults.score is None
+    assert selection.score is not None
+    assert set(selection.params) == {"learning_rate", "max_grad_norm"}
+    assert selection.sealed
+    assert not selection.curves
+    assert selection.cost.expected
+    assert not defaults.cost.expected
+    assert len(hyfree.curves["learning_rate"]) == study.plans[2].training.schedule.steps
+    study.close()
+
+
+def test_what_is_loaded_is_what_was_released(storage: str) -> None:
+    released = Study.create(toy_spec(), storage).run()
+    again = Study("toy", storage)
+    for before, after in zip(released, again.releases(), strict=True):
+        assert torch.equal(before.weights, after.weights)
+        assert before.params == after.params
+        assert before.score == after.score
+        assert before.guarantee == after.guarantee
+        assert before.utility == after.utility
+        assert before.curves == after.curves
+
+
+def test_creating_twice_is_an_error_and_changes_nothing(storage: str) -> None:
+    Study.create(toy_spec(), storage)
+    with pytest.raises(StudyExistsError, match="exists already"):
+        Study.create(toy_spec(epochs=3), storage)
+    assert Study("toy", storage).spec.epochs == 2
+
+
+def test_a_study_that_is_not_there(storage: str) -> None:
+    Study.create(toy_spec(), storage)
+    with pytest.raises(StudyNotFoundError, match="it holds: toy"):
+        Study("joy", storage)
+
+
+def test_running_a_finished_study_spends_nothing(storage: str) -> None:
+    study = Study.create(toy_spec(), storage)
+    study.run()
+    spent, loads = study.spent(), len(LOADS)
+    with pytest.raises(StudyFinishedError, match="nothing was spent"):
+        study.run()
+    assert study.spent() == spent
+    assert len(LOADS) == loads
+
+
+def test_all_arms_are_charged_before_data_is_touched(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, list[str]]] = []
+    study = Study.create(toy_spec(), storage)
+    load = study_module.StudySpec.load_task
+
+    def spy(spec: object) -> object:
+        task = load(spec)
+        original = task.load
+
+        def loading() -> object:
+            with Ledger(storage) as ledger:
+                seen.append(("load", [c.state for c in ledger.charges("toy")]))
+            return original()
+
+        object.__setattr__(task, "load", loading)
+        return task
+
+    monkeypatch.setattr(study_module.StudySpec, "load_task", spy)
+    study.run()
+    assert seen == [("load", ["started", "reserved", "reserved"])]
+
+
+def test_a_study_that_does_not_fit_is_refused_whole(storage: str) -> None:
+    spec = toy_spec()
+    study = Study.create(spec, storage)
+    with Ledger(storage) as ledger:
+        ledger.reserve("toy", [ChargeRequest(event=study.plans[0].event, note="another")])
+    loads = len(LOADS)
+    with pytest.raises(BudgetExceededError):
+        study.run()
+    assert states(study) == ["planned"] * 3
+    assert len(LOADS) == loads
+
+
+def test_a_budget_with_other_terms_is_named(storage: str) -> None:
+    with Ledger(storage) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="toy"))
+    with pytest.raises(PrivTuneError, match=r"exists with epsilon = 3\.0"):
+        Study.create(toy_spec(), storage)
+
+
+def test_data_of_another_size_than_declared_is_refused_and_stays_charged(storage: str) -> None:
+    study = Study.create(toy_spec(task="tests.toy:wrong_size"), storage)
+    with pytest.raises(PrivTuneError, match="declares 250 train records"):
+        study.run()
+    assert states(study)[0] == "started", "data was touched: the charge stays"
+
+
+class Stop(NullObserver):
+    """Interrupts a study at a given moment."""
+
+    def __init__(self, arm: str, moment: str) -> None:
+        self.arm, self.moment = arm, moment
+
+    def arm_started(self, plan: Plan) -> None:
+        if (plan.arm, "start") == (self.arm, self.moment):
+            raise KeyboardInterrupt
+
+    def step(self, plan: Plan, done: int, steps: int) -> None:
+        if (plan.arm, "step") == (self.arm, self.moment) and done == steps // 2:
+            raise KeyboardInterrupt
+
+    def released(self, plan: Plan, release: object) -> None:
+        if (plan.arm, "release") == (self.arm, self.moment):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("arm", "moment"),
+    [("defaults", "step"), ("defaults", "release"), ("selection", "start"), ("hyfree", "step")],
+)
+def test_an_interrupted_study_goes_on_without_a_second_charge(
+    storage: str, arm: str, moment: str
+) -> None:
+    study = Study.create(toy_spec(), storage)
+    with pytest.raises(KeyboardInterrupt):
+        study.run(Stop(arm, moment))
+    spent = study.spent()
+    study.close()
+
+    again = Study("toy", storage)
+    releases = again.run()
+    assert len(releases) == 3
+    assert states(again) == ["settled"] * 3
+    assert again.spent() == spent
+    with Ledger(storage) as ledger:
+        assert len(ledger.charges("toy")) == 3
+
+
+def test_a_retried_arm_repeats_its_output(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study.create(toy_spec(), storage)
+    outputs: list[torch.Tensor] = []
+    make = Study._save
+
+    def interrupted(self: Study, plan: Plan, outcome: object, *rest: object) -> object:
+        outputs.append(outcome.result.weights)
+        if len(outputs) == 1:
+            raise KeyboardInterrupt
+        return make(self, plan, outcome, *rest)
+
+    monkeypatch.setattr(Study, "_save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    study.run()
+    assert torch.equal(outputs[0], outputs[1]), "a second output of the same trial is a second look"
+
+
+def test_the_secret_and_the_losers_are_gone_after_the_release(storage: str) -> None:
+    study = Study.create(toy_spec(), storage)
+    study.run()
+    for plan in study.plans:
+        assert study._store.get("toy", plan.arm, "secret") is None
+    assert not list(study.folder.glob("sealed/**/*.safetensors"))
+
+
+def test_a_diverged_candidate_is_a_result_and_never_wins(storage: str) -> None:
+    space = {
+        "learning_rate": {"type": "categorical", "choices": [0.5, 1e300]},
+        "max_grad_norm": {"type": "float", "low": 1.0, "high": 2.0},
+    }
+    arm = {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 12}
+    study = Study.create(toy_spec(space=space, arms=[arm], seed=5), storage)
+    (release,) = study.run()
+    trials = study.sealed_trials("selection")
+    rates = {trial["params"]["learning_rate"] for trial in trials}
+    assert rates == {0.5, 1e300}, "the seed was chosen so that both are drawn"
+    for trial in trials:
+        assert trial["state"] == "COMPLETE"
+        assert (trial["score"] == -math.inf) == (trial["params"]["learning_rate"] == 1e300)
+    assert release.params["learning_rate"] == 0.5
+
+
+def test_a_seed_makes_a_study_reproducible_and_none_does_not(tmp_path: Path) -> None:
+    def weights(name: str, seed: int | None) -> list[torch.Tensor]:
+        study = Study.create(toy_spec(seed=seed), f"sqlite:///{tmp_path / name}.db")
+        return [release.weights for release in study.run()]
+
+    first, second, other = weights("a", 3), weights("b", 3), weights("c", None)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.slow
+def test_kill_nine_at_random_moments_loses_no_charge(storage: str) -> None:
+    spec = toy_spec(epochs=8)
+    Study.create(spec, storage).close()
+    code = f"from privtune.study import Study; Study('toy', {storage!r}).run()"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for delay in (2.5, 4.0, 4.5, 5.0):
+        child = subprocess.Popen([sys.executable, "-c", code], env=environment)
+        time.sleep(delay)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    study = Study("toy", storage)
+    if states(study) != ["settled"] * 3:
+        study.run()
+    assert states(study) == ["settled"] * 3
+    with Ledger(storage) as ledger:
+        assert len(ledger.charges("toy")) == 3
+    assert study.spent().epsilon <= 6.0

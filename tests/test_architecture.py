@@ -1,0 +1,115 @@
+"""Imports point downwards only, and planning loads neither torch nor MLflow."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "privtune"
+
+FLOORS = {
+    "errors": 0,
+    "accounting": 0,
+    "ledger": 1,
+    "priors": 1,
+    "spaces": 1,
+    "training": 1,
+    "tasks": 2,
+    "strategies": 3,
+    "execution": 4,
+    "study": 5,
+    "tracking": 6,
+    "plots": 6,
+    "audit": 6,
+    "api": 6,
+    "testing": 6,
+    "cli": 7,
+}
+
+HOMES = {
+    "autodp": "accounting/rdp.py",
+    "dp_accounting": "accounting/pld.py",
+    "opacus": "training/opacus_adapter.py",
+    "mlflow": "tracking/",
+    "sqlalchemy": ("ledger/", "study/_store.py", "tracking/store.py"),
+}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            found.append((node.lineno, node.module))
+    return found
+
+
+def floor(module: str) -> int | None:
+    parts = module.split(".")
+    return FLOORS.get(parts[1]) if parts[0] == "privtune" and len(parts) > 1 else None
+
+
+def test_imports_point_downwards() -> None:
+    wrong = []
+    for path in modules():
+        relative = path.relative_to(PACKAGE)
+        if len(relative.parts) == 1 and relative.stem == "__init__":
+            continue
+        here = FLOORS[relative.parts[0].removesuffix(".py")]
+        for line, module in imports(path):
+            there = floor(module)
+            if there is not None and there > here:
+                wrong.append(f"{relative}:{line} imports {module}")
+    assert not wrong
+
+
+def test_floors_are_real() -> None:
+    # The walk above passes on an empty package: make sure that it sees imports at all.
+    seen = sum(1 for path in modules() for _, m in imports(path) if floor(m) is not None)
+    assert len(modules()) > 40
+    assert seen > 100
+
+
+def test_libraries_have_one_home() -> None:
+    wrong = []
+    for path in modules():
+        relative = path.relative_to(PACKAGE).as_posix()
+        for line, module in imports(path):
+            homes = HOMES.get(module.split(".")[0])
+            if homes is None or relative.startswith(homes) or relative == "cli/ui.py":
+                continue
+            wrong.append(f"{relative}:{line} imports {module}")
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "privtune",
+        "privtune.accounting",
+        "privtune.ledger",
+        "privtune.spaces",
+        "privtune.tasks",
+        "privtune.training",
+        "privtune.training.methods",
+        "privtune.strategies",
+        "privtune.study",
+    ],
+)
+def test_planning_loads_neither_torch_nor_mlflow(package: str) -> None:
+    code = (
+        f"import sys, {package}; "
+        "sys.exit(','.join({'torch', 'mlflow', 'opacus'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
