@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.training.capture import Program, capture_losses, capture_tape, plan_model
+from privtune.training.capture import (
+    Program,
+    Tape,
+    capture_losses,
+    capture_tape,
+    plan_model,
+    tape_of,
+)
 from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.graph import PEAK
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
 
 __all__ = ["BatchedKernel", "NotBatchableError", "refuse_coupling"]
+
+_RARE = 12  # a capture costs as much as this many runs without one
 
 
 class NotBatchableError(PrivTuneError):
@@ -91,7 +101,9 @@ class BatchedKernel:
         self._lengths = [end - start for start, end in self.layout.spans.values()]
         layers = enumerate(self.layout.layers.values())
         self._layer = {name: i for i, names in layers for name in names}
-        self._programs: dict[tuple[int, int], tuple[Program, tuple[Use, ...]]] = {}
+        self._seen: Counter[tuple[int, int]] = Counter()
+        self._rare: dict[tuple[int, int], Tape] = {}
+        self._programs: dict[tuple[int, int], Tape] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
         example = synthetic(x, y, (2, 3), device)
         try:
@@ -123,8 +135,12 @@ class BatchedKernel:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
         masks = self._masks(rows)
         program, uses = self._program(params, rows, masks)
+        plain = _plain(params)
+        early = (
+            None if isinstance(program, fx.GraphModule) else program(plain, rows.x, rows.y, *masks)
+        )
         with torch.inference_mode():
-            tape = program(_plain(params), rows.x, rows.y, *masks)
+            tape = program(plain, rows.x, rows.y, *masks) if early is None else early
             pairs = list(zip(tape[::2], tape[1::2], strict=True))
             if isinstance(clipping, CoordinateTransform):
                 return self._transformed(
@@ -195,10 +211,14 @@ class BatchedKernel:
                 )
             return self._loss_programs[key](params, rows.x, rows.y)[0]
 
-    def _program(
-        self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor]
-    ) -> tuple[Program, tuple[Use, ...]]:
+    def _program(self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor]) -> Tape:
+        """Return the program for the shape of ``rows``: captured once the shape is common."""
         key = (rows.mask.shape[0], rows.mask.shape[1])
+        self._seen[key] += 1
+        if self._seen[key] <= _RARE:
+            if key not in self._rare:
+                self._rare[key] = tape_of(self._module, self._loss, self.layout, self.plan, key)
+            return self._rare[key]
         if key not in self._programs:
             x, y = synthetic(rows.x[0], rows.y[0], key, params.device)
             ones = tuple(torch.ones_like(mask) for mask in masks)

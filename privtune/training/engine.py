@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -162,10 +162,14 @@ def choose_kernel(
 ) -> Kernel:
     """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
     x, y = data.take(torch.zeros(1, dtype=torch.long, device=device))
+    classes = data.targets_are_classes()
+    key = (model, loss, x.shape, x.dtype, y.shape, y.dtype, device, classes)
     try:
-        return BatchedKernel(
-            model, loss, x=x, y=y, device=device, all_classes=data.targets_are_classes()
-        )
+        if key not in _kernels:
+            while len(_kernels) >= _KERNELS:
+                _kernels.pop(next(iter(_kernels)))
+            _kernels[key] = BatchedKernel(model, loss, x=x, y=y, device=device, all_classes=classes)
+        return _kernels[key]
     except NotBatchableError as reason:
         records = math.ceil(schedule.expected_batch_size)
         kernel = OpacusKernel(model, loss, x=x, y=y, device=device, records=records)
@@ -177,6 +181,8 @@ def choose_kernel(
         return kernel
 
 
+_KERNELS = 4  # what was captured for a model is kept for the next trial of it
+_kernels: dict[Hashable, BatchedKernel] = {}
 _said: set[str] = set()
 
 

@@ -205,7 +205,7 @@ class _Generator:
 class _ChaCha20:
     """The keystream of ChaCha20, turned into noise in float64."""
 
-    def __init__(self, streams: Streams, name: str, device: torch.device) -> None:  # noqa: ARG002
+    def __init__(self, streams: Streams, name: str, device: torch.device) -> None:
         self._streams, self._name, self._keys = streams, name, 0
         self._rekey()
 
