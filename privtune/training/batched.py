@@ -195,6 +195,11 @@ class BatchedKernel:
         return (peak + extra + scaled - example.nbytes) / rows
 
     @property
+    def module(self) -> nn.Module:
+        """The model that is run."""
+        return self._module
+
+    @property
     def convolves(self) -> bool:
         """Whether the model has convolutions, which run candidate by candidate."""
         return any(isinstance(use, ConvUse) for use in self.plan.uses)

@@ -15,7 +15,7 @@ from torch import nn
 from privtune.errors import InvalidInputError
 from privtune.training.batched import BatchedKernel, NotBatchableError
 from privtune.training.data import Data, TensorData
-from privtune.training.kernel import Kernel, Layout, Loss, flatten_params, load_params
+from privtune.training.kernel import Kernel, Layout, Loss, flatten_params, load_params, same_fixed
 from privtune.training.noise import NoiseOptions
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
@@ -126,7 +126,7 @@ def train(
             physical_rows=memory.piece,
             noise=noise,
         )
-        params = torch.stack([_initial(model, s, kernel.layout) for s in streams]).to(place)
+        params = torch.stack([_initial(model, s, kernel) for s in streams]).to(place)
         state = method.init(params, candidates[rows])
         outcomes += run_stack(method, state, oracle, steps=counts[rows], on_step=on_step)
     for outcome, count in zip(outcomes, counts, strict=True):
@@ -219,11 +219,19 @@ def _joined(outcomes: Sequence[Outcome], steps: int) -> TrainingResult:
     )
 
 
-def _initial(model: Callable[[], nn.Module], streams: Streams, layout: Layout) -> torch.Tensor:
+def _initial(model: Callable[[], nn.Module], streams: Streams, kernel: Kernel) -> torch.Tensor:
     """Initialise the model from the candidate's stream, leaving the global generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(streams.seed("initialisation"))
-        return layout.flatten({n: p.detach() for n, p in model().named_parameters()})
+        module = model()
+    if Layout(module).shapes != kernel.layout.shapes or not same_fixed(module, kernel.module):
+        raise InvalidInputError(
+            "model",
+            type(module).__name__,
+            "must have the same shape, frozen parameters and buffers every time it is made",
+            "Load what is frozen from a file, or seed it.",
+        )
+    return kernel.layout.flatten({n: p.detach() for n, p in module.named_parameters()})
 
 
 def _device(device: str) -> torch.device:

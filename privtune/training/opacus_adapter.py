@@ -144,6 +144,11 @@ class OpacusKernel:
                 halves[k] += kept - 0.5 * size
         return bad.to(out.device) if bool(bad.any()) else None
 
+    @property
+    def module(self) -> nn.Module:
+        """The model that is run."""
+        return self._inner
+
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the loss of every row, without dropout, shape ``[K, M]``."""
         out = params.new_zeros(rows.mask.shape)

@@ -495,6 +495,16 @@ def test_stacks_follow_the_memory_model():
     assert stack_sizes(convolutional, cheap, 3, stack=None) == [1, 1, 1]
 
 
+def test_what_is_frozen_must_be_the_same_every_time():
+    def build():
+        model = mlp()
+        model[0].weight.requires_grad_(False)
+        return model
+
+    with pytest.raises(InvalidInputError, match="every time it is made"):
+        fit(SimpleDPSGD(1.0), model=build)
+
+
 def test_load_params_needs_the_right_length():
     with pytest.raises(InvalidInputError, match="must have shape"):
         load_params(mlp(), torch.zeros(3))
