@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from scipy import optimize
+
 from privtune.accounting._checks import check_delta, check_number
 from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
@@ -167,14 +169,16 @@ def solve_decreasing(
     target: float,
     tolerance: float,
     impossible: Callable[[], PrivTuneError],
+    *,
+    start: float = 1.0,
 ) -> float:
     """Return x with `function(x) <= target`, within `tolerance` of the smallest such x.
 
-    The function falls in x. Bracketed secant steps on the logarithms; the answer is a point at
-    which the function was evaluated.
+    The function falls in x. Brent's method on the logarithms; the answer is a point at which the
+    function itself was evaluated and found at or below the target.
     """
-    low, high = 1.0, 1.0
-    low_value = high_value = function(1.0)
+    low, high = start, start
+    low_value = high_value = function(start)
     if high_value > target:
         while high_value > target:
             low, low_value = high, high_value
@@ -191,31 +195,36 @@ def solve_decreasing(
             if low < _SMALLEST:
                 return high
             low_value = function(low)
-    side = 0
-    for _ in range(_ROUNDS):
-        if high <= low * (1.0 + tolerance):
+    for _ in range(_ROUNDS):  # Brent's method needs finite ends
+        if math.isfinite(low_value) or high <= low * (1.0 + tolerance):
             break
-        width = math.log(high / low)
-        if math.isfinite(low_value) and high_value > 0.0:
-            gap = math.log(low_value / high_value)
-            share = math.log(low_value / target) / gap if gap > 0.0 else 0.5
-        else:
-            share = 0.5
-        # Aim a hair to the safe side, so that the bracket closes from above.
-        edge = min(0.4 * tolerance / width, 0.25)
-        share = min(max(share + edge, edge), 1.0 - edge) if abs(side) < 2 else 0.5
-        if abs(side) >= 2:
-            # The same end moved twice: step by the tolerance from the other side instead.
-            share = max(1.0 - 3.0 * edge, 0.5) if side < 0 else min(3.0 * edge, 0.5)
-        middle = low * math.exp(width * share)
+        middle = math.sqrt(low * high)
         value = function(middle)
         if value > target:
-            low, low_value, side = middle, value, min(side, 0) - 1
+            low, low_value = middle, value
         else:
-            high, high_value, side = middle, value, max(side, 0) + 1
-        if abs(side) > 3:
-            side = 0
-    return high
+            high, high_value = middle, value
+    if not math.isfinite(low_value):
+        return high
+    tried = {low: low_value, high: high_value}
+
+    def gap(t: float) -> float:
+        x = math.exp(t)
+        if x not in tried:
+            tried[x] = function(x)
+        value = tried[x]
+        return math.log(value / target) if value > 0.0 else -1e3
+
+    root = optimize.brentq(
+        gap, math.log(low), math.log(high), xtol=0.3 * tolerance, rtol=1e-12, maxiter=_ROUNDS
+    )
+    step = 0.5 * tolerance
+    while True:
+        safe = min(x for x, value in tried.items() if value <= target)
+        if safe <= math.exp(root) * (1.0 + tolerance):
+            return safe
+        gap(root + step)
+        step += 0.5 * tolerance
 
 
 def share_budget(
@@ -267,7 +276,9 @@ def share_budget(
             f"epsilon = {target:g} at delta = {level:g}."
         )
 
-    inverse = solve_decreasing(total, target, 1e-3, impossible)
+    inverse = solve_decreasing(
+        total, target, 1e-3, impossible, start=math.sqrt(len(arms)) * max(shares)
+    )
     events = made[inverse]
     common = target / inverse
     return SharedBudget(

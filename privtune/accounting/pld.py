@@ -53,6 +53,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 _COARSE = 0.1  # lattice step over the deviation of one loss; adds about 5e-4 to ε, halved on demand
+_WIDEST = 1.0  # no lattice is wider, whatever the losses
 _THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabulated
 
@@ -107,7 +108,7 @@ def default_step(parts: Mapping[Event, int], delta: float, fineness: float = 1.0
     if math.isfinite(rough):
         by_epsilon = 0.5 * rough / math.sqrt(count * max(math.log(1.0 / delta), 1.0))
         step = max(step, _COARSE * by_epsilon)
-    return max(step, 1e-9) / fineness
+    return min(max(step, 1e-9), _WIDEST) / fineness
 
 
 def _as_event(parts: Mapping[Event, int]) -> Event:

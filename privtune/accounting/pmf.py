@@ -27,6 +27,9 @@ _TILT = 30.0  # the saddle point of the third tilt sits where the tail is about 
 _WRAP = 37.0  # mass that wraps around must stay below exp(-37), one rounding error
 _MAX_SIZE = 2**23
 _EPS = 2.0**-53
+_EXTENDED = float(np.finfo(np.longdouble).eps) / 2.0
+_NEGLIGIBLE = 50.0
+_PLAIN = 256  # up to so many releases double precision suffices
 
 
 class GridError(PrivTuneError):
@@ -212,7 +215,7 @@ def from_profile(
 
 def _convex(values: Floats, step: float) -> Floats:
     """Return the lower convex hull, in x = e^ε, of values on consecutive lattice points."""
-    bends = np.diff(values[1:]) - math.exp(step) * np.diff(values[:-1])
+    bends = np.diff(values[1:]) - math.exp(min(step, 700.0)) * np.diff(values[:-1])
     if not (bends < -1e-13 * np.abs(values[1:-1])).any():
         return values
     size = values.size
@@ -284,7 +287,7 @@ def _chernoff(moment: Callable[[float], float], start: float, tail: float) -> tu
     ratio = 2.0
     best = start
     value = (moment(best) + tail) / best
-    while ratio > 1.15:
+    while ratio > 1.3:
         moved = False
         for candidate in (best * ratio, best / ratio):
             new = (moment(candidate) + tail) / candidate
@@ -303,10 +306,10 @@ def _fitting_tilt(moment: Callable[[float], float], theta: float, top: float) ->
     """
     while theta > 1e-3:
         fixed = moment(theta)
-        for more in (0.1 * theta, 0.3 * theta, theta, 3.0 * theta):
+        for more in (theta, 0.3 * theta, 3.0 * theta, 0.1 * theta):
             if moment(theta + more) - fixed - more * top <= -_WRAP:
                 return theta
-        theta *= 0.7
+        theta *= 0.6
     return 0.0
 
 
@@ -380,21 +383,31 @@ def _tilted(
     parts: Sequence[tuple[LossPmf, int]], tilt: float, size: int
 ) -> tuple[Floats, float, float]:
     """Return the circular convolution of the tilted parts, its noise, and the log of its scale."""
-    spectrum: NDArray[np.complex128] | None = None
-    log_scale, operations = 0.0, 8.0 + 2.0 * math.log2(size)
+    # Raising to the power `count` multiplies the rounding of the transform by `count`: it is done in
+    # extended precision, and only where the result is not negligible.
+    extended = sum(count for _, count in parts) > _PLAIN
+    real, accuracy = (np.longdouble, _EXTENDED) if extended else (np.float64, _EPS)
+    logs: NDArray[np.complexfloating] | None = None
+    log_scale, forward = 0.0, 0.0
     for pmf, count in parts:
         exponent = pmf.log_masses + tilt * pmf.losses
         shift = float(exponent.max())
         tilted = np.exp(exponent - shift)
         total = float(tilted.sum())
         log_scale += count * (math.log(total) + shift)
-        transform = fft.rfft(tilted / total, size)
-        if count > 1:
-            transform = transform**count
-        operations += 8.0 * count
-        spectrum = transform if spectrum is None else spectrum * transform
-    if spectrum is None:
+        transform = fft.rfft((tilted / total).astype(real), size)
+        forward += count * (2.0 + math.log2(size)) * accuracy
+        kept = np.abs(transform) > math.exp(-_NEGLIGIBLE / count)
+        term = np.full(transform.size, -np.inf, dtype=transform.dtype)
+        term[kept] = count * np.log(transform[kept])
+        logs = term if logs is None else logs + term
+    if logs is None:
         raise GridError("nothing to compose")
+    spectrum = np.zeros(logs.size, dtype=np.complex128)
+    kept = logs.real > -_NEGLIGIBLE
+    spectrum[kept] = np.exp(logs[kept])
     values = np.asarray(fft.irfft(spectrum, size))
-    noise = operations * _EPS * float(np.linalg.norm(values)) / math.sqrt(size)
+    rounding = forward + (4.0 + 2.0 * math.log2(size)) * _EPS
+    # Frequencies left out are below exp(-50) each: nothing beside the rounding of the others.
+    noise = rounding * float(np.linalg.norm(values)) / math.sqrt(size)
     return values, noise, log_scale

@@ -28,6 +28,7 @@ __all__ = [
     "FilterState",
     "admit",
     "block_epsilon",
+    "block_guarantee",
     "filter_room",
     "filter_state",
     "fits",
@@ -116,6 +117,11 @@ class FilterState:
         """Return it ready for JSON."""
         used = self.used if math.isfinite(self.used) else "inf"
         return {**asdict(self), "used": used}
+
+
+def block_guarantee(history: History) -> Guarantee:
+    """Return what the declared block costs, by every bound that applies to a fixed list."""
+    return _composed(tuple(history.block.values()), history.terms())
 
 
 def filter_state(history: History) -> FilterState:

@@ -12,7 +12,7 @@ from typing import Any
 
 from privtune.accounting import Event, event_from_dict
 from privtune.errors import PrivTuneError
-from privtune.ledger.chain import GENESIS, Entry, Kind, sealed_digest
+from privtune.ledger.chain import GENESIS, Entry, Kind
 from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.values import Budget, Charge, ChargeState
 from privtune.ledger.weights import weigh
@@ -88,8 +88,6 @@ class History:
             raise self._wrong(entry.seq, f"entry {self.seq + 1} is missing")
         if entry.previous != self.head:
             raise self._wrong(entry.seq, "it does not name its predecessor's hash")
-        if sealed is not None and entry.sealed != sealed_digest(sealed):
-            raise self._wrong(entry.seq, "its sealed part was edited")
         if entry.computed_hash() != entry.hash:
             raise self._wrong(entry.seq, "its content does not have the hash that it carries")
         try:

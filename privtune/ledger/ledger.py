@@ -63,7 +63,11 @@ class Ledger:
     ) -> None:
         storage = Storage(url, patience=patience)
         self.log = Log(storage, clock=clock, tolerance=timedelta(seconds=clock_tolerance))
-        prepare(storage)
+        try:
+            prepare(storage)
+        except BaseException:
+            storage.close()
+            raise
 
     @property
     def url(self) -> str:
@@ -173,7 +177,8 @@ class Ledger:
     def record(self, budget: str, request: ChargeRequest) -> Charge:
         """Record a release that has happened already, whether or not the budget holds it.
 
-        Refusing would not undo it. A budget that it exceeds admits nothing more, and says so.
+        Refusing would not undo it. A budget that it exceeds admits nothing more, and says so. It
+        counts as released now: charges that are reserved already should not be a reaction to it.
 
         Returns:
             The charge, settled, with basis ``"recorded"``.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import tempfile
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -43,7 +43,7 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             f'<p class="quiet">Exported {_text(certificate["exported_at"])} by PrivTune '
             f"{_text(certificate['libraries'].get('privtune'))}.</p>",
             f'<p class="lead">Everything charged to this budget is together '
-            f"<b>(ε = {_number(guarantee['epsilon'])}, δ = {_number(guarantee['delta'])})</b>"
+            f"<b>(ε = {_up(guarantee['epsilon'])}, δ = {_number(guarantee['delta'])})</b>"
             f"-differentially private per {_text(terms['unit'])}, under "
             f"{_text(terms['adjacency'])} adjacency. The budget is ε = "
             f"{_number(terms['epsilon'])}{_closed(certificate)}.</p>",
@@ -58,7 +58,11 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
                 }
             ),
             "<h2>Composition, by each bound</h2>",
-            _bounds(guarantee),
+            _bounds("of everything", guarantee),
+            "<p>The declared block was fixed before anything was released, so that any bound on its "
+            "composition holds. What came later passed the filter.</p>",
+            _bounds("of the declared block", certificate["block"]),
+            _facts({"Filter": _filter(certificate["filter"])}),
             f"<h2>Charges ({len(certificate['charges'])})</h2>",
             _charges(certificate["charges"]),
             "<h2>How to check it</h2>",
@@ -90,18 +94,19 @@ def write_file(path: Path, text: str) -> None:
         LedgerFullError: The disk is full.
         LedgerReadOnlyError: The folder cannot be written.
     """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        handle, draft = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+        file = draft.open("w", encoding="utf-8")
     except OSError as error:
         raise LedgerReadOnlyError(f"{path} cannot be written: {error.strerror}.") from error
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        Path(draft).replace(path)
+        draft.replace(path)
     except OSError as error:
-        Path(draft).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise LedgerFullError(f"{path} could not be written: {error.strerror}.") from error
 
 
@@ -116,12 +121,20 @@ def _facts(facts: Mapping[str, Any]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _bounds(guarantee: Mapping[str, Any]) -> str:
+def _filter(state: Mapping[str, Any]) -> str:
+    if not state["in_force"]:
+        return "not in force: nothing has started"
+    capacity = "nothing" if state["capacity"] is None else f"{state['capacity']:.6g}"
+    used = state["used"] if isinstance(state["used"], str) else f"{state['used']:.6g}"
+    return f"Rényi order {state['order']:g}: {used} of {capacity} used"
+
+
+def _bounds(what: str, guarantee: Mapping[str, Any]) -> str:
     rows = []
     for name, value in guarantee["bounds"].items():
         best = ' class="best"' if name == guarantee["method"] else ""
-        rows.append(f"<tr{best}><td>{_text(name)}</td><td>ε = {_number(value)}</td></tr>")
-    return f"<table><tr><th>bound</th><th>of everything</th></tr>{''.join(rows)}</table>"
+        rows.append(f"<tr{best}><td>{_text(name)}</td><td>ε = {_up(value)}</td></tr>")
+    return f"<table><tr><th>bound</th><th>{what}</th></tr>{''.join(rows)}</table>"
 
 
 def _charges(charges: list[Mapping[str, Any]]) -> str:
@@ -166,6 +179,11 @@ def _describe(event: Mapping[str, Any]) -> str:
 
 def _number(value: float | str) -> str:
     return "∞" if isinstance(value, str) else f"{value:.6g}"
+
+
+def _up(value: float | str) -> str:
+    """Return an ε rounded up: what is printed holds."""
+    return "∞" if isinstance(value, str) else f"{math.ceil(value * 1e4 - 1e-9) / 1e4:g}"
 
 
 def _text(value: object) -> str:

@@ -103,6 +103,9 @@ def replay(
     for entry, sealed in lines:
         history.apply(entry, sealed)
         heads.add(entry.hash)
+        if last_declared and history.frozen:
+            _check_block(history, last_declared)
+            last_declared = 0
         if entry.kind != Kind.RESERVED:
             continue
         basis = history.charges[entry.charge].basis

@@ -5,6 +5,7 @@ Processes come from a fork server that has PrivTune loaded, so that 32 of them s
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import multiprocessing.queues
 import multiprocessing.synchronize
@@ -162,7 +163,9 @@ class CrashReport:
     jobs: int = 0
 
 
-def crash(url: str, folder: Path, *, crashes: int, seed: int, jobs: int = 40) -> CrashReport:
+def crash(
+    url: str, folder: Path, *, crashes: int, seed: int, window: float, jobs: int = 40
+) -> CrashReport:
     """Kill a worker with SIGKILL at random moments, and let the next one go on.
 
     The worker does numbered jobs, each with one charge: reserve it, open its round of three tasks,
@@ -174,6 +177,7 @@ def crash(url: str, folder: Path, *, crashes: int, seed: int, jobs: int = 40) ->
         folder: Where the worker notes what it was told.
         crashes: How many kills.
         seed: Of the random moments.
+        window: How long a worker is given at most, in seconds.
         jobs: How many jobs before a new budget is begun.
 
     Raises:
@@ -186,7 +190,7 @@ def crash(url: str, folder: Path, *, crashes: int, seed: int, jobs: int = 40) ->
         name = f"{_BUDGET}-{report.jobs // jobs}"
         notes = folder / f"{name}.notes"
         process = context.Process(target=_worker, args=(url, name, str(notes), jobs))
-        killed = _kill_at_random(process, notes, rng)
+        killed = _kill_at_random(process, notes, rng.uniform(0.0, window))
         if killed:
             report.crashes += 1
             last = notes.read_text().splitlines()[-1].split()[0]
@@ -200,18 +204,22 @@ def crash(url: str, folder: Path, *, crashes: int, seed: int, jobs: int = 40) ->
     return report
 
 
-def _kill_at_random(process: BaseProcess, notes: Path, rng: random.Random) -> bool:
-    """Start a worker, kill it a random while after it has begun; return whether it was killed."""
+def _kill_at_random(process: BaseProcess, notes: Path, delay: float) -> bool:
+    """Start a worker, kill it a while after it has begun; return whether it was killed."""
     before = notes.stat().st_size if notes.exists() else 0
     process.start()
     while process.exitcode is None and (not notes.exists() or notes.stat().st_size == before):
         time.sleep(0.001)
-    # To open a ledger takes some ten milliseconds, a job some twenty; on PostgreSQL five times that.
-    process.join(rng.uniform(0.0, 0.4))
-    if process.exitcode is None and process.pid is not None:
-        os.kill(process.pid, signal.SIGKILL)
-    process.join(30)
+    process.join(delay)
+    _kill(process)
     return process.exitcode == -signal.SIGKILL
+
+
+def _kill(process: BaseProcess) -> None:
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):  # it came to its end by itself
+            os.kill(process.pid, signal.SIGKILL)
+    process.join(30)
 
 
 def _worker(url: str, name: str, notes: str, jobs: int) -> None:
@@ -276,13 +284,16 @@ def _check(url: str, name: str, notes: Path, *, complete: bool) -> None:
             verify_certificate(export_certificate(ledger.log.storage, name))
 
 
-def crash_upgrade(make_old: Callable[[], str], *, crashes: int, seed: int) -> dict[str, int]:
+def crash_upgrade(
+    make_old: Callable[[], str], *, crashes: int, seed: int, window: float = 0.2
+) -> dict[str, int]:
     """Kill upgrades of an older ledger at random moments.
 
     Args:
         make_old: Gives the URL of a fresh ledger of an older schema, with budget ``campaign``.
         crashes: How many kills.
         seed: Of the random moments.
+        window: How long an upgrade is given at most, in seconds.
 
     Returns:
         How many were found old, and how many new, after the kill; both can be used at once.
@@ -294,10 +305,8 @@ def crash_upgrade(make_old: Callable[[], str], *, crashes: int, seed: int) -> di
         url = make_old()
         process = context.Process(target=upgrade_storage, args=(url,))
         process.start()
-        process.join(rng.uniform(0.0, 0.2))
-        if process.exitcode is None and process.pid is not None:
-            os.kill(process.pid, signal.SIGKILL)
-        process.join(30)
+        process.join(rng.uniform(0.0, window))
+        _kill(process)
         before, after = upgrade_storage(url)
         found["new" if before == after else "old"] += 1
         with Ledger(url) as ledger:

@@ -96,7 +96,7 @@ class MlflowObserver:
             self._client.create_experiment(
                 self._study.name,
                 artifact_location=artifacts.as_uri(),
-                tags={"privtune.task": self._study.spec.task},
+                tags={"privtune.task": self._study.spec.task_name},
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,9 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.capture import Program, capture_losses, capture_tape, plan_model
 from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
+from privtune.training.graph import PEAK
 from privtune.training.kernel import Layout, Loss, Rows
-from privtune.training.uses import Saved, Use
+from privtune.training.uses import ConvUse, Saved, Use
 
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
@@ -61,6 +63,7 @@ class BatchedKernel:
         x: Inputs of a few records, for shape and type alone, ``[n, ...]``.
         y: Targets of a few records, likewise.
         device: Where to compute.
+        all_classes: Whether no target is negative, so that none can be an index to ignore.
 
     Raises:
         InvalidInputError: If layers couple the records of a batch, or the loss couples them.
@@ -76,16 +79,30 @@ class BatchedKernel:
         x: torch.Tensor,
         y: torch.Tensor,
         device: torch.device,
+        all_classes: bool = False,
     ) -> None:
         self._module = model().train().to(device)
+        self._device = device
+        self._x, self._y = synthetic(x, y, (1, 1), device)
+        self._x, self._y = self._x[0], self._y[0]
         refuse_coupling(self._module)
         self.layout = Layout(self._module)
         self._loss = loss
+        self._lengths = [end - start for start, end in self.layout.spans.values()]
+        layers = enumerate(self.layout.layers.values())
+        self._layer = {name: i for i, names in layers for name in names}
         self._programs: dict[tuple[int, int], tuple[Program, tuple[Use, ...]]] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
         example = synthetic(x, y, (2, 3), device)
         try:
-            self.plan = plan_model(self._module, loss, self.layout, x=example[0], y=example[1])
+            self.plan = plan_model(
+                self._module,
+                loss,
+                self.layout,
+                x=example[0],
+                y=example[1],
+                all_classes=all_classes,
+            )
             check_kernel(self, self._module, loss, *example, sites=self.plan.sites)
         except KernelMismatchError as error:
             raise NotBatchableError(str(error)) from error
@@ -104,9 +121,9 @@ class BatchedKernel:
         halves: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
-        with torch.no_grad():
-            masks = self._masks(rows)
-            program, uses = self._program(params, rows, masks)
+        masks = self._masks(rows)
+        program, uses = self._program(params, rows, masks)
+        with torch.inference_mode():
             tape = program(_plain(params), rows.x, rows.y, *masks)
             pairs = list(zip(tape[::2], tape[1::2], strict=True))
             if isinstance(clipping, CoordinateTransform):
@@ -115,17 +132,56 @@ class BatchedKernel:
                 )
             norms, saved = self._norms(uses, pairs, by_layer=clipping.by_layer)
             bad = _nonfinite(norms)
-            if bad is not None:
+            if bad is None:
+                coefficients = clipping.factors(norms).mul_(rows.mask)
+            else:
                 norms, saved = self._norms(uses, _without(pairs, bad), by_layer=clipping.by_layer)
                 norms.masked_fill_(bad, torch.inf)
-            coefficients = clipping.coefficients(norms) * rows.mask
-            targets = {n: out[:, start:end] for n, (start, end) in self.layout.spans.items()}
-            group = {n: i for i, names in enumerate(self.layout.layers.values()) for n in names}
+                coefficients = clipping.coefficients(norms).mul_(rows.mask)
+            targets = dict(
+                zip(self.layout.spans, torch.split(out, self._lengths, dim=1), strict=True)
+            )
+            groups = coefficients.unbind()
             for use, kept in zip(uses, saved, strict=True):
                 use.accumulate(
-                    coefficients[group[use.weight] if clipping.by_layer else 0], kept, targets
+                    groups[self._layer[use.weight] if clipping.by_layer else 0], kept, targets
                 )
             return _count(clipping, norms, rows, bad, halves)
+
+    def row_bytes(self, rows: int = 32) -> float:
+        """Return the bytes of work space that a record takes: the memory model.
+
+        The pass itself is followed tensor by tensor; what norms and sums add is the cache of the
+        layers in the direct form, and the scaled copy of the largest output gradient.
+        """
+        example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
+        masks = tuple(
+            torch.ones((1, rows, *s.shape), dtype=self.layout.dtype, device=self._device)
+            for s in self.plan.sites
+        )
+        x, y = synthetic(self._x, self._y, (1, rows), self._device)
+        program, uses = capture_tape(
+            self._module, self._loss, self.layout, self.plan, (example, x, y, *masks)
+        )
+        with torch.inference_mode():
+            tape = program(example, x, y, *masks)
+            pairs = list(zip(tape[::2], tape[1::2], strict=True))
+            _, saved = self._norms(uses, pairs, by_layer=False)
+        held = {t.untyped_storage().data_ptr() for t in tape}
+        extra = sum(
+            t.untyped_storage().nbytes()
+            for kept in saved
+            for t in kept
+            if t.untyped_storage().data_ptr() not in held
+        )
+        scaled = max(g.nbytes for g in tape[1::2])
+        peak = int(program.meta[PEAK])  # type: ignore[attr-defined]
+        return (peak + extra + scaled - example.nbytes) / rows
+
+    @property
+    def convolves(self) -> bool:
+        """Whether the model has convolutions, which run candidate by candidate."""
+        return any(isinstance(use, ConvUse) for use in self.plan.uses)
 
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the loss of every row, shape ``[K, M]``."""
@@ -177,13 +233,12 @@ class BatchedKernel:
         if not by_layer:
             total = results[0][0]
             for squared, _ in results[1:]:
-                total = total + squared
-            return total.sqrt().unsqueeze(0), saved
-        owners = list(self.layout.layers)
-        squares = torch.zeros((len(owners), *results[0][0].shape), dtype=self.layout.dtype)
-        squares = squares.to(results[0][0].device)
+                total = total.add_(squared)
+            return total.sqrt_().unsqueeze(0), saved
+        shape = (len(self.layout.layers), *results[0][0].shape)
+        squares = torch.zeros(shape, dtype=self.layout.dtype, device=results[0][0].device)
         for use, (squared, _) in zip(uses, results, strict=True):
-            squares[owners.index(use.weight.rpartition(".")[0])] += squared
+            squares[self._layer[use.weight]] += squared
         return squares.sqrt(), saved
 
     def _transformed(
@@ -221,7 +276,7 @@ def _plain(params: torch.Tensor) -> torch.Tensor:
 
 def _nonfinite(norms: torch.Tensor) -> torch.Tensor | None:
     """Return which records have a norm that is not finite, ``[K, B]``, or None for none."""
-    if bool(norms.sum().isfinite()):
+    if math.isfinite(norms.sum().item()):
         return None
     bad = ~norms.isfinite().all(dim=0)
     return bad if bool(bad.any()) else None

@@ -37,11 +37,13 @@ class Plan:
         copied: Parameters that are copied for every record.
         sites: Places of dropout.
         uses: Every use, in the order of the tape; for copies, after the others.
+        all_classes: Whether every target is a class, none of them an index to ignore.
     """
 
     copied: tuple[str, ...]
     sites: tuple[Site, ...]
     uses: tuple[Use, ...]
+    all_classes: bool
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,13 @@ class _Pass:
 
 
 def plan_model(
-    module: nn.Module, loss: Loss, layout: Layout, *, x: torch.Tensor, y: torch.Tensor
+    module: nn.Module,
+    loss: Loss,
+    layout: Layout,
+    *,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    all_classes: bool = False,
 ) -> Plan:
     """Find out how the model uses its parameters, on rows ``[K, B, ...]`` with K and B above 1.
 
@@ -82,7 +90,9 @@ def plan_model(
             copied |= set(entry.use.names)
     uses = [e.use for e in done.entries if not copied & set(e.use.names)]
     ordered = tuple(name for name in layout.shapes if name in copied)
-    return Plan(ordered, tuple(done.sites), (*uses, *(CopyUse(n, None) for n in ordered)))
+    return Plan(
+        ordered, tuple(done.sites), (*uses, *(CopyUse(n, None) for n in ordered)), all_classes
+    )
 
 
 def capture_tape(
@@ -114,14 +124,24 @@ def capture_tape(
                 for name in plan.copied
             }
             copies = {name: copy.detach().requires_grad_() for name, copy in copies.items()}
-            done = _run(module, loss, named, copies=copies, x=x, y=y, masks=masks)
+            done = _run(
+                module,
+                loss,
+                named,
+                copies=copies,
+                x=x,
+                y=y,
+                masks=masks,
+                all_classes=plan.all_classes,
+            )
             outs = [entry.out for entry in done.entries] + list(copies.values())
             grads = torch.autograd.grad(
                 done.losses, outs, ones, allow_unused=True, materialize_grads=True
             )
         uses[:] = [e.use for e in done.entries] + [CopyUse(name, None) for name in copies]
-        inputs = [e.a for e in done.entries] + list(copies.values())
-        return tuple(t for pair in zip(inputs, grads, strict=True) for t in pair)
+        inputs = [e.a for e in done.entries] + [copy.detach() for copy in copies.values()]
+        pairs = zip(uses, inputs, grads, strict=True)
+        return tuple(t for use, a, g in pairs for t in use.compact(a, g))
 
     graph = polish(make_fx(program)(*example), example)
     return graph, tuple(uses)
@@ -165,6 +185,7 @@ def _run(
     y: torch.Tensor,
     masks: Sequence[torch.Tensor] | None,
     deterministic: bool = False,
+    all_classes: bool = False,
 ) -> _Pass:
     """Run the model on every row under two nested vmaps.
 
@@ -192,7 +213,11 @@ def _run(
             levels = Levels(outer, functorch.maybe_get_level(x), sizes)
             names = {id(tensor): name for name, tensor in named.items()}
             mode = Intercept(
-                levels, names=names, masks=drop if masked else None, deterministic=deterministic
+                levels,
+                names=names,
+                masks=drop if masked else None,
+                deterministic=deterministic,
+                all_classes=all_classes,
             )
             with mode:
                 value = _one(module, loss, {**named, **own}, x, y)

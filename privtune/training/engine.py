@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,9 @@ from privtune.training.data import Data, TensorData
 from privtune.training.kernel import Kernel, Layout, Loss, flatten_params, load_params
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
+from privtune.training.sampling import padded
 from privtune.training.schedule import Schedule
+from privtune.training.stacks import OnStep, Outcome, memory_model, run_stack, stack_sizes
 from privtune.training.streams import Streams
 from privtune.training.transcript import Transcript
 
@@ -33,8 +36,6 @@ __all__ = [
     "train",
 ]
 
-_PHYSICAL_ROWS = 4096
-
 
 @dataclass(frozen=True, eq=False)
 class TrainingResult:
@@ -42,7 +43,7 @@ class TrainingResult:
 
     Args:
         params: Final parameters, shape ``[K, P]``.
-        report: What the method reports, by name: shape ``[T, K]``.
+        report: What the method reports, by name: shape ``[T, K]``; NaN after a candidate's end.
         transcripts: What was released, one a candidate.
         gradient_evaluations: Realised per-sample gradients of each candidate. Sealed.
         nonfinite: Per-sample gradients that were not finite and counted as zero. Sealed.
@@ -68,7 +69,8 @@ def train(
     secrets: Sequence[bytes],
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
-    on_step: Callable[[int, Mapping[str, torch.Tensor]], None] | None = None,
+    steps: Sequence[int] | None = None,
+    on_step: OnStep | None = None,
 ) -> TrainingResult:
     """Train candidates of one architecture, each with its own samples, noise and privacy.
 
@@ -82,6 +84,8 @@ def train(
         secrets: 32 bytes a candidate; with them, its result does not depend on its stack.
         device: ``"auto"`` (CUDA when there is one), ``"cpu"`` or ``"cuda"``.
         stack: How many candidates to train at once, or ``"auto"``.
+        steps: Steps of each candidate, at most ``schedule.steps``; those that are done leave the
+            stack. None for ``schedule.steps`` each.
         on_step: Called after every step with its number and the stack's report.
 
     Returns:
@@ -98,31 +102,51 @@ def train(
         raise InvalidInputError(
             "secrets", f"{len(secrets)} of them", "must be one for each candidate, at least 1"
         )
-    place = _device(device)
-    size = len(candidates) if stack == "auto" else stack
-    if size < 1:
+    if stack != "auto" and stack < 1:
         raise InvalidInputError("stack", stack, 'must be "auto" or at least 1')
+    place = _device(device)
     local = data.to(place)
+    counts = _steps(schedule, steps, len(candidates))
     kernel = choose_kernel(model, loss, local, place, schedule)
-    parts = []
-    for start in range(0, len(candidates), size):
-        streams = [Streams(secret) for secret in secrets[start : start + size]]
+    memory = memory_model(kernel, longest=longest_sample(schedule))
+    sizes = stack_sizes(kernel, memory, len(candidates), stack=None if stack == "auto" else stack)
+    outcomes: list[Outcome] = []
+    for size in sizes:
+        rows = slice(len(outcomes), len(outcomes) + size)
+        streams = [Streams(secret) for secret in secrets[rows]]
         oracle = StackOracle(
             schedule,
             data=local,
             kernel=kernel,
             streams=streams,
             device=place,
-            physical_rows=_PHYSICAL_ROWS,
+            physical_rows=memory.piece,
         )
         params = torch.stack([_initial(model, s, kernel.layout) for s in streams]).to(place)
-        state = method.init(params, candidates[start : start + size])
-        parts.append(_run(method, state, oracle, on_step))
-    result = _concatenate(parts)
-    event = method.event(schedule)
-    for transcript in result.transcripts:
-        transcript.check_within(event)
-    return result
+        state = method.init(params, candidates[rows])
+        outcomes += run_stack(method, state, oracle, steps=counts[rows], on_step=on_step)
+    for outcome, count in zip(outcomes, counts, strict=True):
+        event = method.event(dataclasses.replace(schedule, steps=count))
+        outcome.transcript.check_within(event)
+    return _joined(outcomes, schedule.steps)
+
+
+def longest_sample(schedule: Schedule) -> int:
+    """Return the size that a sample stays below, all but surely: six deviations above the mean.
+
+    A longer one is computed in pieces.
+    """
+    mean = schedule.expected_batch_size
+    return padded(min(schedule.records, math.ceil(mean + 6.0 * math.sqrt(mean) + 8.0)))
+
+
+def _steps(schedule: Schedule, steps: Sequence[int] | None, candidates: int) -> list[int]:
+    counts = [schedule.steps] * candidates if steps is None else list(steps)
+    if len(counts) != candidates or not all(1 <= n <= schedule.steps for n in counts):
+        raise InvalidInputError(
+            "steps", steps, f"must be one for each candidate, from 1 to {schedule.steps}"
+        )
+    return counts
 
 
 def choose_kernel(
@@ -135,7 +159,9 @@ def choose_kernel(
     """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
     x, y = data.take(torch.zeros(1, dtype=torch.long, device=device))
     try:
-        return BatchedKernel(model, loss, x=x, y=y, device=device)
+        return BatchedKernel(
+            model, loss, x=x, y=y, device=device, all_classes=data.targets_are_classes()
+        )
     except NotBatchableError as reason:
         records = math.ceil(schedule.expected_batch_size)
         kernel = OpacusKernel(model, loss, x=x, y=y, device=device, records=records)
@@ -161,39 +187,25 @@ class FallbackWarning(UserWarning):
     """A model takes a slower path than the batched engine. Results and privacy are the same."""
 
 
-def _run(
-    method: Method[Any],
-    state: Any,
-    oracle: StackOracle,
-    on_step: Callable[[int, Mapping[str, torch.Tensor]], None] | None,
-) -> TrainingResult:
-    """Train one stack from its initial state."""
-    reports: list[Mapping[str, torch.Tensor]] = []
-    for step in range(oracle.schedule.steps):
-        state = method.update(state, oracle)
-        reports.append(method.report(state))
-        if on_step is not None:
-            on_step(step, reports[-1])
-    params = state.params.detach()
+def _joined(outcomes: Sequence[Outcome], steps: int) -> TrainingResult:
+    """Put the outcomes of all candidates side by side."""
+    params = torch.stack([o.params for o in outcomes])
+    report = {}
+    for name in outcomes[0].report:
+        columns = [o.report[name] for o in outcomes]
+        if any(len(column) < steps for column in columns):
+            columns = [
+                torch.cat([c.to(params), params.new_full((steps - len(c),), math.nan)])
+                for c in columns
+            ]
+        report[name] = torch.stack(columns, dim=1)
     return TrainingResult(
         params=params,
-        report={name: torch.stack([r[name] for r in reports]) for name in reports[0]},
-        transcripts=tuple(oracle.transcripts()),
-        gradient_evaluations=tuple(oracle.gradient_evaluations),
-        nonfinite=tuple(oracle.nonfinite.tolist()),
+        report=report,
+        transcripts=tuple(o.transcript for o in outcomes),
+        gradient_evaluations=tuple(o.gradient_evaluations for o in outcomes),
+        nonfinite=tuple(o.nonfinite for o in outcomes),
         diverged=tuple((~params.isfinite().all(dim=1)).tolist()),
-    )
-
-
-def _concatenate(parts: Sequence[TrainingResult]) -> TrainingResult:
-    """Join the results of several stacks."""
-    return TrainingResult(
-        params=torch.cat([p.params for p in parts]),
-        report={n: torch.cat([p.report[n] for p in parts], dim=1) for n in parts[0].report},
-        transcripts=tuple(t for p in parts for t in p.transcripts),
-        gradient_evaluations=tuple(n for p in parts for n in p.gradient_evaluations),
-        nonfinite=tuple(n for p in parts for n in p.nonfinite),
-        diverged=tuple(d for p in parts for d in p.diverged),
     )
 
 

@@ -140,29 +140,31 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int | None
     ) -> torch.Tensor:
-        log_p = torch.log_softmax(logits.t().contiguous(), dim=0)
-        skip = targets == ignored
-        targets = targets.masked_fill(skip, 0)
-        ctx.save_for_backward(log_p, targets, skip)
-        return -log_p.gather(0, targets.unsqueeze(0)).squeeze(0).masked_fill(skip, 0.0)
+        rows = logits.t().contiguous()
+        skip = None if ignored is None else targets == ignored
+        if skip is not None:
+            targets = targets.masked_fill(skip, 0)
+        # Of probabilities and losses, the captured graph keeps what it needs.
+        ctx.save_for_backward(torch.softmax(rows, dim=0), targets, skip)
+        picked = torch.log_softmax(rows, dim=0).gather(0, targets.unsqueeze(0)).squeeze(0)
+        return -picked if skip is None else -picked.masked_fill(skip, 0.0)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        log_p, targets, skip = ctx.saved_tensors
-        scale = grads[0].masked_fill(skip, 0.0).unsqueeze(0)
-        ones = torch.full_like(scale, -1.0)
-        gradient = log_p.exp().scatter_add(0, targets.unsqueeze(0), ones)
+        p, targets, skip = ctx.saved_tensors
+        scale = (grads[0] if skip is None else grads[0].masked_fill(skip, 0.0)).unsqueeze(0)
+        gradient = p.scatter_add(0, targets.unsqueeze(0), torch.full_like(scale, -1.0))
         return (gradient * scale).t(), None, None
 
 
 def cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, *, ignored: int = -100
+    logits: torch.Tensor, targets: torch.Tensor, *, ignored: int | None
 ) -> torch.Tensor | None:
     """Return the cross-entropy of ``[..., C]`` and ``[...]``, or None where the plain form is best.
 
-    Targets equal to ``ignored`` have a loss of zero.
+    Targets equal to ``ignored`` have a loss of zero; None if none can be.
     """
     classes = logits.shape[-1]
     if classes > _SMALL_CLASSES:

@@ -18,6 +18,9 @@ from torch import fx
 
 __all__ = ["polish"]
 
+PEAK = "peak_bytes"
+"""Key in a polished graph's ``meta``: the most bytes that one run holds, inputs included."""
+
 _aten = torch.ops.aten
 
 _NOTHING = frozenset({_aten.detach.default, _aten.alias.default})
@@ -69,6 +72,8 @@ class _Geometry:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    dtype: torch.dtype
+    bytes: int
 
 
 class _Recorder(fx.Interpreter):
@@ -77,6 +82,7 @@ class _Recorder(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph, garbage_collect_values=False)
         self.geometry: dict[fx.Node, _Geometry] = {}
+        self.constants: dict[fx.Node, torch.Tensor] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
@@ -87,7 +93,13 @@ class _Recorder(fx.Interpreter):
                 tuple(value.shape),
                 value.stride(),
                 int(value.storage_offset()),
+                value.dtype,
+                value.untyped_storage().nbytes(),
             )
+            fixed = n.op == "get_attr" or (n.op == "call_function" and n.target in _VIEWS)
+            fixed = fixed and all(source in self.constants for source in n.all_input_nodes)
+            if fixed:
+                self.constants[n] = value
         return value
 
 
@@ -105,16 +117,69 @@ def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> fx.Graph
         polished = deepcopy(graph)
         twins = dict(zip(graph.graph.nodes, polished.graph.nodes, strict=True))
         geometry = {twins[node]: g for node, g in recorder.geometry.items()}
+        ones = {twins[n] for n, value in recorder.constants.items() if bool((value == 1).all())}
+        _drop_ones(polished.graph, geometry, ones)
         _fold_views(polished.graph, geometry)
         for node in polished.graph.nodes:
             if node.op == "call_function" and node.target in _DIRECT:
                 node.target = _DIRECT[node.target]
                 node.kwargs = {k: v for k, v in node.kwargs.items() if k != "pin_memory"}
+        _fold_constants(polished, geometry, example[0].device)
         polished.graph.eliminate_dead_code()
         polished.recompile()
         found = polished(*example)
+    peak = _peak(graph.graph, recorder.geometry)
+    polished.meta[PEAK] = graph.meta[PEAK] = peak
     same = all(torch.equal(f, e) or f.isnan().any() for f, e in zip(found, expected, strict=True))
     return polished if same else graph
+
+
+def _peak(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> int:
+    """Return the most bytes that live at once when every tensor goes after its last use."""
+    last: dict[int, int] = {}
+    first: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    for place, node in enumerate(graph.nodes):
+        for user in (node, *node.all_input_nodes):
+            if user in geometry:
+                storage = geometry[user].storage
+                first.setdefault(storage, place)
+                last[storage] = place
+                sizes[storage] = geometry[user].bytes
+    changes = [0] * (len(graph.nodes) + 1)
+    for storage, size in sizes.items():
+        changes[first[storage]] += size
+        changes[last[storage] + 1] -= size
+    live = peak = 0
+    for change in changes:
+        live += change
+        peak = max(peak, live)
+    return peak
+
+
+def _drop_ones(graph: fx.Graph, geometry: dict[fx.Node, _Geometry], ones: set[fx.Node]) -> None:
+    """Drop products with ones, which is what the gradient of a sum of losses starts from."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is _aten.mul.Tensor:
+            left, right = node.args
+            if right in ones and geometry[left].size == geometry[node].size:
+                same = geometry[left].stride == geometry[node].stride
+                if same:
+                    node.replace_all_uses_with(left)
+
+
+def _fold_constants(
+    module: fx.GraphModule, geometry: dict[fx.Node, _Geometry], device: torch.device
+) -> None:
+    """Fill tensors of a constant once, not in every run."""
+    for number, node in enumerate(list(module.graph.nodes)):
+        if node.target is torch.full_like and node in geometry:
+            known = geometry[node]
+            value = torch.full(known.size, node.args[1], dtype=known.dtype, device=device)
+            name = f"_filled{number}"
+            module.register_buffer(name, value)
+            with module.graph.inserting_after(node):
+                node.replace_all_uses_with(module.graph.get_attr(name))
 
 
 def _fold_views(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> None:

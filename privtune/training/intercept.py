@@ -96,12 +96,14 @@ class Intercept(TorchFunctionMode):
         names: Name of each parameter, by the ``id`` of the tensor that stands for it.
         masks: One mask for each place of dropout; None to note the places in ``sites``.
         deterministic: Whether dropout passes its input on, as in evaluation.
+        all_classes: Whether every target is a class, none of them an index to ignore.
     """
 
     levels: Levels | None
     names: Mapping[int, str] = field(default_factory=dict)
     masks: Sequence[torch.Tensor] | None = None
     deterministic: bool = False
+    all_classes: bool = False
     entries: list[Entry] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
 
@@ -286,7 +288,7 @@ def _cross_entropy(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, An
         return NotImplemented
     z, t = mode.levels.physical(logits), mode.levels.physical(targets)
     with temporarily_clear_interpreter_stack():
-        losses = cross_entropy(z, t, ignored=ignored)
+        losses = cross_entropy(z, t, ignored=None if mode.all_classes else ignored)
     return NotImplemented if losses is None else mode.levels.wrap(losses)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -34,7 +36,7 @@ class Rows:
 
     x: torch.Tensor
     y: torch.Tensor
-    sizes: Sequence[int]
+    sizes: Sequence[int] | npt.NDArray[np.int64]
     mask: torch.Tensor
     dropout: Sequence[torch.Generator]
 

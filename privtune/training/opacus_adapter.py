@@ -10,12 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
+from privtune.training.batched import refuse_coupling
 from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.intercept import Intercept
@@ -24,9 +26,52 @@ from privtune.training.kernel import Layout, Loss, Rows, load_params
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
 
-__all__ = ["OpacusKernel"]
+__all__ = ["Mode", "OpacusKernel", "choose_mode", "has_exact_hook", "hook", "quiet_hooks"]
 
 _HOOKS_BYTES = 32 * 2**20  # per-sample gradients above this size are slower than ghost norms
+
+
+Mode = Literal["hooks", "ghost"]
+
+
+def choose_mode(mode: Mode | Literal["auto"], parameters: int, records: float) -> Mode:
+    """Take ghost mode when per-sample gradients would be large, unless a mode is asked for."""
+    if mode != "auto":
+        return mode
+    return "hooks" if 4 * records * parameters < _HOOKS_BYTES else "ghost"
+
+
+def hook(module: nn.Module, mode: Mode, *, sequences: bool) -> Any:
+    """Wrap a module with Opacus' hooks, for losses that are summed.
+
+    Args:
+        module: In training mode.
+        mode: ``"hooks"`` or ``"ghost"``.
+        sequences: Whether a matrix is used at several places of a record. Opacus takes norms of
+            such layers from float32 Gram matrices, which cancellation can make too small (a record
+            then adds up to 1.35 times the bound); layer-wise gradients are right.
+
+    Raises:
+        InvalidInputError: If Opacus cannot take the module: names every problem.
+    """
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.validators import ModuleValidator
+
+    refuse_coupling(module)
+    problems = ModuleValidator.validate(module, strict=False)
+    if problems:
+        raise InvalidInputError("model", type(module).__name__, "; ".join(str(p) for p in problems))
+    options: dict[str, Any] = {"batch_first": True, "loss_reduction": "sum"}
+    if mode == "hooks":
+        return GradSampleModule(module, **options)
+    return GradSampleModuleFastGradientClipping(module, use_ghost_clipping=not sequences, **options)
+
+
+def has_exact_hook(module: nn.Module) -> bool:
+    """Say whether Opacus has a formula of its own for a layer, which sees one use a call."""
+    from opacus.grad_sample import GradSampleModule
+
+    return type(module) in GradSampleModule.GRAD_SAMPLERS
 
 
 class OpacusKernel:
@@ -54,33 +99,18 @@ class OpacusKernel:
         x: torch.Tensor,
         y: torch.Tensor,
         device: torch.device,
-        mode: Literal["auto", "hooks", "ghost"] = "auto",
+        mode: Mode | Literal["auto"] = "auto",
         records: int = 256,
     ) -> None:
-        from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-        from opacus.validators import ModuleValidator
-
         self._inner = model().train().to(device)
-        problems = ModuleValidator.validate(self._inner, strict=False)
-        if problems:
-            raise InvalidInputError(
-                "model", type(self._inner).__name__, "; ".join(str(p) for p in problems)
-            )
         self.layout = Layout(self._inner)
+        bare = deepcopy(self._inner)
         self._loss = loss
-        if mode == "auto":
-            mode = "hooks" if 4 * records * self.layout.size < _HOOKS_BYTES else "ghost"
-        self.mode = mode
-        options: dict[str, Any] = {"batch_first": True, "loss_reduction": "sum"}
-        self._module = (
-            GradSampleModule(self._inner, **options)
-            if mode == "hooks"
-            else GradSampleModuleFastGradientClipping(
-                self._inner, use_ghost_clipping=not self._sequential(x, device), **options
-            )
-        )
+        self.mode: Mode = choose_mode(mode, self.layout.size, records)
+        sequences = self.mode == "ghost" and self._sequential(x, device)
+        self._module = hook(self._inner, self.mode, sequences=sequences)
         self._params = {n: p for n, p in self._inner.named_parameters() if p.requires_grad}
-        self._verify(x, y, device)
+        self._verify(bare, synthetic(x, y, (2, 3), device))
 
     def accumulate(
         self,
@@ -98,7 +128,7 @@ class OpacusKernel:
                 "clipping", type(clipping).__name__, "needs per-sample gradients", "Use hooks mode."
             )
         bad = torch.zeros(len(params), dtype=torch.long)
-        for k, size in enumerate(rows.sizes):
+        for k, size in enumerate(int(n) for n in rows.sizes):
             if size == 0:
                 continue
             load_params(self._inner, params[k].detach())
@@ -122,20 +152,15 @@ class OpacusKernel:
         self._module.enable_hooks()
         return out
 
-    def _verify(self, x: torch.Tensor, y: torch.Tensor, device: torch.device) -> None:
-        example = synthetic(x, y, (2, 3), device)
+    def _verify(self, bare: nn.Module, example: tuple[torch.Tensor, torch.Tensor]) -> None:
         try:
             with Intercept(None, deterministic=True):
-                check_kernel(self, self._inner, self._loss, *example, sites=())
+                check_kernel(self, bare, self._loss, *example, sites=())
         except KernelMismatchError as error:
             raise InvalidInputError("model", type(self._inner).__name__, str(error)) from error
 
     def _sequential(self, x: torch.Tensor, device: torch.device) -> bool:
-        """Say whether a Linear is used at several places of a record.
-
-        Opacus takes their norms from float32 Gram matrices, which cancellation can make too small
-        (a record then adds up to 1.35 times the bound). Layer-wise gradients are right.
-        """
+        """Say whether a Linear is used at several places of a record."""
         seen: list[bool] = []
 
         def note(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -168,7 +193,7 @@ class OpacusKernel:
         self._module.zero_grad(set_to_none=True)
         self._module.enable_hooks()
         losses = self._vector(x, y)
-        with _quiet_hooks():
+        with quiet_hooks():
             torch.autograd.backward(losses.sum(), retain_graph=self.mode == "ghost")
         return losses
 
@@ -211,7 +236,7 @@ class OpacusKernel:
             return total, unclipped, dropped + more
         coefficients, unclipped = _for_one(clipping, norms, finite, k, len(params))
         self._module.disable_hooks()
-        with _quiet_hooks():
+        with quiet_hooks():
             grads = torch.autograd.grad(
                 (losses * coefficients[0]).sum(),
                 list(self._params.values()),
@@ -243,7 +268,7 @@ def _seeded(stream: torch.Generator) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_hooks() -> Iterator[None]:
+def quiet_hooks() -> Iterator[None]:
     """Silence torch's remark that a backward hook fires although the input needs no gradient."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from privtune.errors import InvalidInputError
@@ -17,7 +18,7 @@ from privtune.training.oracle import Sample
 from privtune.training.sampling import GRANULE, PoissonSampler, padded
 from privtune.training.schedule import Schedule
 from privtune.training.streams import Streams
-from privtune.training.transcript import Transcript
+from privtune.training.transcript import StackTranscript, Transcript
 
 __all__ = ["StackOracle"]
 
@@ -29,7 +30,8 @@ class _Drawn:
     rate: float
     number: int
     index: torch.Tensor
-    sizes: tuple[int, ...]
+    mask: torch.Tensor
+    sizes: npt.NDArray[np.int64]
 
 
 class StackOracle:
@@ -63,34 +65,36 @@ class StackOracle:
             )
         self.schedule = schedule
         self.candidates = len(streams)
-        self.gradient_evaluations = [0] * self.candidates
+        self.gradient_evaluations = np.zeros(self.candidates, dtype=np.int64)
         self.nonfinite = torch.zeros(self.candidates, dtype=torch.long)
         self._data = data
         self._kernel = kernel
         self._device = device
         self._physical_rows = padded(physical_rows)
-        self._noise = NoiseSource(streams, device)
+        self._noise = NoiseSource(streams, device, kernel.layout.dtype)
         self._dropout = [s.generator("dropout", device=device) for s in streams]
-        self._transcripts = [Transcript() for _ in streams]
-        self._samplers = [
-            PoissonSampler(records=len(data), rate=schedule.sample_rate, rng=s.numpy("sampling"))
-            for s in streams
-        ]
+        self._scale: tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor] | None = None
+        self._log = StackTranscript(self.candidates)
+        self._sampler = PoissonSampler(
+            records=len(data),
+            rate=schedule.sample_rate,
+            rngs=[s.numpy("sampling") for s in streams],
+        )
 
     def sample(self) -> Sample:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""
-        drawn = [sampler() for sampler in self._samplers]
-        sizes = tuple(len(rows) for rows in drawn)
-        index = np.zeros((len(drawn), padded(max(sizes))), dtype=np.int64)
-        for row, rows in zip(index, drawn, strict=True):
-            row[: len(rows)] = rows
-        return self._open(self.schedule.sample_rate, torch.from_numpy(index), sizes)
+        index, sizes = self._sampler()
+        mask = np.arange(index.shape[1]) < sizes[:, None]
+        return self._open(
+            self.schedule.sample_rate, torch.from_numpy(index), torch.from_numpy(mask), sizes
+        )
 
     def everything(self) -> Sample:
         """Return the sample that holds every record, for full-batch methods."""
         records = len(self._data)
         index = torch.arange(records).expand(self.candidates, records)
-        return self._open(1.0, index, (records,) * self.candidates)
+        mask = torch.ones((), dtype=torch.bool).expand(self.candidates, records)
+        return self._open(1.0, index, mask, np.full(self.candidates, records))
 
     def gradient(
         self,
@@ -151,13 +155,28 @@ class StackOracle:
             answers.append((total + scale * draw(1)[:, 0].to(total)) / self._normaliser(drawn))
         return torch.stack(answers)
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these candidates alone; the others are done."""
+        index = list(rows)
+        self.candidates = len(index)
+        self.gradient_evaluations = self.gradient_evaluations[index]
+        self.nonfinite = self.nonfinite[index]
+        self._sampler.keep(index)
+        self._noise.keep(index)
+        self._dropout = [self._dropout[row] for row in index]
+        self._log.keep(index)
+        self._scale = None
+
     def transcripts(self) -> Sequence[Transcript]:
         """Return the K transcripts, one a candidate."""
-        return tuple(self._transcripts)
+        return self._log.by_candidate()
 
-    def _open(self, rate: float, index: torch.Tensor, sizes: tuple[int, ...]) -> _Drawn:
-        number = {transcript.open_sample(rate) for transcript in self._transcripts}.pop()
-        return _Drawn(rate, number, index.to(self._device), sizes)
+    def _open(
+        self, rate: float, index: torch.Tensor, mask: torch.Tensor, sizes: npt.NDArray[np.int64]
+    ) -> _Drawn:
+        number = self._log.open_sample(rate)
+        mask = mask.to(self._device, self._kernel.layout.dtype)
+        return _Drawn(rate, number, index.to(self._device), mask, sizes)
 
     def _own(self, sample: Sample) -> _Drawn:
         if not isinstance(sample, _Drawn):
@@ -171,21 +190,21 @@ class StackOracle:
     def _physical(self, drawn: _Drawn) -> Iterator[Rows]:
         """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time."""
         for start in range(0, drawn.index.shape[1], self._physical_rows):
-            index = drawn.index[:, start : start + self._physical_rows]
+            stop = start + self._physical_rows
+            index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
             width = index.shape[1]
             if width % GRANULE:  # the last piece of all records; fill up, as samples are
-                index = torch.nn.functional.pad(index, (0, padded(width) - width))
-            sizes = [min(max(size - start, 0), width) for size in drawn.sizes]
+                missing = (0, padded(width) - width)
+                index = torch.nn.functional.pad(index, missing)
+                mask = torch.nn.functional.pad(mask, missing)
             x, y = self._data.take(index.reshape(-1))
-            places = torch.arange(index.shape[1], device=self._device)
-            mask = places < torch.tensor(sizes, device=self._device).unsqueeze(1)
-            yield Rows(
-                x.view(*index.shape, *x.shape[1:]),
-                y.view(*index.shape, *y.shape[1:]),
-                sizes,
-                mask.to(self._kernel.layout.dtype),
-                self._dropout,
+            sizes = (
+                drawn.sizes
+                if start == 0 and stop >= drawn.index.shape[1]
+                else (np.clip(drawn.sizes - start, 0, width))
             )
+            x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
+            yield Rows(x, y, sizes, mask, self._dropout)
 
     def _gradient(
         self,
@@ -199,15 +218,13 @@ class StackOracle:
         """Release a noisy mean: the noise is laid down first, the clipped sums are added to it."""
         sensitivity = clipping.sensitivity(self.candidates)
         scale = self._charge(drawn, "gaussian", noise_multiplier, sensitivity)
-        out = self._noise.gaussian(params.shape[1])
-        out *= scale.to(out).unsqueeze(1)
+        noise = self._noise.gaussian(params.shape[1])
+        out = noise * scale.unsqueeze(1)
         for rows in self._physical(drawn):
             bad = self._kernel.accumulate(params, rows, clipping, out=out, halves=halves)
             if bad is not None:
                 self.nonfinite += bad.cpu()
-        self.gradient_evaluations = [
-            n + size for n, size in zip(self.gradient_evaluations, drawn.sizes, strict=True)
-        ]
+        self.gradient_evaluations += drawn.sizes
         out /= self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):
             return out * clipping.scale + clipping.center
@@ -221,11 +238,20 @@ class StackOracle:
         sensitivity: torch.Tensor,
     ) -> torch.Tensor:
         """Write a release into the transcripts and return the scale of its noise, ``[K]``."""
-        scale = noise_scale(noise_multiplier, sensitivity)
-        if isinstance(noise_multiplier, torch.Tensor):
-            multipliers = noise_multiplier.double().expand(self.candidates).tolist()
-        else:
-            multipliers = [float(noise_multiplier)] * self.candidates
-        for transcript, multiplier in zip(self._transcripts, multipliers, strict=True):
-            transcript.record(drawn.number, kind, multiplier)
-        return scale.to(self._device)
+        known = self._scale
+        if (
+            known is None
+            or known[0] is not sensitivity
+            or isinstance(noise_multiplier, torch.Tensor)
+            or known[1] != noise_multiplier
+        ):
+            scale = noise_scale(noise_multiplier, sensitivity)
+            own: float | tuple[float, ...]
+            if isinstance(noise_multiplier, torch.Tensor):
+                own = tuple(noise_multiplier.double().expand(self.candidates).tolist())
+            else:
+                own = float(noise_multiplier)
+            scale = scale.to(self._device, self._kernel.layout.dtype)
+            known = self._scale = (sensitivity, own, scale)
+        self._log.record(drawn.number, kind, known[1])
+        return known[2]

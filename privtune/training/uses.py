@@ -50,6 +50,10 @@ class Use(ABC):
         """The parameters whose gradients come from this use."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
+    def compact(self, a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Lay out both as the other methods take them; captured with the pass itself."""
+        return a, g
+
     @abstractmethod
     def squared_norms(self, a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, Saved]:
         """Return the squared norms, shape ``[K, B]``, and what ``accumulate`` needs."""
@@ -73,13 +77,11 @@ class LinearUse(Use):
 
     def squared_norms(self, a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, Saved]:
         """Return norms in the chosen form."""
-        a, g = self._matrices(a, g)
         if self.form == "direct":
             saved = self._gradients(a, g)
             squared = _square(saved[0])
             return (squared if self.bias is None else squared.add_(_square(saved[1]))), saved
         if self.form == "outer":
-            a, g = a.squeeze(2), g.squeeze(2)
             squared = _square(a)
             if self.bias is not None:
                 squared.add_(1.0)
@@ -106,14 +108,16 @@ class LinearUse(Use):
 
     def instantiate(self, a: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the per-sample gradients by the direct form."""
-        saved = self._gradients(*self._matrices(a, g))
+        if self.form == "outer":
+            a, g = a.unsqueeze(2), g.unsqueeze(2)
+        saved = self._gradients(a, g)
         gradients = dict(zip(self.names, saved, strict=True))
         gradients[self.weight] = self._in_order(gradients[self.weight])
         return gradients
 
-    def _matrices(self, a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Lay out both as ``[K, B, T, features]``."""
-        return a, g
+    def compact(self, a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Lay out both as ``[K, B, T, features]``, without the axis T in the outer form."""
+        return (a.squeeze(2), g.squeeze(2)) if self.form == "outer" else (a, g)
 
     def _gradients(self, a: torch.Tensor, g: torch.Tensor) -> Saved:
         """Return the per-sample gradients of weight and bias, from matrices."""
@@ -145,7 +149,8 @@ class ConvUse(LinearUse):
     depth: int
     """Input channels of a group."""
 
-    def _matrices(self, a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def compact(self, a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Unfold images to patches, and lay out both as matrices."""
         lead = a.shape[:2]
         x = a.flatten(0, 2).permute(0, 2, 3, 1)
         pad_h, pad_w = self.padding
@@ -167,7 +172,7 @@ class ConvUse(LinearUse):
         )
         matrix = patches.reshape(*lead, -1, kernel_h * kernel_w * x.shape[3])
         rows = g.permute(0, 1, 2, 4, 5, 3)
-        return matrix, rows.reshape(*lead, -1, g.shape[3])
+        return super().compact(matrix, rows.reshape(*lead, -1, g.shape[3]))
 
     def _gradients(self, a: torch.Tensor, g: torch.Tensor) -> Saved:
         if self.groups == 1:
@@ -276,7 +281,13 @@ def cheaper_form(places: int, inputs: int, outputs: int, *, rows: int) -> Form:
 
 
 def _square(rows: torch.Tensor) -> torch.Tensor:
-    """Return squared norms over the last axis; ``vector_norm`` beats a sum of squares by far."""
+    """Return squared norms over the last axis.
+
+    ``vector_norm`` beats a sum of squares, but not (50 times slower) where that axis is not the
+    one that lies together in memory.
+    """
+    if rows.stride(-1) != 1:
+        return (rows * rows).sum(dim=-1)
     squares: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1).square_()
     return squares
 

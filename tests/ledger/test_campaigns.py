@@ -18,7 +18,7 @@ from tests.ledger.old import make_old
 LOG = logging.getLogger("campaign")
 FULL = os.environ.get("PRIVTUNE_CAMPAIGN") == "full"
 WORKERS = 32 if FULL else 12
-CRASHES = 200 if FULL else 25
+CRASHES = 200 if FULL else 20
 
 
 @pytest.mark.slow
@@ -67,7 +67,13 @@ def _line(report: RaceReport) -> str:
 
 @pytest.mark.slow
 def test_crashes(ledger_url: str, tmp_path: Path) -> None:
-    report = crash(ledger_url, tmp_path, crashes=CRASHES, seed=1, jobs=40)
+    report = crash(
+        ledger_url,
+        tmp_path,
+        crashes=CRASHES,
+        seed=1,
+        window=0.4 if ledger_url.startswith("sqlite") else 0.9,
+    )
     LOG.info(f"{ledger_url.split(':', maxsplit=1)[0]} crashes: {report}")
     assert report.crashes == CRASHES
     assert len(report.where) >= 3, "the kills did not hit different moments"
@@ -92,6 +98,8 @@ def test_crashes_while_upgrading_sqlite(tmp_path: Path) -> None:
 )
 def test_crashes_while_upgrading_postgres() -> None:
     with PostgresSchemas() as schemas:
-        found = crash_upgrade(lambda: make_old(schemas.fresh()), crashes=CRASHES // 5, seed=3)
+        found = crash_upgrade(
+            lambda: make_old(schemas.fresh()), crashes=CRASHES // 5, seed=3, window=0.8
+        )
     LOG.info(f"postgres upgrades: {found}")
     assert sum(found.values()) == CRASHES // 5

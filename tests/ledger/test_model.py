@@ -16,7 +16,7 @@ def test_sqlite_agrees_with_the_model(tmp_path_factory: pytest.TempPathFactory) 
     def fresh() -> str:
         return f"sqlite:///{tmp_path_factory.mktemp('model')}/ledger.db"
 
-    _run(ledger_machine(fresh), examples=40)
+    _run(ledger_machine(fresh), examples=25)
 
 
 @pytest.mark.postgres

@@ -298,7 +298,7 @@ def test_float64_models():
 
 
 def test_gram_norms_do_not_lose_to_cancellation():
-    """Tokens that cancel: float32 Gram norms come out too small and release 1.35 times the bound."""
+    """Tokens that cancel: float32 Gram norms can be too small, and 1.35 times the bound leaves."""
     from privtune.training.uses import LinearUse
 
     generator = torch.Generator().manual_seed(0)

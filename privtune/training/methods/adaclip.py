@@ -51,6 +51,10 @@ class AdaCliP(SampledGradient):
         mean_decay: β₁ in [0, 1).
         deviation_decay: β₂ in [0, 1).
         smallest_variance: h₁, above 0.
+        per_record: Scale (5) by the batch size, so that s is the deviation of one record's gradient,
+            as Theorem 1 wants it. What (5) measures at a batch above 1 is the deviation of the
+            mean, sqrt(B) times smaller: then every record is clipped, s shrinks to h₁ everywhere
+            and h₂ has no effect. False takes (5) as it stands.
 
     A candidate gives ``largest_variance``, h₂. Choosing it by looking at the data is tuning, and is
     charged as such by the strategy that does it.
@@ -65,6 +69,7 @@ class AdaCliP(SampledGradient):
     mean_decay: float = 0.99
     deviation_decay: float = 0.9
     smallest_variance: float = 1e-12
+    per_record: bool = True
 
     name: ClassVar[str] = "adaclip"
     summary: ClassVar[str] = "Coordinate-wise clipping by the mean and deviation of past releases"
@@ -85,7 +90,7 @@ class AdaCliP(SampledGradient):
             raise InvalidInputError(
                 "largest_variance", largest.min().item(), "must be at least smallest_variance"
             )
-        start = (self.smallest_variance * largest) ** 0.25
+        start = (self.smallest_variance * largest).sqrt()
         return AdaCliPState(
             params=params,
             learning_rate=candidate_column(candidates, "learning_rate", params),
@@ -104,6 +109,8 @@ class AdaCliP(SampledGradient):
         gradient = self._gradient(oracle, state.params, clipping)
         noise = self.noise_multiplier * scale / oracle.schedule.expected_batch_size
         seen = (gradient - state.mean).square() - noise.square()
+        if self.per_record:
+            seen = seen * oracle.schedule.expected_batch_size
         seen = torch.minimum(seen.clamp_min(self.smallest_variance), rows(state.largest_variance))
         variance = self.deviation_decay * state.deviation.square()
         variance = variance + (1.0 - self.deviation_decay) * seen

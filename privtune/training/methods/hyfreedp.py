@@ -158,21 +158,31 @@ class HyFreeDP:
     def for_budget(
         cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
-        """Build the method with 1% more gradient noise than DP-SGD and the rest spent on losses.
+        """Build the method with a little more gradient noise than DP-SGD, and the rest for losses.
 
         Args:
             schedule: The public clockwork.
             epsilon: Target, above 0.
             delta: Target, in (0, 1).
             options: Other fields. ``loss_batch`` may be ``"auto"``, which is the default: the kind
-                of batch that needs less noise on the losses.
+                of batch that needs less noise on the losses. ``gradient_noise_factor``, above 1, is
+                the gradient noise over that of DP-SGD: 1.01 in the paper; small batches do better
+                with 1.05.
 
         Raises:
             PrivTuneError: If an option is not a field, or no noise meets the target.
         """
         from privtune.accounting import hyfreedp_noise
 
-        chosen: dict[str, Any] = {"interval": 5, "loss_batch": "auto"} | options
+        defaults = {"interval": 5, "loss_batch": "auto", "gradient_noise_factor": 1.01}
+        chosen: dict[str, Any] = defaults | options
+        factor = chosen.pop("gradient_noise_factor")
+        build(  # refuses what is no option before it takes time to solve for the noise
+            cls,
+            chosen | {"loss_batch": "same"},
+            gradient_noise_multiplier=1.0,
+            loss_noise_multiplier=1.0,
+        )
         noise = hyfreedp_noise(
             schedule.sample_rate,
             schedule.steps,
@@ -180,6 +190,7 @@ class HyFreeDP:
             epsilon=epsilon,
             delta=delta,
             loss_batch=chosen["loss_batch"],
+            gradient_noise_factor=factor,
         )
         return build(
             cls,

@@ -106,8 +106,8 @@ class _WholeRecord(Clipping):
         factor = 2.0 if self.adjacency == "replace-one" else 1.0
         return factor * Flat(self.max_grad_norm).sensitivity(candidates)
 
-    def coefficients(self, norms: torch.Tensor) -> torch.Tensor:
-        return Flat(self.max_grad_norm).coefficients(norms)
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return Flat(self.max_grad_norm).factors(norms)
 
 
 @dataclass(frozen=True, eq=False)

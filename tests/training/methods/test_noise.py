@@ -10,10 +10,8 @@ from torch import nn
 
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.data import TensorData
-from privtune.training.engine import train
-from privtune.training.kernel import Layout
+from privtune.training.engine import choose_kernel, train
 from privtune.training.methods import METHODS
-from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
 from privtune.training.schedule import Schedule
 from privtune.training.streams import Streams
@@ -84,18 +82,19 @@ def observe(name, *, x, y, rate, steps=STEPS, seeds=4):
         plan, epsilon=1e3 if name == "pur" else 4.0, delta=1e-5, **options(name, WIDTH * 10)
     )
     streams = [Streams(secret) for secret in secrets(seeds, tag=9)]
-    kernel = OpacusKernel(model, cross_entropy)
+    data, cpu = TensorData(x, y), torch.device("cpu")
+    kernel = choose_kernel(model, cross_entropy, data, cpu, schedule)
     oracle = StackOracle(
         schedule,
-        data=TensorData(x, y),
+        data=data,
         kernel=kernel,
         streams=streams,
-        device=torch.device("cpu"),
+        device=cpu,
         physical_rows=4096,
     )
     spy = Spy(oracle)
-    start = Layout.flatten(kernel.layout, dict(model().named_parameters())).detach()
-    state = method.init(start.repeat(seeds, 1) * 0, [candidate(method)] * seeds)
+    start = torch.zeros(seeds, WIDTH * 10)
+    state = method.init(start, [candidate(method)] * seeds)
     for _ in range(steps):
         state = method.update(state, spy)
     return spy, looks_of(method.event(plan))

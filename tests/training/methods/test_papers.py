@@ -172,15 +172,15 @@ def test_quantile_clipping(seed, sigma, count, lr, norm):
 
 
 @few
-@given(seed=seeds, sigma=sigmas, lr=rates, h2=st.floats(1e-6, 10.0))
-def test_adaclip(seed, sigma, lr, h2):
+@given(seed=seeds, sigma=sigmas, lr=rates, h2=st.floats(1e-6, 10.0), per_record=st.booleans())
+def test_adaclip(seed, sigma, lr, h2, per_record):
     """Pichapati et al., Algorithm 1, equations (4) and (5); the sum is noised once."""
     h1 = 1e-12
 
     def literal(world, candidate):
         theta = world.start()
         m = np.zeros_like(theta)
-        s = np.full_like(theta, math.sqrt(math.sqrt(h1 * candidate["largest_variance"])))
+        s = np.full_like(theta, math.sqrt(h1 * candidate["largest_variance"]))
         for _ in range(STEPS):
             b = np.sqrt(s) * math.sqrt(sum(s))
             total = np.zeros_like(theta)
@@ -190,7 +190,11 @@ def test_adaclip(seed, sigma, lr, h2):
             noise = sigma * world.noise(len(theta)) if sigma else 0.0
             g = b * (total + noise) / world.batch + m
             v = np.minimum(
-                np.maximum((g - m) ** 2 - (b * sigma / world.batch) ** 2, h1),
+                np.maximum(
+                    ((g - m) ** 2 - (b * sigma / world.batch) ** 2)
+                    * (world.batch if per_record else 1),
+                    h1,
+                ),
                 candidate["largest_variance"],
             )
             theta = theta - candidate["learning_rate"] * g
@@ -200,7 +204,7 @@ def test_adaclip(seed, sigma, lr, h2):
 
     candidates = [{"learning_rate": lr, "largest_variance": h2}] * 2
     check(
-        AdaCliP(sigma),
+        AdaCliP(sigma, per_record=per_record),
         candidates,
         literal,
         seeds=(seed, seed + 1),
