@@ -53,6 +53,8 @@ __all__ = [
 Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 _COARSE = 0.1  # lattice step over the deviation of one loss; adds about 5e-4 to ε, halved on demand
+_MANY = 64  # different parts that are composed as they are
+_BUNDLE = 0.05  # relative spacing of the grid of rates and noises beyond that
 _SHARE = 4e-3  # of ε, by which rounding may raise it on the coarsest lattice
 _THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabulated
@@ -132,6 +134,27 @@ def _merge_gaussians(parts: Mapping[Event, int]) -> dict[Event, int]:
     return merged
 
 
+def _bundled(parts: dict[Event, int]) -> dict[Event, int]:
+    """Return few parts that dominate many.
+
+    A Poisson-sampled Gaussian of a higher rate and less noise dominates one of a lower rate and
+    more noise; beyond `_MANY` different ones, rates are rounded up and noises down to a geometric
+    grid.
+    """
+    if len(parts) <= _MANY:
+        return parts
+    bundled: dict[Event, int] = {}
+    for part, count in parts.items():
+        rounded = part
+        if isinstance(part, PoissonSampled) and isinstance(part.event, Gaussian):
+            place = math.floor(math.log(part.event.noise_multiplier) / _BUNDLE)
+            noise = min(math.exp(place * _BUNDLE), part.event.noise_multiplier)
+            rate = math.exp(math.ceil(math.log(part.rate) / _BUNDLE) * _BUNDLE)
+            rounded = PoissonSampled(min(max(rate, part.rate), 1.0), Gaussian(noise))
+        bundled[rounded] = bundled.get(rounded, 0) + count
+    return bundled
+
+
 def _deviation(part: Event) -> float:
     if isinstance(part, Gaussian):
         return 1.0 / part.noise_multiplier
@@ -159,7 +182,7 @@ def event_pair(parts: Mapping[Event, int], step: float) -> Pair:
     Raises:
         GridError: The pair does not fit on a lattice of reasonable size.
     """
-    merged = tuple(_merge_gaussians(parts).items())
+    merged = tuple(_bundled(_merge_gaussians(parts)).items())
     return _composed_pair(merged, step)
 
 
