@@ -243,7 +243,7 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "privtune.strategy": plan.strategy,
         "privtune.adjacency": str(budget.adjacency),
         "privtune.budget": budget.name,
-        "privtune.dataset": study.spec.task,
+        "privtune.dataset": study.spec.task_name,
         "privtune.delta": f"{budget.delta:g}",
         "privtune.bound": release.guarantee.method,
         "privtune.cost": "expected" if release.cost.expected else "measured",

@@ -45,7 +45,7 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
     budget = study.spec.budget
     terms = view.certificate["budget"]["terms"]
     unit = terms["unit"]
-    dataset = terms["dataset"] or f"the private data of task {study.spec.task}"
+    dataset = terms["dataset"] or f"the private data of task {study.spec.task_name}"
     spent = ceil_to(view.spent.epsilon, 3)
     rows = [
         (name, show_epsilon(one), show_epsilon(total))

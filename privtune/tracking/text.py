@@ -69,5 +69,9 @@ def describe_event(event: dict[str, Any]) -> str:
         case "private_selection":
             law = event["runs"]
             return f"best of K ~ {law['law']}(mean {law['mean']:g}) of [{describe_event(event['event'])}]"
+        case "subsampled_tuning":
+            tuned, last = describe_event(event["tuning"]), describe_event(event["training"])
+            where = "the rest" if event["variant"] == 1 else "all"
+            return f"tune on a part of rate {event['rate']:g} [{tuned}], train on {where} [{last}]"
         case kind:
             return str(kind)

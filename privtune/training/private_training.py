@@ -20,7 +20,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.clipping import Clipping
 from privtune.training.data import Data, DatasetData
 from privtune.training.kernel import Layout
-from privtune.training.noise import NoiseSource, noise_scale
+from privtune.training.noise import NoiseSource, add_noise, noise_scale
 from privtune.training.opacus_adapter import has_exact_hook, hook, quiet_hooks
 from privtune.training.sampling import PoissonSampler
 from privtune.training.schedule import Schedule
@@ -68,7 +68,7 @@ class PrivateTraining:
         secret: bytes | None = None,
     ) -> None:
         local = DatasetData(data) if isinstance(data, Dataset) else data
-        if len(local) != schedule.records:
+        if len(local) != schedule.records and not getattr(local, "sealed_size", False):
             raise InvalidInputError(
                 "data", f"{len(local)} records", f"must hold the schedule's {schedule.records}"
             )
@@ -94,7 +94,7 @@ class PrivateTraining:
         streams = Streams(secret)
         self._noise = NoiseSource([streams], device, self.layout.dtype)
         self._sampler = PoissonSampler(
-            records=schedule.records, rate=schedule.sample_rate, rngs=[streams.numpy("sampling")]
+            records=len(local), rate=schedule.sample_rate, rngs=[streams.numpy("sampling")]
         )
         self._scale = noise_scale(self._noise_multiplier, clipping.sensitivity(1)).to(device)
         self._drawn = 0
@@ -155,8 +155,9 @@ class PrivateTraining:
     def _release(self, number: int, total: torch.Tensor) -> None:
         """Add the noise, note the release, and step."""
         self.transcript.record(number, "gaussian", self._noise_multiplier)
-        noise = self._noise.gaussian(self.layout.size)[0]
-        mean = (total.to(noise) + self._scale.to(noise) * noise) / self.schedule.expected_batch_size
+        noise = self._noise.gaussian(self.layout.size)
+        noisy = add_noise(total.view(1, -1).to(noise), noise, self._scale, self._noise.options)
+        mean = noisy[0] / self.schedule.expected_batch_size
         for name, value in self.layout.unflatten(mean).items():
             self._params[name].grad = value.clone()
         self._optimizer.step()
