@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -15,6 +16,7 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler, RandomSampler
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.priors import IndependentSampler, LogNormal, Mixture, Prior
 
 if TYPE_CHECKING:
     from privtune.training.streams import Streams
@@ -26,10 +28,12 @@ __all__ = [
     "require_independent_sampler",
 ]
 
-_KINDS: Mapping[str, tuple[type[BaseDistribution], frozenset[str]]] = {
+_KINDS: Mapping[str, tuple[type[Any], frozenset[str]]] = {
     "float": (FloatDistribution, frozenset({"low", "high", "log", "step"})),
     "int": (IntDistribution, frozenset({"low", "high", "log", "step"})),
     "categorical": (CategoricalDistribution, frozenset({"choices"})),
+    "log_normal": (LogNormal, frozenset({"median", "sigma", "low", "high"})),
+    "mixture": (Mixture, frozenset({"components", "weights"})),
 }
 
 
@@ -38,22 +42,47 @@ class DependentSamplerError(PrivTuneError):
 
 
 @dataclass(frozen=True)
+class _Uniform:
+    """One of Optuna's distributions as a prior: uniform, or log-uniform."""
+
+    distribution: BaseDistribution
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        sampler = RandomSampler(seed=int(rng.integers(2**32)))
+        # Optuna's random sampler looks at neither the study nor the trial.
+        return sampler.sample_independent(None, None, "value", self.distribution)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
 class SearchSpace(Mapping[str, BaseDistribution]):
-    """Names of hyperparameters and the Optuna distributions they are drawn from.
+    """Names of hyperparameters and the laws they are drawn from.
 
     Args:
-        distributions: By the name of the hyperparameter.
+        distributions: Optuna's distributions or :class:`~privtune.priors.Prior` objects, by the
+            name of the hyperparameter.
+        sampler: A sampler of the user's own for whole candidates; it must declare that its draws
+            are independent.
+
+    Raises:
+        DependentSamplerError: If the sampler does not declare independence.
     """
 
-    distributions: Mapping[str, BaseDistribution]
+    distributions: Mapping[str, BaseDistribution | Prior]
+    sampler: IndependentSampler | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampler is not None:
+            require_independent_sampler(self.sampler)
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, Mapping[str, Any]]) -> SearchSpace:
         """Read a space as it stands in a study spec.
 
         Args:
-            spec: For each name, ``type`` (float, int or categorical) and the arguments of Optuna's
-                distribution of that type: ``low``, ``high``, ``log``, ``step`` or ``choices``.
+            spec: For each name, ``type`` (float, int, categorical, log_normal or mixture) and the
+                arguments of that law: ``low``, ``high``, ``log``, ``step`` or ``choices`` for
+                Optuna's distributions; ``median``, ``sigma``, ``low``, ``high``; ``components``
+                and ``weights``.
 
         Returns:
             The space.
@@ -61,27 +90,11 @@ class SearchSpace(Mapping[str, BaseDistribution]):
         Raises:
             InvalidInputError: If a type or an argument is unknown, or Optuna refuses the values.
         """
-        distributions: dict[str, BaseDistribution] = {}
-        for name, fields in spec.items():
-            arguments = dict(fields)
-            kind = str(arguments.pop("type", "float"))
-            if kind not in _KINDS:
-                raise InvalidInputError(
-                    f"space.{name}.type", kind, f"must be one of {', '.join(_KINDS)}"
-                )
-            distribution, allowed = _KINDS[kind]
-            if unknown := sorted(set(arguments) - allowed):
-                raise InvalidInputError(
-                    f"space.{name}", unknown, f"a {kind} takes {', '.join(sorted(allowed))}"
-                )
-            try:
-                distributions[name] = distribution(**arguments)
-            except (TypeError, ValueError) as error:
-                raise InvalidInputError(f"space.{name}", dict(fields), str(error)) from error
-        return cls(distributions)
+        return cls({name: _law(f"space.{name}", fields) for name, fields in spec.items()})
 
     def __getitem__(self, name: str) -> BaseDistribution:
-        return self.distributions[name]
+        law = self.distributions[name]
+        return law if isinstance(law, BaseDistribution) else law.distribution
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.distributions)
@@ -89,9 +102,57 @@ class SearchSpace(Mapping[str, BaseDistribution]):
     def __len__(self) -> int:
         return len(self.distributions)
 
+    def draw(self, streams: Streams, candidate: int) -> dict[str, Any]:
+        """Draw candidate number ``candidate``: a function of the streams and its number alone.
+
+        Raises:
+            InvalidInputError: If the user's sampler leaves a hyperparameter out, or its support.
+        """
+        rng = streams.numpy("search", candidate)
+        if self.sampler is None:
+            return {name: _prior(law).draw(rng) for name, law in self.distributions.items()}
+        drawn = dict(self.sampler.draw(rng))
+        for name, distribution in self.items():
+            if name not in drawn or not _inside(distribution, drawn[name]):
+                raise InvalidInputError(
+                    "sampler", type(self.sampler).__name__, f"must draw {name} from {distribution}"
+                )
+        return {name: drawn[name] for name in self}
+
+
+def _law(where: str, fields: Mapping[str, Any]) -> BaseDistribution | Prior:
+    arguments = dict(fields)
+    kind = str(arguments.pop("type", "float"))
+    if kind not in _KINDS:
+        raise InvalidInputError(f"{where}.type", kind, f"must be one of {', '.join(_KINDS)}")
+    law, allowed = _KINDS[kind]
+    if unknown := sorted(set(arguments) - allowed):
+        raise InvalidInputError(where, unknown, f"a {kind} takes {', '.join(sorted(allowed))}")
+    if kind == "mixture":
+        parts = arguments.get("components", ())
+        arguments["components"] = tuple(_prior(_law(where, part)) for part in parts)
+        if arguments.get("weights") is not None:
+            arguments["weights"] = tuple(arguments["weights"])
+    try:
+        made: BaseDistribution | Prior = law(**arguments)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(where, dict(fields), str(error).rstrip(".")) from error
+    return made
+
+
+def _prior(law: BaseDistribution | Prior) -> Prior:
+    return _Uniform(law) if isinstance(law, BaseDistribution) else law
+
+
+def _inside(distribution: BaseDistribution, value: Any) -> bool:
+    try:
+        return bool(distribution._contains(distribution.to_internal_repr(value)))
+    except (TypeError, ValueError):
+        return False
+
 
 def independent_sampler(streams: Streams, candidate: int) -> RandomSampler:
-    """Return the sampler that draws candidate number ``candidate`` of a round.
+    """Return the sampler that draws candidate number ``candidate`` of a define-by-run round.
 
     Each candidate has a sampler of its own, seeded from the round's secret and its index, so that
     a candidate that is drawn again after an interruption is the same one.
@@ -99,23 +160,33 @@ def independent_sampler(streams: Streams, candidate: int) -> RandomSampler:
     return RandomSampler(seed=streams.seed("search", candidate) % 2**32)
 
 
-def require_independent_sampler(sampler: BaseSampler) -> None:
+def require_independent_sampler(sampler: object) -> None:
     """Refuse a sampler whose draws are not i.i.d. from a distribution fixed in advance.
 
     Args:
-        sampler: An Optuna sampler.
+        sampler: An Optuna sampler, or one of the user's own that declares ``independent = True``.
 
     Raises:
-        DependentSamplerError: For every sampler but ``RandomSampler``. Adaptive samplers (TPE, GP,
-            CMA-ES) look at scores; grids and quasi-random sequences do not draw independently.
+        DependentSamplerError: For every Optuna sampler but ``RandomSampler``. Adaptive samplers
+            (TPE, GP, CMA-ES) look at scores; grids and quasi-random sequences do not draw
+            independently.
 
     References:
         Papernot and Steinke 2022, arXiv 2110.03620, Theorem 2: the K runs are i.i.d.
     """
     # An exact type: a subclass may do anything.
-    if type(sampler) is not RandomSampler:
+    if type(sampler) is RandomSampler:
+        return
+    if not isinstance(sampler, BaseSampler):
+        if getattr(sampler, "independent", False) is True:
+            return
         raise DependentSamplerError(
-            f"{type(sampler).__name__} does not draw candidates independently of each other and of "
-            "their scores, which private selection needs. Use optuna.samplers.RandomSampler, or a "
-            "strategy that pays for every trial."
+            f"{type(sampler).__name__} does not declare that its draws are independent of each "
+            "other and of their scores, which private selection needs. Set `independent = True` on "
+            "it if that is so, or use the strategy 'everything', which pays for every trial."
         )
+    raise DependentSamplerError(
+        f"{type(sampler).__name__} does not draw candidates independently of each other and of "
+        "their scores, which private selection needs. Use optuna.samplers.RandomSampler, or the "
+        "strategy 'everything', which pays for every trial."
+    )

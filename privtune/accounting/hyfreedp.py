@@ -29,7 +29,7 @@ __all__ = ["HyFreeNoise", "hyfreedp_event", "hyfreedp_loss_steps", "hyfreedp_noi
 
 _LOSSES = 3
 _LOSS_BATCHES = ("same", "separate")
-GRADIENT_NOISE_FACTOR = 1.01
+GRADIENT_NOISE_FACTOR = 1.01  # the paper's γ: about 1% of the budget goes to the losses
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,12 @@ def hyfreedp_noise(
     epsilon: float,
     delta: float,
     loss_batch: str = "auto",
+    gradient_noise_factor: float = GRADIENT_NOISE_FACTOR,
 ) -> HyFreeNoise:
     """Return the noise with which a HyFreeDP training meets a target.
 
-    σ_g is 1.01 times the noise σ that plain DP-SGD needs; σ_l is solved for by the joint account.
+    σ_g is a little more than the noise σ that plain DP-SGD needs; σ_l is solved for by the joint
+    account.
 
     Args:
         rate: Sampling probability of the Poisson batches, in (0, 1].
@@ -116,6 +118,8 @@ def hyfreedp_noise(
         epsilon: Target, above 0.
         delta: Target, in (0, 1).
         loss_batch: "same", "separate", or "auto" for the one with the smaller loss noise.
+        gradient_noise_factor: σ_g over σ, above 1. Small batches need more than the paper's 1.01
+            to learn anything from their losses.
 
     Raises:
         CalibrationError: No noise meets the target.
@@ -129,7 +133,8 @@ def hyfreedp_noise(
     plain = calibrate(
         Repeated(steps, PoissonSampled(rate, Gaussian(1.0))), epsilon=target, delta=delta
     )
-    gradient_noise = GRADIENT_NOISE_FACTOR * plain.scale
+    factor = check_number("gradient_noise_factor", gradient_noise_factor, above=1.0)
+    gradient_noise = factor * plain.scale
 
     def impossible() -> CalibrationError:
         return CalibrationError(f"no noise on the losses meets epsilon = {target:g}.")

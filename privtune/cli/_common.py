@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-__all__ = ["DEFAULT_STORAGE", "AsJson", "Storage", "console", "emit_json"]
+__all__ = ["DEFAULT_STORAGE", "AsJson", "Storage", "console", "emit_json", "program"]
 
 DEFAULT_STORAGE = "sqlite:///privtune.db"
 
@@ -22,6 +24,17 @@ Storage = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 console = Console()
+
+
+def program() -> str:
+    """Return how the reader can call this program: by name, or by path if it is not on PATH."""
+    if shutil.which("privtune") is not None:
+        return "privtune"
+    script = Path(sys.executable).with_name("privtune")
+    try:
+        return str(script.relative_to(Path.cwd()))
+    except ValueError:
+        return str(script)
 
 
 def emit_json(document: Any) -> None:

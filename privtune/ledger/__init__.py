@@ -1,5 +1,6 @@
 """The durable budget: charge first, never refund, always able to show the log."""
 
+from privtune.ledger.admission import FilterState
 from privtune.ledger.certificate import export_certificate, verify_certificate
 from privtune.ledger.errors import (
     BudgetClosedError,
@@ -19,6 +20,8 @@ from privtune.ledger.errors import (
     UnknownChargeError,
 )
 from privtune.ledger.ledger import Ledger
+from privtune.ledger.migrate import upgrade_storage
+from privtune.ledger.page import render_certificate, write_file
 from privtune.ledger.rounds import Lease, Round, RoundNotFinishedError, Rounds, TaskResult
 from privtune.ledger.values import Admission, Budget, Charge, ChargeRequest, ChargeState
 from privtune.ledger.verify import Verification, verify
@@ -35,6 +38,7 @@ __all__ = [
     "ChargeStateError",
     "ClockError",
     "DeclarationClosedError",
+    "FilterState",
     "Lease",
     "Ledger",
     "LedgerBusyError",
@@ -52,6 +56,9 @@ __all__ = [
     "UnknownChargeError",
     "Verification",
     "export_certificate",
+    "render_certificate",
+    "upgrade_storage",
     "verify",
     "verify_certificate",
+    "write_file",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from privtune.accounting import Adjacency, Composed, Event, Guarantee, delta, epsilon
 from privtune.ledger.errors import BudgetClosedError, BudgetExceededError, DeclarationClosedError
@@ -20,9 +22,19 @@ from privtune.ledger.privacy_filter import (
     tabulate,
 )
 from privtune.ledger.values import Admission, Budget
-from privtune.ledger.weights import weigh
+from privtune.ledger.weights import Weight, slack_of, weigh
 
-__all__ = ["admit", "block_epsilon", "filter_room", "fits", "odometer"]
+__all__ = [
+    "FilterState",
+    "admit",
+    "block_epsilon",
+    "block_guarantee",
+    "filter_room",
+    "filter_state",
+    "fits",
+    "odometer",
+    "weights_of",
+]
 
 
 def admit(history: History, asked: Sequence[Event]) -> str:
@@ -56,6 +68,7 @@ def admit(history: History, asked: Sequence[Event]) -> str:
             requested=_composed(tuple(asked), budget).epsilon,
             spent=spent,
             remaining=max(0.0, budget.epsilon - spent),
+            used=filter_state(history).share,
         )
     return BASIS_FILTER if history.frozen else BASIS_DECLARED
 
@@ -66,24 +79,85 @@ def fits(history: History, asked: Sequence[Event]) -> bool:
     if not history.frozen:
         return _composed((*history.block.values(), *asked), budget).epsilon <= budget.epsilon
     room, room_delta = filter_room(history)
-    order = _order(budget)
-    weights = [weigh(event, order, budget.adjacency) for event in asked]
+    weights = weights_of(history, asked)
     if not all(math.isfinite(weight.divergence) for weight in weights):
         return False
     exact = [weight.exact() for weight in weights]
     return sum(w for w, _ in exact) <= room and sum(d for _, d in exact) <= room_delta
 
 
-def filter_room(history: History) -> tuple[Fraction, Fraction]:
-    """Return what the filter has left: Rényi divergence at its order, and δ. Below 0: nothing."""
+@dataclass(frozen=True)
+class FilterState:
+    """A budget's privacy filter, as it stands.
+
+    Attributes:
+        in_force: Whether something has started, so that every further charge must pass it.
+        order: Its Rényi order.
+        capacity: The divergence that it may admit on top of the declared block; None for nothing.
+        used: The divergence that it has admitted; infinite after a recorded release without one.
+        delta_capacity: The δ that it may admit for charges of approximate DP.
+        delta_used: The δ that it has admitted.
+    """
+
+    in_force: bool
+    order: float
+    capacity: float | None
+    used: float
+    delta_capacity: float
+    delta_used: float
+
+    @property
+    def share(self) -> float | None:
+        """The part of the room that is used; None while the filter is not in force."""
+        if not self.in_force:
+            return None
+        return 1.0 if not self.capacity else min(1.0, self.used / self.capacity)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        used = self.used if math.isfinite(self.used) else "inf"
+        return {**asdict(self), "used": used}
+
+
+def weights_of(history: History, asked: Sequence[Event]) -> list[Weight]:
+    """Return what events weigh in the budget's filter."""
+    budget = history.terms()
+    slack = slack_of(budget.delta)
+    return [weigh(event, _order(budget), budget.adjacency, slack) for event in asked]
+
+
+def block_guarantee(history: History) -> Guarantee:
+    """Return what the declared block costs, by every bound that applies to a fixed list."""
+    return _composed(tuple(history.block.values()), history.terms())
+
+
+def filter_state(history: History) -> FilterState:
+    """Return the filter as it stands."""
     budget = history.terms()
     order = _order(budget)
-    profile = _profile(tuple(history.block.values()), budget)
-    total = _capacity(profile, order, budget.epsilon, FILTER_SHARE * budget.delta)
-    if history.unbounded or not math.isfinite(total):
+    total = -math.inf
+    if history.frozen:
+        profile = _profile(tuple(history.block.values()), budget)
+        total = _capacity(profile, order, budget.epsilon, FILTER_SHARE * budget.delta)
+    return FilterState(
+        in_force=history.frozen,
+        order=order,
+        capacity=total if math.isfinite(total) else None,
+        used=math.inf if history.unbounded else float(history.used),
+        delta_capacity=APPROXIMATE_SHARE * budget.delta,
+        delta_used=float(history.used_delta),
+    )
+
+
+def filter_room(history: History) -> tuple[Fraction, Fraction]:
+    """Return what the filter has left: Rényi divergence at its order, and δ. Below 0: nothing."""
+    state = filter_state(history)
+    if history.unbounded or state.capacity is None:
         return Fraction(-1), Fraction(-1)
-    slack = Fraction(APPROXIMATE_SHARE * budget.delta)
-    return Fraction(total) - history.used, slack - history.used_delta
+    return (
+        Fraction(state.capacity) - history.used,
+        Fraction(state.delta_capacity) - history.used_delta,
+    )
 
 
 def odometer(history: History) -> Guarantee:
@@ -106,14 +180,17 @@ def odometer(history: History) -> Guarantee:
 
 
 def _reading(history: History, budget: Budget, block: tuple[Event, ...]) -> float:
-    if history.unbounded or history.used_delta > Fraction(APPROXIMATE_SHARE * budget.delta):
-        return math.inf
+    slack = slack_of(budget.delta)
 
     def spent(order: float) -> float:
-        return math.fsum(
-            count * weigh(event, order, budget.adjacency).divergence * (1 + 1e-12)
+        weights = [
+            (weigh(event, order, budget.adjacency, slack), count)
             for event, count in list(history.later.items())
-        )
+        ]
+        failures = math.fsum(count * weight.delta for weight, count in weights)
+        if failures * (1 + 1e-9) > APPROXIMATE_SHARE * budget.delta:
+            return math.inf
+        return math.fsum(count * weight.divergence for weight, count in weights) * (1 + 1e-9)
 
     profile = _profile(block, budget)
     return odometer_epsilon(profile, spent, epsilon=budget.epsilon, delta=budget.delta)

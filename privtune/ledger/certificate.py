@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from privtune.ledger.admission import odometer
+from privtune.ledger.admission import block_guarantee, filter_state, odometer
 from privtune.ledger.chain import ENTRY_VERSION, Entry, canonical
 from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.history import History
@@ -114,6 +114,8 @@ def _summary(history: History) -> dict[str, Any]:
             for charge in history.charges.values()
         ],
         "guarantee": odometer(history).to_dict(),
+        "block": block_guarantee(history).to_dict(),
+        "filter": filter_state(history).to_dict(),
     }
 
 

@@ -61,6 +61,7 @@ class BudgetExceededError(LedgerError):
         requested: ε of the request alone, at the budget's δ.
         spent: ε of what is charged already, by the odometer.
         remaining: ε that the odometer leaves.
+        used: Which part of the filter's room is used, once it is in force; else None.
         fitting: What would fit, in words; may be empty.
     """
 
@@ -71,18 +72,23 @@ class BudgetExceededError(LedgerError):
         requested: float,
         spent: float,
         remaining: float,
+        used: float | None = None,
         fitting: Sequence[str] = (),
     ) -> None:
         self.budget = budget
         self.requested = requested
         self.spent = spent
         self.remaining = remaining
+        self.used = used
         self.fitting = tuple(fitting)
         message = (
             f"budget {budget.name!r} (ε = {budget.epsilon:g}, δ = {budget.delta:g}) does not hold "
             f"this: it asks for ε = {requested:.3g} on its own; ε = {spent:.3g} is spent, "
-            f"ε = {remaining:.3g} is left."
+            f"ε = {remaining:.3g} is left"
         )
+        if used is not None:
+            message += f" by the odometer; of the filter, which decides, {used:.1%} is used"
+        message += "."
         if fitting:
             message += f" What fits: {'; '.join(fitting)}."
         super().__init__(message)
@@ -94,6 +100,7 @@ class BudgetExceededError(LedgerError):
             requested=self.requested,
             spent=self.spent,
             remaining=self.remaining,
+            used=self.used,
             fitting=fitting,
         )
 

@@ -21,6 +21,26 @@ from privtune.ledger.storage import Storage
 
 __all__ = ["Line", "Log", "stored_entry"]
 
+# Statements that every charge runs, built once.
+_HEAD = sa.select(budgets).where(budgets.c.name == sa.bindparam("budget"))
+_LOCKED_HEAD = _HEAD.with_for_update()
+_TAIL = (
+    sa.select(entries)
+    .where(
+        entries.c.budget == sa.bindparam("name"),
+        entries.c.seq > sa.bindparam("after"),
+        # What others append after the head was read is for the next time.
+        entries.c.seq <= sa.bindparam("until"),
+    )
+    .order_by(entries.c.seq)
+)
+_INSERT = sa.insert(entries)
+_MOVE = (
+    sa.update(budgets)
+    .where(budgets.c.name == sa.bindparam("budget"), budgets.c.entries == sa.bindparam("seen"))
+    .values(entries=sa.bindparam("seq"), head=sa.bindparam("hash"), charges=sa.bindparam("count"))
+)
+
 
 @dataclass(frozen=True)
 class Line:
@@ -59,8 +79,8 @@ class Log:
     def current(self, name: str) -> History:
         """Return what a budget's log says now."""
         with self._guard, self.storage.read() as connection:
-            head = connection.execute(sa.select(budgets).where(budgets.c.name == name))
-            return self._sync(connection, name, head.one_or_none())
+            head = connection.execute(_HEAD, {"budget": name}).one_or_none()
+            return self._sync(connection, name, head)
 
     def create(self, name: str, first: Callable[[datetime], Line]) -> tuple[History, bool]:
         """Create a budget's log with its first entry, or return the one that is there.
@@ -119,8 +139,7 @@ class Log:
     @staticmethod
     def _head(connection: Connection, name: str) -> Row[Any] | None:
         """Read a budget's head and lock it; on SQLite the transaction has the lock already."""
-        query = sa.select(budgets).where(budgets.c.name == name).with_for_update()
-        return connection.execute(query).one_or_none()
+        return connection.execute(_LOCKED_HEAD, {"budget": name}).one_or_none()
 
     def _append(
         self, connection: Connection, history: History, at: datetime, lines: Sequence[Line]
@@ -144,12 +163,17 @@ class Log:
             )
             previous = entry.hash
             written.append((entry, sealed))
-        connection.execute(sa.insert(entries), [_row(*pair) for pair in written])
+        connection.execute(_INSERT, [_row(*pair) for pair in written])
         reserved = sum(line.kind is Kind.RESERVED for line in lines)
         moved = connection.execute(
-            sa.update(budgets)
-            .where(budgets.c.name == history.name, budgets.c.entries == history.seq)
-            .values(entries=seq, head=previous, charges=len(history.charges) + reserved)
+            _MOVE,
+            {
+                "budget": history.name,
+                "seen": history.seq,
+                "seq": seq,
+                "hash": previous,
+                "count": len(history.charges) + reserved,
+            },
         )
         if moved.rowcount != 1:
             raise LedgerCorruptedError(f"budget {history.name!r} changed under the lock.")
@@ -171,13 +195,8 @@ class Log:
             )
         history = self._histories.setdefault(name, History(name))
         if head.entries > history.seq:
-            query = sa.select(entries).where(
-                entries.c.budget == name,
-                entries.c.seq > history.seq,
-                # What others append after the head was read is for the next time.
-                entries.c.seq <= head.entries,
-            )
-            for row in connection.execute(query.order_by(entries.c.seq)):
+            span = {"name": name, "after": history.seq, "until": head.entries}
+            for row in connection.execute(_TAIL, span):
                 history.apply(stored_entry(row), row.sealed)
         if (head.entries, head.head) != (history.seq, history.head):
             raise LedgerCorruptedError(

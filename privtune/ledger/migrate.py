@@ -9,7 +9,7 @@ from privtune.ledger.errors import LedgerSchemaError
 from privtune.ledger.schema import HEAD, VERSION_TABLE, metadata
 from privtune.ledger.storage import Storage
 
-__all__ = ["prepare", "schema_version", "upgrade"]
+__all__ = ["prepare", "schema_version", "upgrade", "upgrade_storage"]
 
 # One advisory lock for all who create or upgrade the schema of a PostgreSQL database.
 _LOCK = 0x707269767475
@@ -61,6 +61,15 @@ def upgrade(storage: Storage, *, create: bool = False) -> tuple[str | None, str]
             _refuse(storage, found)
         _run(connection)
     return found, HEAD
+
+
+def upgrade_storage(url: str) -> tuple[str | None, str]:
+    """Upgrade the ledger at a URL; see :func:`upgrade`."""
+    storage = Storage(url)
+    try:
+        return upgrade(storage)
+    finally:
+        storage.close()
 
 
 def _refuse(storage: Storage, found: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import (
     CheckConstraint,
     Column,
-    Float,
+    Double,
     ForeignKey,
     ForeignKeyConstraint,
     Integer,
@@ -71,9 +71,9 @@ tasks = Table(
     Column("number", Integer, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("worker", String(200), nullable=False),
-    Column("leased_until", Float, nullable=False),
+    Column("leased_until", Double, nullable=False),
     Column("done", Integer, nullable=False),
-    Column("score", Float, nullable=True),
+    Column("score", Double, nullable=True),
     Column("result", Text, nullable=True),
     PrimaryKeyConstraint("budget", "charge", "number", name="privtune_tasks_pk"),
     ForeignKeyConstraint(

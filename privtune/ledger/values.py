@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from privtune.accounting import Adjacency, Event
 from privtune.errors import InvalidInputError
 
-__all__ = ["Admission", "Budget", "Charge", "ChargeRequest", "ChargeState"]
+__all__ = ["Admission", "Budget", "Charge", "ChargeRequest", "ChargeState", "member"]
 
 E = TypeVar("E", bound=StrEnum)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -75,8 +75,8 @@ class Budget:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             allowed = "must be 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first"
             raise InvalidInputError("name", self.name, allowed)
-        object.__setattr__(self, "adjacency", _member(Adjacency, "adjacency", self.adjacency))
-        object.__setattr__(self, "admission", _member(Admission, "admission", self.admission))
+        object.__setattr__(self, "adjacency", member(Adjacency, "adjacency", self.adjacency))
+        object.__setattr__(self, "admission", member(Admission, "admission", self.admission))
         if not self.unit:
             raise InvalidInputError(
                 "unit", self.unit, "must say what is protected", "Try 'record'."
@@ -167,7 +167,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _member(kind: type[E], name: str, value: object) -> E:
+def member(kind: type[E], name: str, value: object) -> E:
+    """Return the member of an enumeration that a value names, or raise."""
     try:
         return kind(str(value))
     except ValueError:

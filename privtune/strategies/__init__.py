@@ -7,32 +7,64 @@ from collections.abc import Mapping
 from typing import Any
 
 from privtune.errors import InvalidInputError
-from privtune.strategies._base import Round, Strategy, TrialResult, reject_unknown_options
+from privtune.strategies._base import (
+    Outcome,
+    Round,
+    Strategy,
+    StrategyError,
+    TrialResult,
+    reject_unknown_options,
+)
+from privtune.strategies.everything import Everything, selection_instead
 from privtune.strategies.in_run import Fixed, InRun
-from privtune.strategies.plan import Plan, PlanningContext, ScorePlan, TrainingPlan
+from privtune.strategies.linear_scaling import LinearScaling
+from privtune.strategies.non_private import NonPrivateError, NonPrivateGrid
+from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
 from privtune.strategies.release import Cost, Release
-from privtune.strategies.selection import PapernotSteinke
+from privtune.strategies.scoring import ScorePlan, Scoring
+from privtune.strategies.selection import LiuTalwar, PapernotSteinke
+from privtune.strategies.subsampled import SubsampledTuningStrategy as SubsampledTuning
 from privtune.training.methods import METHODS
 
 __all__ = [
     "STRATEGIES",
     "Cost",
+    "Everything",
     "Fixed",
     "InRun",
+    "LinearScaling",
+    "LiuTalwar",
+    "NonPrivateError",
+    "NonPrivateGrid",
+    "Outcome",
     "PapernotSteinke",
     "Plan",
     "PlanningContext",
     "Release",
     "Round",
     "ScorePlan",
+    "Scoring",
+    "SearchPlan",
     "Strategy",
+    "StrategyError",
+    "SubsampledTuning",
     "TrainingPlan",
     "TrialResult",
     "make_strategy",
+    "selection_instead",
 ]
 
 STRATEGIES: Mapping[str, type[Any]] = {
-    strategy.name: strategy for strategy in (Fixed, PapernotSteinke)
+    strategy.name: strategy
+    for strategy in (
+        Fixed,
+        LiuTalwar,
+        PapernotSteinke,
+        SubsampledTuning,
+        LinearScaling,
+        Everything,
+        NonPrivateGrid,
+    )
 }
 """Strategies by name. Every in-run method is a strategy under its own name as well."""
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from privtune.errors import InvalidInputError, PrivTuneError
 
 if TYPE_CHECKING:
     import torch
+    from optuna.samplers import BaseSampler
 
-    from privtune.strategies.plan import Plan, PlanningContext
+    from privtune.spaces import SearchSpace
+    from privtune.strategies.plan import Plan, PlanningContext, TrainingPlan
     from privtune.training.streams import Streams
 
-__all__ = ["Round", "Strategy", "TrialResult"]
+__all__ = ["Outcome", "Round", "Strategy", "StrategyError", "TrialResult", "best_of"]
+
+
+class StrategyError(PrivTuneError):
+    """A strategy was asked for something that its guarantee does not cover."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,18 +31,38 @@ class TrialResult:
     Args:
         index: Position in its round.
         params: Hyperparameters of the candidate.
-        weights: Trained parameters, flat, shape ``[P]``.
+        weights: Trained parameters, flat, shape ``[P]``; shape ``[0]`` where there is no model.
         score: Noised (or public) score; ``-inf`` for a training that failed; ``None`` unscored.
         curves: By name, one value a step.
         transcript_digest: Digest of what the training released.
+        failed: What stopped the training, if it failed.
+        shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``;
+            empty where they are not known.
     """
 
     index: int
-    params: Mapping[str, float]
+    params: Mapping[str, Any]
     weights: torch.Tensor
     score: float | None
-    curves: Mapping[str, Sequence[float]]
-    transcript_digest: str
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    transcript_digest: str = ""
+    failed: str = ""
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a strategy hands over for release.
+
+    Args:
+        result: The released trial; ``None`` where the law drew no run at all.
+        trials: Every trial, where all of them are paid for.
+        note: One sentence about the release, if it needs one.
+    """
+
+    result: TrialResult | None
+    trials: tuple[TrialResult, ...] = ()
+    note: str = ""
 
 
 class Round(Protocol):
@@ -43,11 +72,34 @@ class Round(Protocol):
     without a second charge, because every trial derives from the round's secret and its index.
     """
 
+    space: SearchSpace
+    """What candidates are drawn from."""
+
     streams: Streams
     """Random streams of the round, derived from its secret."""
 
-    def train(self, plan: Plan, count: int) -> Sequence[TrialResult]:
-        """Train ``count`` candidates: the plan's own parameters, or draws from the space."""
+    def select(self, plan: Plan) -> Sequence[TrialResult]:
+        """Run the sealed round: K i.i.d. candidates of the plan's search, K drawn once."""
+        ...
+
+    def train(
+        self,
+        plan: Plan,
+        training: TrainingPlan,
+        params: Mapping[str, Any],
+        *,
+        name: str,
+        scored: bool = False,
+    ) -> TrialResult:
+        """Train one candidate under a name of its own, and score it if asked."""
+        ...
+
+    def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
+        """Draw trial ``number`` with an Optuna sampler made for the space; it sees earlier scores."""
+        ...
+
+    def tell(self, number: int, score: float) -> None:
+        """Tell the sampler the score of trial ``number``."""
         ...
 
 
@@ -80,8 +132,8 @@ class Strategy(Protocol):
         """
         ...
 
-    def run(self, plan: Plan, trials: Round) -> TrialResult:
-        """Run the plan and return the one result that is released.
+    def run(self, plan: Plan, trials: Round) -> Outcome:
+        """Run the plan and return what is released.
 
         **Guarantee**: everything about the data that reaches the return value is covered by the
         plan's event.
@@ -89,12 +141,25 @@ class Strategy(Protocol):
         ...
 
 
+def best_of(results: Sequence[TrialResult], streams: Streams) -> TrialResult:
+    """Return the result of the best score; ties are broken by independent uniform draws.
+
+    A NaN score counts as the worst: dropping the trial would make the choice depend on it.
+    """
+    tie_break = streams.numpy("tie-break", 0).random(len(results))
+
+    def rank(position: int) -> tuple[float, float]:
+        score = results[position].score
+        worst = score is None or math.isnan(score)
+        return (-math.inf if worst or score is None else score, float(tie_break[position]))
+
+    return results[max(range(len(results)), key=rank)]
+
+
 def reject_unknown_options(
     strategy: str, options: Mapping[str, Any], allowed: Sequence[str]
 ) -> None:
     """Refuse options that a strategy does not take, naming those that it takes."""
-    from privtune.errors import InvalidInputError
-
     if unknown := sorted(set(options) - set(allowed)):
         raise InvalidInputError(
             f"options of strategy {strategy!r}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
-from privtune.strategies._base import Round, TrialResult
+from privtune.strategies._base import Outcome, Round
 from privtune.strategies.plan import Plan, PlanningContext, TrainingPlan
 from privtune.training.methods import METHODS
 
@@ -39,7 +39,9 @@ class InRun:
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan one training of at most ``epsilon``. Touches no data."""
         method = method_class(self.method)
-        require_parameters(self.arm, method, self.parameters)
+        if not context.define_by_run:
+            require_parameters(self.arm, method, self.parameters)
+        _require_adjacency(self.arm, method, self.options, context)
         training = TrainingPlan(
             context.schedule,
             method.for_budget(
@@ -62,10 +64,9 @@ class InRun:
             sealed=("samples and their sizes", "un-noised gradients and losses"),
         )
 
-    def run(self, plan: Plan, trials: Round) -> TrialResult:
+    def run(self, plan: Plan, trials: Round) -> Outcome:
         """Train once and release the model with its curves."""
-        (result,) = trials.train(plan, 1)
-        return result
+        return Outcome(trials.train(plan, plan.training, plan.params, name="final"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,7 @@ class Fixed(InRun):
     name: ClassVar[str] = "fixed"
     summary: ClassVar[str] = "one training with hyperparameters given in advance"
 
+    arm: str = "fixed"
     method: str = "dpsgd"
 
 
@@ -103,4 +105,19 @@ def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, 
             f"parameters of arm {arm!r}",
             extra,
             f"method {method.name!r} takes {', '.join(sorted(needed)) or 'none'} and no others",
+        )
+
+
+def _require_adjacency(
+    arm: str, method: type[Method[Any]], options: Mapping[str, Any], context: PlanningContext
+) -> None:
+    """Check that a method whose noise is scaled for one adjacency runs under that one."""
+    default = getattr(method, "adjacency", None)
+    stated = options.get("adjacency", default)
+    if default is not None and stated != context.adjacency.value:
+        raise InvalidInputError(
+            f"adjacency of arm {arm!r}",
+            stated,
+            f"must be the budget's, {context.adjacency.value}",
+            "Set the option adjacency.",
         )

@@ -6,17 +6,26 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from privtune.accounting import Adjacency, Event, RunLaw, event_from_dict, run_law_from_dict
+from privtune.accounting import (
+    Adjacency,
+    Event,
+    NonPrivate,
+    RunLaw,
+    event_from_dict,
+    run_law_from_dict,
+)
+from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
+from privtune.strategies.scoring import ScorePlan, Scoring
 from privtune.tasks import Task
 from privtune.training.methods import METHODS
-from privtune.training.methods._base import Method
+from privtune.training.methods._base import Method, scale_noise_of
 from privtune.training.schedule import Schedule
 
-__all__ = ["Plan", "PlanningContext", "ScorePlan", "TrainingPlan"]
+__all__ = ["Plan", "PlanningContext", "SearchPlan", "TrainingPlan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +38,8 @@ class PlanningContext:
         space: Distributions of the hyperparameters.
         delta: The budget's δ, in (0, 1).
         adjacency: The budget's neighbouring relation.
+        scoring: How trials are scored.
+        define_by_run: Whether the space is defined by the user's own training loop.
     """
 
     task: Task
@@ -36,6 +47,8 @@ class PlanningContext:
     space: SearchSpace
     delta: float
     adjacency: Adjacency
+    scoring: Scoring = field(default_factory=Scoring)
+    define_by_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,10 +56,21 @@ class TrainingPlan:
     """One training: its clockwork and its method, noise included.
 
     The event is derived from the two, so the noise that runs is the noise that is charged.
+
+    Args:
+        schedule: Records, rate and steps.
+        method: The method, with its noise.
+        part: Which records it sees: ``all``, the ``subset`` drawn for tuning, or the ``rest``.
     """
 
     schedule: Schedule
     method: Method[Any]
+    part: str = "all"
+
+    def scaled(self, factor: float) -> TrainingPlan:
+        """Return the plan with every noise multiplier times ``factor``."""
+        method: Method[Any] = scale_noise_of(self.method, factor)
+        return dataclasses.replace(self, method=method)
 
     @property
     def event(self) -> Event:
@@ -63,6 +87,7 @@ class TrainingPlan:
         return {
             "schedule": dataclasses.asdict(self.schedule),
             "method": {"name": self.method.name, **_fields(self.method)},
+            "part": self.part,
         }
 
     @classmethod
@@ -70,27 +95,50 @@ class TrainingPlan:
         """Read what :meth:`to_dict` wrote."""
         fields = dict(data["method"])
         method = METHODS[fields.pop("name")](**fields)
-        return cls(Schedule(**data["schedule"]), method)
+        return cls(Schedule(**data["schedule"]), method, data["part"])
 
 
 @dataclass(frozen=True)
-class ScorePlan:
-    """How a trial is scored: the accuracy on the validation split, noised if the split is private.
+class SearchPlan:
+    """The trials of an arm: what they may run, and how many there are.
 
     Args:
-        records: Public number of validation records; the accuracy's sensitivity is 1/records under
-            add/remove with this number public.
-        noise_multiplier: Gaussian noise over that sensitivity; ``None`` if the split is declared
-            public.
+        trainings: One; or, where candidates differ in their guarantee, one a point of the grid.
+        points: The grid's points, in the same order: values of the hyperparameters that change the
+            guarantee. One empty point where there is a single training.
+        trials: How many trials there are; ``None`` where the number is drawn from the plan's law.
     """
 
-    records: int
-    noise_multiplier: float | None
+    trainings: tuple[TrainingPlan, ...]
+    points: tuple[Mapping[str, Any], ...] = ({},)
+    trials: int | None = None
+
+    def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
+        """Return what a candidate runs."""
+        for training, point in zip(self.trainings, self.points, strict=True):
+            if all(params.get(name) == value for name, value in point.items()):
+                return training
+        raise InvalidInputError("candidate", dict(params), "must be a point of the plan's grid")
 
     @property
-    def standard_deviation(self) -> float:
-        """Standard deviation of the noise on the accuracy, as a fraction of 1."""
-        return 0.0 if self.noise_multiplier is None else self.noise_multiplier / self.records
+    def mean_gradient_evaluations(self) -> float:
+        """Expected per-sample gradients of one trial; points are drawn uniformly."""
+        each = [training.expected_gradient_evaluations for training in self.trainings]
+        return sum(each) / len(each)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON-ready data."""
+        return {
+            "trainings": [training.to_dict() for training in self.trainings],
+            "points": [dict(point) for point in self.points],
+            "trials": self.trials,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SearchPlan:
+        """Read what :meth:`to_dict` wrote."""
+        trainings = tuple(TrainingPlan.from_dict(d) for d in data["trainings"])
+        return cls(trainings, tuple(data["points"]), data["trials"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +149,16 @@ class Plan:
         arm: Name of the arm.
         strategy: Name of the strategy.
         event: What the arm costs; the ledger charges exactly this.
-        training: What one trial runs.
+        training: What the released model's training runs.
         params: Hyperparameters given in advance; empty where they are drawn or adapted.
-        runs: Law of the secret number of runs; ``None`` for a single training.
+        runs: Law of the secret number of runs; ``None`` where the number is public.
         score: How trials are scored; ``None`` where nothing is chosen.
         released: What leaves the trust boundary, in words.
         sealed: What does not, in words.
+        search: The trials that hyperparameters are chosen from; ``None`` where nothing is chosen.
+        final: Whether the released model is trained after the search, and not one of its trials.
+        rate: Probability that a record is in the subset that is tuned on; ``None`` without subset.
+        details: What else there is to say about the plan, JSON-ready.
     """
 
     arm: str
@@ -118,6 +170,15 @@ class Plan:
     score: ScorePlan | None
     released: tuple[str, ...]
     sealed: tuple[str, ...]
+    search: SearchPlan | None = None
+    final: bool = True
+    rate: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the arm has any guarantee. One that has none is no part of a budget."""
+        return not isinstance(self.event, NonPrivate)
 
     @property
     def is_sealed(self) -> bool:
@@ -127,12 +188,19 @@ class Plan:
     @property
     def expected_runs(self) -> float:
         """Expected number of trainings."""
-        return 1.0 if self.runs is None else self.runs.expected_runs
+        last = 1.0 if self.final else 0.0
+        if self.runs is not None:
+            return self.runs.expected_runs + last
+        return last + (0.0 if self.search is None else float(self.search.trials or 0))
 
     @property
     def expected_gradient_evaluations(self) -> float:
         """Expected per-sample gradients of the whole arm."""
-        return self.expected_runs * self.training.expected_gradient_evaluations
+        last = self.training.expected_gradient_evaluations if self.final else 0.0
+        if self.search is None:
+            return last
+        trials = self.expected_runs - (1.0 if self.final else 0.0)
+        return last + trials * self.search.mean_gradient_evaluations
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
@@ -146,6 +214,10 @@ class Plan:
             "score": None if self.score is None else dataclasses.asdict(self.score),
             "released": list(self.released),
             "sealed": list(self.sealed),
+            "search": None if self.search is None else self.search.to_dict(),
+            "final": self.final,
+            "rate": self.rate,
+            "details": dict(self.details),
         }
 
     @classmethod
@@ -161,6 +233,10 @@ class Plan:
             score=None if data["score"] is None else ScorePlan(**data["score"]),
             released=tuple(data["released"]),
             sealed=tuple(data["sealed"]),
+            search=None if data["search"] is None else SearchPlan.from_dict(data["search"]),
+            final=data["final"],
+            rate=data["rate"],
+            details=data["details"],
         )
 
     def digest(self) -> str:

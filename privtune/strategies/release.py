@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
     from privtune.accounting import Guarantee
+    from privtune.strategies._base import TrialResult
 
-__all__ = ["Cost", "Release"]
+__all__ = ["Cost", "Release", "split"]
 
 
 @dataclass(frozen=True)
@@ -38,18 +40,22 @@ class Release:
         arm: Name of the arm.
         strategy: Name of the strategy.
         params: Hyperparameters of the released model.
-        weights: The released model's parameters, flat, shape ``[P]``.
+        weights: The released model's parameters, flat, shape ``[P]``; shape ``[0]`` where the
+            release is "nothing".
         score: Its noised (or public) validation score, if the strategy scored.
         curves: By name, one value a step: functions of paid-for releases only. Empty if sealed.
         guarantee: What the arm cost, and by which bound.
         utility: Metrics of the released model on splits declared public.
         cost: What it took, or is expected to take.
         sealed: Whether the arm's trials are sealed.
+        trials: Every trial, where all of them are paid for; else empty.
+        note: One sentence about the release, if it needs one.
+        shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``.
     """
 
     arm: str
     strategy: str
-    params: Mapping[str, float]
+    params: Mapping[str, Any]
     weights: torch.Tensor
     score: float | None
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -57,3 +63,24 @@ class Release:
     utility: Mapping[str, float] = field(default_factory=dict)
     cost: Cost
     sealed: bool
+    trials: Sequence[TrialResult] = ()
+    note: str = ""
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the released parameters by name: ``model.load_state_dict(release.state_dict())``."""
+        return split(self.weights, self.shapes)
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether no model was released: no run was drawn, or every run failed."""
+        return self.weights.numel() == 0
+
+
+def split(weights: torch.Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:
+    """Cut a flat vector into the parameters that lie in it."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    if weights.numel() == 0 or not shapes:
+        return {}
+    parts = weights.split(sizes)
+    return {n: part.reshape(tuple(s)) for (n, s), part in zip(shapes.items(), parts, strict=True)}

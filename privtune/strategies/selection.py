@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from privtune.accounting import (
-    Gaussian,
+    Event,
     Parallel,
     PrivateSelection,
     RunLaw,
@@ -16,28 +15,158 @@ from privtune.accounting import (
     run_law_from_dict,
 )
 from privtune.errors import InvalidInputError
-from privtune.strategies._base import Round, TrialResult
+from privtune.spaces import DependentSamplerError
+from privtune.strategies._base import Outcome, Round, StrategyError, best_of
+from privtune.strategies.grid import CHANGING, search_event, search_plan
 from privtune.strategies.in_run import method_class, require_parameters
-from privtune.strategies.plan import Plan, PlanningContext, ScorePlan, TrainingPlan
-from privtune.training.methods._base import scale_noise_of
+from privtune.strategies.laws import choose_law
+from privtune.strategies.plan import Plan, PlanningContext, SearchPlan
+from privtune.strategies.scoring import ScorePlan
 
-__all__ = ["PapernotSteinke", "best_of"]
+__all__ = ["LiuTalwar", "PapernotSteinke", "Selection", "nothing_note"]
+
+_RELEASED = ("the best model", "its hyperparameters", "its noised validation score")
+_SEALED = (
+    "every other candidate: hyperparameters, score, model",
+    "the number of runs",
+    "times and progress of the round",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PapernotSteinke:
-    """Release the best of K i.i.d. candidates, with K drawn from a law and never shown.
+class Selection:
+    """What every private selection has: a method to search, and the checks that make it valid.
 
     Args:
         arm: Name of the arm.
-        law: ``geometric`` (the default: it gives the most for its price), ``logarithmic``,
-            ``truncated_negative_binomial`` (with ``shape``), ``poisson`` or ``binomial``.
-        mean_runs: Mean number of runs, at least 1.
-        shape: Shape of the truncated negative binomial law, above -1; only with that law.
-        maximum: Hard cap on the number of runs; part of the law, and so of the price.
         method: The training method whose hyperparameters are searched.
         parameters: Hyperparameters held fixed; the study's space gives the others.
         options: Further options of the method.
+        guarantee: ``common`` or ``weighted``, where the space changes what a candidate costs.
+        sampler: ``random``, the only one whose draws are independent.
+        pruner: Refused: it compares a trial with others.
+    """
+
+    arm: str
+    method: str = "dpsgd"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    guarantee: str | None = None
+    sampler: str = "random"
+    pruner: str | None = None
+
+    def check(self, context: PlanningContext) -> None:
+        """Refuse what private selection does not cover, while planning."""
+        require_random(self.arm, self.sampler)
+        if self.pruner not in (None, "none"):
+            raise StrategyError(
+                f"Arm {self.arm!r} asks for pruner {self.pruner!r}, which compares a trial with the "
+                "others: private selection does not cover that. Leave the pruner out, stop a trial "
+                "on its own noisy releases, or use the strategy 'everything'."
+            )
+        self.check_parameters(context)
+
+    def check_parameters(self, context: PlanningContext) -> None:
+        """Refuse hyperparameters that are missing, unknown, or given twice."""
+        if context.define_by_run:
+            return
+        if overlap := sorted(set(self.parameters) & set(context.space)):
+            raise InvalidInputError(
+                f"parameters of arm {self.arm!r}", overlap, "are searched by the space as well"
+            )
+        searched = [name for name in context.space if name not in CHANGING]
+        require_parameters(
+            self.arm,
+            method_class(self.method),
+            {**self.parameters, **dict.fromkeys(searched, 0.0)},
+        )
+
+    def base(
+        self, context: PlanningContext, *, epsilon: float, part: str = "all"
+    ) -> tuple[SearchPlan, ScorePlan]:
+        """Plan one run, training and score each at ``epsilon``."""
+        search = search_plan(
+            context,
+            arm=self.arm,
+            method=self.method,
+            options=self.options,
+            guarantee=self.guarantee,
+            epsilon=epsilon,
+            part=part,
+        )
+        score = context.scoring.plan(
+            records=context.task.validation_records,
+            public=context.task.public_validation,
+            epsilon=epsilon,
+            delta=context.delta,
+            adjacency=context.adjacency,
+        )
+        return search, score
+
+    def run_event(self, search: SearchPlan, score: ScorePlan) -> Event:
+        """Return what one run costs: training and validation records are disjoint."""
+        training = search_event(search, weighted=self.guarantee == "weighted")
+        return training if score.event is None else Parallel((training, score.event))
+
+    def plan_selection(
+        self,
+        context: PlanningContext,
+        law: RunLaw,
+        *,
+        epsilon: float,
+        details: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """Plan a selection of at most ``epsilon`` as a whole."""
+        # A first guess for one run at half the target fixes the ratio of training to score noise;
+        # the whole is then scaled by one factor until the selection meets the target.
+        search, score = self.base(context, epsilon=epsilon / 2)
+        scale = calibrate(
+            PrivateSelection(self.run_event(search, score), law),
+            epsilon=epsilon,
+            delta=context.delta,
+            adjacency=context.adjacency,
+        ).scale
+        search = scaled(search, scale)
+        score = score.scaled(scale)
+        return Plan(
+            arm=self.arm,
+            strategy=getattr(self, "name", "selection"),
+            event=PrivateSelection(self.run_event(search, score), law),
+            training=search.trainings[0],
+            params=dict(self.parameters),
+            runs=law,
+            score=score,
+            released=_RELEASED if score.event is not None else (*_RELEASED[:2], "its public score"),
+            sealed=_SEALED,
+            search=search,
+            final=False,
+            details=details or {},
+        )
+
+    def run(self, plan: Plan, trials: Round) -> Outcome:
+        """Draw K, train K candidates, release the best."""
+        results = trials.select(plan)
+        if not results:
+            return Outcome(None, note=nothing_note())
+        best = best_of(results, trials.streams)
+        note = "Every candidate's training failed; there is no model." if best.failed else ""
+        return Outcome(best, note=note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PapernotSteinke(Selection):
+    """Release the best of K i.i.d. candidates, with K drawn from a law and never shown.
+
+    Args:
+        law: ``geometric`` (the default: it gives the most for its price), ``logarithmic``,
+            ``truncated_negative_binomial`` (with ``shape``), ``poisson`` (K = 0 possible: the
+            release is then "nothing"), ``binomial`` (with ``n``), or ``auto``: the law and mean
+            that find a top-10% candidate with probability ``power`` at the least noise.
+        mean_runs: Mean number of runs; 10 unless given.
+        shape: Shape of the truncated negative binomial law, above -1; only with that law.
+        n: Number of trials of the binomial law; only with that law.
+        power: Only with ``auto``; 0.6 unless given.
+        maximum: Hard cap on the number of runs; part of the law, and so of the price.
 
     References:
         Papernot and Steinke 2022, arXiv 2110.03620; Liu and Talwar 2019, arXiv 1811.07971.
@@ -46,102 +175,127 @@ class PapernotSteinke:
     name: ClassVar[str] = "papernot-steinke"
     summary: ClassVar[str] = "private selection: the best of a secret number of random candidates"
 
-    arm: str
+    arm: str = "papernot-steinke"
     law: str = "geometric"
-    mean_runs: float = 10.0
+    mean_runs: float | None = None
     shape: float | None = None
+    n: int | None = None
+    power: float | None = None
     maximum: int | None = None
-    method: str = "dpsgd"
-    parameters: Mapping[str, float] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     def run_law(self) -> RunLaw:
-        """Return the law of the number of runs."""
-        fields: dict[str, Any] = {"law": self.law, "mean": self.mean_runs}
-        if self.shape is not None:
-            fields["shape"] = self.shape
-        if self.maximum is not None:
-            fields["maximum"] = self.maximum
+        """Return the law of the number of runs, where it is given."""
+        if self.power is not None:
+            raise InvalidInputError("power", self.power, "is taken with law: auto only")
+        mean = 10.0 if self.mean_runs is None else self.mean_runs
+        fields: dict[str, Any] = {"law": self.law, "mean": mean}
+        for name in ("shape", "n", "maximum"):
+            if getattr(self, name) is not None:
+                fields[name] = getattr(self, name)
         return run_law_from_dict(fields)
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan a selection of at most ``epsilon`` as a whole. Touches no data."""
-        law = self.run_law()
-        method = method_class(self.method)
-        if overlap := sorted(set(self.parameters) & set(context.space)):
+        if self.law != "auto":
+            law = self.run_law()
+            self.check(context)
+            return self.plan_selection(context, law, epsilon=epsilon)
+        given = [name for name in ("mean_runs", "shape", "n", "maximum") if getattr(self, name)]
+        if given:
             raise InvalidInputError(
-                f"parameters of arm {self.arm!r}", overlap, "are searched by the space as well"
+                "law", "auto", f"chooses by itself, so leave out {', '.join(given)}"
             )
-        require_parameters(
-            self.arm, method, {**self.parameters, **dict.fromkeys(context.space, 0.0)}
-        )
-        # A first guess for one run at half the target fixes the ratio of training to score noise;
-        # the whole is then scaled by one factor until the selection meets the target.
-        guess = epsilon / 2
-        base = TrainingPlan(
-            context.schedule,
-            method.for_budget(context.schedule, epsilon=guess, delta=context.delta, **self.options),
-        )
-        score = _score_plan(context, guess)
-        scale = calibrate(
-            _selection_event(base, score, law),
+        self.check(context)
+        power = 0.6 if self.power is None else self.power
+        search, score = self.base(context, epsilon=1.0)
+        law, trade = choose_law(
+            self.run_event(search, score),
             epsilon=epsilon,
             delta=context.delta,
             adjacency=context.adjacency,
-        ).scale
-        training = replace(base, method=scale_noise_of(base.method, scale))
-        if score.noise_multiplier is not None:
-            score = replace(score, noise_multiplier=score.noise_multiplier * scale)
-        return Plan(
-            arm=self.arm,
-            strategy=self.name,
-            event=_selection_event(training, score, law),
-            training=training,
-            params=dict(self.parameters),
-            runs=law,
-            score=score,
-            released=("the best model", "its hyperparameters", "its noised validation score"),
-            sealed=(
-                "every other candidate: hyperparameters, score, model",
-                "the number of runs",
-                "times and progress of the round",
-            ),
+            power=power,
+        )
+        details = {"law_auto": {"power": power, "trade": trade}}
+        return self.plan_selection(context, law, epsilon=epsilon, details=details)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiuTalwar(Selection):
+    """Random stopping: after every run stop with probability γ, then release the best so far.
+
+    With a known threshold the release is the first candidate whose score reaches it, or "nothing".
+    That is the selection under the order that knows only "reached" and "not reached", so its price
+    is the same: given that some run reached the threshold, the first one and a uniformly drawn one
+    have the same law.
+
+    Args:
+        gamma: Probability of stopping after a run, in (0, 1]; or give ``mean_runs``.
+        mean_runs: 1/γ; 10 unless either is given.
+        maximum: Hard cap on the number of runs.
+        threshold: A score known in advance without looking at the data.
+
+    References:
+        Liu and Talwar 2019, arXiv 1811.07971, Algorithm 1 (threshold) and Section 4 (best).
+    """
+
+    name: ClassVar[str] = "liu-talwar"
+    summary: ClassVar[str] = "private selection by random stopping, or up to a known score"
+
+    arm: str = "liu-talwar"
+    gamma: float | None = None
+    mean_runs: float | None = None
+    maximum: int | None = None
+    threshold: float | None = None
+
+    def run_law(self) -> RunLaw:
+        """Return the geometric law of the number of runs."""
+        if self.gamma is not None and self.mean_runs is not None:
+            raise InvalidInputError("gamma", self.gamma, "and mean_runs say the same: give one")
+        if self.gamma is not None and not 0 < self.gamma <= 1:
+            raise InvalidInputError("gamma", self.gamma, "must lie in (0, 1]")
+        mean = 1 / self.gamma if self.gamma is not None else self.mean_runs
+        fields: dict[str, Any] = {"law": "geometric", "mean": 10.0 if mean is None else mean}
+        return run_law_from_dict(fields | ({"maximum": self.maximum} if self.maximum else {}))
+
+    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan a random stopping of at most ``epsilon`` as a whole. Touches no data."""
+        law = self.run_law()
+        self.check(context)
+        details = {} if self.threshold is None else {"threshold": self.threshold}
+        return self.plan_selection(context, law, epsilon=epsilon, details=details)
+
+    def run(self, plan: Plan, trials: Round) -> Outcome:
+        """Draw K, train K candidates, release the best, or the first that reaches the threshold."""
+        if self.threshold is None:
+            return super().run(plan, trials)
+        for result in trials.select(plan):
+            if result.score is not None and result.score >= self.threshold:
+                return Outcome(result)
+        return Outcome(
+            None, note=f"No run reached the score {self.threshold:g}: the release is nothing."
         )
 
-    def run(self, plan: Plan, trials: Round) -> TrialResult:
-        """Draw K, train K candidates, release the best."""
-        if plan.runs is None:
-            raise InvalidInputError("plan.runs", None, "a selection needs a law of runs")
-        count = plan.runs.sample(trials.streams.numpy("runs", 0))
-        return best_of(trials.train(plan, count), trials)
+
+def require_random(arm: str, sampler: str) -> None:
+    """Refuse a sampler whose draws are not independent, by its name in a spec."""
+    if sampler != "random":
+        raise DependentSamplerError(
+            f"Arm {arm!r} asks for sampler {sampler!r}, whose draws are not independent of each "
+            "other and of their scores, which private selection needs. Use sampler: random (a grid: "
+            "categorical choices, drawn with replacement), or the strategy 'everything', which pays "
+            "for every trial."
+        )
 
 
-def best_of(results: Any, trials: Round) -> TrialResult:
-    """Return the result of the best score; ties are broken by independent uniform draws.
-
-    A NaN score counts as the worst: dropping the trial would make the choice depend on it.
-    """
-    tie_break = trials.streams.numpy("tie-break", 0).random(len(results))
-
-    def rank(result: TrialResult) -> tuple[float, float]:
-        score = -math.inf if result.score is None or math.isnan(result.score) else result.score
-        return (score, float(tie_break[result.index]))
-
-    best: TrialResult = max(results, key=rank)
-    return best
+def scaled(search: SearchPlan, factor: float) -> SearchPlan:
+    """Return the search with all noise times ``factor``."""
+    return replace(search, trainings=tuple(t.scaled(factor) for t in search.trainings))
 
 
-def _score_plan(context: PlanningContext, epsilon: float) -> ScorePlan:
-    if context.task.public_validation:
-        return ScorePlan(context.task.validation_records, None)
-    noise = calibrate(
-        Gaussian(1.0), epsilon=epsilon, delta=context.delta, adjacency=context.adjacency
-    ).scale
-    return ScorePlan(context.task.validation_records, noise)
-
-
-def _selection_event(training: TrainingPlan, score: ScorePlan, law: RunLaw) -> PrivateSelection:
-    if score.noise_multiplier is None:
-        return PrivateSelection(training.event, law)
-    # Training and validation records are disjoint: a person is in one of the two.
-    return PrivateSelection(Parallel((training.event, Gaussian(score.noise_multiplier))), law)
+def nothing_note() -> str:
+    """Return the sentence about a release of nothing."""
+    return (
+        "The law of the number of runs drew 0, so nothing was trained and the release is nothing. "
+        "That is part of the law: drawing again until a run comes would be another law, of another "
+        "price. The charge is spent."
+    )

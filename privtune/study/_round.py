@@ -1,138 +1,225 @@
-"""A round: the trials of one arm, resumable without a second charge."""
+"""A round: the trials of one arm, on the ledger's table, resumable without a second charge."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from privtune.errors import PrivTuneError
-from privtune.execution.inline import OnStep, chunks, train_trials
-from privtune.strategies import Plan, TrialResult
-from privtune.study._store import StudyStore
+from privtune.execution.files import read_result, write_result
+from privtune.execution.processes import run_workers
+from privtune.execution.table import Handed, make_rounds, work_through
+from privtune.execution.training import OnStep, part_of, train_trials
+from privtune.strategies import Plan, TrainingPlan, TrialResult
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+    from privtune.ledger import Lease, Ledger, Rounds
     from privtune.spaces import SearchSpace
+    from privtune.study._store import StudyStore
     from privtune.tasks import Task, TaskData
 
-__all__ = ["StudyRound", "read_result", "write_result"]
+__all__ = ["Files", "StudyRound", "TrialFiles", "work_on_rows"]
 
-_STACK = 16  # candidates trained before their results are written
+_STACK = 16  # candidates that are trained together
+_TRIALS, _FINAL = 10_000_000, 20_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(ABC):
+    """Trains candidates of an arm, and keeps each result in a file under its own secret.
+
+    Args:
+        plan: The arm's plan.
+        secret: 32 secret bytes of the arm: everything random derives from them.
+        folder: Holds results; inside the trust boundary.
+        space: What candidates are drawn from.
+    """
+
+    plan: Plan
+    secret: bytes
+    folder: Path
+    space: SearchSpace
+
+    @property
+    def streams(self) -> Streams:
+        """The streams of the arm as a whole: number of runs, candidates, ties, subset."""
+        return Streams(self.secret)
+
+    def candidate(self, number: int) -> dict[str, Any]:
+        """Return the hyperparameters of a row: a function of the secret and its number alone."""
+        return {**self.plan.params, **self.space.draw(self.streams, number)}
+
+    @abstractmethod
+    def train(
+        self, training: TrainingPlan, trials: Mapping[int, Mapping[str, Any]], *, scored: bool
+    ) -> list[TrialResult]:
+        """Train some candidates."""
+
+    def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
+        """Train leased rows, those of one training together, and write their results."""
+        search = self.plan.search
+        if search is None:
+            return
+        rows = {lease.number: self.candidate(lease.number) for lease in leases}
+        by_number = {lease.number: lease for lease in leases}
+        for training in search.trainings:
+            own = {n: p for n, p in rows.items() if search.training_of(p) == training}
+            if not own:
+                continue
+            for result in self.train(training, own, scored=True):
+                lease = by_number[result.index]
+                name = f"trial-{lease.number:06d}-{lease.worker}-{lease.attempt}.safetensors"
+                write_result(result, self.folder / name)
+                score = -math.inf if result.score is None else result.score
+                yield lease, score, {"file": name}
+
+    def drop(self, handed: Handed) -> None:
+        """Delete a result that came second: one output of a row is ever seen."""
+        (self.folder / handed[2]["file"]).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFiles(Files):
+    """Trains candidates of a task with the engine, whole stacks at once.
+
+    Args:
+        task: The task.
+        data: Its data; the arm's charge has been started.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        on_step: Progress.
+    """
+
+    task: Task
+    data: TaskData
+    device: str = "auto"
+    on_step: OnStep | None = None
+
+    def train(
+        self, training: TrainingPlan, trials: Mapping[int, Mapping[str, Any]], *, scored: bool
+    ) -> list[TrialResult]:
+        """Train some candidates together."""
+        return train_trials(
+            training,
+            task=self.task,
+            data=self.data,
+            records=part_of(self.data.train, training.part, self.plan.rate, self.streams),
+            score=self.plan.score if scored else None,
+            trials=trials,
+            secrets={index: self.streams.key("trial", index) for index in trials},
+            device=self.device,
+            on_step=self.on_step,
+        )
+
+
+def work_on_rows(rounds: Rounds, charge_id: str, files: Files, *, stack: int = _STACK) -> None:
+    """Work through a round's rows in this process."""
+    work_through(rounds, charge_id, files.run_rows, stack=stack, dropped=files.drop)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRound:
-    """The round of one arm. Every trial derives from ``secret`` and its index.
+    """The round of one arm, as its strategy sees it.
 
     Args:
         study: Name of the study.
-        arm: Name of the arm.
-        secret: 32 secret bytes.
-        store: Holds the trial rows.
-        folder: Holds finished results; inside the trust boundary.
-        task: The task.
-        data: Its data; the arm's charge has been started.
-        space: What candidates are drawn from, if the plan draws.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        on_step: Progress of a stack.
+        store: Optuna's storage, for the curator.
+        ledger: Holds the round's rows.
+        charge_id: The arm's charge; None for an arm without any guarantee.
+        files: Trains and keeps results.
+        n_jobs: Worker processes; 1 trains in this process, whole stacks at once.
+        worker: Function and arguments of a worker process.
     """
 
     study: str
-    arm: str
-    secret: bytes
     store: StudyStore
-    folder: Path
-    task: Task
-    data: TaskData
-    space: SearchSpace
-    device: str = "auto"
-    on_step: OnStep | None = None
+    ledger: Ledger
+    charge_id: str | None
+    files: Files
+    n_jobs: int = 1
+    worker: tuple[Callable[..., None], tuple[Any, ...]] | None = None
 
     @property
     def streams(self) -> Streams:
-        """The streams of the round as a whole: number of runs, candidates, ties."""
-        return Streams(self.secret)
+        """The streams of the arm."""
+        return self.files.streams
 
-    def train(self, plan: Plan, count: int) -> Sequence[TrialResult]:
-        """Train the trials that are not done yet, and return all ``count`` of them."""
-        trials = self._candidates(plan, count)
-        done = {i: read_result(self._path(i)) for i in trials if self._path(i).exists()}
-        for stack in chunks([i for i in trials if i not in done], _STACK):
-            for result in train_trials(
-                plan,
-                task=self.task,
-                data=self.data,
-                trials={i: trials[i] for i in stack},
-                secrets={i: self._trial_secret(i) for i in stack},
-                device=self.device,
-                on_step=self.on_step,
-            ):
-                write_result(result, self._path(result.index))
-                done[result.index] = result
-        if plan.score is not None:
-            self.store.finish(self.study, self.arm, {i: _told(r) for i, r in done.items()})
-        return [done[i] for i in range(count)]
+    @property
+    def space(self) -> SearchSpace:
+        """What candidates are drawn from."""
+        return self.files.space
 
-    def discard(self, *, keep: int) -> None:
-        """Delete every result but one: losing models have no further use, and are private."""
-        for path in self.folder.glob("trial-*.safetensors"):
-            if path != self._path(keep):
-                path.unlink()
+    def select(self, plan: Plan) -> Sequence[TrialResult]:
+        """Run the sealed round: rows that have no result yet, then read all of them."""
+        if self.charge_id is None:
+            return ()
+        rounds = make_rounds(self.ledger)
+        self._work(rounds, self.charge_id)
+        results = [self._row(row.number, row.result) for row in rounds.results(self.charge_id)]
+        self.store.record(self.study, plan.arm, space=self.space, results=results)
+        return results
 
-    def _candidates(self, plan: Plan, count: int) -> Mapping[int, Mapping[str, float]]:
-        if plan.runs is None:
-            return {index: dict(plan.params) for index in range(count)}
-        drawn = self.store.draw(
-            self.study, self.arm, space=self.space, streams=self.streams, indices=range(count)
+    def train(
+        self,
+        plan: Plan,
+        training: TrainingPlan,
+        params: Mapping[str, Any],
+        *,
+        name: str,
+        scored: bool = False,
+    ) -> TrialResult:
+        """Train one candidate, unless its result is there."""
+        path = self.files.folder / f"{name}.safetensors"
+        if path.exists():
+            return read_result(path)
+        # Numbers of their own: no stream of a named training is that of a row.
+        number = int(name.rpartition("-")[2]) if "-" in name else 0
+        first = _TRIALS if "-" in name else _FINAL
+        (result,) = self.files.train(training, {first + number: params}, scored=scored)
+        result = replace(result, index=number)
+        write_result(result, path)
+        return result
+
+    def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
+        """Draw a trial with Optuna; a row that exists is used again."""
+        return self.store.ask(
+            self.study, self.files.plan.arm, number, space=self.space, sampler=make(self.space)
         )
-        return {index: {**plan.params, **params} for index, params in drawn.items()}
 
-    def _trial_secret(self, index: int) -> bytes:
-        return self.streams.key("trial", index)
+    def tell(self, number: int, score: float) -> None:
+        """Tell Optuna a score, once."""
+        self.store.tell(self.study, self.files.plan.arm, number, score)
 
-    def _path(self, index: int) -> Path:
-        return self.folder / f"trial-{index:06d}.safetensors"
+    def discard(self) -> None:
+        """Delete all results: losing models have no further use, and are private."""
+        for path in self.files.folder.glob("*.safetensors"):
+            path.unlink()
 
+    def _work(self, rounds: Rounds, charge_id: str) -> None:
+        """Give every row a result."""
+        if self.n_jobs > 1 and self.worker is not None:
+            target, args = self.worker
+            run_workers(
+                target, args, jobs=self.n_jobs, open_count=lambda: rounds.open_count(charge_id)
+            )
+        else:
+            work_on_rows(rounds, charge_id, self.files)
 
-def write_result(result: TrialResult, path: Path) -> None:
-    """Write a result so that it is there whole or not at all."""
-    from safetensors.torch import save_file
+    def _row(self, number: int, document: Mapping[str, Any]) -> TrialResult:
+        if "file" in document:
+            return read_result(self.files.folder / document["file"])
+        import torch
 
-    document = {
-        "index": result.index,
-        "params": dict(result.params),
-        "score": None if result.score is None else repr(result.score),
-        "curves": {name: list(values) for name, values in result.curves.items()},
-        "transcript_digest": result.transcript_digest,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    partial = path.with_suffix(f".partial-{os.getpid()}")
-    save_file(
-        {"weights": result.weights.contiguous()}, partial, metadata={"result": json.dumps(document)}
-    )
-    partial.replace(path)
-
-
-def read_result(path: Path) -> TrialResult:
-    """Read what :func:`write_result` wrote."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        weights = file.get_tensor("weights")
-    if "result" not in metadata:
-        raise PrivTuneError(f"{path.name} is not a trial's result; move it away and run again.")
-    document = json.loads(metadata["result"])
-    score = document.pop("score")
-    return TrialResult(weights=weights, score=None if score is None else float(score), **document)
-
-
-def _told(result: TrialResult) -> float:
-    score = -math.inf if result.score is None else result.score
-    return -math.inf if math.isnan(score) else score
+        # The row's workers died again and again: a result, with the worst score.
+        return TrialResult(
+            index=number,
+            params=self.files.candidate(number),
+            weights=torch.empty(0),
+            score=-math.inf,
+            failed=str(document.get("failed", "gave up")),
+        )

@@ -8,18 +8,23 @@ boundary. Everything is stored as JSON with a schema version.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.trial import TrialState
 from sqlalchemy.engine import make_url
 
 from privtune.errors import PrivTuneError
-from privtune.spaces import independent_sampler
-from privtune.training.streams import Streams
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
+    from privtune.spaces import SearchSpace
+    from privtune.strategies import TrialResult
 
 __all__ = ["StudyExistsError", "StudyNotFoundError", "StudyStore", "artifact_root"]
 
@@ -50,8 +55,10 @@ class StudyStore:
             engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {},
         )
 
-    def create(self, name: str, arms: Iterable[str], document: Mapping[str, Any]) -> None:
-        """Store a new study and its arms.
+    def create(
+        self, name: str, arms: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]
+    ) -> None:
+        """Store a new study, its arms, and the first values of each.
 
         Raises:
             StudyExistsError: If the name is taken.
@@ -63,13 +70,10 @@ class StudyStore:
                 f"A study named {name!r} exists already in this storage. Choose another name, or "
                 f"go on with it: privtune study run {name}."
             ) from None
-        for arm in arms:
-            optuna.create_study(
-                study_name=_arm_name(name, arm),
-                storage=self._storage,
-                direction="maximize",
-                load_if_exists=True,
-            )
+        for arm, values in arms.items():
+            self.add_arm(name, arm)
+            for key, value in values.items():
+                self.set(name, arm, key, value)
         # The document goes last: a study without one was never completely created.
         study.set_user_attr(f"{_PREFIX}schema", _SCHEMA)
         study.set_user_attr(f"{_PREFIX}document", dict(document))
@@ -111,47 +115,77 @@ class StudyStore:
         # Through JSON once, so that what is read back is what was written.
         self._load(_arm_name(name, arm)).set_user_attr(_PREFIX + key, json.loads(json.dumps(value)))
 
-    def draw(
+    def record(
+        self, name: str, arm: str, *, space: SearchSpace, results: Sequence[TrialResult]
+    ) -> None:
+        """Record the trials of a finished round, for the curator's tools. A row is written once."""
+        study = self._load(_arm_name(name, arm))
+        there = {t.user_attrs.get(_INDEX) for t in study.get_trials(deepcopy=False)}
+        for result in results:
+            if result.index in there:
+                continue
+            params = {key: result.params[key] for key in space if key in result.params}
+            score = -math.inf if result.score is None else result.score
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=params,
+                    distributions={key: space[key] for key in params},
+                    value=-math.inf if math.isnan(score) else score,
+                    user_attrs={_INDEX: result.index, "failed": result.failed},
+                )
+            )
+
+    def ask(
+        self, name: str, arm: str, number: int, *, space: SearchSpace, sampler: BaseSampler
+    ) -> dict[str, Any]:
+        """Draw trial ``number`` with a sampler that sees the earlier ones; draw it once."""
+        study = self._load(_arm_name(name, arm))
+        for trial in study.get_trials(deepcopy=False):
+            if trial.user_attrs.get(_INDEX) == number:
+                return dict(trial.params)
+        study.sampler = sampler
+        asked = study.ask(dict(space))
+        asked.set_user_attr(_INDEX, number)
+        return dict(asked.params)
+
+    def live(
         self,
         name: str,
         arm: str,
+        number: int,
         *,
-        space: Mapping[str, BaseDistribution],
-        streams: Streams,
-        indices: Iterable[int],
-    ) -> dict[int, dict[str, Any]]:
-        """Draw the candidates of a round with Optuna's random sampler, one trial row each.
-
-        Args:
-            name: The study.
-            arm: The arm.
-            space: Distributions by hyperparameter.
-            streams: The round's streams; a candidate depends on them and its index alone.
-            indices: Which candidates. A row that exists is used again.
-
-        Returns:
-            Hyperparameters by index.
-        """
+        sampler: BaseSampler,
+        pruner: BasePruner | None,
+    ) -> optuna.Trial:
+        """Return Optuna's own trial ``number``, for an objective that defines its space by running."""
         study = self._load(_arm_name(name, arm))
-        rows = {t.user_attrs.get(_INDEX): t for t in study.get_trials(deepcopy=False)}
-        drawn: dict[int, dict[str, Any]] = {}
-        for index in indices:
-            if index in rows:
-                drawn[index] = dict(rows[index].params)
-                continue
-            study.sampler = independent_sampler(streams, index)
-            trial = study.ask(dict(space))
-            trial.set_user_attr(_INDEX, index)
-            drawn[index] = dict(trial.params)
-        return drawn
+        study.sampler, study.pruner = sampler, pruner or optuna.pruners.NopPruner()
+        for trial in study.get_trials(deepcopy=False):
+            if trial.user_attrs.get(_INDEX) == number:
+                return optuna.Trial(study, trial._trial_id)
+        asked = study.ask()
+        asked.set_user_attr(_INDEX, number)
+        return asked
 
-    def finish(self, name: str, arm: str, scores: Mapping[int, float]) -> None:
-        """Tell Optuna the scores of trials that are done. A row is told once."""
+    def tell(self, name: str, arm: str, number: int, score: float) -> None:
+        """Tell Optuna the score of trial ``number``. A row is told once."""
         study = self._load(_arm_name(name, arm))
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            index = trial.user_attrs.get(_INDEX)
-            if isinstance(index, int) and index in scores:
-                study.tell(trial.number, scores[index])
+            if trial.user_attrs.get(_INDEX) == number:
+                study.tell(trial.number, -math.inf if math.isnan(score) else score)
+
+    def add_arm(self, name: str, arm: str) -> None:
+        """Make room for an arm's trials and values."""
+        optuna.create_study(
+            study_name=_arm_name(name, arm),
+            storage=self._storage,
+            direction="maximize",
+            load_if_exists=True,
+        )
+
+    def update(self, name: str, document: Mapping[str, Any]) -> None:
+        """Replace a study's document."""
+        self._load(name).set_user_attr(f"{_PREFIX}document", dict(document))
 
     def trials(self, name: str, arm: str) -> list[optuna.trial.FrozenTrial]:
         """Return the sealed trials of an arm. For the curator alone."""
@@ -159,8 +193,16 @@ class StudyStore:
 
     def delete(self, name: str, arms: Iterable[str]) -> None:
         """Delete a study and its trials. Its charges are the ledger's and stay."""
+        there = {s.study_name for s in optuna.get_all_study_summaries(self._storage)}
         for study in (*(_arm_name(name, arm) for arm in arms), name):
-            optuna.delete_study(study_name=study, storage=self._storage)
+            if study in there:
+                optuna.delete_study(study_name=study, storage=self._storage)
+
+    def arms(self, name: str) -> list[str]:
+        """Return the arms that have a study of their own, whether or not it was completed."""
+        summaries = optuna.get_all_study_summaries(self._storage)
+        prefix = f"{name}/"
+        return [s.study_name[len(prefix) :] for s in summaries if s.study_name.startswith(prefix)]
 
     def close(self) -> None:
         """Close the connections."""

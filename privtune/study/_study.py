@@ -4,83 +4,57 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import secrets
+import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
-from privtune.execution.inline import accuracy, estimate_seconds
-from privtune.ledger import Charge, ChargeRequest, Ledger
-from privtune.spaces import SearchSpace
-from privtune.strategies import Cost, Plan, Release, TrialResult
-from privtune.study._round import StudyRound, read_result, write_result
+from privtune.execution.files import read_result
+from privtune.execution.table import make_rounds
+from privtune.execution.training import dry_run
+from privtune.ledger import Charge, ChargeRequest, Ledger, export_certificate
+from privtune.strategies import NonPrivateError, Outcome, Plan, Release, TrialResult
+from privtune.study._release import (
+    load_release,
+    release_document,
+    save_release,
+    utility_of,
+    write_certificate,
+)
+from privtune.study._round import StudyRound
 from privtune.study._store import StudyStore, artifact_root
+from privtune.study._worker import make_files, work
+from privtune.study.observer import ArmStatus, NullObserver, Observer
 from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
+    import optuna
+    import pandas
+
+    from privtune.strategies import Strategy
+    from privtune.study.objective import Objective
+    from privtune.study.user_training import DPSGD, Validation
     from privtune.tasks import Task, TaskData
 
-__all__ = ["ArmStatus", "NullObserver", "Observer", "Study", "StudyFinishedError"]
+__all__ = ["SealedTrialsError", "Study", "StudyFinishedError", "delete_study"]
+
+
+class SealedTrialsError(PrivTuneError):
+    """Sealed trials were asked for outside of the trust boundary."""
 
 
 class StudyFinishedError(PrivTuneError):
     """Every arm of the study has been released already."""
-
-
-class Observer(Protocol):
-    """Hears of a running study. A sealed arm tells it when it begins and ends, and nothing else."""
-
-    def arm_started(self, plan: Plan) -> None:
-        """An arm has been charged and begins."""
-
-    def step(self, plan: Plan, done: int, steps: int) -> None:
-        """A step of an arm that is not sealed is done."""
-
-    def released(self, plan: Plan, release: Release) -> None:
-        """An arm has been released."""
-
-    def arm_failed(self, plan: Plan) -> None:
-        """An arm was interrupted; its charge stays."""
-
-
-class NullObserver:
-    """Hears and does nothing."""
-
-    def arm_started(self, plan: Plan) -> None:
-        """Do nothing."""
-
-    def step(self, plan: Plan, done: int, steps: int) -> None:
-        """Do nothing."""
-
-    def released(self, plan: Plan, release: Release) -> None:
-        """Do nothing."""
-
-    def arm_failed(self, plan: Plan) -> None:
-        """Do nothing."""
-
-
-@dataclass(frozen=True)
-class ArmStatus:
-    """How far an arm is.
-
-    Args:
-        plan: Its plan.
-        guarantee: What it costs alone.
-        state: ``planned``, or the state of its charge.
-        release: Its release, once there is one.
-    """
-
-    plan: Plan
-    guarantee: Guarantee
-    state: str
-    release: Release | None
 
 
 class Study:
@@ -90,7 +64,7 @@ class Study:
     interruption: :meth:`run` goes on where it was, without a second charge.
     """
 
-    def __init__(self, name: str, storage: str) -> None:
+    def __init__(self, name: str, storage: str, *, curator: bool = False) -> None:
         self.name = name
         self.storage = storage
         self._store = StudyStore(storage)
@@ -100,6 +74,7 @@ class Study:
         self._uid: str = document["uid"]
         self.plans: tuple[Plan, ...] = tuple(Plan.from_dict(d) for d in document["plans"])
         self.folder: Path = artifact_root(storage) / name
+        self._curator = curator or os.environ.get("PRIVTUNE_CURATOR", "") not in ("", "0")
 
     @classmethod
     def create(cls, spec: StudySpec, storage: str) -> Study:
@@ -113,8 +88,8 @@ class Study:
         try:
             if spec.name in store.names():
                 # Before the planning, which takes seconds; `create` checks again.
-                store.create(spec.name, (), {})
-            planned = plan_study(spec)
+                store.create(spec.name, {}, {})
+            plans = plan_study(spec).plans if spec.arms else ()
             with Ledger(storage) as ledger:
                 if spec.budget.name not in {budget.name for budget in ledger.budgets()}:
                     ledger.create_budget(spec.budget.to_budget())
@@ -122,24 +97,28 @@ class Study:
                     _check_terms(ledger, spec)
             store.create(
                 spec.name,
-                [arm.name for arm in spec.arms],
+                {arm.name: {"secret": _secret(spec, arm.name)} for arm in spec.arms},
                 {
                     "uid": uuid.uuid4().hex,
                     "spec": spec.model_dump(mode="json"),
-                    "plans": [plan.to_dict() for plan in planned.plans],
+                    "plans": [plan.to_dict() for plan in plans],
                 },
             )
         finally:
             store.close()
         return cls(spec.name, storage)
 
-    def run(self, observer: Observer | None = None) -> tuple[Release, ...]:
+    def run(
+        self, observer: Observer | None = None, *, n_jobs: int = 1, non_private: bool = False
+    ) -> tuple[Release, ...]:
         """Run every arm that has not been released, and return all releases.
 
         All arms are charged in one transaction before the first of them touches data.
 
         Args:
             observer: Hears of the progress.
+            n_jobs: Worker processes for the rounds of selections; 1 trains whole stacks here.
+            non_private: Whether arms without any guarantee may run.
 
         Returns:
             One release an arm, in the spec's order.
@@ -147,35 +126,150 @@ class Study:
         Raises:
             StudyFinishedError: If every arm has been released. Nothing is spent.
             BudgetExceededError: If the arms do not fit what is left. Nothing is spent.
+            NonPrivateError: If an arm has no guarantee and ``non_private`` does not allow that.
         """
         observer = observer or NullObserver()
-        charges = self._reserve()
-        if all(
-            charge.state == "settled" and self._store.get(self.name, arm, "announced")
-            for arm, charge in charges.items()
-        ):
+        task = self.spec.load_task()
+        if all(self._store.get(self.name, plan.arm, "announced") for plan in self.plans):
             raise StudyFinishedError(
                 f"Study {self.name!r} is finished: every arm has been released, nothing was run and "
                 f"nothing was spent. See it with: privtune study compare {self.name}."
             )
-        task = self.spec.load_task()
+        self._check_private(non_private)
+        seconds = {
+            plan.arm: dry_run(plan, task, device=self.spec.device)
+            for plan in self.plans
+            if self._store.get(self.name, plan.arm, "release") is None
+        }
+        charges = self._reserve()
         loaded: TaskData | None = None
         releases = []
         for plan in self.plans:
+            charge = charges.get(plan.arm)
             release = self._stored_release(plan)
             if release is None:
-                if charges[plan.arm].state == "reserved":
-                    self._ledger.start(charges[plan.arm].id)
+                self._start(plan, charge)
                 loaded = task.load_checked() if loaded is None else loaded
-                release = self._run_arm(plan, task, loaded, observer)
-            if charges[plan.arm].state != "settled":
-                digest = read_result(self.model_path(plan.arm)).transcript_digest
-                self._ledger.settle(charges[plan.arm].id, transcript_digest=digest)
+                release = self._run_arm(
+                    plan,
+                    charge,
+                    task,
+                    loaded,
+                    observer=observer,
+                    seconds=seconds[plan.arm],
+                    n_jobs=n_jobs,
+                )
+            self._settle(plan, charge)
             if not self._store.get(self.name, plan.arm, "announced"):
                 observer.released(plan, release)
                 self._store.set(self.name, plan.arm, "announced", True)
             releases.append(release)
         return tuple(releases)
+
+    def optimize(
+        self,
+        objective: Objective,
+        *,
+        strategy: Strategy,
+        training: DPSGD,
+        validation: Validation | None = None,
+        epsilon: float | None = None,
+        arm: str | None = None,
+        sampler: object | None = None,
+        pruner: object | None = None,
+        n_jobs: int = 1,
+        timeout: float | None = None,
+        catch: type[BaseException] | Sequence[type[BaseException]] = Exception,
+        callbacks: Sequence[Callable[[Study, Release], None]] = (),
+        show_progress_bar: bool = False,
+    ) -> Release:
+        """Run one arm whose trials are trained by a function of one's own, and release it.
+
+        Args:
+            objective: Suggests hyperparameters, trains through ``trial.make_private``, returns
+                ``trial.score(model, validation)``.
+            strategy: How to choose, as in ``privtune.strategies``.
+            training: Records, epochs and batch size of one training.
+            validation: The split that trials are scored on, where the strategy chooses.
+            epsilon: What the arm may cost; the whole budget, if nothing was charged to it yet.
+            arm: Name of the arm; the strategy's own unless given.
+            sampler: Optuna's sampler for ``everything``, or one of your own that declares that its
+                draws are independent.
+            pruner: Optuna's pruner, for ``everything`` with a public validation split.
+            n_jobs: How many trials at once, in threads.
+            timeout: Seconds after which no trial begins; the arm stays open and can go on.
+            catch: Exceptions that are a result with the worst score. Others stop the arm, and its
+                charge stays.
+            callbacks: Called with the study and the release; never with a sealed trial.
+            show_progress_bar: Show that the arm runs; of a sealed arm nothing else is shown.
+
+        Returns:
+            The release.
+
+        Raises:
+            StudyFinishedError: If the arm has been released. Nothing is spent.
+            BudgetExceededError: If it does not fit what is left. Nothing is spent.
+
+        **Guarantee**: what is released is covered by the arm's event, if the objective touches the
+        training records through ``make_private`` and the validation records through ``score`` only.
+        """
+        from privtune.study._optimize import optimize
+
+        return optimize(
+            self,
+            objective,
+            strategy=replace(strategy, arm=arm or strategy.arm),  # type: ignore[type-var]
+            training=training,
+            validation=validation,
+            epsilon=epsilon,
+            sampler=sampler,
+            pruner=pruner,
+            n_jobs=n_jobs,
+            timeout=timeout,
+            catch=catch,
+            callbacks=callbacks,
+            show_progress_bar=show_progress_bar,
+        )
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Names of the arms, in order."""
+        return tuple(plan.arm for plan in self.plans)
+
+    @property
+    def trials(self) -> list[optuna.trial.FrozenTrial]:
+        """Every trial of every arm, as Optuna has them. For the curator alone.
+
+        Raises:
+            SealedTrialsError: Outside of the trust boundary.
+        """
+        if not self._curator:
+            raise SealedTrialsError(
+                f"The trials of study {self.name!r} are sealed: whoever sees them is inside the "
+                "trust boundary. If you are, set PRIVTUNE_CURATOR=1 or load the study with "
+                "curator=True; else ask for study.releases()."
+            )
+        return [trial for arm in self.arms for trial in self._store.trials(self.name, arm)]
+
+    def compare(self) -> pandas.DataFrame:
+        """Return one row an arm: what it reached, at what ε, at what cost."""
+        from privtune.study._compare import comparison
+
+        return comparison(self)
+
+    def export(self) -> dict[str, Any]:
+        """Return all that may leave the trust boundary, JSON-ready: plans, releases, certificate."""
+        from privtune.study._compare import export
+
+        return export(self)
+
+    def delete(self) -> None:
+        """Delete the study, its trials and its models. Its charges are the ledger's and stay.
+
+        Raises:
+            StudyNotFoundError: If there is no such study.
+        """
+        delete_study(self.name, self.storage)
 
     def status(self) -> tuple[ArmStatus, ...]:
         """Return how far every arm is. Reads the storage only."""
@@ -184,7 +278,9 @@ class Study:
             ArmStatus(
                 plan,
                 self._guarantee(plan),
-                charges[plan.arm].state if plan.arm in charges else "planned",
+                str(charges[plan.arm].state)
+                if plan.arm in charges
+                else ("planned" if plan.is_private else "not charged"),
                 self._stored_release(plan),
             )
             for plan in self.plans
@@ -235,7 +331,7 @@ class Study:
 
     def _reserve(self) -> Mapping[str, Charge]:
         known = self._charges()
-        if missing := [plan for plan in self.plans if plan.arm not in known]:
+        if missing := [p for p in self.plans if p.arm not in known and p.is_private]:
             self._ledger.reserve(
                 self.spec.budget.name,
                 [
@@ -265,94 +361,136 @@ class Study:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _guarantee(self, plan: Plan) -> Guarantee:
+        if not plan.is_private:
+            budget = self.spec.budget
+            return Guarantee(math.inf, budget.delta, "non_private", budget.adjacency)
         return epsilon(plan.event, self.spec.budget.delta, adjacency=self.spec.budget.adjacency)
 
-    def _run_arm(self, plan: Plan, task: Task, data: TaskData, observer: Observer) -> Release:
+    def _add_arm(self, plan: Plan) -> None:
+        """Add an arm to an open study, or find it there with the same plan."""
+        known = {p.arm: p for p in self.plans}
+        if plan.arm in known:
+            if known[plan.arm].digest() != plan.digest():
+                raise PrivTuneError(
+                    f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
+                    "planned does not change. Say arm='another-name' for a new arm."
+                )
+            return
+        self._store.add_arm(self.name, plan.arm)
+        self._store.set(self.name, plan.arm, "secret", _secret(self.spec, plan.arm))
+        document = self._store.document(self.name)
+        plans = [*document["plans"], plan.to_dict()]
+        self._store.update(self.name, {**document, "plans": plans})
+        self.plans = (*self.plans, plan)
+
+    def _check_private(self, allowed: bool) -> None:
+        without = [plan.arm for plan in self.plans if not plan.is_private]
+        if without and not allowed:
+            raise NonPrivateError(
+                f"Study {self.name!r} holds {', '.join(without)} without any guarantee (epsilon is "
+                "infinite): it trains on the data as it is. Run it with --non-private if the data "
+                "may be shown to everybody, or take it out of the study. Nothing was run."
+            )
+
+    def _start(self, plan: Plan, charge: Charge | None) -> None:
+        """Mark the arm's charge as started, with the rows of its round in the same transaction."""
+        if charge is None:
+            return
+        if plan.runs is not None:
+            # Drawn from the arm's secret, so the same whenever it is drawn; opened once.
+            count = plan.runs.sample(Streams(self._secret_of(plan)).numpy("runs", 0))
+            make_rounds(self._ledger).open(charge.id, count=count)
+        elif charge.state == "reserved":
+            self._ledger.start(charge.id)
+
+    def _run_arm(
+        self,
+        plan: Plan,
+        charge: Charge | None,
+        task: Task,
+        data: TaskData,
+        *,
+        observer: Observer,
+        seconds: float,
+        n_jobs: int,
+    ) -> Release:
         observer.arm_started(plan)
+        files = make_files(self._store, self.spec, plan, task=task, data=data)
+        if not plan.is_sealed:
+            files = replace(files, on_step=lambda done, steps: observer.step(plan, done, steps))
+        charge_id = None if charge is None else charge.id
+        trials = StudyRound(
+            study=self.name,
+            store=self._store,
+            ledger=self._ledger,
+            charge_id=charge_id,
+            files=files,
+            n_jobs=n_jobs,
+            worker=(work, (self.storage, self.name, plan.arm, charge_id)),
+        )
+        started = time.perf_counter()
         try:
-            trials = StudyRound(
-                study=self.name,
-                arm=plan.arm,
-                secret=self._round_secret(plan),
-                store=self._store,
-                folder=self.folder / "sealed" / plan.arm,
-                task=task,
-                data=data,
-                space=SearchSpace.from_dict(self.spec.space),
-                device=self.spec.device,
-                on_step=None
-                if plan.is_sealed
-                else lambda done, steps: observer.step(plan, done, steps),
-            )
-            seconds = (
-                estimate_seconds(plan, task, device=self.spec.device) if plan.is_sealed else None
-            )
-            started = time.perf_counter()
-            result = _strategy(self.spec, plan).run(plan, trials)
-            if seconds is None:
-                seconds = time.perf_counter() - started
+            outcome = _strategy(self.spec, plan).run(plan, trials)
         except BaseException:
             observer.arm_failed(plan)
             raise
-        if plan.is_sealed:
-            # The plan promises no curves; the winner's position would bound the number of runs.
-            result = replace(result, curves={}, index=0)
-        release = self._make_release(plan, result, task, data, seconds)
-        write_result(result, self.model_path(plan.arm))
-        self._store.set(self.name, plan.arm, "release", _release_document(release))
-        trials.discard(keep=-1)
-        # With the secret, noise could be drawn again and subtracted.
-        self._store.set(self.name, plan.arm, "secret", None)
+        if not plan.is_sealed:
+            seconds = time.perf_counter() - started
+        if outcome.result is not None:
+            outcome = replace(outcome, result=_shaped(task, outcome.result))
+        return self._save(plan, outcome, seconds, utility_of(task, outcome.result, data))
+
+    def _save(
+        self, plan: Plan, outcome: Outcome, seconds: float, utility: Mapping[str, float]
+    ) -> Release:
+        release = save_release(
+            plan,
+            outcome,
+            guarantee=self._guarantee(plan),
+            seconds=seconds,
+            folder=self.folder / plan.arm,
+            utility=utility,
+        )
+        self._store.set(self.name, plan.arm, "release", release_document(release))
         return release
 
-    def _round_secret(self, plan: Plan) -> bytes:
-        stored = self._store.get(self.name, plan.arm, "secret")
-        if stored is not None:
-            return bytes.fromhex(stored)
-        secret = (
-            secrets.token_bytes(32)
-            if self.spec.seed is None
-            else Streams(self.spec.seed.to_bytes(32, "big")).key(f"arm/{plan.arm}")
-        )
-        self._store.set(self.name, plan.arm, "secret", secret.hex())
-        return secret
+    def _settle(self, plan: Plan, charge: Charge | None) -> None:
+        """Forget what is sealed, settle the charge, and certify the release."""
+        for path in (self.folder / "sealed" / plan.arm).glob("*.safetensors"):
+            path.unlink()
+        # With the secret, noise could be drawn again and subtracted.
+        self._store.set(self.name, plan.arm, "secret", None)
+        if charge is None or self._ledger.charge(charge.id).state == "settled":
+            return
+        digest = read_result(self.model_path(plan.arm)).transcript_digest
+        self._ledger.settle(charge.id, transcript_digest=digest)
+        certificate = export_certificate(self._ledger.log.storage, self.spec.budget.name)
+        write_certificate(self.folder / plan.arm, certificate)
 
-    def _make_release(
-        self, plan: Plan, result: TrialResult, task: Task, data: TaskData, seconds: float
-    ) -> Release:
-        utility = (
-            {"test_accuracy": accuracy(task, result.weights, data.test)} if task.public_test else {}
-        )
-        return Release(
-            arm=plan.arm,
-            strategy=plan.strategy,
-            params=dict(result.params),
-            weights=result.weights,
-            score=result.score,
-            curves=result.curves,
-            guarantee=self._guarantee(plan),
-            utility=utility,
-            cost=Cost(plan.expected_gradient_evaluations, seconds, expected=plan.is_sealed),
-            sealed=plan.is_sealed,
-        )
+    def _secret_of(self, plan: Plan) -> bytes:
+        return bytes.fromhex(self._store.get(self.name, plan.arm, "secret"))
 
     def _stored_release(self, plan: Plan) -> Release | None:
         document = self._store.get(self.name, plan.arm, "release")
         if document is None:
             return None
-        result = read_result(self.model_path(plan.arm))
-        return Release(
-            arm=plan.arm,
-            strategy=plan.strategy,
-            params=result.params,
-            weights=result.weights,
-            score=result.score,
-            curves=result.curves,
-            guarantee=self._guarantee(plan),
-            utility=document["utility"],
-            cost=Cost(**document["cost"]),
-            sealed=plan.is_sealed,
-        )
+        return load_release(plan, self.folder / plan.arm, document, self._guarantee(plan))
+
+
+def delete_study(name: str, storage: str) -> None:
+    """Delete a study, its trials and its models, also one that was never completely created.
+
+    Its charges are the ledger's and stay: what was released cannot be taken back.
+
+    Raises:
+        StudyNotFoundError: If there is no such study.
+    """
+    store = StudyStore(storage)
+    try:
+        store.delete(name, store.arms(name))
+    finally:
+        store.close()
+    shutil.rmtree(artifact_root(storage) / name, ignore_errors=True)
 
 
 def _check_terms(ledger: Ledger, spec: StudySpec) -> None:
@@ -372,12 +510,16 @@ def _strategy(spec: StudySpec, plan: Plan) -> Any:
     return arm.to_strategy()
 
 
-def _release_document(release: Release) -> dict[str, Any]:
-    return {
-        "utility": dict(release.utility),
-        "cost": {
-            "gradient_evaluations": release.cost.gradient_evaluations,
-            "wall_seconds": release.cost.wall_seconds,
-            "expected": release.cost.expected,
-        },
-    }
+def _secret(spec: StudySpec, arm: str) -> str:
+    """Return the arm's secret: OS entropy, unless the study sets a seed, which it records."""
+    if spec.seed is None:
+        return secrets.token_bytes(32).hex()
+    return Streams(spec.seed.to_bytes(32, "big")).key(f"arm/{arm}").hex()
+
+
+def _shaped(task: Task, result: TrialResult) -> TrialResult:
+    """Note the names and shapes of the parameters, so that anybody can load them."""
+    if result.shapes or result.weights.numel() == 0:
+        return result
+    named = task.model().named_parameters()
+    return replace(result, shapes={n: tuple(p.shape) for n, p in named if p.requires_grad})

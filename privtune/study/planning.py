@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from privtune.accounting import Event, Guarantee, share_budget
-from privtune.strategies import Plan, PlanningContext, Strategy
+from privtune.strategies import NonPrivateGrid, Plan, PlanningContext, Strategy
 from privtune.study.spec import StudySpec
 
 __all__ = ["StudyPlan", "plan_study"]
@@ -31,7 +32,7 @@ class StudyPlan:
 def plan_study(spec: StudySpec) -> StudyPlan:
     """Plan every arm at the largest common ε whose composition meets the study's target.
 
-    Touches no data.
+    Touches no data. Arms without any guarantee are no part of the budget.
 
     Args:
         spec: The study.
@@ -43,21 +44,39 @@ def plan_study(spec: StudySpec) -> StudyPlan:
         PrivTuneError: If an arm cannot be planned.
     """
     context = spec.planning_context()
-    planners = [_planner(arm.to_strategy(), context) for arm in spec.arms]
+    strategies = [arm.to_strategy() for arm in spec.arms]
+    planners = [_planner(strategy, context) for strategy in strategies]
 
     def event_of(planner: Callable[[float], Plan]) -> Callable[[float], Event]:
         return lambda epsilon: planner(epsilon).event
 
+    private = [
+        planner
+        for planner, strategy in zip(planners, strategies, strict=True)
+        if not isinstance(strategy, NonPrivateGrid)
+    ]
+    if not private:
+        plans = tuple(planner(spec.target_epsilon) for planner in planners)
+        guarantees = tuple(_infinite(context) for _ in plans)
+        return StudyPlan(
+            plans, guarantees, Guarantee(0.0, context.delta, "exact", context.adjacency)
+        )
     shared = share_budget(
-        [event_of(planner) for planner in planners],
+        [event_of(planner) for planner in private],
         epsilon=spec.target_epsilon,
         delta=context.delta,
         adjacency=context.adjacency,
     )
-    plans = tuple(
-        planner(epsilon) for planner, epsilon in zip(planners, shared.arm_epsilons, strict=True)
-    )
-    return StudyPlan(plans, shared.guarantees, shared.total)
+    met = iter(zip(shared.arm_epsilons, shared.guarantees, strict=True))
+    found = [
+        next(met) if planner in private else (math.inf, _infinite(context)) for planner in planners
+    ]
+    plans = tuple(planner(target) for planner, (target, _) in zip(planners, found, strict=True))
+    return StudyPlan(plans, tuple(guarantee for _, guarantee in found), shared.total)
+
+
+def _infinite(context: PlanningContext) -> Guarantee:
+    return Guarantee(math.inf, context.delta, "non_private", context.adjacency)
 
 
 def _planner(strategy: Strategy, context: PlanningContext) -> Callable[[float], Plan]:

@@ -34,11 +34,15 @@ class Clipping(ABC):
         """Return the sensitivity of each candidate's sum, shape ``[K]``, float64."""
 
     @abstractmethod
-    def coefficients(self, norms: torch.Tensor) -> torch.Tensor:
-        """Map norms, shape ``[G, K, B]``, to coefficients of the same shape.
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        """Map finite norms, shape ``[G, K, B]``, to new coefficients of the same shape.
 
         G is 1, or the number of layers when ``by_layer`` is set.
         """
+
+    def coefficients(self, norms: torch.Tensor) -> torch.Tensor:
+        """Map norms to coefficients as ``factors`` does, and norms that are not finite to zero."""
+        return self.factors(norms).masked_fill_(~norms.isfinite(), 0.0)
 
     def unclipped(self, norms: torch.Tensor) -> torch.Tensor:
         """Return 1 where a record is not scaled down, shape ``[K, B]``, given ``[G, K, B]``."""
@@ -60,10 +64,10 @@ class Flat(Clipping):
         """Return ``max_grad_norm`` of each candidate."""
         return _column("max_grad_norm", self.max_grad_norm, candidates)
 
-    def coefficients(self, norms: torch.Tensor) -> torch.Tensor:
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
         """Return ``min(1, max_grad_norm / norm)``."""
-        bound = self.sensitivity(norms.shape[1]).to(norms)[:, None]
-        return _finite((bound / norms).clamp(max=1.0).nan_to_num(nan=1.0), norms)
+        bound = _as_rows(self.sensitivity(norms.shape[1]), norms)
+        return (bound / norms).clamp_(max=1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +90,9 @@ class Automatic(Clipping):
         """Return 1: a normalised gradient is shorter than that."""
         return _column("max_grad_norm", 1.0, candidates)
 
-    def coefficients(self, norms: torch.Tensor) -> torch.Tensor:
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
         """Return ``1 / (norm + stabilizer)``."""
-        return _finite(1.0 / (norms + self.stabilizer), norms)
+        return (norms + self.stabilizer).reciprocal_()
 
     def unclipped(self, norms: torch.Tensor) -> torch.Tensor:
         """Return 1 where the norm is at most 1."""
@@ -112,7 +116,7 @@ class PerLayer(Clipping):
         """Return the root of the sum of the squared norms."""
         return self._bounds(candidates).square().sum(dim=1).sqrt()
 
-    def coefficients(self, norms: torch.Tensor) -> torch.Tensor:
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
         """Return ``min(1, max_grad_norm / norm)``, layer by layer."""
         bounds = self._bounds(norms.shape[1])
         if bounds.shape[1] != norms.shape[0]:
@@ -121,8 +125,8 @@ class PerLayer(Clipping):
                 tuple(self.max_grad_norms.shape),
                 f"must give one norm to each of the {norms.shape[0]} layers",
             )
-        bound = bounds.T.to(norms)[:, :, None]
-        return _finite((bound / norms).clamp(max=1.0).nan_to_num(nan=1.0), norms)
+        bound = bounds.T.to(norms).unsqueeze(-1)
+        return (bound / norms).clamp_(max=1.0)
 
     def _bounds(self, candidates: int) -> torch.Tensor:
         import torch
@@ -156,23 +160,42 @@ class CoordinateTransform(Clipping):
         """Return ``max_norm``, in transformed coordinates."""
         return _column("max_norm", self.max_norm, candidates)
 
-    def coefficients(self, norms: torch.Tensor) -> torch.Tensor:
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
         """Return ``min(1, max_norm / norm)`` for norms in transformed coordinates."""
-        return Flat(self.max_norm).coefficients(norms)
+        return Flat(self.max_norm).factors(norms)
 
 
-def _finite(coefficients: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-    """Set the coefficient of every norm that is not finite to zero."""
-    return coefficients.masked_fill(~norms.isfinite(), 0.0)
+_columns: dict[tuple[float, int], tuple[object, int, torch.Tensor]] = {}
 
 
 def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Tensor:
-    """Turn a bound into float64 of shape ``[K]`` and check that it is above 0."""
+    """Turn a bound into float64 of shape ``[K]`` and check that it is above 0.
+
+    The same bound is asked for twice a step, for thousands of steps: the last few are kept. A
+    tensor counts as the same as long as nothing was written into it.
+    """
     import torch
 
-    column = torch.as_tensor(value, dtype=torch.float64).detach()
+    tensor = isinstance(value, torch.Tensor)
+    version = value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
+    # Identities are whole numbers; a bound that is one is told apart by its sign.
+    key = (float(id(value)) if tensor else -float(value), candidates)
+    known = _columns.get(key)
+    if known is not None and (not tensor or (known[0] is value and known[1] == version)):
+        return known[2]
+    column = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
     if column.ndim > 1 or column.numel() not in (1, candidates):
         raise InvalidInputError(name, tuple(column.shape), f"must be one number or {candidates}")
     if not bool((column > 0.0).all()):
         raise InvalidInputError(name, value, "must be above 0")
-    return column.expand(candidates)
+    column = column.expand(candidates)
+    if not (isinstance(value, torch.Tensor) and value.is_inference()):
+        while len(_columns) >= 16:
+            _columns.pop(next(iter(_columns)))
+        _columns[key] = (value, version, column)
+    return column
+
+
+def _as_rows(column: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Turn float64 ``[K]`` into the type and device of ``like`` and shape ``[K, 1]``."""
+    return column.to(like).unsqueeze(1)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch.utils.data import Dataset, default_collate
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["Data", "TensorData"]
+__all__ = ["Data", "DatasetData", "TensorData"]
 
 
 class Data(Protocol):
@@ -21,6 +22,10 @@ class Data(Protocol):
 
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs ``[n, ...]`` and targets ``[n, ...]`` of the records at ``index``."""
+        ...
+
+    def targets_are_classes(self) -> bool:
+        """Say whether targets are whole numbers of at least 0; False if that is not known."""
         ...
 
     def to(self, device: torch.device) -> Data:
@@ -58,6 +63,52 @@ class TensorData:
         """Return the records at ``index``: ``index_select`` is 5 times faster than ``x[i]``."""
         return self.x.index_select(0, index), self.y.index_select(0, index)
 
+    def targets_are_classes(self) -> bool:
+        """Say whether targets are whole numbers of at least 0."""
+        return not self.y.dtype.is_floating_point and bool((self.y >= 0).all())
+
     def to(self, device: torch.device) -> TensorData:
         """Return the data on ``device``."""
         return TensorData(self.x.to(device), self.y.to(device))
+
+
+class DatasetData:
+    """Data that does not fit into memory, fetched record by record when it is sampled.
+
+    Args:
+        dataset: A map-style dataset of pairs ``(input, target)`` of tensors, arrays or numbers,
+            all of one shape.
+        device: Where to put what was fetched.
+    """
+
+    def __init__(
+        self, dataset: Dataset[tuple[object, object]], device: torch.device | None = None
+    ) -> None:
+        if not hasattr(dataset, "__len__") or len(dataset) == 0:
+            raise InvalidInputError(
+                "dataset", type(dataset).__name__, "must have a length, of at least 1"
+            )
+        self._dataset = dataset
+        self._size = len(dataset)
+        self._device = device or torch.device("cpu")
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fetch the records at ``index``, each of them once."""
+        if len(index) == 0:
+            x, y = self.take(torch.zeros(1, dtype=torch.long))
+            return x[:0], y[:0]
+        unique, places = torch.unique(index.cpu(), return_inverse=True)
+        pairs = [self._dataset[int(i)] for i in unique]
+        x, y = default_collate(pairs)
+        return x[places].to(self._device), y[places].to(self._device)
+
+    def targets_are_classes(self) -> bool:
+        """Return False: looking would fetch everything."""
+        return False
+
+    def to(self, device: torch.device) -> DatasetData:
+        """Return the data, fetched onto ``device``."""
+        return DatasetData(self._dataset, device)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,20 +13,29 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
+from privtune.training.batched import BatchedKernel, NotBatchableError
 from privtune.training.data import Data, TensorData
-from privtune.training.kernel import Layout, Loss, flatten_params, load_params
+from privtune.training.kernel import Kernel, Layout, Loss, flatten_params, load_params, same_fixed
+from privtune.training.noise import NoiseOptions
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
+from privtune.training.sampling import padded
 from privtune.training.schedule import Schedule
+from privtune.training.stacks import OnStep, Outcome, memory_model, run_stack, stack_sizes
 from privtune.training.streams import Streams
 from privtune.training.transcript import Transcript
 
 if TYPE_CHECKING:
     from privtune.training.methods._base import Candidate, Method
 
-__all__ = ["TensorData", "TrainingResult", "flatten_params", "load_params", "train"]
-
-_PHYSICAL_ROWS = 4096
+__all__ = [
+    "FallbackWarning",
+    "TensorData",
+    "TrainingResult",
+    "flatten_params",
+    "load_params",
+    "train",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +44,7 @@ class TrainingResult:
 
     Args:
         params: Final parameters, shape ``[K, P]``.
-        report: What the method reports, by name: shape ``[T, K]``.
+        report: What the method reports, by name: shape ``[T, K]``; NaN after a candidate's end.
         transcripts: What was released, one a candidate.
         gradient_evaluations: Realised per-sample gradients of each candidate. Sealed.
         nonfinite: Per-sample gradients that were not finite and counted as zero. Sealed.
@@ -58,7 +70,9 @@ def train(
     secrets: Sequence[bytes],
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
-    on_step: Callable[[int, Mapping[str, torch.Tensor]], None] | None = None,
+    steps: Sequence[int] | None = None,
+    noise: NoiseOptions | None = None,
+    on_step: OnStep | None = None,
 ) -> TrainingResult:
     """Train candidates of one architecture, each with its own samples, noise and privacy.
 
@@ -72,6 +86,9 @@ def train(
         secrets: 32 bytes a candidate; with them, its result does not depend on its stack.
         device: ``"auto"`` (CUDA when there is one), ``"cpu"`` or ``"cuda"``.
         stack: How many candidates to train at once, or ``"auto"``.
+        steps: Steps of each candidate, at most ``schedule.steps``; those that are done leave the
+            stack. None for ``schedule.steps`` each.
+        noise: Where noise comes from and how it is treated; None for the defaults.
         on_step: Called after every step with its number and the stack's report.
 
     Returns:
@@ -88,74 +105,133 @@ def train(
         raise InvalidInputError(
             "secrets", f"{len(secrets)} of them", "must be one for each candidate, at least 1"
         )
-    place = _device(device)
-    size = len(candidates) if stack == "auto" else stack
-    if size < 1:
+    if stack != "auto" and stack < 1:
         raise InvalidInputError("stack", stack, 'must be "auto" or at least 1')
-    kernel = OpacusKernel(model, loss)
+    place = _device(device)
     local = data.to(place)
-    parts = []
-    for start in range(0, len(candidates), size):
-        streams = [Streams(secret) for secret in secrets[start : start + size]]
+    counts = _steps(schedule, steps, len(candidates))
+    kernel = choose_kernel(model, loss, local, place, schedule)
+    memory = memory_model(kernel, longest=longest_sample(schedule))
+    sizes = stack_sizes(kernel, memory, len(candidates), stack=None if stack == "auto" else stack)
+    outcomes: list[Outcome] = []
+    for size in sizes:
+        rows = slice(len(outcomes), len(outcomes) + size)
+        streams = [Streams(secret) for secret in secrets[rows]]
         oracle = StackOracle(
             schedule,
             data=local,
             kernel=kernel,
             streams=streams,
             device=place,
-            physical_rows=_PHYSICAL_ROWS,
+            physical_rows=memory.piece,
+            noise=noise,
         )
-        params = torch.stack([_initial(model, s, kernel.layout) for s in streams]).to(place)
-        state = method.init(params, candidates[start : start + size])
-        parts.append(_run(method, state, oracle, on_step))
-    result = _concatenate(parts)
-    event = method.event(schedule)
-    for transcript in result.transcripts:
-        transcript.check_within(event)
-    return result
+        params = torch.stack([_initial(model, s, kernel) for s in streams]).to(place)
+        state = method.init(params, candidates[rows])
+        outcomes += run_stack(method, state, oracle, steps=counts[rows], on_step=on_step)
+    for outcome, count in zip(outcomes, counts, strict=True):
+        event = method.event(dataclasses.replace(schedule, steps=count))
+        outcome.transcript.check_within(event)
+    return _joined(outcomes, schedule.steps)
 
 
-def _run(
-    method: Method[Any],
-    state: Any,
-    oracle: StackOracle,
-    on_step: Callable[[int, Mapping[str, torch.Tensor]], None] | None,
-) -> TrainingResult:
-    """Train one stack from its initial state."""
-    reports: list[Mapping[str, torch.Tensor]] = []
-    for step in range(oracle.schedule.steps):
-        state = method.update(state, oracle)
-        reports.append(method.report(state))
-        if on_step is not None:
-            on_step(step, reports[-1])
-    params = state.params.detach()
+def longest_sample(schedule: Schedule) -> int:
+    """Return the size that a sample stays below, all but surely: six deviations above the mean.
+
+    A longer one is computed in pieces.
+    """
+    mean = schedule.expected_batch_size
+    return padded(min(schedule.records, math.ceil(mean + 6.0 * math.sqrt(mean) + 8.0)))
+
+
+def _steps(schedule: Schedule, steps: Sequence[int] | None, candidates: int) -> list[int]:
+    counts = [schedule.steps] * candidates if steps is None else list(steps)
+    if len(counts) != candidates or not all(1 <= n <= schedule.steps for n in counts):
+        raise InvalidInputError(
+            "steps", steps, f"must be one for each candidate, from 1 to {schedule.steps}"
+        )
+    return counts
+
+
+def choose_kernel(
+    model: Callable[[], nn.Module],
+    loss: Loss,
+    data: Data,
+    device: torch.device,
+    schedule: Schedule,
+) -> Kernel:
+    """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
+    x, y = data.take(torch.zeros(1, dtype=torch.long, device=device))
+    classes = data.targets_are_classes()
+    key = (model, loss, x.shape, x.dtype, y.shape, y.dtype, device, classes)
+    try:
+        if key not in _kernels:
+            while len(_kernels) >= _KERNELS:
+                _kernels.pop(next(iter(_kernels)))
+            _kernels[key] = BatchedKernel(model, loss, x=x, y=y, device=device, all_classes=classes)
+        return _kernels[key]
+    except NotBatchableError as reason:
+        records = math.ceil(schedule.expected_batch_size)
+        kernel = OpacusKernel(model, loss, x=x, y=y, device=device, records=records)
+        _say_once(
+            f"{type(model()).__name__} cannot be trained in stacks ({reason}): candidates are "
+            f"trained one by one through Opacus ({kernel.mode} mode), which costs several times as "
+            "much for small models."
+        )
+        return kernel
+
+
+_KERNELS = 4  # what was captured for a model is kept for the next trial of it
+_kernels: dict[Hashable, BatchedKernel] = {}
+_said: set[str] = set()
+
+
+def _say_once(message: str) -> None:
+    """Warn about a fallback, the first time only."""
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, FallbackWarning, stacklevel=4)
+
+
+class FallbackWarning(UserWarning):
+    """A model takes a slower path than the batched engine. Results and privacy are the same."""
+
+
+def _joined(outcomes: Sequence[Outcome], steps: int) -> TrainingResult:
+    """Put the outcomes of all candidates side by side."""
+    params = torch.stack([o.params for o in outcomes])
+    report = {}
+    for name in outcomes[0].report:
+        columns = [o.report[name] for o in outcomes]
+        if any(len(column) < steps for column in columns):
+            columns = [
+                torch.cat([c.to(params), params.new_full((steps - len(c),), math.nan)])
+                for c in columns
+            ]
+        report[name] = torch.stack(columns, dim=1)
     return TrainingResult(
         params=params,
-        report={name: torch.stack([r[name] for r in reports]) for name in reports[0]},
-        transcripts=tuple(oracle.transcripts()),
-        gradient_evaluations=tuple(oracle.gradient_evaluations),
-        nonfinite=tuple(oracle.nonfinite.tolist()),
+        report=report,
+        transcripts=tuple(o.transcript for o in outcomes),
+        gradient_evaluations=tuple(o.gradient_evaluations for o in outcomes),
+        nonfinite=tuple(o.nonfinite for o in outcomes),
         diverged=tuple((~params.isfinite().all(dim=1)).tolist()),
     )
 
 
-def _concatenate(parts: Sequence[TrainingResult]) -> TrainingResult:
-    """Join the results of several stacks."""
-    return TrainingResult(
-        params=torch.cat([p.params for p in parts]),
-        report={n: torch.cat([p.report[n] for p in parts], dim=1) for n in parts[0].report},
-        transcripts=tuple(t for p in parts for t in p.transcripts),
-        gradient_evaluations=tuple(n for p in parts for n in p.gradient_evaluations),
-        nonfinite=tuple(n for p in parts for n in p.nonfinite),
-        diverged=tuple(d for p in parts for d in p.diverged),
-    )
-
-
-def _initial(model: Callable[[], nn.Module], streams: Streams, layout: Layout) -> torch.Tensor:
+def _initial(model: Callable[[], nn.Module], streams: Streams, kernel: Kernel) -> torch.Tensor:
     """Initialise the model from the candidate's stream, leaving the global generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(streams.seed("initialisation"))
-        return layout.flatten({n: p.detach() for n, p in model().named_parameters()})
+        module = model()
+    if Layout(module).shapes != kernel.layout.shapes or not same_fixed(module, kernel.module):
+        raise InvalidInputError(
+            "model",
+            type(module).__name__,
+            "must have the same shape, frozen parameters and buffers every time it is made",
+            "Load what is frozen from a file, or seed it.",
+        )
+    return kernel.layout.flatten({n: p.detach() for n, p in module.named_parameters()})
 
 
 def _device(device: str) -> torch.device:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -14,7 +16,7 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
 
-__all__ = ["Kernel", "Layout", "Loss", "Rows", "Sums", "flatten_params", "load_params"]
+__all__ = ["Kernel", "Layout", "Loss", "Rows", "flatten_params", "load_params", "same_fixed"]
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A loss of each record: outputs and targets with a batch axis first, to shape ``[B]``."""
@@ -22,40 +24,21 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Physical rows of one step: M a candidate, of which some only fill up.
+    """Physical rows of one step: M a candidate, of which the first few are records.
 
     Args:
         x: Inputs, shape ``[K, M, ...]``.
         y: Targets, shape ``[K, M, ...]``.
-        mask: Shape ``[K, M]``: whether the row is a record of the candidate's sample.
+        sizes: How many rows of each candidate are records of its sample; the others fill up.
+        mask: Shape ``[K, M]``, 1 for a record and 0 for a filler, in the parameters' type.
+        dropout: Random stream of each candidate's dropout.
     """
 
     x: torch.Tensor
     y: torch.Tensor
+    sizes: Sequence[int] | npt.NDArray[np.int64]
     mask: torch.Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Sums:
-    """What a kernel computed about the records of a step. Nothing in it is private yet.
-
-    Args:
-        total: Sum of clipped gradients, shape ``[K, P]``.
-        halves: Sum of +1/2 for every unclipped record and -1/2 for every other, shape ``[K]``.
-        nonfinite: Number of records whose gradient was not finite, shape ``[K]``.
-    """
-
-    total: torch.Tensor
-    halves: torch.Tensor
-    nonfinite: torch.Tensor
-
-    def __add__(self, other: Sums) -> Sums:
-        """Add the sums over two parts of a sample."""
-        return Sums(
-            self.total + other.total,
-            self.halves + other.halves,
-            self.nonfinite + other.nonfinite,
-        )
+    dropout: Sequence[torch.Generator]
 
 
 class Kernel(Protocol):
@@ -63,8 +46,32 @@ class Kernel(Protocol):
 
     layout: Layout
 
-    def clipped_sums(self, params: torch.Tensor, rows: Rows, clipping: Clipping) -> Sums:
-        """Return the clipped sums over the records of ``rows`` at ``params``, shape ``[K, P]``.
+    @property
+    def module(self) -> nn.Module:
+        """The model that it runs; its trainable parameters are replaced by those of candidates."""
+        ...
+
+    def accumulate(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums over the records of ``rows`` at ``params`` to ``out``.
+
+        Args:
+            params: Shape ``[K, P]``.
+            rows: The records.
+            clipping: Bounds what each adds.
+            out: Shape ``[K, P]``; the sums are added to what it holds.
+            halves: Shape ``[K]``; if given, +1/2 is added to it for every unclipped record and
+                -1/2 for every other (one whose gradient is not finite counts as clipped).
+
+        Returns:
+            How many gradients of each candidate were not finite, shape ``[K]``; None for none.
 
         **Guarantee**: a record adds at most the clipping's sensitivity, and exactly nothing if its
         gradient is not finite; no row of one candidate touches a bit of another's sum.
@@ -72,11 +79,7 @@ class Kernel(Protocol):
         ...
 
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return the loss of every row, shape ``[K, M]``."""
-        ...
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these candidates of the stack alone."""
+        """Return the loss of every row, without dropout, shape ``[K, M]``."""
         ...
 
 
@@ -128,6 +131,17 @@ class Layout:
     def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Concatenate one tensor a parameter into a flat vector of shape ``[P]``."""
         return torch.cat([tensors[name].reshape(-1) for name in self.spans])
+
+
+def same_fixed(one: nn.Module, other: nn.Module) -> bool:
+    """Say whether two models agree in what is not trained: frozen parameters and buffers."""
+
+    def fixed(module: nn.Module) -> dict[str, torch.Tensor]:
+        frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+        return {**frozen, **dict(module.named_buffers())}
+
+    a, b = fixed(one), fixed(other)
+    return a.keys() == b.keys() and all(torch.equal(a[n].cpu(), b[n].cpu()) for n in a)
 
 
 def flatten_params(module: nn.Module) -> torch.Tensor:

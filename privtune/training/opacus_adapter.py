@@ -1,8 +1,8 @@
 """Per-sample gradients by Opacus, one candidate at a time. The only module that imports opacus.
 
-Only the hooks of Opacus are used: they give per-sample norms (ghost mode). Sampling, clipping,
-noise and the account stay PrivTune's own, so none of Opacus' loaders, optimizers and accountants
-can disagree with the plan.
+Only the hooks of Opacus are used: they give per-sample gradients (hooks mode) or their norms
+(ghost mode). Sampling, clipping, noise and the account stay PrivTune's own, so none of Opacus'
+loaders, optimizers and accountants can disagree with the plan.
 """
 
 from __future__ import annotations
@@ -10,89 +10,180 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
-from privtune.training.kernel import Layout, Loss, Rows, Sums, load_params
+from privtune.training.batched import refuse_coupling
+from privtune.training.check import KernelMismatchError, check_kernel, synthetic
+from privtune.training.clipping import CoordinateTransform
+from privtune.training.intercept import Intercept
+from privtune.training.kernel import Layout, Loss, Rows, load_params
 
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
 
-__all__ = ["OpacusKernel"]
+__all__ = ["Mode", "OpacusKernel", "choose_mode", "has_exact_hook", "hook", "quiet_hooks"]
+
+_HOOKS_BYTES = 32 * 2**20  # per-sample gradients above this size are slower than ghost norms
+
+
+Mode = Literal["hooks", "ghost"]
+
+
+def choose_mode(mode: Mode | Literal["auto"], parameters: int, records: float) -> Mode:
+    """Take ghost mode when per-sample gradients would be large, unless a mode is asked for."""
+    if mode != "auto":
+        return mode
+    return "hooks" if 4 * records * parameters < _HOOKS_BYTES else "ghost"
+
+
+def hook(module: nn.Module, mode: Mode, *, sequences: bool) -> Any:
+    """Wrap a module with Opacus' hooks, for losses that are summed.
+
+    Args:
+        module: In training mode.
+        mode: ``"hooks"`` or ``"ghost"``.
+        sequences: Whether a matrix is used at several places of a record. Opacus takes norms of
+            such layers from float32 Gram matrices, which cancellation can make too small (a record
+            then adds up to 1.35 times the bound); layer-wise gradients are right.
+
+    Raises:
+        InvalidInputError: If Opacus cannot take the module: names every problem.
+    """
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.validators import ModuleValidator
+
+    refuse_coupling(module)
+    problems = ModuleValidator.validate(module, strict=False)
+    if problems:
+        raise InvalidInputError("model", type(module).__name__, "; ".join(str(p) for p in problems))
+    options: dict[str, Any] = {"batch_first": True, "loss_reduction": "sum"}
+    if mode == "hooks":
+        return GradSampleModule(module, **options)
+    return GradSampleModuleFastGradientClipping(module, use_ghost_clipping=not sequences, **options)
+
+
+def has_exact_hook(module: nn.Module) -> bool:
+    """Say whether Opacus has a formula of its own for a layer, which sees one use a call."""
+    from opacus.grad_sample import GradSampleModule
+
+    return type(module) in GradSampleModule.GRAD_SAMPLERS
 
 
 class OpacusKernel:
-    """Clipped sums through Opacus' ghost mode, candidate by candidate.
+    """Clipped sums through Opacus' hooks, candidate by candidate.
 
     Args:
         model: Makes the model.
         loss: Loss of each record.
+        x: Inputs of a few records, for shape and type alone.
+        y: Targets of a few records, likewise.
+        device: Where to compute.
+        mode: ``"hooks"`` keeps per-sample gradients, ``"ghost"`` only norms where Opacus can;
+            ``"auto"`` takes ghost mode when per-sample gradients would be large.
 
     Raises:
-        InvalidInputError: If Opacus cannot take the model (BatchNorm, for one).
+        InvalidInputError: If Opacus cannot take the model, or the result of its hooks is wrong for
+            it: parameters used outside of their module, losses that couple records.
     """
 
-    def __init__(self, model: Callable[[], nn.Module], loss: Loss) -> None:
-        from opacus.grad_sample import GradSampleModuleFastGradientClipping
-        from opacus.validators import ModuleValidator
-
-        self._inner = model().train()
-        problems = ModuleValidator.validate(self._inner, strict=False)
-        if problems:
-            raise InvalidInputError(
-                "model", type(self._inner).__name__, "; ".join(str(p) for p in problems)
-            )
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        loss: Loss,
+        *,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        device: torch.device,
+        mode: Mode | Literal["auto"] = "auto",
+        records: int = 256,
+    ) -> None:
+        self._inner = model().to(device)
+        for part in self._inner.modules():
+            if any(p.requires_grad for p in part.parameters(recurse=False)):
+                part.training = True  # hooks sleep otherwise; dropout keeps the mode it has
         self.layout = Layout(self._inner)
+        bare = deepcopy(self._inner)
         self._loss = loss
-        self._module = GradSampleModuleFastGradientClipping(
-            self._inner, batch_first=True, loss_reduction="sum", use_ghost_clipping=True
-        )
+        self.mode: Mode = choose_mode(mode, self.layout.size, records)
+        sequences = self.mode == "ghost" and self._sequential(x, device)
+        self._module = hook(self._inner, self.mode, sequences=sequences)
         self._params = {n: p for n, p in self._inner.named_parameters() if p.requires_grad}
+        self._verify(bare, synthetic(x, y, (2, 3), device))
 
-    def clipped_sums(self, params: torch.Tensor, rows: Rows, clipping: Clipping) -> Sums:
-        """Return the clipped sums, computed for one candidate after the other."""
-        if clipping.by_layer:
-            raise InvalidInputError("clipping", clipping, "cannot be by layer in ghost mode")
-        total = torch.zeros_like(params)
-        halves = params.new_zeros(len(params))
-        nonfinite = torch.zeros(len(params), dtype=torch.long)
-        for k, flat in enumerate(params):
-            load_params(self._inner, flat)
-            x, y = rows.x[k, rows.mask[k]], rows.y[k, rows.mask[k]]
-            if len(x) == 0:
+    def accumulate(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums, one candidate after the other: see ``Kernel``."""
+        separate = clipping.by_layer or isinstance(clipping, CoordinateTransform)
+        if self.mode == "ghost" and separate:
+            raise InvalidInputError(
+                "clipping", type(clipping).__name__, "needs per-sample gradients", "Use hooks mode."
+            )
+        bad = torch.zeros(len(params), dtype=torch.long)
+        for k, size in enumerate(int(n) for n in rows.sizes):
+            if size == 0:
                 continue
-            norms = self._norms(x, y)
-            finite = norms.isfinite()
-            if not bool(finite.all()):
-                # A coefficient of zero is not enough: 0 * inf is NaN. Such rows leave the batch.
-                nonfinite[k] = int((~finite).sum())
-                x, y = x[finite], y[finite]
-                halves[k] -= 0.5 * float(nonfinite[k])
-                if len(x) == 0:
-                    continue
-                norms = self._norms(x, y)
-            spread = norms.new_full((1, len(params), len(x)), 1.0)
-            spread[0, k] = norms
-            halves[k] += (clipping.unclipped(spread)[k].to(norms) - 0.5).sum()
-            total[k] = self._weighted(x, y, clipping.coefficients(spread)[0, k])
-        return Sums(total, halves, nonfinite)
+            load_params(self._inner, params[k].detach())
+            one = self._hooks if self.mode == "hooks" else self._ghost
+            with _seeded(rows.dropout[k]):
+                total, kept, dropped = one(rows.x[k, :size], rows.y[k, :size], clipping, k, params)
+            out[k] += total
+            bad[k] = dropped
+            if halves is not None:
+                halves[k] += kept - 0.5 * size
+        return bad.to(out.device) if bool(bad.any()) else None
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that is run."""
+        return self._inner
 
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return the loss of every row, shape ``[K, M]``."""
+        """Return the loss of every row, without dropout, shape ``[K, M]``."""
         out = params.new_zeros(rows.mask.shape)
         self._module.disable_hooks()
-        with torch.no_grad():
+        with torch.no_grad(), Intercept(None, deterministic=True):
             for k, flat in enumerate(params):
                 load_params(self._inner, flat)
                 out[k] = self._vector(rows.x[k], rows.y[k])
         self._module.enable_hooks()
         return out
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Nothing to do: no state is kept by candidate."""
+    def _verify(self, bare: nn.Module, example: tuple[torch.Tensor, torch.Tensor]) -> None:
+        try:
+            with Intercept(None, deterministic=True):
+                check_kernel(self, bare, self._loss, *example, sites=())
+        except KernelMismatchError as error:
+            raise InvalidInputError("model", type(self._inner).__name__, str(error)) from error
+
+    def _sequential(self, x: torch.Tensor, device: torch.device) -> bool:
+        """Say whether a Linear is used at several places of a record."""
+        seen: list[bool] = []
+
+        def note(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            seen.append(inputs[0].ndim > 2)
+
+        handles = [
+            part.register_forward_pre_hook(note)
+            for part in self._inner.modules()
+            if isinstance(part, nn.Linear)
+        ]
+        with torch.no_grad():
+            self._inner(synthetic(x, x, (1, 2), device)[0][0])
+        for handle in handles:
+            handle.remove()
+        return any(seen)
 
     def _vector(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         losses = self._loss(self._module(x), y)
@@ -101,33 +192,97 @@ class OpacusKernel:
                 "loss",
                 tuple(losses.shape),
                 f"must be one number a record, shape ({len(x)},)",
-                'Use reduction="none"; a mean couples the records.',
+                'Use reduction="none"; a mean or a sum couples the records.',
             )
         return losses
 
-    def _norms(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the per-sample gradient norms by one backward pass with Opacus' hooks."""
+    def _backward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Run forward and backward with Opacus' hooks on; return the losses, graph kept."""
         self._module.zero_grad(set_to_none=True)
         self._module.enable_hooks()
-        with _quiet_hooks():
-            torch.autograd.backward(self._vector(x, y).sum())
-        norms: torch.Tensor = self._module.get_norm_sample().detach()
-        return norms
+        for parameter in self._params.values():
+            # What is not used in this pass must not keep the norms of the last one.
+            cast(Any, parameter)._norm_sample = parameter.new_zeros(len(x))
+        losses = self._vector(x, y)
+        with quiet_hooks():
+            torch.autograd.backward(losses.sum(), retain_graph=self.mode == "ghost")
+        return losses
 
-    def _weighted(
-        self, x: torch.Tensor, y: torch.Tensor, coefficients: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the gradient of the weighted sum of losses: the clipped sum, flat."""
+    def _hooks(
+        self, x: torch.Tensor, y: torch.Tensor, clipping: Clipping, k: int, params: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Return clipped sum, number of unclipped records, number of bad records."""
+        self._backward(x, y)
+        samples = []
+        for p in self._params.values():
+            sample = cast(Any, p).grad_sample
+            samples.append(p.new_zeros(len(x), p.numel()) if sample is None else sample.flatten(1))
+        gradients = torch.cat(samples, dim=1)
+        self._module.zero_grad(set_to_none=True)
+        if isinstance(clipping, CoordinateTransform):
+            gradients = (gradients - clipping.center[k]) / clipping.scale[k]
+        groups = [(0, self.layout.size)]
+        if clipping.by_layer:
+            layers = self.layout.layers.values()
+            groups = [(self.layout.spans[n[0]][0], self.layout.spans[n[-1]][1]) for n in layers]
+        norms = torch.stack([gradients[:, start:end].norm(dim=1) for start, end in groups])
+        finite = norms.isfinite().all(dim=0)
+        gradients = gradients.masked_fill(~finite.unsqueeze(1), 0.0)
+        coefficients, unclipped = _for_one(clipping, norms, finite, k, len(params))
+        total = torch.cat(
+            [c @ gradients[:, s:e] for c, (s, e) in zip(coefficients, groups, strict=True)]
+        )
+        return total, unclipped, int((~finite).sum())
+
+    def _ghost(
+        self, x: torch.Tensor, y: torch.Tensor, clipping: Clipping, k: int, params: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """As ``_hooks``, from norms alone and a second backward pass over the same graph."""
+        losses = self._backward(x, y)
+        norms: torch.Tensor = self._module.get_norm_sample().detach().unsqueeze(0)
+        finite = norms[0].isfinite()
+        dropped = int((~finite).sum())
+        if dropped:
+            # A coefficient of zero is not enough: 0 * inf is NaN. Such rows leave the batch.
+            if dropped == len(x):
+                return torch.zeros_like(params[k]), norms.new_zeros(()), dropped
+            total, unclipped, more = self._ghost(x[finite], y[finite], clipping, k, params)
+            return total, unclipped, dropped + more
+        coefficients, unclipped = _for_one(clipping, norms, finite, k, len(params))
         self._module.disable_hooks()
-        loss = (self._vector(x, y) * coefficients).sum()
-        with _quiet_hooks():
-            grads = torch.autograd.grad(loss, list(self._params.values()))
+        with quiet_hooks():
+            grads = torch.autograd.grad(
+                (losses * coefficients[0]).sum(),
+                list(self._params.values()),
+                allow_unused=True,
+                materialize_grads=True,
+            )
         self._module.enable_hooks()
-        return self.layout.flatten(dict(zip(self._params, grads, strict=True)))
+        flat = self.layout.flatten(dict(zip(self._params, grads, strict=True)))
+        return flat, unclipped, 0
+
+
+def _for_one(
+    clipping: Clipping, norms: torch.Tensor, finite: torch.Tensor, k: int, candidates: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return candidate k's coefficients ``[G, B]`` and its number of unclipped records."""
+    stacked = norms.unsqueeze(1).expand(-1, candidates, -1)
+    coefficients = clipping.coefficients(stacked)[:, k] * finite
+    return coefficients, (clipping.unclipped(stacked)[k] & finite).sum().to(norms)
 
 
 @contextmanager
-def _quiet_hooks() -> Iterator[None]:
+def _seeded(stream: torch.Generator) -> Iterator[None]:
+    """Feed dropout from a candidate's own stream, leaving the global generator as it was."""
+    seed = int(torch.randint(2**62, (), generator=stream, device=stream.device))
+    devices: Sequence[torch.device] = [] if stream.device.type == "cpu" else [stream.device]
+    with torch.random.fork_rng(devices=list(devices)):
+        torch.random.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def quiet_hooks() -> Iterator[None]:
     """Silence torch's remark that a backward hook fires although the input needs no gradient."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing")

@@ -6,22 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from privtune.errors import InvalidInputError
 from privtune.training.clipping import Clipping, CoordinateTransform
 from privtune.training.data import Data
-from privtune.training.kernel import Kernel, Rows, Sums
-from privtune.training.noise import NoiseSource, noise_scale
+from privtune.training.kernel import Kernel, Rows
+from privtune.training.noise import NoiseOptions, NoiseSource, add_noise, noise_scale
 from privtune.training.oracle import Sample
-from privtune.training.sampling import PoissonSampler
+from privtune.training.sampling import GRANULE, PoissonSampler, padded
 from privtune.training.schedule import Schedule
 from privtune.training.streams import Streams
-from privtune.training.transcript import Transcript
+from privtune.training.transcript import StackTranscript, Transcript
 
 __all__ = ["StackOracle"]
-
-_GRANULE = 8  # sizes of physical batches are multiples of it, so that few sizes occur
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +31,7 @@ class _Drawn:
     number: int
     index: torch.Tensor
     mask: torch.Tensor
+    sizes: npt.NDArray[np.int64]
 
 
 class StackOracle:
@@ -45,6 +45,7 @@ class StackOracle:
         device: Where to compute.
         physical_rows: Largest number of rows of a candidate that are computed at once; a longer
             sample is computed in pieces, which changes nothing else.
+        noise: Source and treatment of the noise.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class StackOracle:
         streams: Sequence[Streams],
         device: torch.device,
         physical_rows: int,
+        noise: NoiseOptions | None = None,
     ) -> None:
-        if len(data) != schedule.records:
+        if len(data) != schedule.records and not getattr(data, "sealed_size", False):
             raise InvalidInputError(
                 "data",
                 f"{len(data)} records",
@@ -65,41 +67,36 @@ class StackOracle:
             )
         self.schedule = schedule
         self.candidates = len(streams)
-        self.gradient_evaluations = [0] * self.candidates
+        self.gradient_evaluations = np.zeros(self.candidates, dtype=np.int64)
         self.nonfinite = torch.zeros(self.candidates, dtype=torch.long)
         self._data = data
         self._kernel = kernel
         self._device = device
-        self._physical_rows = max(_GRANULE, physical_rows)
-        self._noise = NoiseSource(streams, device)
-        self._transcripts = [Transcript() for _ in streams]
-        self._samplers = [
-            PoissonSampler(
-                records=schedule.records, rate=schedule.sample_rate, rng=s.numpy("sampling")
-            )
-            for s in streams
-        ]
+        self._physical_rows = padded(physical_rows)
+        self._noise = NoiseSource(streams, device, kernel.layout.dtype, noise)
+        self._dropout = [s.generator("dropout", device=device) for s in streams]
+        self._scale: tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor] | None = None
+        self._log = StackTranscript(self.candidates)
+        self._sampler = PoissonSampler(
+            records=len(data),
+            rate=schedule.sample_rate,
+            rngs=[s.numpy("sampling") for s in streams],
+        )
 
     def sample(self) -> Sample:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""
-        drawn = [sampler() for sampler in self._samplers]
-        longest = max(len(rows) for rows in drawn)
-        width = max(_GRANULE, -(-longest // _GRANULE) * _GRANULE)
-        index = np.zeros((len(drawn), width), dtype=np.int64)
-        sizes = np.empty((len(drawn), 1), dtype=np.int64)
-        for k, rows in enumerate(drawn):
-            index[k, : len(rows)] = rows
-            sizes[k] = len(rows)
-        mask = np.arange(width) < sizes
+        index, sizes = self._sampler()
+        mask = np.arange(index.shape[1]) < sizes[:, None]
         return self._open(
-            self.schedule.sample_rate, torch.from_numpy(index), torch.from_numpy(mask)
+            self.schedule.sample_rate, torch.from_numpy(index), torch.from_numpy(mask), sizes
         )
 
     def everything(self) -> Sample:
         """Return the sample that holds every record, for full-batch methods."""
-        shape = (self.candidates, self.schedule.records)
-        index = torch.arange(self.schedule.records).expand(shape)
-        return self._open(1.0, index, torch.ones(shape, dtype=torch.bool))
+        records = len(self._data)
+        index = torch.arange(records).expand(self.candidates, records)
+        mask = torch.ones((), dtype=torch.bool).expand(self.candidates, records)
+        return self._open(1.0, index, mask, np.full(self.candidates, records))
 
     def gradient(
         self,
@@ -111,8 +108,7 @@ class StackOracle:
     ) -> torch.Tensor:
         """Release the noisy mean of the clipped per-sample gradients: see ``Oracle.gradient``."""
         drawn = self._own(sample)
-        sums = self._clipped_sums(drawn, params, clipping)
-        return self._noisy_gradient(drawn, sums, clipping, noise_multiplier)
+        return self._gradient(drawn, params, clipping, noise_multiplier, halves=None)
 
     def gradient_and_fraction(
         self,
@@ -125,11 +121,11 @@ class StackOracle:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Release the noisy mean gradient and the noisy fraction of records not clipped."""
         drawn = self._own(sample)
-        sums = self._clipped_sums(drawn, params, clipping)
-        gradient = self._noisy_gradient(drawn, sums, clipping, noise_multiplier)
+        halves = params.new_zeros(self.candidates)
+        gradient = self._gradient(drawn, params, clipping, noise_multiplier, halves=halves)
         half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
         scale = self._charge(drawn, "gaussian", count_noise_multiplier, half)
-        count = sums.halves + scale.to(sums.halves) * self._noise.gaussian(1)[:, 0]
+        count = self._noisy(halves, scale, "gaussian")
         return gradient, count / self._normaliser(drawn) + 0.5
 
     def losses(
@@ -153,21 +149,40 @@ class StackOracle:
             total = point.new_zeros(self.candidates)
             for rows in self._physical(drawn):
                 values = self._kernel.losses(point, rows)
-                usable = rows.mask & values.isfinite()
+                usable = (rows.mask > 0) & values.isfinite()
                 clipped = values.clamp(min=0.0).minimum(bound.to(values)[:, None])
                 total += torch.where(usable, clipped, 0.0).sum(dim=1)
-            scale = self._charge(drawn, mechanism, noise_multiplier, sensitivity).to(total)
-            draw = self._noise.gaussian if mechanism == "gaussian" else self._noise.laplace
-            answers.append((total + scale * draw(1)[:, 0].to(total)) / self._normaliser(drawn))
+            scale = self._charge(drawn, mechanism, noise_multiplier, sensitivity)
+            answers.append(self._noisy(total, scale, mechanism) / self._normaliser(drawn))
         return torch.stack(answers)
+
+    def _noisy(self, total: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
+        """Add noise to one number of each candidate."""
+        noise = self._noise.gaussian(1) if kind == "gaussian" else self._noise.laplace(1)
+        return add_noise(total.unsqueeze(1), noise, scale, self._noise.options).squeeze(1)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these candidates alone; the others are done."""
+        index = list(rows)
+        self.candidates = len(index)
+        self.gradient_evaluations = self.gradient_evaluations[index]
+        self.nonfinite = self.nonfinite[index]
+        self._sampler.keep(index)
+        self._noise.keep(index)
+        self._dropout = [self._dropout[row] for row in index]
+        self._log.keep(index)
+        self._scale = None
 
     def transcripts(self) -> Sequence[Transcript]:
         """Return the K transcripts, one a candidate."""
-        return tuple(self._transcripts)
+        return self._log.by_candidate()
 
-    def _open(self, rate: float, index: torch.Tensor, mask: torch.Tensor) -> _Drawn:
-        number = {transcript.open_sample(rate) for transcript in self._transcripts}.pop()
-        return _Drawn(rate, number, index.to(self._device), mask.to(self._device))
+    def _open(
+        self, rate: float, index: torch.Tensor, mask: torch.Tensor, sizes: npt.NDArray[np.int64]
+    ) -> _Drawn:
+        number = self._log.open_sample(rate)
+        mask = mask.to(self._device, self._kernel.layout.dtype)
+        return _Drawn(rate, number, index.to(self._device), mask, sizes)
 
     def _own(self, sample: Sample) -> _Drawn:
         if not isinstance(sample, _Drawn):
@@ -181,40 +196,48 @@ class StackOracle:
     def _physical(self, drawn: _Drawn) -> Iterator[Rows]:
         """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time."""
         for start in range(0, drawn.index.shape[1], self._physical_rows):
-            index = drawn.index[:, start : start + self._physical_rows]
+            stop = start + self._physical_rows
+            index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
+            width = index.shape[1]
+            if width % GRANULE:  # the last piece of all records; fill up, as samples are
+                missing = (0, padded(width) - width)
+                index = torch.nn.functional.pad(index, missing)
+                mask = torch.nn.functional.pad(mask, missing)
             x, y = self._data.take(index.reshape(-1))
-            yield Rows(
-                x.view(*index.shape, *x.shape[1:]),
-                y.view(*index.shape, *y.shape[1:]),
-                drawn.mask[:, start : start + self._physical_rows],
+            sizes = (
+                drawn.sizes
+                if start == 0 and stop >= drawn.index.shape[1]
+                else (np.clip(drawn.sizes - start, 0, width))
             )
+            x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
+            yield Rows(x, y, sizes, mask, self._dropout)
 
-    def _clipped_sums(self, drawn: _Drawn, params: torch.Tensor, clipping: Clipping) -> Sums:
-        sums: Sums | None = None
-        for rows in self._physical(drawn):
-            part = self._kernel.clipped_sums(params, rows, clipping)
-            sums = part if sums is None else sums + part
-        if sums is None:
-            raise InvalidInputError("sample", "empty", "must have room for a row")
-        self.nonfinite += sums.nonfinite.cpu()
-        for k, size in enumerate(drawn.mask.sum(dim=1).tolist()):
-            self.gradient_evaluations[k] += size
-        return sums
-
-    def _noisy_gradient(
+    def _gradient(
         self,
         drawn: _Drawn,
-        sums: Sums,
+        params: torch.Tensor,
         clipping: Clipping,
         noise_multiplier: float | torch.Tensor,
+        *,
+        halves: torch.Tensor | None,
     ) -> torch.Tensor:
+        """Release a noisy mean: the noise is laid down first, the clipped sums are added to it."""
         sensitivity = clipping.sensitivity(self.candidates)
         scale = self._charge(drawn, "gaussian", noise_multiplier, sensitivity)
-        noise = self._noise.gaussian(sums.total.shape[1])
-        mean = (sums.total + scale.to(noise)[:, None] * noise) / self._normaliser(drawn)
+        noise = self._noise.gaussian(params.shape[1])
+        wide = self._noise.options.wide
+        out = torch.zeros_like(params) if wide else noise * scale.unsqueeze(1)
+        for rows in self._physical(drawn):
+            bad = self._kernel.accumulate(params, rows, clipping, out=out, halves=halves)
+            if bad is not None:
+                self.nonfinite += bad.cpu()
+        if wide:
+            out = add_noise(out, noise, scale, self._noise.options)
+        self.gradient_evaluations += drawn.sizes
+        out /= self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):
-            return mean * clipping.scale + clipping.center
-        return mean
+            return out * clipping.scale + clipping.center
+        return out
 
     def _charge(
         self,
@@ -224,11 +247,20 @@ class StackOracle:
         sensitivity: torch.Tensor,
     ) -> torch.Tensor:
         """Write a release into the transcripts and return the scale of its noise, ``[K]``."""
-        scale = noise_scale(noise_multiplier, sensitivity)
-        if isinstance(noise_multiplier, torch.Tensor):
-            multipliers = noise_multiplier.double().expand(self.candidates).tolist()
-        else:
-            multipliers = [float(noise_multiplier)] * self.candidates
-        for transcript, multiplier in zip(self._transcripts, multipliers, strict=True):
-            transcript.record(drawn.number, kind, multiplier)
-        return scale.to(self._device)
+        known = self._scale
+        if (
+            known is None
+            or known[0] is not sensitivity
+            or isinstance(noise_multiplier, torch.Tensor)
+            or known[1] != noise_multiplier
+        ):
+            scale = noise_scale(noise_multiplier, sensitivity)
+            own: float | tuple[float, ...]
+            if isinstance(noise_multiplier, torch.Tensor):
+                own = tuple(noise_multiplier.double().expand(self.candidates).tolist())
+            else:
+                own = float(noise_multiplier)
+            scale = scale.to(self._device, self._kernel.layout.dtype)
+            known = self._scale = (sensitivity, own, scale)
+        self._log.record(drawn.number, kind, known[1])
+        return known[2]

@@ -9,25 +9,31 @@ makes drawing for a small expected batch as cheap as for a large one.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["PoissonSampler"]
+__all__ = ["GRANULE", "PoissonSampler", "padded"]
+
+Indices = npt.NDArray[np.int64]
+
+GRANULE = 8
+"""Physical sizes are multiples of it."""
 
 _BLOCK = 4096  # about how many records are drawn ahead at once
 _MAX_STEPS = 256
 
 
 class PoissonSampler:
-    """Poisson samples of one candidate, one a call.
+    """Poisson samples for a stack of candidates, each from its own source of randomness.
 
     Args:
         records: Number of records N, at least 1.
         rate: Probability in (0, 1] with which each record joins each sample.
-        rng: Source of randomness; the samples are a function of it alone.
+        rngs: One source of randomness a candidate; its samples are a function of it alone.
 
     Raises:
         InvalidInputError: If an argument is outside its domain.
@@ -36,38 +42,67 @@ class PoissonSampler:
     underlying uniform numbers; no sample is ever cut at a maximal size.
     """
 
-    def __init__(self, *, records: int, rate: float, rng: np.random.Generator) -> None:
+    def __init__(self, *, records: int, rate: float, rngs: Sequence[np.random.Generator]) -> None:
         if records < 1:
             raise InvalidInputError("records", records, "must be a whole number of at least 1")
         if not (math.isfinite(rate) and 0.0 < rate <= 1.0):
             raise InvalidInputError("rate", rate, "must lie in (0, 1]")
         self._records = records
         self._rate = rate
-        self._rng = rng
+        self._rngs = list(rngs)
         steps = math.ceil(_BLOCK / max(1.0, rate * records))
         self._steps = min(steps, _MAX_STEPS)
-        self._ready: list[npt.NDArray[np.int64]] = []
+        self._ready: list[tuple[Indices, Indices]] = []
 
-    def __call__(self) -> npt.NDArray[np.int64]:
-        """Return the indices of the next sample, ascending; possibly none."""
+    def __call__(self) -> tuple[Indices, Indices]:
+        """Return the next samples: indices ``[K, width]``, ascending, and sizes ``[K]``.
+
+        A row's indices beyond its size are 0 and fill up.
+        """
         if not self._ready:
             self._ready = self._draw()[::-1]
         return self._ready.pop()
 
-    def _draw(self) -> list[npt.NDArray[np.int64]]:
-        """Draw a block of samples: one line of ``steps * records`` coin flips, cut in pieces."""
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these candidates alone."""
+        self._rngs = [self._rngs[row] for row in rows]
+        self._ready = [(index[list(rows)], sizes[list(rows)]) for index, sizes in self._ready]
+
+    def _draw(self) -> list[tuple[Indices, Indices]]:
+        """Draw a block of samples: one line of ``steps * records`` coin flips a candidate."""
         line = self._steps * self._records
-        places = _successes(line, self._rate, self._rng)
-        cuts = np.searchsorted(places, np.arange(1, self._steps) * self._records)
-        return np.split(places % self._records, cuts)
+        drawn = [_successes(line, self._rate, rng) for rng in self._rngs]
+        steps = [places // self._records for places in drawn]
+        sizes = np.stack([np.bincount(s, minlength=self._steps) for s in steps], axis=1)
+        index = np.zeros((self._steps, len(drawn), padded(int(sizes.max()))), dtype=np.int64)
+        for k, (places, step) in enumerate(zip(drawn, steps, strict=True)):
+            starts = np.cumsum(sizes[:, k]) - sizes[:, k]
+            within = np.arange(len(places)) - starts[step]
+            index[step, k, within] = places - step * self._records
+        widths = [padded(int(n)) for n in sizes.max(axis=1)]
+        return [
+            (part[:, :width], own) for part, width, own in zip(index, widths, sizes, strict=True)
+        ]
 
 
-def _successes(line: int, rate: float, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+def padded(rows: int) -> int:
+    """Return the physical size for ``rows`` records: few sizes occur, a sixteenth apart at most.
+
+    Every size that occurs is captured once, so there should be few; every row that fills up costs
+    as much as a record, so they should be close.
+    """
+    step = GRANULE
+    while step * 16 < rows:
+        step *= 2
+    return max(GRANULE, -(-rows // step) * step)
+
+
+def _successes(line: int, rate: float, rng: np.random.Generator) -> Indices:
     """Return the places of the successes among ``line`` independent Bernoulli(rate) draws."""
     mean = line * rate
     size = int(mean + 6.0 * math.sqrt(mean * (1.0 - rate))) + 16
     scale = -math.log1p(-rate) if rate < 1.0 else math.inf
-    pieces: list[npt.NDArray[np.int64]] = []
+    pieces: list[Indices] = []
     last = -1
     while last < line:
         # P(gap > k) = P(E >= k * scale) = (1 - rate)^k for E ~ Exp(1): geometric, exactly.
@@ -75,5 +110,5 @@ def _successes(line: int, rate: float, rng: np.random.Generator) -> npt.NDArray[
         steps = np.minimum(gaps, line + 1.0).astype(np.int64)
         pieces.append(last + np.cumsum(steps))
         last = int(pieces[-1][-1])
-    places = np.concatenate(pieces)
+    places = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     return places[: int(np.searchsorted(places, line))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from privtune.accounting import (
@@ -23,7 +24,7 @@ from privtune.accounting import (
 )
 from privtune.errors import PrivTuneError
 
-__all__ = ["Atom", "Look", "Transcript", "TranscriptMismatchError", "looks_of"]
+__all__ = ["Atom", "Look", "StackTranscript", "Transcript", "TranscriptMismatchError", "looks_of"]
 
 Atom = tuple[str, float]
 """One release: its kind (``"gaussian"`` or ``"laplace"``) and its noise multiplier."""
@@ -92,6 +93,50 @@ class Transcript:
             [rate, [list(a) for a in atoms], n] for (rate, atoms), n in self.looks().items()
         )
         return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+class StackTranscript:
+    """The transcripts of K candidates that are asked the same things at the same time.
+
+    What happens to all of them is written down once, so that keeping it costs next to nothing.
+    """
+
+    def __init__(self, candidates: int) -> None:
+        self._members = tuple(range(candidates))
+        self._rates: list[float] = []
+        self._records: list[tuple[int, str, float | dict[int, float]]] = []
+
+    def open_sample(self, rate: float) -> int:
+        """Note that a sample was drawn at ``rate`` for each candidate and return its index."""
+        self._rates.append(rate)
+        return len(self._rates) - 1
+
+    def record(self, sample: int, kind: str, noise_multiplier: float | tuple[float, ...]) -> None:
+        """Note a release about a sample; one noise multiplier for all, or one for each."""
+        if isinstance(noise_multiplier, tuple):
+            own = dict(zip(self._members, noise_multiplier, strict=True))
+            self._records.append((sample, kind, own))
+        else:
+            self._records.append((sample, kind, noise_multiplier))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these candidates alone."""
+        self._members = tuple(self._members[row] for row in rows)
+
+    def of(self, candidate: int) -> Transcript:
+        """Return the transcript of one of the candidates that are still there."""
+        member = self._members[candidate]
+        transcript = Transcript()
+        for rate in self._rates:
+            transcript.open_sample(rate)
+        for sample, kind, multiplier in self._records:
+            own = multiplier[member] if isinstance(multiplier, dict) else multiplier
+            transcript.record(sample, kind, own)
+        return transcript
+
+    def by_candidate(self) -> tuple[Transcript, ...]:
+        """Return one transcript a candidate."""
+        return tuple(self.of(k) for k in range(len(self._members)))
 
 
 def looks_of(event: Event) -> Counter[Look]:

@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 import sqlalchemy as sa
@@ -18,19 +19,35 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/ledger.db"
 
 
+class PostgresSchemas:
+    """Hands out fresh schemas of the test database, and drops them at the end."""
+
+    def __enter__(self) -> Self:
+        self._engine = sa.create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
+        self._names: list[str] = []
+        return self
+
+    def fresh(self) -> str:
+        name = f"privtune_test_{uuid.uuid4().hex[:12]}"
+        with self._engine.connect() as connection:
+            connection.execute(sa.text(f"CREATE SCHEMA {name}"))
+        self._names.append(name)
+        url = sa.make_url(POSTGRES).update_query_dict({"options": f"-csearch_path={name}"})
+        return url.render_as_string(hide_password=False)
+
+    def __exit__(self, *_: object) -> None:
+        with self._engine.connect() as connection:
+            for name in self._names:
+                connection.execute(sa.text(f"DROP SCHEMA {name} CASCADE"))
+        self._engine.dispose()
+
+
 @pytest.fixture
 def postgres_url() -> Iterator[str]:
     if not POSTGRES:
         pytest.skip("PRIVTUNE_TEST_POSTGRES_URL is not set")
-    schema = f"privtune_test_{uuid.uuid4().hex[:12]}"
-    engine = sa.create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(sa.text(f"CREATE SCHEMA {schema}"))
-    url = sa.make_url(POSTGRES).update_query_dict({"options": f"-csearch_path={schema}"})
-    yield url.render_as_string(hide_password=False)
-    with engine.connect() as connection:
-        connection.execute(sa.text(f"DROP SCHEMA {schema} CASCADE"))
-    engine.dispose()
+    with PostgresSchemas() as schemas:
+        yield schemas.fresh()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

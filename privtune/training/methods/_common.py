@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from privtune.errors import InvalidInputError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from privtune.training.methods._base import Candidate
 
 __all__ = [
+    "build",
     "candidate_column",
     "check_choice",
     "check_fraction",
@@ -23,6 +25,18 @@ __all__ = [
     "noise_scale_for",
     "rows",
 ]
+
+
+M = TypeVar("M")
+
+
+def build(method: type[M], options: Mapping[str, Any], **fixed: Any) -> M:
+    """Make a method from the options of a spec and the fields that a plan fixes."""
+    allowed = [f.name for f in fields(method) if f.name not in fixed]  # type: ignore[arg-type]
+    for name in options:
+        if name not in allowed:
+            raise InvalidInputError("option", name, f"must be one of {', '.join(allowed)}")
+    return method(**{**options, **fixed})
 
 
 def check_positive(name: str, value: float) -> None:

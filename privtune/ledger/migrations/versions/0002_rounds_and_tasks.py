@@ -27,9 +27,9 @@ def upgrade() -> None:
         sa.Column("number", sa.Integer, nullable=False),
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("worker", sa.String(200), nullable=False),
-        sa.Column("leased_until", sa.Float, nullable=False),
+        sa.Column("leased_until", sa.Double, nullable=False),
         sa.Column("done", sa.Integer, nullable=False),
-        sa.Column("score", sa.Float, nullable=True),
+        sa.Column("score", sa.Double, nullable=True),
         sa.Column("result", sa.Text, nullable=True),
         sa.PrimaryKeyConstraint("budget", "charge", "number", name="privtune_tasks_pk"),
         sa.ForeignKeyConstraint(

@@ -1,0 +1,389 @@
+"""``privtune budget``: create, list, show, charges, charge, void, verify, export, close, upgrade."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
+
+if TYPE_CHECKING:
+    from privtune.ledger import Budget, Charge, Ledger
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+Name = Annotated[str, typer.Argument(help="Name of the budget.")]
+MaybeName = Annotated[str | None, typer.Argument(help="Name of the budget.")]
+
+
+@app.command()
+def create(
+    name: Name,
+    *,
+    epsilon: Annotated[float, typer.Option(help="ε of everything ever released, above 0.")],
+    delta: Annotated[float, typer.Option(help="δ of everything ever released, in (0, 1).")],
+    adjacency: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    unit: Annotated[str, typer.Option(help="What is protected: record, user, ...")] = "record",
+    dataset: Annotated[str, typer.Option(help="The protected dataset, in words.")] = "",
+    admission: Annotated[
+        str, typer.Option(help="adaptive: later studies may follow; declared: none may.")
+    ] = "adaptive",
+    order: Annotated[
+        float | None, typer.Option(help="Rényi order of the filter; chosen if not given.")
+    ] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Create a budget. It never changes afterwards; it can be closed for good."""
+    from privtune.accounting import Adjacency
+    from privtune.ledger import Admission, Budget
+    from privtune.ledger.values import member
+
+    with _ledger(storage) as ledger:
+        budget = ledger.create_budget(
+            Budget(
+                epsilon,
+                delta,
+                name=name,
+                adjacency=member(Adjacency, "adjacency", adjacency),
+                unit=unit,
+                dataset=dataset,
+                admission=member(Admission, "admission", admission),
+                order=order,
+            )
+        )
+    if as_json:
+        emit_json(budget.to_dict())
+    else:
+        console.print(
+            f"Budget [bold]{budget.name}[/]: ε = {budget.epsilon:g}, δ = {budget.delta:g}, "
+            f"{budget.adjacency}, {budget.admission} admission (filter at order "
+            f"{budget.order:g}).",
+            soft_wrap=True,
+        )
+
+
+@app.command("list")
+def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+    """List the budgets, with what is spent of each."""
+    with _ledger(storage) as ledger:
+        documents = [_document(ledger, budget) for budget in ledger.budgets()]
+    if as_json:
+        emit_json(documents)
+        return
+    table = Table()
+    for column in ("budget", "ε", "δ", "spent ε", "left ε", "charges", "dataset"):
+        table.add_column(column)
+    for document in documents:
+        table.add_row(
+            document["name"],
+            f"{document['epsilon']:g}",
+            f"{document['delta']:g}",
+            _up(document["spent"]["epsilon"]),
+            _down(document["remaining"]),
+            str(document["charges"]),
+            escape(document["dataset"]),
+        )
+    console.print(table)
+
+
+@app.command()
+def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+    """Show a budget: its terms, the odometer, and the filter beside it."""
+    with _ledger(storage) as ledger:
+        document = _document(ledger, ledger.budget(name))
+    if as_json:
+        emit_json(document)
+        return
+    table = Table(show_header=False, title=f"Budget {name}")
+    spent = document["spent"]
+    rows = {
+        "budget": f"ε = {document['epsilon']:g} at δ = {document['delta']:g}",
+        "adjacency": f"{document['adjacency']}, one {document['unit']}",
+        "dataset": escape(document["dataset"]) or "not described",
+        "admission": f"{document['admission']}{', closed' if document['closed'] else ''}",
+        "charges": ", ".join(f"{n} {state}" for state, n in document["states"].items()) or "none",
+        "odometer: spent": f"ε = {_up(spent['epsilon'])} (by {spent['method']})",
+        "odometer: left": f"ε = {_down(document['remaining'])}",
+        "filter": _filter_line(document["filter"]),
+        "chain head": document["head"],
+    }
+    for key, value in rows.items():
+        table.add_row(key, value)
+    console.print(table)
+
+
+@app.command()
+def charges(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+    """List a budget's charges, oldest first. Times are for the curator only."""
+    from privtune.cli._tables import describe_event
+
+    with _ledger(storage) as ledger:
+        found = ledger.charges(name)
+    if as_json:
+        emit_json([_charge_document(charge) for charge in found])
+        return
+    table = Table()
+    for column in ("charge", "state", "basis", "study", "arm", "event", "note", "reserved (UTC)"):
+        table.add_column(column, overflow="fold")
+    for charge in found:
+        table.add_row(
+            charge.id,
+            str(charge.state),
+            charge.basis,
+            escape(charge.study),
+            escape(charge.arm),
+            describe_event(charge.event.to_dict()),
+            escape(charge.note),
+            f"{charge.created_at:%Y-%m-%d %H:%M:%S}",
+        )
+    console.print(table)
+
+
+@app.command()
+def charge(
+    name: Name,
+    event: Annotated[Path, typer.Argument(help="The event, a JSON file.")],
+    *,
+    note: Annotated[str, typer.Option(help="What is released, and by which tool.")],
+    released: Annotated[
+        bool,
+        typer.Option(
+            "--already-released", help="It has happened: record it even if the budget breaks."
+        ),
+    ] = False,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Charge a release that is made with another tool: before it is made, if it fits.
+
+    The charge counts as started at once. With --already-released it is recorded in any case.
+    """
+    from privtune.ledger import ChargeRequest
+
+    request = ChargeRequest(_event(event), note=note)
+    with _ledger(storage) as ledger:
+        if released:
+            made = ledger.record(name, request)
+        else:
+            [made] = ledger.reserve(name, [request])
+            made = ledger.start(made.id)
+        document = {**_charge_document(made), "remaining": ledger.remaining(name)}
+        broken = ledger.spent(name).epsilon > ledger.budget(name).epsilon
+    if as_json:
+        emit_json(document)
+        return
+    console.print(
+        f"Charged [bold]{made.id}[/] ({made.state}); ε = {_down(document['remaining'])} is left.",
+        soft_wrap=True,
+    )
+    if broken:
+        console.print("The budget is [bold red]exceeded[/]: it admits nothing more.")
+
+
+@app.command()
+def void(
+    charge_id: Annotated[str, typer.Argument(help="The charge, like digits-3.")],
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Give back a charge that never started."""
+    with _ledger(storage) as ledger:
+        made = ledger.void(charge_id)
+    if as_json:
+        emit_json(_charge_document(made))
+    else:
+        console.print(f"Voided {made.id}: no data was touched for it.")
+
+
+@app.command()
+def verify(
+    name: MaybeName = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Check this exported certificate, from the file alone.")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="A chain head noted earlier, which the log must contain.")
+    ] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Replay a log, or check a certificate: chain, states, admissions, composition.
+
+    With both, the log must also contain what the certificate says was there.
+    """
+    from privtune.ledger import verify as verify_log
+    from privtune.ledger import verify_certificate
+
+    if name is None and certificate is None:
+        raise typer.BadParameter("name a budget, or a certificate with --certificate")
+    verified = None
+    if certificate is not None:
+        verified = verify_certificate(_read(certificate), head=head)
+        head = verified.head
+    if name is not None:
+        with _ledger(storage) as ledger:
+            verified = verify_log(ledger.log.storage, name, head=head)
+    if verified is None:
+        return
+    if as_json:
+        emit_json({"valid": True, **verified.to_dict()})
+        return
+    what = "log" if name is not None else "certificate"
+    console.print(
+        f"The {what} of [bold]{verified.budget}[/] is sound: {verified.entries} entries, "
+        f"{verified.charges} charges, ε = {_up(verified.guarantee.epsilon)} at δ = "
+        f"{verified.guarantee.delta:g} (by {verified.guarantee.method}).",
+        soft_wrap=True,
+    )
+    console.print(f"Chain head: {verified.head}", soft_wrap=True)
+
+
+@app.command()
+def export(
+    name: Name,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The certificate's file; NAME.certificate.json if not given."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a readable page here as well.")] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Write a certificate of a budget: self-contained, checkable from the file alone."""
+    from privtune.ledger import export_certificate, render_certificate, write_file
+
+    with _ledger(storage) as ledger:
+        certificate = export_certificate(ledger.log.storage, name)
+    if as_json and output is None and html is None:
+        emit_json(certificate)
+        return
+    output = output or Path(f"{name}.certificate.json")
+    text = json.dumps(certificate, indent=1, allow_nan=False, ensure_ascii=False)
+    write_file(output, text + "\n")
+    if html is not None:
+        write_file(html, render_certificate(certificate))
+    if as_json:
+        written = {"certificate": str(output), "html": None if html is None else str(html)}
+        emit_json({**written, "head": certificate["head"]})
+        return
+    console.print(f"Wrote {output}{f' and {html}' if html else ''}.", soft_wrap=True)
+    console.print(f"Chain head, to be noted elsewhere: {certificate['head']}", soft_wrap=True)
+
+
+@app.command()
+def close(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+    """Close a budget for good: it admits nothing more."""
+    with _ledger(storage) as ledger:
+        ledger.close_budget(name)
+    if as_json:
+        emit_json({"name": name, "closed": True})
+    else:
+        console.print(f"Budget {name} is closed for good.")
+
+
+@app.command()
+def upgrade(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+    """Upgrade a ledger that an older version wrote, in one transaction. Make a copy first."""
+    from privtune.ledger import upgrade_storage
+
+    before, after = upgrade_storage(storage)
+    if as_json:
+        emit_json({"before": before, "after": after})
+    elif before == after:
+        console.print(f"The ledger is at schema {after} already.")
+    else:
+        console.print(f"Upgraded the ledger from schema {before} to {after}.")
+
+
+def _ledger(storage: str) -> Ledger:
+    from privtune.ledger import Ledger
+
+    return Ledger(storage)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from privtune.errors import InvalidInputError
+
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInputError("file", str(path), f"is no readable JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise InvalidInputError("file", str(path), "must hold one JSON object")
+    return value
+
+
+def _event(path: Path) -> Any:
+    from privtune.accounting import event_from_dict
+
+    return event_from_dict(_read(path))
+
+
+def _document(ledger: Ledger, budget: Budget) -> dict[str, Any]:
+    name = budget.name
+    found = ledger.charges(name)
+    states: dict[str, int] = {}
+    for one in found:
+        states[str(one.state)] = states.get(str(one.state), 0) + 1
+    return {
+        **budget.to_dict(),
+        "closed": ledger.is_closed(name),
+        "charges": len(found),
+        "states": states,
+        "spent": ledger.spent(name).to_dict(),
+        "remaining": ledger.remaining(name),
+        "filter": ledger.filter_state(name).to_dict(),
+        "head": ledger.head(name),
+    }
+
+
+def _charge_document(charge: Charge) -> dict[str, Any]:
+    def when(value: Any) -> str | None:
+        return None if value is None else value.isoformat()
+
+    return {
+        "id": charge.id,
+        "budget": charge.budget,
+        "state": str(charge.state),
+        "basis": charge.basis,
+        "study": charge.study,
+        "arm": charge.arm,
+        "note": charge.note,
+        "plan_digest": charge.plan_digest,
+        "event": charge.event.to_dict(),
+        "created_at": when(charge.created_at),
+        "started_at": when(charge.started_at),
+        "closed_at": when(charge.closed_at),
+        "transcript_digest": charge.transcript_digest,
+    }
+
+
+def _filter_line(state: dict[str, Any]) -> str:
+    if not state["in_force"]:
+        return "not in force: nothing has started, so the block may still be declared"
+    if state["capacity"] is None:
+        return "no room: the declared block uses the budget up"
+    return (
+        f"Rényi order {state['order']:g}: {state['used']:.4g} of {state['capacity']:.4g} used "
+        f"({state['used'] / state['capacity']:.0%})"
+    )
+
+
+def _up(value: float | str) -> str:
+    """Print an ε that is spent, rounded up."""
+    number = float(value)
+    return "∞" if math.isinf(number) else f"{math.ceil(number * 1e4 - 1e-9) / 1e4:.4f}"
+
+
+def _down(value: float) -> str:
+    """Print an ε that is left, rounded down."""
+    return f"{math.floor(value * 1e4 + 1e-9) / 1e4:.4f}"

@@ -1,0 +1,97 @@
+"""Work through the rows of a round: lease, train, hand in; nothing is counted twice."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from privtune.ledger import Lease, Ledger, Rounds
+
+__all__ = ["LEASE_SECONDS", "Handed", "make_rounds", "work_through"]
+
+LEASE_SECONDS = 15.0
+"""How long a row stays with a worker that has died. Living workers renew three times as often."""
+
+_ATTEMPTS = 10
+
+Handed = tuple[Lease, float, dict[str, Any]]
+"""A row's lease, its score, and what to store of it."""
+
+
+def make_rounds(ledger: Ledger, *, lease_seconds: float = LEASE_SECONDS) -> Rounds:
+    """Return the rounds of a ledger with the leases that executors use."""
+    return Rounds(ledger, lease_seconds=lease_seconds, max_attempts=_ATTEMPTS)
+
+
+def work_through(
+    rounds: Rounds,
+    charge_id: str,
+    run: Callable[[Sequence[Lease]], Iterable[Handed]],
+    *,
+    stack: int,
+    dropped: Callable[[Handed], None] | None = None,
+    lease_seconds: float = LEASE_SECONDS,
+) -> None:
+    """Lease rows and run them until none is open; wait for rows that others hold.
+
+    Args:
+        rounds: The rounds.
+        charge_id: The round's charge.
+        run: Trains leased rows together; yields each as soon as it is done.
+        stack: How many rows to lease at once.
+        dropped: Told of a result that came second and was not accepted.
+        lease_seconds: How long a lease lasts.
+    """
+    worker = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    while True:
+        leases = list(_take(rounds, charge_id, worker, stack))
+        if not leases:
+            if rounds.open_count(charge_id) == 0:
+                return
+            time.sleep(0.2)
+            continue
+        held = {lease.number: lease for lease in leases}
+        with _kept(rounds, held, lease_seconds):
+            for lease, score, document in run(leases):
+                accepted = rounds.complete(lease, score, document)
+                held.pop(lease.number, None)
+                if not accepted and dropped is not None:
+                    dropped((lease, score, document))
+
+
+def _take(rounds: Rounds, charge_id: str, worker: str, stack: int) -> Iterator[Lease]:
+    for _ in range(stack):
+        lease = rounds.lease(charge_id, worker)
+        if lease is None:
+            return
+        yield lease
+
+
+@contextmanager
+def _kept(rounds: Rounds, held: dict[int, Lease], seconds: float) -> Iterator[None]:
+    """Renew the leases that are held; on the way out by an error, let go of them."""
+    stop = threading.Event()
+
+    def renew() -> None:
+        while not stop.wait(seconds / 3):
+            for number, lease in list(held.items()):
+                newer = rounds.renew(lease)
+                if newer is not None and number in held:
+                    held[number] = newer
+
+    keeper = threading.Thread(target=renew, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        keeper.join()
+        # A lease of no length is one that anybody may take over now.
+        free = Rounds(rounds._ledger, lease_seconds=0.0)
+        for lease in held.values():
+            free.renew(lease)

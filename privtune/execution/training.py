@@ -1,0 +1,289 @@
+"""Train candidates as one stack, and score them. What fails in training is a result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from privtune.strategies import Plan, ScorePlan, TrainingPlan, TrialResult
+from privtune.training.streams import Streams
+
+if TYPE_CHECKING:
+    import torch
+
+    from privtune.tasks import Task, TaskData
+    from privtune.training.engine import TensorData
+
+__all__ = ["Subset", "accuracy", "dry_run", "train_trials"]
+
+OnStep = Callable[[int, int], None]
+"""Called with the steps done and the steps planned."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """The records of a Poisson subset. Its size is private: nothing may divide by it.
+
+    Args:
+        x: Inputs of the records that were drawn.
+        y: Their targets.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+    sealed_size = True
+    """The schedule counts the records that are expected, not those that were drawn."""
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the records at ``index``."""
+        return self.x.index_select(0, index), self.y.index_select(0, index)
+
+    def to(self, device: torch.device) -> Subset:
+        """Return the records on ``device``."""
+        return Subset(self.x.to(device), self.y.to(device))
+
+
+def part_of(data: TensorData, part: str, rate: float | None, streams: Streams) -> Any:
+    """Return the records that a training may see: all, the Poisson subset, or the rest of it."""
+    import torch
+
+    if part == "all" or rate is None:
+        return data
+    inside = torch.from_numpy(streams.numpy("subset", 0).random(len(data.y)) < rate)
+    chosen = (inside if part == "subset" else ~inside).nonzero().squeeze(1)
+    if len(chosen) == 0:
+        # A part may come out empty. A record that is not a number adds exactly nothing.
+        return Subset(torch.full_like(data.x[:1], math.nan), data.y[:1])
+    return Subset(data.x[chosen], data.y[chosen])
+
+
+def train_trials(
+    training: TrainingPlan,
+    *,
+    task: Task,
+    data: TaskData,
+    records: Any,
+    score: ScorePlan | None,
+    trials: Mapping[int, Mapping[str, Any]],
+    secrets: Mapping[int, bytes],
+    device: str = "auto",
+    on_step: OnStep | None = None,
+) -> list[TrialResult]:
+    """Train the given trials as one stack and score each.
+
+    Args:
+        training: What each runs.
+        task: The task.
+        data: Its splits; the arm's charge has been started.
+        records: The training records that it may see.
+        score: How to score, or None.
+        trials: Hyperparameters by the trial's index in the round.
+        secrets: The secret of each trial, by index: everything random in it derives from it.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        on_step: Progress.
+
+    Returns:
+        One result a trial, in the order of ``trials``. An exception or an out-of-memory of the
+        training is a result with score −∞: a trial that was dropped would be a choice by data.
+
+    Raises:
+        TranscriptMismatchError: If more was released than was charged: that is a defect.
+    """
+    from privtune.training.transcript import TranscriptMismatchError
+
+    try:
+        return _train(
+            training,
+            task=task,
+            data=data,
+            records=records,
+            score=score,
+            trials=trials,
+            secrets=secrets,
+            device=device,
+            on_step=on_step,
+        )
+    except TranscriptMismatchError:
+        raise
+    except Exception as error:
+        if len(trials) == 1:
+            return [failed(index, params, error) for index, params in trials.items()]
+    # One of a stack has failed: each alone, so that none answers for another.
+    return [
+        result
+        for index, params in trials.items()
+        for result in train_trials(
+            training,
+            task=task,
+            data=data,
+            records=records,
+            score=score,
+            trials={index: params},
+            secrets=secrets,
+            device=device,
+            on_step=on_step,
+        )
+    ]
+
+
+def failed(index: int, params: Mapping[str, Any], error: BaseException) -> TrialResult:
+    """Return the result of a training that failed. What the error says stays sealed."""
+    import torch
+
+    return TrialResult(
+        index=index,
+        params=dict(params),
+        weights=torch.empty(0),
+        score=-math.inf,
+        failed=type(error).__name__,
+    )
+
+
+def _train(
+    training: TrainingPlan,
+    *,
+    task: Task,
+    data: TaskData,
+    records: Any,
+    score: ScorePlan | None,
+    trials: Mapping[int, Mapping[str, Any]],
+    secrets: Mapping[int, bytes],
+    device: str,
+    on_step: OnStep | None,
+) -> list[TrialResult]:
+    from privtune.training.engine import train
+
+    steps = training.schedule.steps
+    wanted = training.method.parameters
+    trained = train(
+        training.method,
+        training.schedule,
+        model=task.model,
+        loss=task.loss,
+        data=records,
+        candidates=[{name: params[name] for name in wanted} for params in trials.values()],
+        secrets=[secrets[index] for index in trials],
+        device=device,
+        on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
+    )
+    results = []
+    for row, (index, params) in enumerate(trials.items()):
+        weights = trained.params[row].detach().cpu()
+        results.append(
+            TrialResult(
+                index=index,
+                params=dict(params),
+                weights=weights,
+                score=None
+                if score is None
+                else noised_score(score, task, weights, data.validation, secrets[index]),
+                curves={name: values[:, row].tolist() for name, values in trained.report.items()},
+                transcript_digest=trained.transcripts[row].digest(),
+            )
+        )
+    return results
+
+
+def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
+    """Return the fraction of records that the model classifies correctly.
+
+    Args:
+        task: Builds the model.
+        weights: Its parameters, flat, shape ``[P]``.
+        data: Records and labels.
+    """
+    correct = _outputs(task, weights, data).argmax(dim=-1) == data.y
+    return float(correct.double().mean())
+
+
+def _outputs(task: Task, weights: torch.Tensor, data: TensorData) -> torch.Tensor:
+    import torch
+
+    from privtune.training.engine import load_params
+
+    model = task.model()
+    load_params(model, weights)
+    model.eval()
+    with torch.no_grad():
+        outputs: torch.Tensor = model(data.x)
+    return outputs
+
+
+def noised_score(
+    score: ScorePlan, task: Task, weights: torch.Tensor, data: TensorData, secret: bytes
+) -> float:
+    """Return the score of a model as the plan has it, noise included; higher is better."""
+    import torch
+
+    if weights.numel() == 0 or not bool(torch.isfinite(weights).all()):
+        return -math.inf  # a diverged training is a result, the worst one
+    if score.metric == "accuracy":
+        value = accuracy(task, weights, data)
+    else:
+        losses = task.loss(_outputs(task, weights, data), data.y).double()
+        # A loss that is not a number counts as the worst one, so that the bound holds.
+        losses = losses.nan_to_num(nan=score.bound, posinf=score.bound)
+        value = -float(losses.clamp(0.0, score.bound).mean())
+    rng = Streams(secret).numpy("score", 0)
+    unit = rng.standard_normal() if score.mechanism == "gaussian" else rng.laplace()
+    return value + float(unit) * score.standard_deviation
+
+
+def dry_run(plan: Plan, task: Task, *, device: str = "auto", steps: int = 8) -> float:
+    """Train a few steps on made-up records. Touches no data.
+
+    A model that cannot be trained privately is found out here, before anything is charged.
+
+    Args:
+        plan: The arm's plan.
+        task: Gives the shapes.
+        device: Where to run.
+        steps: How many steps to time.
+
+    Returns:
+        How long the arm takes in expectation, in seconds: expected gradient evaluations over the
+        measured speed.
+    """
+    import torch
+
+    from privtune.training.engine import TensorData, train
+    from privtune.training.methods import DPSGD
+    from privtune.training.schedule import Schedule
+
+    schedule = plan.training.schedule
+    records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))
+    rate = min(1.0, schedule.expected_batch_size / records)
+    generator = torch.Generator().manual_seed(0)
+    made_up = TensorData(
+        torch.rand((records, *task.input_shape), generator=generator),
+        torch.randint(task.classes, (records,), generator=generator),
+    )
+    # What a step costs hangs on its gradients, not on the method or the learning rate.
+    method = DPSGD(noise_multiplier=1.0)
+    params = {"learning_rate": 1e-3, "max_grad_norm": 1.0}
+    short = Schedule(records, rate, min(steps, schedule.steps))
+    started = time.perf_counter()
+    train(
+        method,
+        short,
+        model=task.model,
+        loss=task.loss,
+        data=made_up,
+        candidates=[params],
+        secrets=[bytes(32)],
+        device=device,
+    )
+    seconds = time.perf_counter() - started
+    return plan.expected_gradient_evaluations * seconds / short.expected_gradient_evaluations
+
+
+def chunks(indices: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Split indices into consecutive stacks of at most ``size``."""
+    return [indices[start : start + size] for start in range(0, len(indices), size)]

@@ -1,0 +1,190 @@
+"""Renders a certificate as one readable page, without scripts or anything from outside."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
+
+__all__ = ["render_certificate", "write_file"]
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;color:#1c2430;max-width:62rem;margin:2.5rem auto;padding:0 1rem}
+h1{font-size:1.6rem;margin:0 0 .2rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}
+p.lead{font-size:1.15rem;background:#eef4ff;border-left:4px solid #2f6fdd;padding:.8rem 1rem}
+table{border-collapse:collapse;width:100%}
+th,td{text-align:left;vertical-align:top;padding:.35rem .6rem;border-bottom:1px solid #d9dee7}
+th{font-weight:600;color:#4a5568;white-space:nowrap}
+code{font:13px/1.4 ui-monospace,monospace;overflow-wrap:anywhere}
+.best{font-weight:700}.quiet{color:#5b6675}
+details pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px}
+"""
+
+
+def render_certificate(certificate: Mapping[str, Any]) -> str:
+    """Return the page of a certificate. The JSON file is what can be verified, not the page."""
+    terms = certificate["budget"]["terms"]
+    guarantee = certificate["guarantee"]
+    name = _text(terms["name"])
+    verify = f"privtune budget verify --certificate {name}.certificate.json"
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width,initial-scale=1">',
+            f"<title>Privacy certificate: {name}</title><style>{_STYLE}</style></head><body>",
+            f"<h1>Privacy certificate: {name}</h1>",
+            f'<p class="quiet">Exported {_text(certificate["exported_at"])} by PrivTune '
+            f"{_text(certificate['libraries'].get('privtune'))}.</p>",
+            f'<p class="lead">Everything charged to this budget is together '
+            f"<b>(ε = {_up(guarantee['epsilon'])}, δ = {_number(guarantee['delta'])})</b>"
+            f"-differentially private per {_text(terms['unit'])}, under "
+            f"{_text(terms['adjacency'])} adjacency. The budget is ε = "
+            f"{_number(terms['epsilon'])}{_closed(certificate)}.</p>",
+            "<h2>Budget</h2>",
+            _facts(
+                {
+                    "Protected dataset": terms["dataset"] or "not described",
+                    "Unit of privacy": terms["unit"],
+                    "Adjacency": terms["adjacency"],
+                    "Admission": f"{terms['admission']} (filter of Rényi order {terms['order']})",
+                    "Created": certificate["budget"]["created_at"],
+                }
+            ),
+            "<h2>Composition, by each bound</h2>",
+            _bounds("of everything", guarantee),
+            "<p>The declared block was fixed before anything was released, so that any bound on its "
+            "composition holds. What came later passed the filter.</p>",
+            _bounds("of the declared block", certificate["block"]),
+            _facts({"Filter": _filter(certificate["filter"])}),
+            f"<h2>Charges ({len(certificate['charges'])})</h2>",
+            _charges(certificate["charges"]),
+            "<h2>How to check it</h2>",
+            f"<p>The JSON file that belongs to this page checks itself: <code>{verify}</code>. "
+            "Against the ledger: add the budget's name. Who notes the chain head elsewhere can "
+            "tell when the log is cut off or rewritten.</p>",
+            _facts(
+                {
+                    "Chain head": certificate["head"],
+                    "Digest of the file": certificate["digest"],
+                    "Entries": len(certificate["entries"]),
+                    "Libraries": ", ".join(
+                        f"{key} {value}" for key, value in certificate["libraries"].items()
+                    ),
+                }
+            ),
+            '<p class="quiet">Times at which charges started and ended are not part of a '
+            "certificate: for a sealed selection they tell how many trials it took.</p>",
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all: whoever crashes leaves the old one, or none.
+
+    Raises:
+        LedgerFullError: The disk is full.
+        LedgerReadOnlyError: The folder cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        file = draft.open("w", encoding="utf-8")
+    except OSError as error:
+        raise LedgerReadOnlyError(f"{path} cannot be written: {error.strerror}.") from error
+    try:
+        with file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise LedgerFullError(f"{path} could not be written: {error.strerror}.") from error
+
+
+def _closed(certificate: Mapping[str, Any]) -> str:
+    return "; it is closed for good" if certificate["budget"]["closed"] else ""
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    rows = (
+        f"<tr><th>{_text(k)}</th><td><code>{_text(v)}</code></td></tr>" for k, v in facts.items()
+    )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _filter(state: Mapping[str, Any]) -> str:
+    if not state["in_force"]:
+        return "not in force: nothing has started"
+    capacity = "nothing" if state["capacity"] is None else f"{state['capacity']:.6g}"
+    used = state["used"] if isinstance(state["used"], str) else f"{state['used']:.6g}"
+    return f"Rényi order {state['order']:g}: {used} of {capacity} used"
+
+
+def _bounds(what: str, guarantee: Mapping[str, Any]) -> str:
+    rows = []
+    for name, value in guarantee["bounds"].items():
+        best = ' class="best"' if name == guarantee["method"] else ""
+        rows.append(f"<tr{best}><td>{_text(name)}</td><td>ε = {_up(value)}</td></tr>")
+    return f"<table><tr><th>bound</th><th>{what}</th></tr>{''.join(rows)}</table>"
+
+
+def _charges(charges: list[Mapping[str, Any]]) -> str:
+    rows = [
+        "<tr><th>charge</th><th>state</th><th>basis</th><th>for</th><th>what touched the data</th></tr>"
+    ]
+    for charge in charges:
+        who = " / ".join(filter(None, (charge["study"], charge["arm"]))) or "outside of a study"
+        note = f'<br><span class="quiet">{_text(charge["note"])}</span>' if charge["note"] else ""
+        event = json.dumps(charge["event"], indent=1)
+        rows.append(
+            f"<tr><td>{_text(charge['id'])}</td><td>{_text(charge['state'])}</td>"
+            f"<td>{_text(charge['basis'])}</td><td>{_text(who)}{note}</td>"
+            f"<td>{_text(_describe(charge['event']))}"
+            f"<details><summary>event</summary><pre>{_text(event)}</pre></details></td></tr>"
+        )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _describe(event: Mapping[str, Any]) -> str:
+    """Return an event in half a line."""
+    kind = event["type"]
+    if kind == "repeated":
+        return f"{event['count']} × {_describe(event['event'])}"
+    if kind == "poisson_sampled":
+        return f"{_describe(event['event'])} on a Poisson sample of rate {_number(event['rate'])}"
+    if kind == "private_selection":
+        law = event["runs"]
+        return (
+            f"the best of a random number of runs ({law['law']}, mean {law.get('mean', '?')}) of: "
+            f"{_describe(event['event'])}"
+        )
+    if kind in ("composed", "joint", "worst_of", "parallel"):
+        parts = event["events"]
+        inner = "; ".join(_describe(part) for part in parts[:3])
+        return f"{kind.replace('_', ' ')} of {len(parts)}: {inner}{'; …' * (len(parts) > 3)}"
+    if "noise_multiplier" in event:
+        return f"{kind}, noise multiplier {_number(event['noise_multiplier'])}"
+    numbers = ", ".join(f"{key} {value}" for key, value in event.items() if key != "type")
+    return f"{kind.replace('_', ' ')}{f' ({numbers})' if numbers else ''}"
+
+
+def _number(value: float | str) -> str:
+    return "∞" if isinstance(value, str) else f"{value:.6g}"
+
+
+def _up(value: float | str) -> str:
+    """Return an ε rounded up: what is printed holds."""
+    return "∞" if isinstance(value, str) else f"{math.ceil(value * 1e4 - 1e-9) / 1e4:g}"
+
+
+def _text(value: object) -> str:
+    return escape(str(value))

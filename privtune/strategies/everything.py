@@ -1,0 +1,179 @@
+"""Pay for every trial, and show them all: any Optuna sampler, charged by composition."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import optuna
+from optuna.distributions import CategoricalDistribution, IntDistribution
+
+from privtune.accounting import (
+    Adjacency,
+    Event,
+    Geometric,
+    Guarantee,
+    Parallel,
+    PrivateSelection,
+    Repeated,
+)
+from privtune.accounting import epsilon as account
+from privtune.errors import InvalidInputError
+from privtune.strategies._base import Outcome, Round, StrategyError, best_of
+from privtune.strategies._calibrate import both, factor_for, score_for
+from privtune.strategies.grid import search_event
+from privtune.strategies.plan import Plan, PlanningContext, SearchPlan
+from privtune.strategies.selection import Selection, scaled
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+    from privtune.spaces import SearchSpace
+
+__all__ = ["SAMPLERS", "Everything", "grid_of", "make_sampler", "selection_instead"]
+
+SAMPLERS = ("random", "tpe", "gp", "cmaes", "qmc", "grid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everything(Selection):
+    """Run a fixed number of trials, charge each of them, release all of them.
+
+    Args:
+        trials: How many; public.
+        sampler: Any of Optuna's: ``tpe``, ``random``, ``gp``, ``cmaes``, ``qmc``, ``grid``. It sees
+            the noised scores of earlier trials, which are paid for.
+    """
+
+    name: ClassVar[str] = "everything"
+    summary: ClassVar[str] = "every trial is charged and released; any Optuna sampler"
+
+    arm: str = "everything"
+    trials: int = 10
+    sampler: str = "tpe"
+
+    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan all trials together at ``epsilon``. Touches no data."""
+        if self.trials < 1:
+            raise InvalidInputError("trials", self.trials, "must be a whole number of at least 1")
+        if self.sampler not in SAMPLERS:
+            raise InvalidInputError(
+                "sampler", self.sampler, f"must be one of {', '.join(SAMPLERS)}"
+            )
+        if self.pruner not in (None, "none"):
+            raise StrategyError(
+                f"Arm {self.arm!r} asks for pruner {self.pruner!r}, but a task's trials report no "
+                "intermediate score: each would be a release of its own. Prune in an objective of "
+                "your own (study.optimize), on scores that it makes public."
+            )
+        self.check_parameters(context)
+        search, _ = self.base(context, epsilon=epsilon / 4)
+        search = scaled(search, factor_for(self._event(search), context, epsilon))
+
+        def cost(event: Event) -> Event:
+            # A validation record meets every score, and no training.
+            return Repeated(self.trials, event)
+
+        score = score_for(context, epsilon, cost)
+        rest = factor_for(both(self._event(search), score, cost), context, epsilon)
+        search, score = scaled(search, rest), score.scaled(rest)
+        return Plan(
+            arm=self.arm,
+            strategy=self.name,
+            event=both(self._event(search), score, cost),
+            training=search.trainings[0],
+            params=dict(self.parameters),
+            runs=None,
+            score=score,
+            released=("every trial: model, hyperparameters, noised score", "the number of trials"),
+            sealed=("samples and their sizes", "un-noised gradients and losses"),
+            search=SearchPlan(search.trainings, search.points, self.trials),
+            final=False,
+            details={"sampler": self.sampler},
+        )
+
+    def _event(self, search: SearchPlan) -> Event:
+        training = search_event(search, weighted=self.guarantee == "weighted")
+        return Repeated(self.trials, training)
+
+    def run(self, plan: Plan, trials: Round) -> Outcome:
+        """Ask, train, tell; release the best and every trial."""
+        if plan.search is None:
+            raise InvalidInputError("plan.search", None, "needs trials")
+        results = []
+        for number in range(plan.search.trials or 0):
+            seed = trials.streams.seed("search", 0 if self.sampler == "grid" else number) % 2**32
+            make = partial(make_sampler, self.sampler, seed=seed)
+            params = {**plan.params, **trials.ask(number, make)}
+            training = plan.search.training_of(params)
+            result = trials.train(plan, training, params, name=f"trial-{number}", scored=True)
+            trials.tell(number, float("-inf") if result.score is None else result.score)
+            results.append(result)
+        return Outcome(best_of(results, trials.streams), trials=tuple(results))
+
+
+def make_sampler(name: str, space: SearchSpace, seed: int) -> BaseSampler:
+    """Make one of Optuna's samplers by its name in a spec.
+
+    Args:
+        name: One of :data:`SAMPLERS`.
+        space: What is searched; a grid needs it.
+        seed: Its random seed.
+
+    Raises:
+        StrategyError: If the sampler needs a package that is not installed.
+    """
+    kinds: Mapping[str, Any] = {
+        "random": optuna.samplers.RandomSampler,
+        "tpe": optuna.samplers.TPESampler,
+        "gp": optuna.samplers.GPSampler,
+        "cmaes": optuna.samplers.CmaEsSampler,
+        "qmc": optuna.samplers.QMCSampler,
+    }
+    if name == "grid":
+        return optuna.samplers.GridSampler(grid_of(space), seed=seed)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler: BaseSampler = kinds[name](seed=seed)
+    except ImportError as error:
+        raise StrategyError(
+            f"Sampler {name!r} needs a package that is not installed ({error}). Nothing was spent."
+        ) from error
+    return sampler
+
+
+def grid_of(space: SearchSpace, points: int = 5) -> dict[str, list[Any]]:
+    """Return a grid on a space: every choice, or evenly spaced points of the law's own scale."""
+    grid: dict[str, list[Any]] = {}
+    for name, law in space.items():
+        if isinstance(law, CategoricalDistribution):
+            grid[name] = list(law.choices)
+            continue
+        low, high = float(getattr(law, "low")), float(getattr(law, "high"))  # noqa: B009
+        between = np.geomspace if getattr(law, "log", False) else np.linspace
+        values = between(low, high, points)
+        whole = isinstance(law, IntDistribution)
+        grid[name] = sorted({round(v) if whole else min(max(float(v), low), high) for v in values})
+    return grid
+
+
+def selection_instead(plan: Plan, *, delta: float, adjacency: Adjacency) -> Guarantee | None:
+    """Return what private selection would have cost at the same noise, for i.i.d. candidates.
+
+    Returns:
+        The guarantee of releasing the best alone, of as many runs in the mean; ``None`` if the
+        plan's sampler does not draw independently.
+    """
+    if plan.search is None or plan.search.trials is None or plan.details.get("sampler") != "random":
+        return None
+    base = Repeated(1, plan.search.trainings[0].event)
+    event: Event = base
+    if plan.score is not None and plan.score.event is not None:
+        event = Parallel((base, plan.score.event))
+    law = Geometric(float(plan.search.trials))
+    return account(PrivateSelection(event, law), delta, adjacency=adjacency)

@@ -1,0 +1,129 @@
+"""Linear scaling: two cheap searches at small ε, extrapolated to the final ε (Panda et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from privtune.accounting import Composed, Event, Repeated
+from privtune.accounting import epsilon as account
+from privtune.errors import InvalidInputError
+from privtune.strategies._base import Outcome, Round, StrategyError, best_of
+from privtune.strategies._calibrate import both, factor_for, score_for
+from privtune.strategies.in_run import method_class
+from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
+from privtune.strategies.selection import Selection, scaled
+
+__all__ = ["LinearScaling"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling(Selection):
+    """Find the best learning rate at two small ε, follow the line through them to the final ε.
+
+    Every trial of both searches is charged, with the final training, by composition.
+
+    Args:
+        trials: Trials of each of the two searches.
+        fractions: What one trial of the first and of the second search may cost, as fractions of
+            what the final training costs.
+
+    References:
+        Panda et al. 2024, arXiv 2212.04486, Algorithm 1 (with the number of steps held fixed).
+    """
+
+    name: ClassVar[str] = "linear-scaling"
+    summary: ClassVar[str] = "two cheap searches at small ε, extrapolated to the final ε"
+
+    arm: str = "linear-scaling"
+    trials: int = 4
+    fractions: tuple[float, float] = (0.1, 0.2)
+
+    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan both searches and the final training at ``epsilon`` together. Touches no data."""
+        self.check(context)
+        if list(context.space) != ["learning_rate"]:
+            raise StrategyError(
+                f"Arm {self.arm!r} extrapolates the learning rate alone, but the space holds "
+                f"{', '.join(context.space) or 'nothing'}. Leave learning_rate in the space and "
+                "give the others as parameters of the arm, in a study of its own if need be."
+            )
+        low, high = (float(fraction) for fraction in self.fractions)
+        if not 0 < low < high < 1:
+            raise InvalidInputError("fractions", self.fractions, "must be 0 < first < second < 1")
+        if self.trials < 1:
+            raise InvalidInputError("trials", self.trials, "must be a whole number of at least 1")
+        guess = epsilon / 2
+        trainings = tuple(
+            self._training(context, guess * fraction) for fraction in (low, high, 1.0)
+        )
+        search = SearchPlan(trainings[:2], ({"search": 0}, {"search": 1}), 2 * self.trials)
+        scale = factor_for(self._event(search, trainings[2]), context, epsilon)
+        search, final = scaled(search, scale), trainings[2].scaled(scale)
+
+        def cost(event: Event) -> Event:
+            return Repeated(2 * self.trials, event)
+
+        score = score_for(context, epsilon, cost)
+        rest = factor_for(both(self._event(search, final), score, cost), context, epsilon)
+        search, score, final = scaled(search, rest), score.scaled(rest), final.scaled(rest)
+        law = context.space["learning_rate"]
+        return Plan(
+            arm=self.arm,
+            strategy=self.name,
+            event=both(self._event(search, final), score, cost),
+            training=final,
+            params=dict(self.parameters),
+            runs=None,
+            score=score,
+            released=("every trial of both searches", "the final model", "its hyperparameters"),
+            sealed=("samples and their sizes", "un-noised gradients and losses"),
+            search=search,
+            details={
+                "epsilons": [
+                    account(t.event, context.delta, adjacency=context.adjacency).epsilon
+                    for t in (*search.trainings, final)
+                ],
+                "bounds": [float(getattr(law, "low", 0.0)), float(getattr(law, "high", math.inf))],
+            },
+        )
+
+    def _training(self, context: PlanningContext, epsilon: float) -> TrainingPlan:
+        method = method_class(self.method).for_budget(
+            context.schedule, epsilon=epsilon, delta=context.delta, **self.options
+        )
+        return TrainingPlan(context.schedule, method)
+
+    def _event(self, search: SearchPlan, final: TrainingPlan) -> Event:
+        searches = [Repeated(self.trials, t.event) for t in search.trainings]
+        return Composed((*searches, final.event))
+
+    def run(self, plan: Plan, trials: Round) -> Outcome:
+        """Search twice, extrapolate, train once."""
+        if plan.search is None:
+            raise InvalidInputError("plan.search", None, "linear scaling needs two searches")
+        results = []
+        best: list[float] = []
+        for which, training in enumerate(plan.search.trainings):
+            found = []
+            for trial in range(self.trials):
+                number = which * self.trials + trial
+                drawn = trials.space.draw(trials.streams, number)
+                params: dict[str, Any] = {**plan.params, **drawn}
+                found.append(
+                    trials.train(plan, training, params, name=f"trial-{number}", scored=True)
+                )
+            results += found
+            best.append(float(best_of(found, trials.streams).params["learning_rate"]))
+        rate = extrapolate(plan.details["epsilons"], best, plan.details["bounds"])
+        params = {**plan.params, "learning_rate": rate}
+        result = trials.train(plan, plan.training, params, name="final")
+        return Outcome(result, trials=tuple(results))
+
+
+def extrapolate(epsilons: list[float], best: list[float], bounds: list[float]) -> float:
+    """Follow the line through (ε₁, best₁) and (ε₂, best₂) to ε₃, inside the space's bounds."""
+    first, second, final = epsilons
+    slope = (best[1] - best[0]) / (second - first) if second > first else 0.0
+    return min(max(best[0] + slope * (final - first), bounds[0]), bounds[1])

@@ -1,0 +1,86 @@
+"""The oracle of the papers: a grid without noise. An upper bound on utility, with no guarantee."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import ClassVar
+
+from privtune.accounting import NonPrivate
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.strategies._base import Outcome, Round, StrategyError, best_of
+from privtune.strategies.everything import grid_of
+from privtune.strategies.in_run import method_class
+from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
+from privtune.strategies.scoring import ScorePlan
+from privtune.strategies.selection import Selection
+from privtune.training.methods._base import scale_noise_of
+
+__all__ = ["NonPrivateError", "NonPrivateGrid"]
+
+
+class NonPrivateError(PrivTuneError):
+    """A study holds an arm without any guarantee and was not told to run it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonPrivateGrid(Selection):
+    """Train every point of a grid without noise, score without noise, keep the best.
+
+    Its event is ``non_private`` (ε = ∞). It is no part of any budget, and runs only where somebody
+    says ``--non-private``: on public data, or to see how far the private arms are from the best.
+
+    Args:
+        points: Points of each hyperparameter that is not categorical.
+    """
+
+    name: ClassVar[str] = "non-private-grid"
+    summary: ClassVar[str] = "NOT PRIVATE: a grid without noise, the papers' upper bound on utility"
+
+    arm: str = "non-private-grid"
+    points: int = 5
+
+    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan the grid. Touches no data; no ε is met, and none is asked of a budget."""
+        if self.points < 1:
+            raise InvalidInputError("points", self.points, "must be a whole number of at least 1")
+        self.check_parameters(context)
+        method = method_class(self.method).for_budget(
+            context.schedule, epsilon=1.0, delta=context.delta, **self.options
+        )
+        training = TrainingPlan(context.schedule, scale_noise_of(method, 0.0))
+        if not isinstance(training.event, NonPrivate):
+            raise StrategyError(
+                f"Arm {self.arm!r}: method {self.method!r} has no form without noise. Use dpsgd."
+            )
+        count = 1
+        for values in grid_of(context.space, self.points).values():
+            count *= len(values)
+        scoring = context.scoring
+        bound = 1.0 if scoring.metric == "accuracy" else scoring.bound
+        return Plan(
+            arm=self.arm,
+            strategy=self.name,
+            event=NonPrivate(),
+            training=training,
+            params=dict(self.parameters),
+            runs=None,
+            score=ScorePlan(
+                context.task.validation_records, None, scoring.mechanism, scoring.metric, bound
+            ),
+            released=("every trial, without any protection",),
+            sealed=(),
+            search=SearchPlan((training,), trials=count),
+            final=False,
+        )
+
+    def run(self, plan: Plan, trials: Round) -> Outcome:
+        """Walk the grid in order; keep the best."""
+        grid = grid_of(trials.space, self.points)
+        results = []
+        for number, values in enumerate(itertools.product(*grid.values())):
+            params = {**plan.params, **dict(zip(grid, values, strict=True))}
+            results.append(
+                trials.train(plan, plan.training, params, name=f"trial-{number}", scored=True)
+            )
+        return Outcome(best_of(results, trials.streams), trials=tuple(results))

@@ -1,0 +1,156 @@
+"""Subsampled tuning: select on a Poisson subset, extrapolate, train once (Koskela, Kulkarni 2023)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from privtune.accounting import Event, PrivateSelection, RunLaw, SubsampledTuning
+from privtune.errors import InvalidInputError
+from privtune.strategies._base import Outcome, Round, StrategyError, best_of
+from privtune.strategies._calibrate import both, factor_for, score_for
+from privtune.strategies.grid import search_event
+from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
+from privtune.strategies.selection import PapernotSteinke, nothing_note, scaled
+
+__all__ = ["SubsampledTuningStrategy"]
+
+Extrapolation = Callable[[Mapping[str, Any], float], Mapping[str, Any]]
+"""Maps the winner's hyperparameters and n/m (final over tuning records) to the final ones."""
+
+
+def _scale_learning_rate(params: Mapping[str, Any], ratio: float) -> Mapping[str, Any]:
+    return {**params, "learning_rate": float(params["learning_rate"]) * ratio}
+
+
+def _keep(params: Mapping[str, Any], _ratio: float) -> Mapping[str, Any]:
+    return params
+
+
+_RULES: Mapping[str, Extrapolation] = {
+    "scale-learning-rate": _scale_learning_rate,
+    "keep": _keep,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubsampledTuningStrategy(PapernotSteinke):
+    """Select hyperparameters on a Poisson subset of the data, then train once with them.
+
+    Args:
+        variant: 1 trains the final model on the records that were not tuned on, 2 on all.
+        rate: Probability that a record is tuned on, in (0, 1).
+        extrapolation: ``scale-learning-rate`` (η n/m, for SGD: the gradient is averaged over a
+            batch that is larger by that much), ``keep`` (for Adam), or a function of the winner's
+            hyperparameters and n/m. It must not look at data.
+        law: As for ``papernot-steinke``, of the selection on the subset.
+
+    References:
+        Koskela and Kulkarni 2023, arXiv 2301.11989.
+    """
+
+    name: ClassVar[str] = "subsampled-tuning"
+    summary: ClassVar[str] = "private selection on a random part of the data, then one training"
+
+    arm: str = "subsampled-tuning"
+    variant: int = 1
+    rate: float = 0.1
+    extrapolation: str | Extrapolation = "scale-learning-rate"
+
+    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan tuning and final training of at most ``epsilon`` together. Touches no data."""
+        if self.variant not in (1, 2):
+            raise InvalidInputError("variant", self.variant, "must be 1 or 2")
+        if not 0.0 < self.rate < 1.0:
+            raise InvalidInputError("rate", self.rate, "must lie strictly between 0 and 1")
+        if self.law == "auto":
+            raise StrategyError(
+                f"Arm {self.arm!r}: law: auto weighs the noise of a selection that is the whole arm, "
+                "but most of this arm's cost is its final training. Give the law of the tuning."
+            )
+        self._rule()
+        law = self.run_law()
+        self.check(context)
+        records = context.schedule.records
+        tuned = max(1, round(self.rate * records))
+        kept = records if self.variant == 2 else max(1, records - tuned)
+        subset = replace(context, schedule=replace(context.schedule, records=tuned))
+        search, _ = self.base(subset, epsilon=epsilon / 2, part="subset")
+        search = scaled(search, factor_for(self._event(search, law), context, epsilon))
+
+        def cost(event: Event) -> Event:
+            # A validation record is in no subset: it meets the selection's scores, nothing else.
+            return PrivateSelection(event, law)
+
+        score = score_for(context, epsilon, cost)
+        rest = factor_for(both(self._event(search, law), score, cost), context, epsilon)
+        search, score = scaled(search, rest), score.scaled(rest)
+        event = both(self._event(search, law), score, cost)
+        final = _final(search.trainings[0], kept, self.variant)
+        baseline = law.expected_runs * context.schedule.expected_gradient_evaluations
+        return Plan(
+            arm=self.arm,
+            strategy=self.name,
+            event=event,
+            training=final,
+            params=dict(self.parameters),
+            runs=law,
+            score=score,
+            released=("the final model", "its hyperparameters", "the winner's score in the tuning"),
+            sealed=(
+                "every other candidate: hyperparameters, score, model",
+                "the number of runs",
+                "which records were tuned on",
+                "times and progress of the round",
+            ),
+            search=search,
+            rate=self.rate,
+            details={
+                "variant": self.variant,
+                "ratio": kept / tuned,
+                "baseline_gradient_evaluations": baseline,
+            },
+        )
+
+    def _event(self, search: SearchPlan, law: RunLaw) -> Event:
+        tuning = PrivateSelection(search_event(search, weighted=self.guarantee == "weighted"), law)
+        # With a grid, the final training is whichever point won: the worst is charged.
+        training = search_event(search, weighted=False)
+        return SubsampledTuning(self.variant, self.rate, tuning, training)
+
+    def _rule(self) -> Extrapolation:
+        if callable(self.extrapolation):
+            return self.extrapolation
+        if self.extrapolation not in _RULES:
+            raise InvalidInputError(
+                "extrapolation",
+                self.extrapolation,
+                f"must be one of {', '.join(_RULES)}, or a function of the winner's hyperparameters "
+                "and of n/m",
+            )
+        return _RULES[self.extrapolation]
+
+    def run(self, plan: Plan, trials: Round) -> Outcome:
+        """Select on the subset, extrapolate, train once."""
+        if plan.search is None:
+            raise InvalidInputError("plan.search", None, "subsampled tuning needs a search")
+        results = trials.select(plan)
+        if not results:
+            return Outcome(None, note=nothing_note())
+        best = best_of(results, trials.streams)
+        if best.failed or best.score == -math.inf:
+            return Outcome(best, note="Every candidate's training failed; there is no model.")
+        params = self._rule()(best.params, float(plan.details["ratio"]))
+        training = _final(
+            plan.search.training_of(best.params), plan.training.schedule.records, self.variant
+        )
+        result = trials.train(plan, training, params, name="final")
+        return Outcome(replace(result, score=best.score))
+
+
+def _final(training: TrainingPlan, records: int, variant: int) -> TrainingPlan:
+    """Return the final training of a candidate: its rate, steps and noise, on other records."""
+    schedule = replace(training.schedule, records=records)
+    return TrainingPlan(schedule, training.method, "rest" if variant == 1 else "all")

@@ -1,0 +1,51 @@
+"""What a worker process does: open the study, work through one arm's rows, leave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from privtune.errors import PrivTuneError
+from privtune.execution.table import make_rounds
+from privtune.ledger import Ledger
+from privtune.strategies import Plan
+from privtune.study._round import TrialFiles, work_on_rows
+from privtune.study._store import StudyStore, artifact_root
+from privtune.study.spec import StudySpec
+
+if TYPE_CHECKING:
+    from privtune.tasks import Task, TaskData
+
+__all__ = ["make_files", "work"]
+
+
+def make_files(
+    store: StudyStore, spec: StudySpec, plan: Plan, *, task: Task, data: TaskData
+) -> TrialFiles:
+    """Return what trains the candidates of an arm; its secret is read from the store."""
+    secret = store.get(spec.name, plan.arm, "secret")
+    if secret is None:
+        raise PrivTuneError(
+            f"Arm {plan.arm!r} of study {spec.name!r} has no secret any more: it has been released."
+        )
+    return TrialFiles(
+        plan=plan,
+        secret=bytes.fromhex(secret),
+        folder=artifact_root(store.url) / spec.name / "sealed" / plan.arm,
+        task=task,
+        data=data,
+        space=spec.search_space(),
+        device=spec.device,
+    )
+
+
+def work(url: str, study: str, arm: str, charge_id: str) -> None:
+    """Work through an arm's rows. Runs in a process of its own."""
+    store = StudyStore(url)
+    document = store.document(study)
+    spec = StudySpec.parse(document["spec"])
+    (plan,) = (p for p in map(Plan.from_dict, document["plans"]) if p.arm == arm)
+    task = spec.load_task()
+    files = make_files(store, spec, plan, task=task, data=task.load_checked())
+    with Ledger(url) as ledger:
+        work_on_rows(make_rounds(ledger), charge_id, files)
+    store.close()

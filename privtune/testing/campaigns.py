@@ -1,0 +1,316 @@
+"""Race and crash campaigns: what a ledger survives, counted.
+
+Processes come from a fork server that has PrivTune loaded, so that 32 of them start in a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import multiprocessing.queues
+import multiprocessing.synchronize
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TypeAlias
+
+from privtune.accounting import Gaussian
+from privtune.ledger import (
+    Budget,
+    BudgetExceededError,
+    ChargeRequest,
+    ChargeState,
+    Ledger,
+    Rounds,
+    export_certificate,
+    upgrade_storage,
+    verify,
+    verify_certificate,
+    write_file,
+)
+
+__all__ = ["CrashReport", "RaceReport", "crash", "crash_upgrade", "processes", "race"]
+
+_BUDGET = "campaign"
+_Results: TypeAlias = "mp.queues.Queue[tuple[list[str], int, float, str]]"
+
+
+def processes() -> ForkServerContext:
+    """Return the context in which campaigns start their processes."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["privtune.testing.campaigns", "alembic.command"])
+    return context
+
+
+@dataclass(frozen=True)
+class RaceReport:
+    """What a race counted.
+
+    Attributes:
+        workers: Processes that raced.
+        admitted: Charges that they were told are theirs.
+        refused: Refusals.
+        logged: Charges in the log.
+        seconds: Duration of the race.
+        longest: The longest that any one call took, in seconds.
+    """
+
+    workers: int
+    admitted: tuple[str, ...]
+    refused: int
+    logged: tuple[str, ...]
+    seconds: float
+    longest: float
+
+
+def race(
+    url: str, *, workers: int, sigma: float, start: bool = True, timeout: float = 300.0
+) -> RaceReport:
+    """Let processes charge one budget at once, each as often as it can.
+
+    Args:
+        url: A storage with a budget named ``campaign``.
+        workers: How many processes.
+        sigma: The noise multiplier of each charge.
+        start: Whether each charge is started and settled too.
+        timeout: When to give up, in seconds; nobody may wait for ever.
+
+    Returns:
+        The report. A worker stops at its third refusal in a row.
+
+    Raises:
+        queue.Empty: A worker did not come back in time.
+        AssertionError: A worker failed.
+    """
+    context = processes()
+    results: _Results = context.Queue()
+    gate = context.Event()
+    started = [
+        context.Process(target=_racer, args=(url, sigma, start, gate, results), daemon=True)
+        for _ in range(workers)
+    ]
+    for process in started:
+        process.start()
+    begin = time.monotonic()
+    gate.set()
+    admitted: list[str] = []
+    refused, longest = 0, 0.0
+    for _ in started:
+        mine, no, slowest, error = results.get(timeout=timeout)
+        if error:
+            raise AssertionError(f"a worker failed: {error}")
+        admitted += mine
+        refused += no
+        longest = max(longest, slowest)
+    seconds = time.monotonic() - begin
+    for process in started:
+        process.join(30)
+    with Ledger(url) as ledger:
+        logged = tuple(charge.id for charge in ledger.charges(_BUDGET) if charge.study == "race")
+        verify(ledger.log.storage, _BUDGET)
+    return RaceReport(workers, tuple(admitted), refused, logged, seconds, longest)
+
+
+def _racer(
+    url: str, sigma: float, start: bool, gate: mp.synchronize.Event, results: _Results
+) -> None:
+    request = ChargeRequest(Gaussian(sigma), study="race")
+    mine: list[str] = []
+    refused = in_a_row = 0
+    longest = 0.0
+    try:
+        with Ledger(url) as ledger:
+            gate.wait()
+            while in_a_row < 3:
+                begin = time.monotonic()
+                try:
+                    [charge] = ledger.reserve(_BUDGET, [request])
+                except BudgetExceededError:
+                    refused += 1
+                    in_a_row += 1
+                else:
+                    in_a_row = 0
+                    mine.append(charge.id)
+                    if start:
+                        ledger.settle(ledger.start(charge.id).id)
+                longest = max(longest, time.monotonic() - begin)
+    except BaseException as error:
+        results.put((mine, refused, longest, repr(error)))
+        raise
+    results.put((mine, refused, longest, ""))
+
+
+@dataclass
+class CrashReport:
+    """What a crash campaign counted.
+
+    Attributes:
+        crashes: How many processes were killed in mid-work.
+        finished: How many came to the end before the kill.
+        where: What the killed ones were doing, and how often.
+        jobs: How many jobs there were in all.
+    """
+
+    crashes: int = 0
+    finished: int = 0
+    where: dict[str, int] = field(default_factory=dict)
+    jobs: int = 0
+
+
+def crash(
+    url: str, folder: Path, *, crashes: int, seed: int, window: float, jobs: int = 40
+) -> CrashReport:
+    """Kill a worker with SIGKILL at random moments, and let the next one go on.
+
+    The worker does numbered jobs, each with one charge: reserve it, open its round of three tasks,
+    do the tasks, settle, export a certificate. It finds its own charges again after a crash. After
+    every crash the log is verified and compared with what the worker was told before it died.
+
+    Args:
+        url: An empty storage.
+        folder: Where the worker notes what it was told.
+        crashes: How many kills.
+        seed: Of the random moments.
+        window: How long a worker is given at most, in seconds.
+        jobs: How many jobs before a new budget is begun.
+
+    Raises:
+        AssertionError: Something admitted was lost, or charged twice, or a state went back.
+    """
+    rng = random.Random(seed)  # noqa: S311  moments of kills, no secrets
+    report = CrashReport()
+    context = processes()
+    while report.crashes < crashes:
+        name = f"{_BUDGET}-{report.jobs // jobs}"
+        notes = folder / f"{name}.notes"
+        process = context.Process(target=_worker, args=(url, name, str(notes), jobs))
+        killed = _kill_at_random(process, notes, rng.uniform(0.0, window))
+        if killed:
+            report.crashes += 1
+            last = notes.read_text().splitlines()[-1].split()[0]
+            report.where[last] = report.where.get(last, 0) + 1
+        elif process.exitcode != 0:
+            raise AssertionError(f"the worker failed by itself ({process.exitcode})")
+        else:
+            report.finished += 1
+            report.jobs += jobs
+        _check(url, name, notes, complete=not killed)
+    return report
+
+
+def _kill_at_random(process: BaseProcess, notes: Path, delay: float) -> bool:
+    """Start a worker, kill it a while after it has begun; return whether it was killed."""
+    before = notes.stat().st_size if notes.exists() else 0
+    process.start()
+    while process.exitcode is None and (not notes.exists() or notes.stat().st_size == before):
+        time.sleep(0.001)
+    process.join(delay)
+    _kill(process)
+    return process.exitcode == -signal.SIGKILL
+
+
+def _kill(process: BaseProcess) -> None:
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):  # it came to its end by itself
+            os.kill(process.pid, signal.SIGKILL)
+    process.join(30)
+
+
+def _worker(url: str, name: str, notes: str, jobs: int) -> None:
+    with Path(notes).open("a", buffering=1) as file:
+        file.write("open\n")
+        with Ledger(url) as ledger:
+            ledger.create_budget(Budget(50.0, 1e-5, name=name))
+            for job in range(jobs):
+                _do(ledger, name, f"job-{job}", file.write)
+            write_file(Path(f"{notes}.json"), str(export_certificate(ledger.log.storage, name)))
+            file.write("export\n")
+
+
+def _do(ledger: Ledger, name: str, job: str, note: Callable[[str], object]) -> None:
+    """Do one job, from wherever an earlier worker left it."""
+    rounds = Rounds(ledger, lease_seconds=0.0, max_attempts=1000)
+    mine = ledger.charges(name, study=job)
+    if not mine:
+        note(f"reserve {job}\n")
+        mine = ledger.reserve(name, [ChargeRequest(Gaussian(20.0), study=job)])
+        note(f"reserved {mine[0].id}\n")
+    [charge] = mine
+    if charge.state is ChargeState.SETTLED:
+        return
+    note(f"start {charge.id}\n")
+    rounds.open(charge.id, count=3)
+    note(f"started {charge.id}\n")
+    while (lease := rounds.lease(charge.id, f"pid-{os.getpid()}")) is not None:
+        note(f"run {charge.id}\n")
+        rounds.complete(lease, float(lease.number), {"seed": lease.seed.hex()})
+    results = rounds.results(charge.id)
+    note(f"settle {charge.id}\n")
+    ledger.settle(charge.id, transcript_digest="-".join(str(r.result["seed"]) for r in results))
+    note(f"settled {charge.id}\n")
+
+
+def _check(url: str, name: str, notes: Path, *, complete: bool) -> None:
+    """Compare the log with what the workers were told."""
+    with Ledger(url) as ledger:
+        if name not in {budget.name for budget in ledger.budgets()}:
+            return  # killed before the budget was there
+        verify(ledger.log.storage, name)
+        charges = {charge.id: charge for charge in ledger.charges(name)}
+        rounds = Rounds(ledger)
+        jobs = [charge.study for charge in charges.values()]
+        assert len(jobs) == len(set(jobs)), "a job was charged twice"
+        rank = {"reserved": 0, "started": 1, "settled": 2}
+        for line in notes.read_text().splitlines():
+            word, _, subject = line.partition(" ")
+            if word in rank:
+                assert subject in charges, f"{subject} was admitted and is lost"
+                assert rank[str(charges[subject].state)] >= rank[word], f"{subject} went back"
+        for charge in charges.values():
+            if charge.state is ChargeState.SETTLED:
+                seeds = [str(result.result["seed"]) for result in rounds.results(charge.id)]
+                opened = rounds.find(charge.id)
+                assert opened is not None
+                assert seeds == [opened.seed(number).hex() for number in range(3)]
+                assert charge.transcript_digest == "-".join(seeds)
+        if complete:
+            assert {str(charge.state) for charge in charges.values()} == {"settled"}
+            verify_certificate(export_certificate(ledger.log.storage, name))
+
+
+def crash_upgrade(
+    make_old: Callable[[], str], *, crashes: int, seed: int, window: float = 0.2
+) -> dict[str, int]:
+    """Kill upgrades of an older ledger at random moments.
+
+    Args:
+        make_old: Gives the URL of a fresh ledger of an older schema, with budget ``campaign``.
+        crashes: How many kills.
+        seed: Of the random moments.
+        window: How long an upgrade is given at most, in seconds.
+
+    Returns:
+        How many were found old, and how many new, after the kill; both can be used at once.
+    """
+    rng = random.Random(seed)  # noqa: S311
+    context = processes()
+    found = {"old": 0, "new": 0}
+    for _ in range(crashes):
+        url = make_old()
+        process = context.Process(target=upgrade_storage, args=(url,))
+        process.start()
+        process.join(rng.uniform(0.0, window))
+        _kill(process)
+        before, after = upgrade_storage(url)
+        found["new" if before == after else "old"] += 1
+        with Ledger(url) as ledger:
+            verify(ledger.log.storage, _BUDGET)
+            [charge, *_] = ledger.charges(_BUDGET)
+            Rounds(ledger).open(charge.id, count=2)
+    return found

@@ -1,0 +1,335 @@
+"""Clipped sums of many candidates in one pass: see ``capture`` and ``uses`` for how."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx, nn
+
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.training.capture import (
+    Program,
+    Tape,
+    capture_losses,
+    capture_tape,
+    plan_model,
+    tape_of,
+)
+from privtune.training.check import KernelMismatchError, check_kernel, synthetic
+from privtune.training.clipping import CoordinateTransform
+from privtune.training.graph import PEAK
+from privtune.training.kernel import Layout, Loss, Rows
+from privtune.training.uses import ConvUse, Saved, Use
+
+if TYPE_CHECKING:
+    from privtune.training.clipping import Clipping
+
+__all__ = ["BatchedKernel", "NotBatchableError", "refuse_coupling"]
+
+_RARE = 12  # a capture costs as much as this many runs without one
+
+
+class NotBatchableError(PrivTuneError):
+    """The batched engine cannot take a model; another path may."""
+
+
+def refuse_coupling(module: nn.Module) -> None:
+    """Refuse layers that mix the records of a batch: no per-sample gradient exists for them.
+
+    Raises:
+        InvalidInputError: Names every such layer at once.
+    """
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.instancenorm import _InstanceNorm
+
+    coupled = [
+        f"{name} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if (isinstance(part, _BatchNorm) and not isinstance(part, _InstanceNorm))
+        or (isinstance(part, _InstanceNorm) and part.track_running_stats)
+    ]
+    if coupled:
+        raise InvalidInputError(
+            "model",
+            ", ".join(coupled),
+            "must treat each record by itself",
+            "Use GroupNorm or LayerNorm in place of batch statistics.",
+        )
+
+
+class BatchedKernel:
+    """Clipped sums of all candidates at once, without per-sample gradients of large layers.
+
+    The model is run on one record of one candidate, under two nested ``vmap``; forward and
+    backward pass are captured once for each shape and replayed.
+
+    Args:
+        model: Makes the model, in the mode to train it in: dropout in evaluation stays off.
+        loss: Loss of each record.
+        x: Inputs of a few records, for shape and type alone, ``[n, ...]``.
+        y: Targets of a few records, likewise.
+        device: Where to compute.
+        all_classes: Whether no target is negative, so that none can be an index to ignore.
+
+    Raises:
+        InvalidInputError: If layers couple the records of a batch, or the loss couples them.
+        NotBatchableError: If the model cannot run under ``vmap``, or the check fails: norms and
+            clipped sums of a few synthetic records must equal those of records taken one by one.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        loss: Loss,
+        *,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        device: torch.device,
+        all_classes: bool = False,
+    ) -> None:
+        self._module = model().to(device)
+        self._device = device
+        self._x, self._y = synthetic(x, y, (1, 1), device)
+        self._x, self._y = self._x[0], self._y[0]
+        refuse_coupling(self._module)
+        self.layout = Layout(self._module)
+        self._loss = loss
+        self._lengths = [end - start for start, end in self.layout.spans.values()]
+        layers = enumerate(self.layout.layers.values())
+        self._layer = {name: i for i, names in layers for name in names}
+        self._seen: Counter[tuple[int, int]] = Counter()
+        self._rare: dict[tuple[int, int], Tape] = {}
+        self._programs: dict[tuple[int, int], Tape] = {}
+        self._loss_programs: dict[tuple[int, int], Program] = {}
+        example = synthetic(x, y, (2, 3), device)
+        try:
+            self.plan = plan_model(
+                self._module,
+                loss,
+                self.layout,
+                x=example[0],
+                y=example[1],
+                all_classes=all_classes,
+            )
+            check_kernel(self, self._module, loss, *example, sites=self.plan.sites)
+        except KernelMismatchError as error:
+            raise NotBatchableError(str(error)) from error
+        except PrivTuneError:
+            raise
+        except Exception as error:
+            raise NotBatchableError(f"{type(error).__name__}: {error}") from error
+
+    def accumulate(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
+        masks = self._masks(rows)
+        program, uses = self._program(params, rows, masks)
+        plain = _plain(params)
+        early = (
+            None if isinstance(program, fx.GraphModule) else program(plain, rows.x, rows.y, *masks)
+        )
+        with torch.inference_mode():
+            tape = program(plain, rows.x, rows.y, *masks) if early is None else early
+            pairs = list(zip(tape[::2], tape[1::2], strict=True))
+            if isinstance(clipping, CoordinateTransform):
+                return self._transformed(
+                    uses, pairs, rows=rows, clipping=clipping, out=out, halves=halves
+                )
+            norms, saved = self._norms(uses, pairs, by_layer=clipping.by_layer)
+            bad = _nonfinite(norms)
+            if bad is None:
+                coefficients = clipping.factors(norms).mul_(rows.mask)
+            else:
+                norms, saved = self._norms(uses, _without(pairs, bad), by_layer=clipping.by_layer)
+                norms.masked_fill_(bad, torch.inf)
+                coefficients = clipping.coefficients(norms).mul_(rows.mask)
+            targets = dict(
+                zip(self.layout.spans, torch.split(out, self._lengths, dim=1), strict=True)
+            )
+            groups = coefficients.unbind()
+            for use, kept in zip(uses, saved, strict=True):
+                use.accumulate(
+                    groups[self._layer[use.weight] if clipping.by_layer else 0], kept, targets
+                )
+            return _count(clipping, norms, rows, bad, halves)
+
+    def row_bytes(self, rows: int = 32) -> float:
+        """Return the bytes of work space that a record takes: the memory model.
+
+        The pass itself is followed tensor by tensor; what norms and sums add is the cache of the
+        layers in the direct form, and the scaled copy of the largest output gradient.
+        """
+        example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
+        masks = tuple(
+            torch.ones((1, rows, *s.shape), dtype=self.layout.dtype, device=self._device)
+            for s in self.plan.sites
+        )
+        x, y = synthetic(self._x, self._y, (1, rows), self._device)
+        program, uses = capture_tape(
+            self._module, self._loss, self.layout, self.plan, (example, x, y, *masks)
+        )
+        with torch.inference_mode():
+            tape = program(example, x, y, *masks)
+            pairs = list(zip(tape[::2], tape[1::2], strict=True))
+            _, saved = self._norms(uses, pairs, by_layer=False)
+        held = {t.untyped_storage().data_ptr() for t in tape}
+        extra = sum(
+            t.untyped_storage().nbytes()
+            for kept in saved
+            for t in kept
+            if t.untyped_storage().data_ptr() not in held
+        )
+        scaled = max(g.nbytes for g in tape[1::2])
+        peak = int(program.meta[PEAK])  # type: ignore[attr-defined]
+        return (peak + extra + scaled - example.nbytes) / rows
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that is run."""
+        return self._module
+
+    @property
+    def convolves(self) -> bool:
+        """Whether the model has convolutions, which run candidate by candidate."""
+        return any(isinstance(use, ConvUse) for use in self.plan.uses)
+
+    def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the loss of every row, shape ``[K, M]``."""
+        key = (rows.mask.shape[0], rows.mask.shape[1])
+        params = _plain(params)
+        with torch.no_grad():
+            if key not in self._loss_programs:
+                example = (params, *synthetic(rows.x[0], rows.y[0], key, params.device))
+                self._loss_programs[key] = capture_losses(
+                    self._module, self._loss, self.layout, example
+                )
+            return self._loss_programs[key](params, rows.x, rows.y)[0]
+
+    def _program(self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor]) -> Tape:
+        """Return the program for the shape of ``rows``: captured once the shape is common."""
+        key = (rows.mask.shape[0], rows.mask.shape[1])
+        self._seen[key] += 1
+        if self._seen[key] <= _RARE:
+            if key not in self._rare:
+                self._rare[key] = tape_of(self._module, self._loss, self.layout, self.plan, key)
+            return self._rare[key]
+        if key not in self._programs:
+            x, y = synthetic(rows.x[0], rows.y[0], key, params.device)
+            ones = tuple(torch.ones_like(mask) for mask in masks)
+            example = (torch.randn_like(params), x, y, *ones)
+            self._programs[key] = capture_tape(
+                self._module, self._loss, self.layout, self.plan, example
+            )
+        return self._programs[key]
+
+    def _masks(self, rows: Rows) -> tuple[torch.Tensor, ...]:
+        """Draw a mask for every place of dropout, each candidate's from its own stream."""
+        masks: list[torch.Tensor] = []
+        for site in self.plan.sites:
+            mask = torch.ones(
+                (*rows.mask.shape, *site.shape), dtype=self.layout.dtype, device=rows.mask.device
+            )
+            for row, size, stream in zip(mask, rows.sizes, rows.dropout, strict=True):
+                row[:size].bernoulli_(site.kept, generator=stream)
+            masks.append(mask)
+        return tuple(masks)
+
+    def _norms(
+        self,
+        uses: Sequence[Use],
+        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        *,
+        by_layer: bool,
+    ) -> tuple[torch.Tensor, list[Saved]]:
+        """Return norms ``[G, K, B]``, over everything or by layer, and what the sums need."""
+        results = [use.squared_norms(a, g) for use, (a, g) in zip(uses, pairs, strict=True)]
+        saved = [kept for _, kept in results]
+        if not by_layer:
+            total = results[0][0]
+            for squared, _ in results[1:]:
+                total = total.add_(squared)
+            return total.sqrt_().unsqueeze(0), saved
+        shape = (len(self.layout.layers), *results[0][0].shape)
+        squares = torch.zeros(shape, dtype=self.layout.dtype, device=results[0][0].device)
+        for use, (squared, _) in zip(uses, results, strict=True):
+            squares[self._layer[use.weight]] += squared
+        return squares.sqrt(), saved
+
+    def _transformed(
+        self,
+        uses: Sequence[Use],
+        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        *,
+        rows: Rows,
+        clipping: CoordinateTransform,
+        out: torch.Tensor,
+        halves: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Clip ``(g - center) / scale``: that needs the gradients themselves."""
+        gradients = out.new_zeros(*rows.mask.shape, self.layout.size)
+        for use, (a, g) in zip(uses, pairs, strict=True):
+            for name, values in use.instantiate(a, g).items():
+                start, end = self.layout.spans[name]
+                gradients[:, :, start:end] = values
+        gradients -= clipping.center.unsqueeze(1)
+        gradients /= clipping.scale.unsqueeze(1)
+        norms = torch.linalg.vector_norm(gradients, dim=-1).unsqueeze(0)
+        bad = _nonfinite(norms)
+        if bad is not None:
+            gradients.masked_fill_(bad.unsqueeze(-1), 0.0)
+        coefficients = (clipping.coefficients(norms) * rows.mask)[0]
+        out.unsqueeze(1).baddbmm_(coefficients.unsqueeze(1), gradients)
+        return _count(clipping, norms, rows, bad, halves)
+
+
+def _plain(params: torch.Tensor) -> torch.Tensor:
+    """Return the parameters laid out as captured graphs expect them."""
+    params = params.detach().contiguous()
+    return params if params.storage_offset() == 0 else params.clone()
+
+
+def _nonfinite(norms: torch.Tensor) -> torch.Tensor | None:
+    """Return which records have a norm that is not finite, ``[K, B]``, or None for none."""
+    if math.isfinite(norms.sum().item()):
+        return None
+    bad = ~norms.isfinite().all(dim=0)
+    return bad if bool(bad.any()) else None
+
+
+def _without(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], bad: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Empty the rows of bad records; copies keep their layout, and so every other row its bits."""
+
+    def clean(tensor: torch.Tensor) -> torch.Tensor:
+        where = bad.view(*bad.shape, *(1 for _ in tensor.shape[2:]))
+        return tensor.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
+
+    return [(clean(a), clean(g)) for a, g in pairs]
+
+
+def _count(
+    clipping: Clipping,
+    norms: torch.Tensor,
+    rows: Rows,
+    bad: torch.Tensor | None,
+    halves: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """Count unclipped records into ``halves``; return the number of bad records, if any."""
+    if halves is not None:
+        unclipped = clipping.unclipped(norms).to(rows.mask)
+        if bad is not None:
+            unclipped = unclipped.masked_fill(bad, 0.0)
+        halves += ((unclipped - 0.5) * rows.mask).sum(dim=1)
+    return None if bad is None else (bad & (rows.mask > 0)).sum(dim=1)

@@ -1,0 +1,176 @@
+"""Operations that beat their plain form on stacks: convolution, cross-entropy, embedding.
+
+Each works on physical tensors ``[K, B, ...]``. Convolutions run candidate by candidate in a layout
+with channels last: on CPU that makes them and the pooling behind them several times faster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["cross_entropy", "stacked_conv2d"]
+
+_SMALL_CLASSES = 64  # up to here, softmax over the leading axis beats softmax over the last
+
+_LIBRARY: Any = torch.library.Library("privtune", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "stacked_conv2d(Tensor x, Tensor w, Tensor? b, int[] stride, int[] padding, int[] dilation, "
+    "int groups) -> Tensor"
+)
+_LIBRARY.define(
+    "stacked_conv2d_input(Tensor g, Tensor x, Tensor w, int[] stride, int[] padding, "
+    "int[] dilation, int groups) -> Tensor"
+)
+
+
+def _forward(  # noqa: PLR0917
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> torch.Tensor:
+    """Convolve ``[K, N, C, H, W]`` with ``[K, O, C/groups, kh, kw]``, candidate by candidate."""
+    parts = [
+        torch.conv2d(
+            _channels_last(x[k]),
+            _channels_last(w[k]),
+            None if b is None else b[k],
+            stride,
+            padding,
+            dilation,
+            groups,
+        )
+        for k in range(len(x))
+    ]
+    return _joined(parts)
+
+
+def _backward_input(  # noqa: PLR0917
+    g: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> torch.Tensor:
+    """Return the gradient with respect to ``x``, candidate by candidate."""
+    parts = [
+        torch.ops.aten.convolution_backward(
+            _channels_last(g[k]),
+            _channels_last(x[k]),
+            _channels_last(w[k]),
+            None,
+            stride,
+            padding,
+            dilation,
+            False,
+            [0, 0],
+            groups,
+            [True, False, False],
+        )[0]
+        for k in range(len(g))
+    ]
+    return _joined(parts)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Stack images with channels last; one candidate needs no copy."""
+    if len(parts) == 1:
+        return _channels_last(parts[0]).unsqueeze(0)
+    return torch.stack([part.permute(0, 2, 3, 1) for part in parts]).permute(0, 1, 4, 2, 3)
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    """Lay out ``[N, C, H, W]`` with channels last, with strides that say so even if C is 1."""
+    _, channels, height, width = x.shape
+    if channels == 1 or height * width == 1:
+        strides = (channels * height * width, 1, width * channels, channels)
+        return x.contiguous().as_strided(x.shape, strides)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+_LIBRARY.impl("stacked_conv2d", _forward, "CompositeExplicitAutograd")
+_LIBRARY.impl("stacked_conv2d_input", _backward_input, "CompositeExplicitAutograd")
+
+
+class _StackedConv2d(torch.autograd.Function):
+    """A convolution with a gradient for its input alone: weights are handled by book-keeping."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *options: Any
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.options = options
+        y: torch.Tensor = torch.ops.privtune.stacked_conv2d(x, w, b, *options)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        gradient = torch.ops.privtune.stacked_conv2d_input(grads[0], x, w, *ctx.options)
+        return (gradient, None, None, *(None for _ in ctx.options))
+
+
+def stacked_conv2d(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None,
+    *,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> torch.Tensor:
+    """Convolve K stacks of images with K weights: ``[K, N, C, H, W]`` to ``[K, N, O, H', W']``."""
+    y: torch.Tensor = _StackedConv2d.apply(  # type: ignore[no-untyped-call]
+        x, w, b, stride, padding, dilation, groups
+    )
+    return y
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Cross-entropy of rows ``[R, C]`` with few classes, classes laid out first."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int | None
+    ) -> torch.Tensor:
+        rows = logits.t().contiguous()
+        skip = None if ignored is None else targets == ignored
+        if skip is not None:
+            targets = targets.masked_fill(skip, 0)
+        # Of probabilities and losses, the captured graph keeps what it needs.
+        ctx.save_for_backward(torch.softmax(rows, dim=0), targets, skip)
+        picked = torch.log_softmax(rows, dim=0).gather(0, targets.unsqueeze(0)).squeeze(0)
+        return -picked if skip is None else -picked.masked_fill(skip, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        p, targets, skip = ctx.saved_tensors
+        scale = (grads[0] if skip is None else grads[0].masked_fill(skip, 0.0)).unsqueeze(0)
+        gradient = p.scatter_add(0, targets.unsqueeze(0), torch.full_like(scale, -1.0))
+        return (gradient * scale).t(), None, None
+
+
+def cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, *, ignored: int | None
+) -> torch.Tensor | None:
+    """Return the cross-entropy of ``[..., C]`` and ``[...]``, or None where the plain form is best.
+
+    Targets equal to ``ignored`` have a loss of zero; None if none can be.
+    """
+    classes = logits.shape[-1]
+    if classes > _SMALL_CLASSES:
+        return None
+    rows = logits.reshape(-1, classes)
+    losses: torch.Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        rows, targets.reshape(-1), ignored
+    )
+    return losses.view(targets.shape)

@@ -1,0 +1,74 @@
+"""The methods whose every step is one noisy clipped gradient of one Poisson sample.
+
+They differ in how they clip and in what they make of the gradient; their event is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from privtune.training.methods._common import build, check_nonnegative, noise_scale_for
+
+if TYPE_CHECKING:
+    import torch
+
+    from privtune.accounting import Event
+    from privtune.training.clipping import Clipping
+    from privtune.training.oracle import Oracle
+    from privtune.training.schedule import Schedule
+
+__all__ = ["SampledGradient"]
+
+
+@dataclass(frozen=True)
+class SampledGradient:
+    """A method that releases one Poisson-sampled Gaussian gradient a step.
+
+    Args:
+        noise_multiplier: Noise standard deviation over the clipping's sensitivity, at least 0; at 0
+            the method is not private and its event says so.
+
+    **Guarantee**: T Poisson-sampled Gaussian releases.
+    """
+
+    noise_multiplier: float
+
+    gradients_per_step: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_nonnegative("noise_multiplier", self.noise_multiplier)
+
+    @classmethod
+    def for_budget(
+        cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
+    ) -> Self:
+        """Build the method with the least noise that keeps one training at (epsilon, delta).
+
+        Args:
+            schedule: The public clockwork.
+            epsilon: Target, above 0.
+            delta: Target, in (0, 1).
+            options: Other fields of the method.
+
+        Raises:
+            PrivTuneError: If an option is not a field, or no noise meets the target.
+        """
+        unit = build(cls, options, noise_multiplier=1.0)
+        scale = noise_scale_for(unit.event(schedule), epsilon=epsilon, delta=delta)
+        return build(cls, options, noise_multiplier=scale)
+
+    def event(self, schedule: Schedule) -> Event:
+        """Return T Poisson-sampled Gaussian releases."""
+        from privtune.accounting import Gaussian, NonPrivate, PoissonSampled, Repeated
+
+        if self.noise_multiplier == 0.0:
+            return NonPrivate()
+        step = PoissonSampled(schedule.sample_rate, Gaussian(self.noise_multiplier))
+        return Repeated(schedule.steps, step)
+
+    def _gradient(self, oracle: Oracle, params: torch.Tensor, clipping: Clipping) -> torch.Tensor:
+        """Ask for the noisy mean gradient of a new sample, shape ``[K, P]``."""
+        return oracle.gradient(
+            oracle.sample(), params, clipping=clipping, noise_multiplier=self.noise_multiplier
+        )

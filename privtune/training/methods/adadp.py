@@ -1,0 +1,162 @@
+"""ADADP: the learning rate from one full step against two half steps (arXiv 1809.03832, Alg. 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from privtune.errors import InvalidInputError
+from privtune.training.clipping import Flat
+from privtune.training.methods._common import candidate_column, check_nonnegative, check_positive
+from privtune.training.methods._common import rows as by_row
+from privtune.training.methods._sampled import SampledGradient
+
+if TYPE_CHECKING:
+    import torch
+
+    from privtune.training.methods._base import Candidate
+    from privtune.training.oracle import Oracle
+
+__all__ = ["ADADP", "ADADPState", "default_tolerance"]
+
+
+@dataclass(frozen=True, eq=False)
+class ADADPState:
+    """State of K ADADP trainings.
+
+    ``params`` holds the full step while an iteration is half done; ``origin`` is where it began.
+    """
+
+    params: torch.Tensor
+    origin: torch.Tensor
+    learning_rate: torch.Tensor
+    max_grad_norm: torch.Tensor
+    error: torch.Tensor
+    step: int
+
+
+@dataclass(frozen=True)
+class ADADP(SampledGradient):
+    """SGD whose learning rate keeps the local error of a step near a tolerance.
+
+    One iteration of Algorithm 2 is two steps of the schedule, each on a Poisson sample of its own:
+    the first takes the full step, the second compares it with two half steps, accepts or discards
+    it and adapts the rate. So T steps cost what T steps of DP-SGD cost.
+
+    Args:
+        noise_multiplier: Noise standard deviation over the clipping norm, at least 0.
+        tolerance: Error τ that is aimed at, above 0; None takes ``sqrt(d / 2T)`` of Section 4.2,
+            with d parameters and T iterations.
+        smallest_factor: α_min in (0, 1], the least change of the rate in one iteration.
+        largest_factor: α_max >= 1, the largest.
+        acceptance: Whether a step with an error above τ is discarded; the paper omits it for
+            neural networks.
+        adapt_epochs: Epochs after which the rate is fixed and decays by (5.1), with one step of
+            DP-SGD for each sample from there on; None adapts to the end.
+        decay: Factor of the decay (5.1) for each epoch after that, at least 0.
+        learning_rate: Initial rate η₀, above 0, for candidates that give none.
+
+    **Guarantee**: T Poisson-sampled Gaussian releases (Theorem 9: two for each iteration). Both
+    steps, the error, accepting and the rate are post-processing.
+
+    References:
+        Koskela & Honkela 2020, Algorithm 2, Theorem 9 and Section 4.2.
+    """
+
+    tolerance: float | None = None
+    smallest_factor: float = 0.9
+    largest_factor: float = 1.1
+    acceptance: bool = False
+    adapt_epochs: float | None = None
+    decay: float = 0.1
+    learning_rate: float = 0.1
+
+    name: ClassVar[str] = "adadp"
+    summary: ClassVar[str] = "Learning rate from the difference of one full and two half steps"
+    adapts: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    parameters: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
+    releases: ClassVar[str] = "one clipped noisy gradient; an iteration takes two steps"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tolerance is not None:
+            check_positive("tolerance", self.tolerance)
+        if self.adapt_epochs is not None:
+            check_positive("adapt_epochs", self.adapt_epochs)
+        check_nonnegative("decay", self.decay)
+        check_positive("learning_rate", self.learning_rate)
+        if not 0.0 < self.smallest_factor <= 1.0 <= self.largest_factor < math.inf:
+            raise InvalidInputError(
+                "smallest_factor, largest_factor",
+                (self.smallest_factor, self.largest_factor),
+                "must lie on the two sides of 1, above 0",
+            )
+
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> ADADPState:
+        """Make the state of K candidates; each gives max_grad_norm, and may give learning_rate."""
+        rate = candidate_column(candidates, "learning_rate", params, default=self.learning_rate)
+        return ADADPState(
+            params=params,
+            origin=params,
+            learning_rate=rate,
+            max_grad_norm=candidate_column(candidates, "max_grad_norm", params),
+            error=rate.new_full(rate.shape, float("nan")),
+            step=0,
+        )
+
+    def update(self, state: ADADPState, oracle: Oracle) -> ADADPState:
+        """Take the first or the second half of an iteration, or a step at the fixed rate."""
+        rate = oracle.schedule.sample_rate
+        odd = state.step % 2 == 1
+        began = (state.step - odd) * rate
+        if self.adapt_epochs is not None and began >= self.adapt_epochs:
+            over = int(state.step * rate - self.adapt_epochs)
+            params = self._full_step(state, oracle, state.learning_rate / (1 + self.decay * over))
+            return replace(state, params=params, step=state.step + 1)
+        if not odd:
+            params = self._full_step(state, oracle, state.learning_rate)
+            return replace(state, params=params, origin=state.params, step=state.step + 1)
+        return self._compare(state, oracle)
+
+    def _full_step(self, state: ADADPState, oracle: Oracle, rate: torch.Tensor) -> torch.Tensor:
+        gradient = self._gradient(oracle, state.params, Flat(state.max_grad_norm))
+        return state.params - by_row(rate) * gradient
+
+    def _compare(self, state: ADADPState, oracle: Oracle) -> ADADPState:
+        """Compare the full step with two half steps and adapt the learning rate."""
+        import torch
+
+        middle = (state.origin + state.params) / 2
+        gradient = self._gradient(oracle, middle, Flat(state.max_grad_norm))
+        halves = middle - by_row(state.learning_rate) / 2 * gradient
+        # Equation (4.1): relative where a parameter is above 1, absolute below.
+        difference = (state.params - halves).abs() / state.params.abs().clamp_min(1.0)
+        error = difference.norm(dim=1)
+        tolerance = self._tolerance(state.params.shape[1], oracle.schedule.steps)
+        factor = (tolerance / error).clamp(self.smallest_factor, self.largest_factor)
+        params = state.params
+        if self.acceptance:
+            params = torch.where(by_row(error > tolerance), state.origin, params)
+        return replace(
+            state,
+            params=params,
+            learning_rate=state.learning_rate * factor,
+            error=error,
+            step=state.step + 1,
+        )
+
+    def _tolerance(self, dimension: int, steps: int) -> float:
+        if self.tolerance is not None:
+            return self.tolerance
+        return default_tolerance(dimension, max(1, steps // 2))
+
+    def report(self, state: ADADPState) -> Mapping[str, torch.Tensor]:
+        """Return the learning rate and the last error."""
+        return {"learning_rate": state.learning_rate, "error": state.error}
+
+
+def default_tolerance(dimension: int, iterations: int) -> float:
+    """Return ``sqrt(d / 2T)``: the noise of all steps then adds up to about 1 a coordinate."""
+    return math.sqrt(dimension / (2.0 * iterations))

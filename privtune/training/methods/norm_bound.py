@@ -1,0 +1,76 @@
+"""Norm bound: noise scaled to a proven bound on the gradient, no clipping (arXiv 1908.07643, §6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from privtune.training.clipping import Flat
+from privtune.training.methods._common import candidate_column, check_positive, rows
+from privtune.training.methods._optimizers import SGD
+from privtune.training.methods._sampled import SampledGradient
+from privtune.training.methods.automatic import LearningRateState
+
+if TYPE_CHECKING:
+    import torch
+
+    from privtune.training.methods._base import Candidate
+    from privtune.training.oracle import Oracle
+
+__all__ = ["NormBound", "softmax_gradient_bound"]
+
+
+def softmax_gradient_bound(feature_bound: float, classes: int) -> float:
+    """Bound the gradient norm of logistic regression with a softmax over ``classes``.
+
+    The gradient of one record is the outer product of ``p - onehot(y)``, whose norm is at most
+    sqrt(2), and the features (the constant feature of a bias included). With a single logit (two
+    classes, ``classes=1``) it is ``|p - y|``, at most 1.
+
+    Args:
+        feature_bound: Bound on the norm of a record's features, above 0.
+        classes: Number of logits, at least 1.
+    """
+    check_positive("feature_bound", feature_bound)
+    return feature_bound * (1.0 if classes == 1 else math.sqrt(2.0))
+
+
+@dataclass(frozen=True)
+class NormBound(SampledGradient):
+    """SGD with noise for the largest gradient that the model allows: nothing is ever clipped.
+
+    Args:
+        noise_multiplier: Noise standard deviation over ``gradient_bound``, at least 0.
+        gradient_bound: Proven bound on the norm of a record's gradient, above 0. It is enforced by
+            clipping to it, so a wrong proof costs accuracy and not privacy.
+
+    **Guarantee**: as DP-SGD with the same noise multiplier.
+    """
+
+    gradient_bound: float = 1.0
+
+    name: ClassVar[str] = "norm-bound"
+    summary: ClassVar[str] = "SGD with noise scaled to a proven bound on the gradient"
+    adapts: ClassVar[tuple[str, ...]] = ()
+    parameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    releases: ClassVar[str] = "one noisy gradient"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("gradient_bound", self.gradient_bound)
+
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> LearningRateState:
+        """Make the state of K candidates; each gives learning_rate."""
+        rate = candidate_column(candidates, "learning_rate", params)
+        return LearningRateState(params=params, learning_rate=rate, moments=SGD().init(params))
+
+    def update(self, state: LearningRateState, oracle: Oracle) -> LearningRateState:
+        """Take one step along the noisy mean gradient."""
+        gradient = self._gradient(oracle, state.params, Flat(self.gradient_bound))
+        return replace(state, params=state.params - rows(state.learning_rate) * gradient)
+
+    def report(self, state: LearningRateState) -> Mapping[str, torch.Tensor]:
+        """Return the learning rate: a constant."""
+        return {"learning_rate": state.learning_rate}

@@ -1,0 +1,156 @@
+"""Quantile clipping: the clipping norm follows a quantile (Andrew et al. 2021, arXiv 1905.03871)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from privtune.errors import InvalidInputError
+from privtune.training.clipping import Flat
+from privtune.training.methods._common import (
+    build,
+    candidate_column,
+    check_nonnegative,
+    check_positive,
+    noise_scale_for,
+    rows,
+)
+from privtune.training.methods._optimizers import SGD
+from privtune.training.methods.dpsgd import DPSGDState
+
+if TYPE_CHECKING:
+    import torch
+
+    from privtune.accounting import Event
+    from privtune.training.methods._base import Candidate
+    from privtune.training.oracle import Oracle
+    from privtune.training.schedule import Schedule
+
+__all__ = ["QuantileClipping"]
+
+_BATCH_PER_COUNT_NOISE = 10.0  # the paper's σ_b = B/20 on the count, over its sensitivity of 1/2
+_LEAST_RATIO = 3.0  # of count noise to joint noise: the count takes at most 6% more gradient noise
+_NORM_RANGE = (1e-6, 1e6)  # a norm at 0 or infinity could not be noised
+_ROUNDING = 1e-9  # keeps the joint noise above its target after it was split and joined again
+
+
+@dataclass(frozen=True)
+class QuantileClipping:
+    """SGD whose clipping norm is moved towards a quantile of the gradient norms.
+
+    Beside the gradient, each step releases how many gradients were not clipped, encoded as ±1/2 a
+    record, about the same sample: one joint release with
+    ``1/σ² = 1/σ_g² + 1/(2 σ_b)²`` (Theorem 1).
+
+    Args:
+        noise_multiplier: σ_g, noise standard deviation over the clipping norm, at least 0.
+        count_noise_multiplier: 2 σ_b, noise standard deviation of the count over 1/2, at least 0.
+        quantile: Fraction of gradients that should stay unclipped, in (0, 1).
+        norm_rate: Learning rate of the logarithm of the norm, above 0.
+        momentum: Momentum in [0, 1) on the noisy gradient.
+        max_grad_norm: Initial clipping norm, above 0, for candidates that give none.
+
+    A candidate gives ``learning_rate``.
+
+    **Guarantee**: each step is one Poisson-sampled joint Gaussian release. The paper divides the
+    count by the realised batch size; here both means divide by the public expected one.
+    """
+
+    noise_multiplier: float
+    count_noise_multiplier: float
+    quantile: float = 0.5
+    norm_rate: float = 0.2
+    momentum: float = 0.0
+    max_grad_norm: float = 0.1
+
+    name: ClassVar[str] = "quantile-clipping"
+    summary: ClassVar[str] = "Clipping norm follows a quantile of the gradient norms"
+    gradients_per_step: ClassVar[int] = 1
+    adapts: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
+    parameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    releases: ClassVar[str] = "one clipped noisy gradient and the noisy fraction not clipped"
+
+    def __post_init__(self) -> None:
+        check_nonnegative("noise_multiplier", self.noise_multiplier)
+        check_nonnegative("count_noise_multiplier", self.count_noise_multiplier)
+        check_positive("norm_rate", self.norm_rate)
+        check_positive("max_grad_norm", self.max_grad_norm)
+        if not 0.0 < self.quantile < 1.0:
+            raise InvalidInputError("quantile", self.quantile, "must lie in (0, 1)")
+        self._optimizer()
+
+    def _optimizer(self) -> SGD:
+        return SGD(self.momentum)
+
+    @classmethod
+    def for_budget(
+        cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
+    ) -> Self:
+        """Build the method with a count noise of B/20 (more for small batches) and what is left.
+
+        Raises:
+            PrivTuneError: If an option is not a field, or no noise meets the target.
+        """
+        from privtune.accounting import Gaussian, PoissonSampled, Repeated
+
+        chosen = dict(options)
+        given = chosen.pop("count_noise_multiplier", None)
+        build(cls, chosen, noise_multiplier=1.0, count_noise_multiplier=1.0)
+        unit = Repeated(schedule.steps, PoissonSampled(schedule.sample_rate, Gaussian(1.0)))
+        joint = noise_scale_for(unit, epsilon=epsilon, delta=delta) * (1.0 + _ROUNDING)
+        usual = max(schedule.expected_batch_size / _BATCH_PER_COUNT_NOISE, _LEAST_RATIO * joint)
+        count = usual if given is None else float(given)
+        if not count > joint:
+            raise InvalidInputError(
+                "count_noise_multiplier",
+                count,
+                f"must be above {joint:.3g}, the noise that the whole step needs",
+                "Take a larger expected batch or more count noise.",
+            )
+        gradient = (joint**-2 - count**-2) ** -0.5
+        return build(cls, chosen, noise_multiplier=gradient, count_noise_multiplier=count)
+
+    def event(self, schedule: Schedule) -> Event:
+        """Return T Poisson-sampled joint releases of a gradient and a count."""
+        from privtune.accounting import Gaussian, Joint, NonPrivate, PoissonSampled, Repeated
+
+        if self.noise_multiplier == 0.0 or self.count_noise_multiplier == 0.0:
+            return NonPrivate()
+        step = Joint([Gaussian(self.noise_multiplier), Gaussian(self.count_noise_multiplier)])
+        return Repeated(schedule.steps, PoissonSampled(schedule.sample_rate, step))
+
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> DPSGDState:
+        """Make the state of K candidates; each gives learning_rate."""
+        return DPSGDState(
+            params=params,
+            learning_rate=candidate_column(candidates, "learning_rate", params),
+            max_grad_norm=candidate_column(
+                candidates, "max_grad_norm", params, default=self.max_grad_norm
+            ),
+            moments=self._optimizer().init(params),
+        )
+
+    def update(self, state: DPSGDState, oracle: Oracle) -> DPSGDState:
+        """Take one step and move the clipping norm towards the quantile."""
+        gradient, fraction = oracle.gradient_and_fraction(
+            oracle.sample(),
+            state.params,
+            clipping=Flat(state.max_grad_norm),
+            noise_multiplier=self.noise_multiplier,
+            count_noise_multiplier=self.count_noise_multiplier,
+        )
+        direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
+        change = -self.norm_rate * (fraction - self.quantile)
+        return replace(
+            state,
+            params=state.params - rows(state.learning_rate) * direction,
+            max_grad_norm=(state.max_grad_norm * change.exp().to(state.max_grad_norm)).clamp(
+                *_NORM_RANGE
+            ),
+            moments=moments,
+        )
+
+    def report(self, state: DPSGDState) -> Mapping[str, torch.Tensor]:
+        """Return the learning rate and the clipping norm."""
+        return {"learning_rate": state.learning_rate, "max_grad_norm": state.max_grad_norm}

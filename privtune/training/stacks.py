@@ -1,0 +1,169 @@
+"""How many candidates to train at once, and how a stack of them runs from start to end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from privtune.training.batched import BatchedKernel
+from privtune.training.kernel import Kernel
+from privtune.training.releases import StackOracle
+from privtune.training.transcript import Transcript
+
+__all__ = ["Memory", "Outcome", "memory_model", "run_stack", "stack_sizes"]
+
+OnStep = Callable[[int, Mapping[str, torch.Tensor]], None]
+
+_STACK_BYTES = 128 * 2**20  # larger work spaces fall out of the caches, and stacking gains nothing
+_PIECE_BYTES = 256 * 2**20  # of one candidate's physical batch
+_LARGEST = 256
+_VECTORS = 8  # parameters, gradient, noise, and up to five vectors of a method's state
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory model of a training.
+
+    Args:
+        row_bytes: Work space of a record.
+        state_bytes: Vectors of the length of the parameters, for one candidate.
+        rows: Records of a candidate's sample that are computed at once.
+        piece: Most records of a candidate that may be computed at once.
+    """
+
+    row_bytes: float
+    state_bytes: int
+    rows: int
+    piece: int
+
+    @property
+    def candidate_bytes(self) -> float:
+        """Bytes of one candidate in a stack."""
+        return self.state_bytes + self.rows * self.row_bytes
+
+
+def memory_model(kernel: Kernel, *, longest: int) -> Memory:
+    """Say what a candidate takes, before anything runs.
+
+    Args:
+        kernel: The kernel.
+        longest: Records of the largest sample that is to be expected. A larger physical batch
+            than fits is computed in pieces; their size does not depend on the stack.
+    """
+    row = kernel.row_bytes() if isinstance(kernel, BatchedKernel) else 4.0 * kernel.layout.size
+    piece = max(8, min(max(longest, 1024), int(_PIECE_BYTES / max(row, 1.0))))
+    return Memory(row, _VECTORS * 4 * kernel.layout.size, min(longest, piece), piece)
+
+
+def stack_sizes(kernel: Kernel, memory: Memory, candidates: int, *, stack: int | None) -> list[int]:
+    """Split candidates into stacks.
+
+    Args:
+        kernel: The kernel: one by one through Opacus gains nothing from stacking, nor do
+            convolutions on CPU, which run candidate by candidate and leave the caches.
+        memory: The memory model.
+        candidates: How many there are.
+        stack: How many to train at once, or None to choose.
+
+    Returns:
+        Sizes of stacks, as even as can be, so that few shapes are captured.
+    """
+    if stack is None:
+        largest = min(_LARGEST, int(_STACK_BYTES / memory.candidate_bytes))
+        single = not isinstance(kernel, BatchedKernel) or kernel.convolves
+        stack = 1 if single else max(1, largest)
+    count = -(-candidates // stack)
+    return [candidates // count + (i < candidates % count) for i in range(count)]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of one candidate.
+
+    Args:
+        params: Final parameters, shape ``[P]``.
+        report: What the method reported, by name, one value a step.
+        transcript: What was released.
+        gradient_evaluations: Realised per-sample gradients. Sealed.
+        nonfinite: Gradients that were not finite and counted as zero. Sealed.
+    """
+
+    params: torch.Tensor
+    report: Mapping[str, torch.Tensor]
+    transcript: Transcript
+    gradient_evaluations: int
+    nonfinite: int
+
+
+def run_stack(
+    method: Any, state: Any, oracle: StackOracle, *, steps: Sequence[int], on_step: OnStep | None
+) -> list[Outcome]:
+    """Train one stack from its initial state; candidates leave it when their steps are done.
+
+    Args:
+        method: The method.
+        state: Its state for the K candidates.
+        oracle: Their oracle.
+        steps: Steps of each candidate.
+        on_step: Called after every step.
+    """
+    alive = list(range(len(steps)))
+    outcomes: dict[int, Outcome] = {}
+    reports: list[dict[str, torch.Tensor]] = [{} for _ in steps]
+    history: list[Mapping[str, torch.Tensor]] = []
+    for step in range(max(steps)):
+        state = method.update(state, oracle)
+        history.append(method.report(state))
+        if on_step is not None:
+            on_step(step, history[-1])
+        done = [row for row, k in enumerate(alive) if steps[k] == step + 1]
+        if not done:
+            continue
+        for row, k in enumerate(alive):
+            _extend(reports[k], history, row)
+        history = []
+        transcripts = oracle.transcripts()
+        for row in done:
+            k = alive[row]
+            outcomes[k] = Outcome(
+                state.params[row].detach().clone(),
+                reports[k],
+                transcripts[row],
+                int(oracle.gradient_evaluations[row]),
+                int(oracle.nonfinite[row]),
+            )
+        left = [row for row in range(len(alive)) if row not in done]
+        if left:
+            state = _rows_of(state, left, len(alive))
+            oracle.keep(left)
+        alive = [alive[row] for row in left]
+    return [outcomes[k] for k in range(len(steps))]
+
+
+def _extend(
+    report: dict[str, torch.Tensor], history: Sequence[Mapping[str, torch.Tensor]], row: int
+) -> None:
+    """Append what was reported about one row since the stack last changed."""
+    for name in history[0]:
+        values = torch.stack([entry[name][row].detach() for entry in history])
+        report[name] = torch.cat([report[name], values]) if name in report else values
+
+
+def _rows_of(value: Any, rows: Sequence[int], candidates: int) -> Any:
+    """Keep some rows of every tensor in a method's state whose first axis is the candidates."""
+    if isinstance(value, torch.Tensor):
+        return value[list(rows)] if value.ndim and len(value) == candidates else value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changes = {
+            f.name: _rows_of(getattr(value, f.name), rows, candidates)
+            for f in dataclasses.fields(value)
+            if f.init
+        }
+        return dataclasses.replace(value, **changes)
+    if isinstance(value, tuple):
+        return tuple(_rows_of(part, rows, candidates) for part in value)
+    return value

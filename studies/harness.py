@@ -1,0 +1,146 @@
+"""What the reproductions share: data, training, the comparison with what is expected.
+
+A study is a folder with ``spec.yaml`` (its settings), ``run.py``, ``expected.json`` (measured values
+and how far a run may be from them) and a README. ``python -m studies.NAME.run --data mnist.npz``
+runs it, ``--smoke`` runs it in seconds on a tiny public stand-in and checks nothing but that it
+works, ``--check`` compares with ``expected.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import nn
+from torch.nn import functional as F
+
+from privtune.training.engine import TensorData, TrainingResult, load_params, train
+from privtune.training.schedule import Schedule
+
+__all__ = ["Split", "accuracies", "cross_entropy", "fit", "mnist", "secrets_for", "study"]
+
+
+class Split:
+    """A training set and a test set that is declared public."""
+
+    def __init__(self, x: Any, y: Any, x_test: Any, y_test: Any) -> None:
+        self.x, self.y = torch.as_tensor(x), torch.as_tensor(y)
+        self.x_test, self.y_test = torch.as_tensor(x_test), torch.as_tensor(y_test)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+def mnist(path: Path | None, *, smoke: bool) -> Split:
+    """Load MNIST in [0, 1], flat; for a smoke run scikit-learn's digits, blown up to 28 x 28."""
+    if smoke:
+        from sklearn.datasets import load_digits
+
+        x, y = load_digits(return_X_y=True)
+        images = torch.tensor(x / 16.0, dtype=torch.float32).view(-1, 1, 8, 8)
+        x = F.interpolate(images, size=(28, 28)).view(len(y), -1)
+        return Split(x[:1200], y[:1200].astype(np.int64), x[1200:], y[1200:].astype(np.int64))
+    if path is None:
+        sys.exit("--data PATH must give mnist.npz (x_train, y_train, x_test, y_test).")
+    with np.load(path) as data:
+        flat = {
+            k: data[k].reshape(len(data[k]), -1).astype(np.float32) / 255.0
+            for k in ("x_train", "x_test")
+        }
+        return Split(
+            flat["x_train"],
+            data["y_train"].astype(np.int64),
+            flat["x_test"],
+            data["y_test"].astype(np.int64),
+        )
+
+
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Loss of each record."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def secrets_for(study: str, seed: int, count: int) -> list[bytes]:
+    """Derive a secret for each candidate from the study's name and a seed."""
+    return [hashlib.sha256(f"{study}/{seed}/{k}".encode()).digest() for k in range(count)]
+
+
+def fit(
+    method: Any,
+    schedule: Schedule,
+    *,
+    model: Callable[[], nn.Module],
+    split: Split,
+    candidates: Sequence[Mapping[str, float]],
+    secrets: Sequence[bytes],
+    loss: Any = cross_entropy,
+) -> TrainingResult:
+    """Train candidates on the CPU with one thread."""
+    return train(
+        method,
+        schedule,
+        model=model,
+        loss=loss,
+        data=TensorData(split.x, split.y),
+        candidates=candidates,
+        secrets=secrets,
+        device="cpu",
+    )
+
+
+def accuracies(model: Callable[[], nn.Module], params: torch.Tensor, split: Split) -> list[float]:
+    """Test accuracy of each row of parameters, in percent."""
+    module = model()
+    found = []
+    for row in params:
+        load_params(module, row)
+        with torch.no_grad():
+            right = module(split.x_test).argmax(dim=1) == split.y_test
+        found.append(100.0 * right.double().mean().item())
+    return found
+
+
+def study(
+    name: str,
+    run: Callable[..., dict[str, Any]],
+    compare: Callable[[dict[str, Any], dict[str, Any]], list[str]],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Parse the command line, run, write ``results.json`` and compare with what is expected."""
+    folder = Path(__file__).parent / name
+    parser = argparse.ArgumentParser(prog=f"python -m studies.{name}.run")
+    parser.add_argument("--data", type=Path, help="mnist.npz")
+    parser.add_argument("--smoke", action="store_true", help="seconds, on a public stand-in")
+    parser.add_argument("--paper", action="store_true", help="the paper's size, where it is larger")
+    parser.add_argument("--check", action="store_true", help="compare with expected.json")
+    parser.add_argument("--out", type=Path, help="where to write the results as JSON")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    spec = yaml.safe_load((folder / "spec.yaml").read_text())
+    settings = dict(spec["full"])
+    for size in ("paper", "smoke"):
+        if getattr(arguments, size):
+            settings.update(spec.get(size, {}))
+    began = time.perf_counter()
+    results = run(settings, arguments.data, smoke=arguments.smoke)
+    results["seconds"] = round(time.perf_counter() - began, 1)
+    text = json.dumps(results, indent=1)
+    if arguments.out:
+        arguments.out.write_text(text + "\n")
+    print(text)
+    if not arguments.check:
+        return 0
+    expected = json.loads((folder / "expected.json").read_text())
+    problems = compare(results, expected)
+    for problem in problems:
+        print(f"DEVIATION: {problem}", file=sys.stderr)
+    return 1 if problems else 0

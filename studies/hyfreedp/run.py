@@ -1,0 +1,159 @@
+"""HyFreeDP against Prodigy, D-Adaptation and an un-paid grid of learning rates, on MNIST."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from privtune.training.methods import AutomaticClipping, DAdaptation, HyFreeDP, Prodigy
+from privtune.training.schedule import Schedule
+from studies.harness import Split, accuracies, fit, mnist, secrets_for, study
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        nn.Conv2d(1, 8, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 5, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn}
+
+
+def plan(settings: dict[str, Any], schedule: Schedule, eps: float) -> dict[str, Any]:
+    """Every method at the same epsilon."""
+    budget = {"epsilon": eps, "delta": settings["delta"]}
+    methods: dict[str, Any] = {}
+    for interval in settings["intervals"]:
+        methods[f"hyfreedp K={interval}"] = HyFreeDP.for_budget(
+            schedule, **budget, interval=interval
+        )
+    middle = settings["intervals"][len(settings["intervals"]) // 2]
+    methods[f"hyfreedp K={middle}, Algorithm 1 to the letter"] = HyFreeDP.for_budget(
+        schedule, **budget, interval=middle, fit="paper"
+    )
+    methods[f"hyfreedp K={middle}, 5% more gradient noise"] = HyFreeDP.for_budget(
+        schedule, **budget, interval=middle, gradient_noise_factor=1.05
+    )
+    methods["prodigy"] = Prodigy.for_budget(schedule, **budget)
+    methods["d-adaptation"] = DAdaptation.for_budget(schedule, **budget)
+    return methods
+
+
+def table_for(
+    settings: dict[str, Any], split: Split, schedule: Schedule, name: str, eps: float
+) -> dict[str, Any]:
+    model, seeds = MODELS[name], settings["seeds"]
+    table: dict[str, Any] = {}
+    for label, method in plan(settings, schedule, eps).items():
+        secrets = [secrets_for("hyfreedp", seed, 1)[0] for seed in seeds]
+        result = fit(
+            method,
+            schedule,
+            model=model,
+            split=split,
+            candidates=[{}] * len(seeds),
+            secrets=secrets,
+        )
+        found = accuracies(model, result.params, split)
+        table[label] = {
+            "mean": statistics.mean(found),
+            "runs": found,
+            "final_rate": result.report["learning_rate"][-1].tolist(),
+        }
+    grid = [{"learning_rate": rate} for rate in settings["grid"]]
+    result = fit(
+        AutomaticClipping.for_budget(schedule, epsilon=eps, delta=settings["delta"]),
+        schedule,
+        model=model,
+        split=split,
+        candidates=grid,
+        secrets=secrets_for("hyfreedp-grid", 1, len(grid)),
+    )
+    found = accuracies(model, result.params, split)
+    table["un-paid grid"] = {
+        "mean": max(found),
+        "runs": dict(zip(map(str, settings["grid"]), found, strict=True)),
+    }
+    return table
+
+
+def times(settings: dict[str, Any], split: Split, name: str) -> dict[str, float]:
+    """Seconds of a step relative to DP-SGD with the same clipping; the best of three."""
+    rate = settings["expected_batch_size"] / len(split)
+    schedule = Schedule(len(split), rate, settings["timing_steps"])
+
+    def seconds(method: Any, candidate: dict[str, float]) -> float:
+        best = float("inf")
+        for _ in range(3):
+            began = time.perf_counter()
+            fit(
+                method,
+                schedule,
+                model=MODELS[name],
+                split=split,
+                candidates=[candidate],
+                secrets=secrets_for("hyfreedp-time", 1, 1),
+            )
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    base = seconds(AutomaticClipping(1.0), {"learning_rate": 0.1})
+    return {
+        f"K={interval}": seconds(HyFreeDP(1.0, 5.0, interval=interval, loss_batch="separate"), {})
+        / base
+        for interval in settings["intervals"]
+    }
+
+
+def run(settings: dict[str, Any], data: Path | None, *, smoke: bool) -> dict[str, Any]:
+    split = mnist(data, smoke=smoke)
+    schedule = Schedule.from_epochs(
+        records=len(split),
+        expected_batch_size=settings["expected_batch_size"],
+        epochs=settings["epochs"],
+    )
+    return {
+        "accuracy": {
+            name: {
+                str(eps): table_for(settings, split, schedule, name, eps)
+                for eps in settings["epsilons"]
+            }
+            for name in settings["models"]
+        },
+        "relative_step_time": {name: times(settings, split, name) for name in settings["models"]},
+    }
+
+
+def compare(results: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    problems = []
+    for name, cells in expected["accuracy"].items():
+        for eps, recorded in cells.items():
+            for label, value in recorded.items():
+                found = results["accuracy"][name][eps][label]["mean"]
+                if abs(found - value) > expected["tolerance"]:
+                    problems.append(f"{name}, {label}, epsilon {eps}: {found:.2f}, not {value}")
+    return problems
+
+
+def main(argv: list[str] | None = None) -> int:
+    return study("hyfreedp", run, compare, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""The budget commands, as a data-protection officer types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from privtune.accounting import Gaussian
+from privtune.cli import app
+from privtune.ledger import ChargeRequest, Ledger
+from tests.cli.conftest import Cli
+from tests.ledger.old import make_old
+
+TRAINING = {
+    "type": "repeated",
+    "count": 2340,
+    "event": {
+        "type": "poisson_sampled",
+        "rate": 0.0043,
+        "event": {"type": "gaussian", "noise_multiplier": 1.1},
+    },
+}
+SELECTION = {
+    "type": "private_selection",
+    "event": TRAINING,
+    "runs": {"law": "geometric", "mean": 10},
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path / 'p.db'}"
+    monkeypatch.setenv("PRIVTUNE_STORAGE", url)
+    return url
+
+
+@pytest.fixture
+def event(tmp_path: Path) -> str:
+    path = tmp_path / "event.json"
+    path.write_text(json.dumps(TRAINING))
+    return str(path)
+
+
+@pytest.fixture
+def selection(tmp_path: Path) -> str:
+    path = tmp_path / "selection.json"
+    path.write_text(json.dumps(SELECTION))
+    return str(path)
+
+
+@pytest.fixture
+def budget(cli: Cli, url: str) -> str:
+    done = cli(
+        "budget", "create", "b", "--epsilon", "2", "--delta", "1e-5", "--dataset", "[clinic]"
+    )
+    assert done.code == 0, done.err
+    return "b"
+
+
+def document(cli: Cli, *args: str) -> dict:
+    done = cli(*args, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_create_prints_the_terms(cli: Cli, url: str) -> None:
+    made = document(
+        cli, "budget", "create", "b", "--epsilon", "2", "--delta", "1e-5", "--unit", "user"
+    )
+    assert (made["epsilon"], made["delta"], made["unit"]) == (2.0, 1e-5, "user")
+    assert made["admission"] == "adaptive"
+    assert made["order"] > 1
+
+
+def test_create_with_other_terms_is_one_sentence(cli: Cli, budget: str) -> None:
+    done = cli("budget", "create", "b", "--epsilon", "3", "--delta", "1e-5")
+    assert (done.code, done.out) == (1, "")
+    assert "epsilon is 2.0, not 3.0" in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("b", "--epsilon", "0", "--delta", "1e-5"),
+        ("b", "--epsilon", "nan", "--delta", "1e-5"),
+        ("b", "--epsilon", "1", "--delta", "1"),
+        ("b b", "--epsilon", "1", "--delta", "1e-5"),
+        ("b", "--epsilon", "1", "--delta", "1e-5", "--adjacency", "swap"),
+        ("b", "--epsilon", "1", "--delta", "1e-5", "--admission", "maybe"),
+    ],
+)
+def test_create_refuses_nonsense(cli: Cli, url: str, args: tuple[str, ...]) -> None:
+    done = cli("budget", "create", *args)
+    assert done.code == 1
+    assert "must be" in done.err
+
+
+def test_list_and_show(cli: Cli, budget: str, event: str) -> None:
+    assert document(cli, "budget", "list")[0]["name"] == "b"
+    shown = document(cli, "budget", "show", "b")
+    assert shown["spent"]["epsilon"] == 0
+    assert shown["remaining"] == 2.0
+    assert not shown["filter"]["in_force"]
+    assert "not in force" in cli("budget", "show", "b").out
+    cli("budget", "charge", "b", event, "--note", "x")
+    text = cli("budget", "show", "b").out
+    for word in ("odometer", "filter", "[clinic]", "chain head", "1 started"):
+        assert word in text
+    assert "[clinic]" in cli("budget", "list").out
+
+
+def test_charge_refuse_and_say_what_fits(cli: Cli, budget: str, event: str, selection: str) -> None:
+    charged = document(cli, "budget", "charge", "b", event, "--note", "first")
+    assert (charged["id"], charged["state"], charged["basis"]) == ("b-1", "started", "declared")
+    done = cli("budget", "charge", "b", selection, "--note", "second")
+    assert (done.code, done.out) == (1, "")
+    assert "asks for ε = 1.4 on its own" in done.err
+    assert "a DP-SGD training with q = 0.0043, T = 2340 from σ ≥ " in done.err
+    assert "a selection of mean 10 over it from σ ≥ " in done.err
+    assert len(document(cli, "budget", "charges", "b")) == 1
+
+
+def test_what_is_said_to_fit_fits(
+    cli: Cli, budget: str, event: str, selection: str, tmp_path: Path
+) -> None:
+    cli("budget", "charge", "b", event, "--note", "first")
+    refusal = cli("budget", "charge", "b", selection, "--note", "second").err
+    sigmas = [float(part.split()[0].strip(";.")) for part in refusal.split("σ ≥ ")[1:]]
+    for sigma, base in zip(sigmas, (TRAINING, SELECTION), strict=True):
+        for factor, code in ((0.97, 1), (1.0, 0)):
+            path = tmp_path / "again.json"
+            path.write_text(json.dumps(base).replace("1.1", str(sigma * factor)))
+            storage = f"sqlite:///{tmp_path}/{sigma}-{factor}.db"
+            cli("budget", "create", "b", "--epsilon", "2", "--delta", "1e-5", "--storage", storage)
+            cli("budget", "charge", "b", event, "--note", "first", "--storage", storage)
+            done = cli("budget", "charge", "b", str(path), "--note", "x", "--storage", storage)
+            assert done.code == code, done.err
+
+
+def test_what_has_happened_is_recorded(cli: Cli, budget: str, tmp_path: Path) -> None:
+    path = tmp_path / "loud.json"
+    path.write_text('{"type": "non_private"}')
+    assert cli("budget", "charge", "b", str(path), "--note", "leak").code == 1
+    done = cli("budget", "charge", "b", str(path), "--note", "leak", "--already-released")
+    assert done.code == 0, done.err
+    assert "exceeded" in done.out
+    assert "∞" in cli("budget", "show", "b").out
+    assert document(cli, "budget", "show", "b")["spent"]["epsilon"] == "inf"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"type": "gaussian"}', '{"type": "unheard-of"}'])
+def test_an_event_that_is_none(cli: Cli, budget: str, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "event.json"
+    path.write_text(text)
+    done = cli("budget", "charge", "b", str(path), "--note", "x")
+    assert done.code == 1
+    assert done.err
+
+
+def test_void_gives_back(cli: Cli, budget: str, url: str) -> None:
+    with Ledger(url) as ledger:
+        ledger.reserve("b", [ChargeRequest(Gaussian(9.0), note="[bold]")])
+    assert "[bold]" in cli("budget", "charges", "b").out
+    assert document(cli, "budget", "void", "b-1")["state"] == "voided"
+    done = cli("budget", "void", "b-1")
+    assert (done.code, "is voided" in done.err) == (1, True)
+
+
+def test_verify_export_and_verify_the_certificate(
+    cli: Cli, budget: str, event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cli("budget", "charge", "b", event, "--note", "first")
+    log = document(cli, "budget", "verify", "b")
+    assert log["valid"] is True
+    assert cli("budget", "export", "b", "--html", "b.html").code == 0
+    file = document(cli, "budget", "verify", "--certificate", "b.certificate.json")
+    assert file == log
+    both = document(cli, "budget", "verify", "b", "--certificate", "b.certificate.json")
+    assert both["head"] == document(cli, "budget", "export", "b")["head"] == log["head"]
+    page = (tmp_path / "b.html").read_text()
+    assert "Privacy certificate: b" in page
+    assert log["head"] in page
+    text = (tmp_path / "b.certificate.json").read_text()
+    (tmp_path / "edited.json").write_text(text.replace("first", "worst"))
+    done = cli("budget", "verify", "--certificate", "edited.json")
+    assert (done.code, "entry 2" in done.err) == (1, True)
+    assert cli("budget", "verify", "b", "--head", "0" * 64).code == 1
+    assert cli("budget", "verify").code == 2
+
+
+def test_close_is_for_good(cli: Cli, budget: str, event: str) -> None:
+    assert document(cli, "budget", "close", "b") == {"name": "b", "closed": True}
+    done = cli("budget", "charge", "b", event, "--note", "x")
+    assert (done.code, "closed for good" in done.err) == (1, True)
+    assert document(cli, "budget", "show", "b")["closed"] is True
+
+
+def test_upgrade(cli: Cli, url: str) -> None:
+    make_old(url)
+    done = cli("budget", "list")
+    assert (done.code, "privtune budget upgrade" in done.err) == (1, True)
+    assert document(cli, "budget", "upgrade") == {"before": "0001", "after": "0002"}
+    assert "already" in cli("budget", "upgrade").out
+    assert [one["name"] for one in document(cli, "budget", "list")] == ["campaign"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("show",), ("charges",), ("verify",), ("export",), ("close",)],
+)
+def test_an_unknown_budget(cli: Cli, url: str, args: tuple[str, ...]) -> None:
+    done = cli("budget", *args, "nobody")
+    assert (done.code, done.out) == (1, "")
+    assert "nobody" in done.err
+
+
+def test_help_and_the_storage_option(tmp_path: Path) -> None:
+    runner = CliRunner()
+    result = runner.invoke(app, ["budget", "--help"])
+    for command in (
+        "create",
+        "list",
+        "show",
+        "charges",
+        "charge",
+        "void",
+        "verify",
+        "export",
+        "close",
+        "upgrade",
+    ):
+        assert command in result.stdout
+    url = f"sqlite:///{tmp_path}/other.db"
+    made = runner.invoke(
+        app,
+        ["budget", "create", "z", "--epsilon", "1", "--delta", "1e-6", "--storage", url, "--json"],
+    )
+    assert made.exit_code == 0
+    assert json.loads(made.stdout)["name"] == "z"
+    assert (tmp_path / "other.db").exists()

@@ -1,0 +1,22 @@
+"""Ledgers as older versions of the program left them."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import sqlalchemy as sa
+
+from privtune.accounting import Gaussian
+from privtune.ledger import Budget, ChargeRequest, Ledger, migrate
+
+
+def make_old(url: str) -> str:
+    """Create a ledger with the first schema, with a budget `campaign` and two charges."""
+    with (
+        mock.patch.object(migrate, "HEAD", "0001"),
+        mock.patch.object(migrate, "metadata", sa.MetaData()),
+        Ledger(url) as ledger,
+    ):
+        ledger.create_budget(Budget(3.0, 1e-5, name="campaign"))
+        ledger.reserve("campaign", [ChargeRequest(Gaussian(5.0)), ChargeRequest(Gaussian(6.0))])
+    return url

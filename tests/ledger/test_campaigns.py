@@ -1,0 +1,105 @@
+"""Races and crashes. CI runs a short version; the full one with PRIVTUNE_CAMPAIGN=full."""
+
+from __future__ import annotations
+
+import logging
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from privtune.accounting import Gaussian
+from privtune.ledger import Admission, Budget, ChargeRequest, Ledger
+from privtune.testing.campaigns import RaceReport, crash, crash_upgrade, race
+from tests.ledger.conftest import PostgresSchemas
+from tests.ledger.old import make_old
+
+LOG = logging.getLogger("campaign")
+FULL = os.environ.get("PRIVTUNE_CAMPAIGN") == "full"
+WORKERS = 32 if FULL else 12
+CRASHES = 200 if FULL else 20
+
+
+@pytest.mark.slow
+def test_a_race_under_the_filter(ledger_url: str) -> None:
+    """Everybody charges: exactly as much is admitted as the filter holds."""
+    with Ledger(ledger_url) as ledger:
+        budget = ledger.create_budget(Budget(4.0, 1e-5, name="campaign"))
+        [first] = ledger.reserve("campaign", [ChargeRequest(Gaussian(10.0))])
+        ledger.start(first.id)
+        room = ledger.filter_state("campaign").capacity
+    assert room is not None
+    assert budget.order is not None
+    sigma = 16.0 if FULL else 8.0
+    report = race(ledger_url, workers=WORKERS, sigma=sigma)
+    LOG.info(f"{ledger_url.split(':', maxsplit=1)[0]} filter: {_line(report)}")
+    weight = budget.order / (2 * sigma**2) * (1 + 1e-12)
+    assert len(report.admitted) == int(Fraction(room) / Fraction(weight))
+    _check(report)
+
+
+@pytest.mark.slow
+def test_a_race_for_a_declaration(ledger_url: str) -> None:
+    """The same before anything has started, when the whole block is composed anew every time."""
+    with Ledger(ledger_url) as ledger:
+        ledger.create_budget(Budget(4.0, 1e-5, name="campaign", admission=Admission.DECLARED))
+    sigma = 5.0
+    report = race(ledger_url, workers=WORKERS, sigma=sigma, start=False)
+    LOG.info(f"{ledger_url.split(':', maxsplit=1)[0]} declared: {_line(report)}")
+    # δ(4) = 1e-5 is met by μ = 0.9232 (closed form), and μ² of n such charges is n/25.
+    assert len(report.admitted) == int(0.9232**2 * sigma**2)
+    _check(report)
+
+
+def _check(report: RaceReport) -> None:
+    assert report.refused == 3 * report.workers
+    assert sorted(report.admitted) == sorted(set(report.admitted)) == sorted(report.logged)
+    assert report.longest < 30
+
+
+def _line(report: RaceReport) -> str:
+    return (
+        f"{report.workers} processes, {len(report.admitted)} admitted, {report.refused} refused, "
+        f"{report.seconds:.1f} s, longest call {report.longest:.2f} s"
+    )
+
+
+@pytest.mark.slow
+def test_crashes(ledger_url: str, tmp_path: Path) -> None:
+    report = crash(
+        ledger_url,
+        tmp_path,
+        crashes=CRASHES,
+        seed=1,
+        window=0.4 if ledger_url.startswith("sqlite") else 0.9,
+    )
+    LOG.info(f"{ledger_url.split(':', maxsplit=1)[0]} crashes: {report}")
+    assert report.crashes == CRASHES
+    assert len(report.where) >= 3, "the kills did not hit different moments"
+
+
+@pytest.mark.slow
+def test_crashes_while_upgrading_sqlite(tmp_path: Path) -> None:
+    files = iter(range(10**6))
+    found = crash_upgrade(
+        lambda: make_old(f"sqlite:///{tmp_path}/{next(files)}.db"),
+        crashes=CRASHES // 5,
+        seed=2,
+    )
+    LOG.info(f"sqlite upgrades: {found}")
+    assert sum(found.values()) == CRASHES // 5
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+@pytest.mark.skipif(
+    not os.environ.get("PRIVTUNE_TEST_POSTGRES_URL"), reason="PRIVTUNE_TEST_POSTGRES_URL is not set"
+)
+def test_crashes_while_upgrading_postgres() -> None:
+    with PostgresSchemas() as schemas:
+        found = crash_upgrade(
+            lambda: make_old(schemas.fresh()), crashes=CRASHES // 5, seed=3, window=0.8
+        )
+    LOG.info(f"postgres upgrades: {found}")
+    assert sum(found.values()) == CRASHES // 5

@@ -1,0 +1,253 @@
+"""The filter's theorem against numerical integration, closed forms and exact instances."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize, stats
+
+from privtune.accounting import (
+    Adjacency,
+    ApproximateDP,
+    Composed,
+    Event,
+    Gaussian,
+    Geometric,
+    Logarithmic,
+    NonPrivate,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+)
+from privtune.accounting import epsilon as epsilon_of
+from privtune.accounting.rdp import ORDERS, rdp_curve
+from privtune.errors import InvalidInputError
+from privtune.ledger import privacy_filter as pf
+from privtune.ledger import weights
+from privtune.ledger.weights import weigh
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    if mu == 0:
+        return max(0.0, -math.expm1(epsilon))
+    return stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(
+        -mu / 2 - epsilon / mu
+    )
+
+
+def table(mu: float, highest: float = 8.0) -> pf.Profile:
+    return pf.tabulate(lambda e: gaussian_delta(mu, e), highest)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 8.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+def test_an_empty_block_gives_the_known_conversion(epsilon: float, delta: float) -> None:
+    """Canonne, Kamath & Steinke, Proposition 12, solved for the divergence."""
+    for order in (1.5, 4.0, 20.0):
+        known = epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
+        found = pf.capacity(pf.empty_profile, order, epsilon, delta)
+        if known > 0:
+            assert found == pytest.approx(known, rel=1e-6)
+            assert found <= known
+        else:
+            assert found <= 0
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.3, 0.8, 2.0])
+@pytest.mark.parametrize("order", [2.0, 5.5, 20.0])
+@pytest.mark.parametrize("spent", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 5.0])
+def test_the_theorem_by_integration(mu: float, order: float, spent: float, epsilon: float) -> None:
+    """The table is above the integral of the theorem, and close to it."""
+    top = epsilon - spent + math.log(order / (order - 1))
+
+    def integrand(t: float) -> float:
+        return math.exp(-t) * gaussian_delta(mu, top - t / (order - 1))
+
+    kink = max(0.0, top * (order - 1))
+    exact = integrate.quad(integrand, 0, kink, limit=500, epsabs=1e-15)[0]
+    exact += integrate.quad(integrand, kink, kink + 60, limit=500, epsabs=1e-15)[0]
+    found = pf.total_delta(table(mu), order, spent, epsilon)
+    assert found >= exact * (1 - 1e-7) - 1e-15
+    assert found <= exact * 1.25 + 1e-15
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("epsilon", [1.0, 3.0])
+@pytest.mark.parametrize("order", [3.0, 8.0])
+def test_never_above_the_sum_of_divergences(mu: float, epsilon: float, order: float) -> None:
+    """The theorem, without the table's rounding, is at most plain Rényi composition."""
+    block = order * mu**2 / 2
+    for spent in (0.05, 0.3):
+        total = block + spent
+        plain = math.exp((order - 1) * (total - epsilon + math.log1p(-1 / order))) / order
+        assert pf.total_delta(table(mu), order, spent, epsilon) <= min(1.0, plain) * 1.1
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0])
+@pytest.mark.parametrize("nu", [0.2, 0.7])
+@pytest.mark.parametrize("order", [2.0, 6.0, 15.0])
+def test_never_below_what_really_happens(mu: float, nu: float, order: float) -> None:
+    """A Gaussian block with a Gaussian of that divergence on top: δ is known exactly."""
+    for epsilon in (0.3, 1.0, 3.0):
+        bound = pf.total_delta(table(mu), order, order * nu**2 / 2, epsilon)
+        assert bound >= gaussian_delta(math.hypot(mu, nu), epsilon)
+
+
+def test_never_below_an_adaptive_adversary() -> None:
+    """Somebody who sees a Gaussian block chooses, by its loss, the worst release that is admitted.
+
+    Randomised response with three outcomes of divergence at most B, chosen anew for every outcome
+    of the block. A lower bound on what a filter must account for.
+    """
+    mu, order, epsilon, spent = 0.6, 4.0, 1.5, 0.25
+    grid = np.linspace(-8, 8, 801)
+    weight = stats.norm.pdf(grid - mu) * (grid[1] - grid[0])
+    loss = mu * grid - mu**2 / 2
+
+    def best_response(target: float) -> float:
+        """Return the largest δ at ε = target over two-point pairs of divergence at most B."""
+
+        def pair(q: float) -> float:
+            def divergence(p: float) -> float:
+                a = p**order * q ** (1 - order) + (1 - p) ** order * (1 - q) ** (1 - order)
+                return math.log(a) / (order - 1) - spent
+
+            if divergence(1 - 1e-12) <= 0:
+                return 1.0
+            return optimize.brentq(divergence, q, 1 - 1e-12)
+
+        return max(
+            pair(q) - math.exp(target) * q for q in np.concatenate([np.geomspace(1e-9, 0.9, 120)])
+        )
+
+    adversary = (
+        sum(
+            w * max(0.0, best_response(epsilon - x))
+            for w, x in zip(weight[::8], loss[::8], strict=True)
+        )
+        * 8
+    )
+    bound = pf.total_delta(table(mu), order, spent, epsilon)
+    assert bound >= adversary * 0.999
+    assert bound <= adversary * 1.5, "the bound should not be loose either"
+
+
+def test_capacity_shrinks_with_the_block_and_grows_with_the_budget() -> None:
+    by_block = [pf.capacity(table(mu), 6.0, 4.0, 1e-5) for mu in (0.01, 0.2, 0.4, 0.6, 0.8)]
+    assert by_block == sorted(by_block, reverse=True)
+    by_epsilon = [pf.capacity(table(0.3), 6.0, epsilon, 1e-5) for epsilon in (2.0, 3.0, 4.0)]
+    assert by_epsilon == sorted(by_epsilon)
+    assert pf.capacity(table(2.0), 6.0, 1.0, 1e-5) == -math.inf
+
+
+def test_a_block_without_divergence_leaves_room() -> None:
+    """Approximate DP has no finite Rényi divergence; its profile does."""
+    profile = pf.tabulate(lambda e: max(1e-6, 1e-6 + (1 - 1e-6) * -math.expm1(e - 0.5)), 6.0)
+    room = pf.capacity(profile, 6.0, 3.0, 1e-5)
+    empty = pf.capacity(pf.empty_profile, 6.0, 3.0, 1e-5)
+    assert empty - 0.7 < room < empty - 0.2
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+def test_the_best_order_is_near_the_optimum(epsilon: float) -> None:
+    order = pf.best_order(epsilon, 1e-5)
+    room = {a: pf.capacity(pf.empty_profile, a, epsilon, 1e-5) / a for a in pf.ORDERS}
+    assert room[order] == pytest.approx(max(room.values()), rel=1e-9)
+
+
+def test_every_order_of_a_filter_is_tabulated() -> None:
+    """A stored order between two tabulated ones would make old charges weigh more."""
+    assert set(pf.ORDERS) <= {float(order) for order in ORDERS}
+
+
+def test_the_ladder_keeps_its_share_of_delta() -> None:
+    rungs = pf.ladder(3.0, 1e-5)
+    assert sum(rung.delta for rung in rungs) <= pf.ODOMETER_SHARE * 1e-5
+    assert [rung.epsilon for rung in rungs] == sorted(rung.epsilon for rung in rungs)
+    assert pytest.approx(1.0) == pf.FILTER_SHARE + pf.APPROXIMATE_SHARE + pf.ODOMETER_SHARE
+
+
+def test_the_odometer_is_monotone_and_above_the_truth() -> None:
+    profile = table(0.3)
+    readings = []
+    for nu in (0.05, 0.2, 0.5, 0.8, 1.5):
+        reading = pf.odometer_epsilon(
+            profile, lambda a, nu=nu: a * nu**2 / 2, epsilon=4.0, delta=1e-5
+        )
+        assert gaussian_delta(math.hypot(0.3, nu), reading) <= 1e-5
+        readings.append(reading)
+    assert readings == sorted(readings)
+    assert readings[0] < 2.5
+    assert pf.odometer_epsilon(profile, lambda a: math.inf, epsilon=4.0, delta=1e-5) == math.inf
+
+
+def test_weights() -> None:
+    add = Adjacency.ADD_REMOVE
+    assert weigh(Gaussian(2.0), 4.0, add).divergence == pytest.approx(0.5, rel=1e-9)
+    assert weigh(Repeated(3, Gaussian(2.0)), 4.0, add).divergence == pytest.approx(1.5, rel=1e-9)
+    assert weigh(NonPrivate(), 4.0, add).divergence == math.inf
+    assert weigh(Composed(()), 4.0, add) == (0.0, 0.0)
+    # At an order between two tabulated ones the next higher counts.
+    assert weigh(Gaussian(1.0), 6.25, add).divergence == pytest.approx(6.3 / 2, rel=1e-9)
+    approximate = weigh(Repeated(2, ApproximateDP(0.5, 1e-6)), 3.0, add)
+    p = math.exp(0.5) / (1 + math.exp(0.5))
+    exact = math.log(p**3 * (1 - p) ** -2 + (1 - p) ** 3 * p**-2) / 2
+    assert approximate.divergence == pytest.approx(2 * exact, rel=1e-9)
+    assert approximate.delta == pytest.approx(2e-6, rel=1e-9)
+
+
+SAMPLED = Repeated(1000, PoissonSampled(0.01, Gaussian(1.2)))
+
+
+def test_a_dominating_pair_weighs_what_the_exact_divergence_is() -> None:
+    """Where nothing rare matters, the pair's moment is the divergence, rounded up a little."""
+    for order in (1.5, 3.0, 6.0):
+        index = int(np.searchsorted(ORDERS, order))
+        exact = rdp_curve(SAMPLED)[index]
+        paired = weights._paired(PoissonSampled(0.01, Gaussian(1.2)), 1000, float(ORDERS[index]))
+        assert paired is not None
+        assert paired.delta < 1e-12
+        assert exact * (1 - 1e-6) <= paired.divergence <= exact * 1.02
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        SAMPLED,
+        PrivateSelection(SAMPLED, Geometric(10)),
+        PrivateSelection(SAMPLED, Logarithmic(5)),
+        SubsampledTuning(2, 0.1, PrivateSelection(SAMPLED, Geometric(10)), SAMPLED),
+    ],
+)
+def test_a_weight_is_never_below_the_tight_account(event: Event) -> None:
+    """What any order's weight says about ε must not fall below the tight bound on the event."""
+    add, delta = Adjacency.ADD_REMOVE, 1e-5
+    tight = epsilon_of(event, delta).epsilon
+    converted = []
+    for order in ORDERS[20:110:3]:
+        weight = weigh(event, float(order), add, 1e-10)
+        assert weight.divergence <= weigh(event, float(order), add).divergence
+        left = delta - weight.delta
+        converted.append(
+            weight.divergence + math.log1p(-1 / order) - math.log(left * order) / (order - 1)
+        )
+    assert tight * (1 - 2e-3) <= min(converted) <= tight * 1.5
+
+
+def test_a_selection_weighs_less_than_its_renyi_theorem() -> None:
+    event = PrivateSelection(SAMPLED, Geometric(10))
+    plain = weigh(event, 6.25, Adjacency.ADD_REMOVE)
+    paired = weigh(event, 6.25, Adjacency.ADD_REMOVE, 1e-10)
+    assert paired.divergence < 0.7 * plain.divergence
+    assert 0 < paired.delta <= 1e-10
+    # Without the right to fail, the theorem is all there is.
+    assert weigh(event, 6.25, Adjacency.ADD_REMOVE, 1e-300) == plain
+
+
+def test_weights_know_the_adjacency() -> None:
+    with pytest.raises(InvalidInputError, match="adjacency"):
+        weigh(PoissonSampled(0.1, Gaussian(1.0)), 4.0, Adjacency.REPLACE_ONE)

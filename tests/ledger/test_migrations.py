@@ -1,0 +1,135 @@
+"""The schema from its first version on, and beside Optuna's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+import pytest
+import sqlalchemy as sa
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from privtune.accounting import Gaussian
+from privtune.ledger import (
+    Budget,
+    ChargeRequest,
+    Ledger,
+    LedgerCorruptedError,
+    LedgerSchemaError,
+    Rounds,
+    upgrade_storage,
+    verify,
+)
+from privtune.ledger.schema import HEAD, VERSION_TABLE, metadata
+from tests.ledger.old import make_old
+
+
+def test_the_head_is_the_newest_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", "privtune.ledger:migrations")
+    assert ScriptDirectory.from_config(config).get_current_head() == HEAD
+
+
+def test_the_migrations_make_the_tables_that_the_program_uses(ledger_url: str) -> None:
+    with Ledger(ledger_url) as ledger, ledger.log.storage.read() as connection:
+        inspector = sa.inspect(connection)
+        for table in metadata.sorted_tables:
+            there = {column["name"]: column for column in inspector.get_columns(table.name)}
+            assert there.keys() == {column.name for column in table.columns}
+            for column in table.columns:
+                assert there[column.name]["nullable"] == bool(column.nullable), column
+                compiled = there[column.name]["type"].compile(connection.dialect)
+                assert compiled == column.type.compile(connection.dialect), column
+            keys = inspector.get_pk_constraint(table.name)["constrained_columns"]
+            assert keys == [column.name for column in table.primary_key.columns]
+
+
+def test_an_older_ledger_says_how_to_upgrade(ledger_url: str) -> None:
+    make_old(ledger_url)
+    with pytest.raises(LedgerSchemaError, match="privtune budget upgrade --storage"):
+        Ledger(ledger_url)
+    assert upgrade_storage(ledger_url) == ("0001", HEAD)
+    assert upgrade_storage(ledger_url) == (HEAD, HEAD)
+    with Ledger(ledger_url) as ledger:
+        first, second = ledger.charges("campaign")
+        verify(ledger.log.storage, "campaign")
+        ledger.start(first.id)
+        assert Rounds(ledger).open(second.id, count=2).tasks == 2
+
+
+def test_a_newer_ledger_is_refused(ledger_url: str) -> None:
+    with Ledger(ledger_url) as ledger, ledger.log.storage.write() as connection:
+        connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+    with pytest.raises(LedgerSchemaError, match="newer than"):
+        Ledger(ledger_url)
+    with pytest.raises(LedgerSchemaError, match="newer than"):
+        upgrade_storage(ledger_url)
+
+
+def test_nothing_to_upgrade(ledger_url: str) -> None:
+    with pytest.raises(LedgerSchemaError, match="no ledger"):
+        upgrade_storage(ledger_url)
+
+
+def test_a_failed_upgrade_leaves_the_old_ledger(
+    ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_old(ledger_url)
+    with monkeypatch.context() as patch:
+        patch.setattr("privtune.ledger.migrate.metadata", sa.MetaData(), raising=True)
+        sa.Table("never_made", __import__("privtune.ledger.migrate").ledger.migrate.metadata)
+        with pytest.raises(LedgerSchemaError, match="never_made"):
+            upgrade_storage(ledger_url)
+    with pytest.raises(LedgerSchemaError, match="holds schema 0001"):
+        Ledger(ledger_url)
+    assert upgrade_storage(ledger_url) == ("0001", HEAD)
+
+
+@pytest.mark.parametrize("first", ["optuna", "ledger"])
+def test_optuna_shares_the_database(ledger_url: str, first: str) -> None:
+    def optuna_part() -> None:
+        storage = optuna.storages.RDBStorage(ledger_url)
+        study = optuna.create_study(storage=storage, study_name=f"s-{first}", load_if_exists=True)
+        study.add_trial(optuna.trial.create_trial(value=1.0))
+        storage.remove_session()
+        storage.engine.dispose()
+
+    if first == "optuna":
+        optuna_part()
+    with Ledger(ledger_url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+        [charge] = ledger.reserve("b", [ChargeRequest(Gaussian(9.0))])
+        optuna_part()
+        ledger.start(charge.id)
+        optuna_part()
+        with ledger.log.storage.read() as connection:
+            versions = {
+                name: MigrationContext.configure(
+                    connection, opts={"version_table": name}
+                ).get_current_revision()
+                for name in ("alembic_version", VERSION_TABLE)
+            }
+    assert versions[VERSION_TABLE] == HEAD
+    assert versions["alembic_version"] not in (None, HEAD)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("statement", ["UPDATE {} SET charge = 9", "DELETE FROM {}", "TRUNCATE {}"])
+def test_postgres_itself_refuses_edits(postgres_url: str, statement: str) -> None:
+    with Ledger(postgres_url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+        with (
+            pytest.raises(LedgerCorruptedError, match="append-only"),
+            ledger.log.storage.write() as connection,
+        ):
+            connection.execute(sa.text(statement.format("privtune_entries")))
+
+
+def test_migrations_are_in_the_package() -> None:
+    import privtune.ledger
+
+    folder = Path(privtune.ledger.__file__).parent / "migrations"
+    assert (folder / "env.py").is_file()
+    assert len(list((folder / "versions").glob("0*.py"))) == int(HEAD)

@@ -1,0 +1,183 @@
+"""Rounds: one charge, K rows, one result each, whoever dies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from privtune.accounting import Gaussian
+from privtune.errors import InvalidInputError
+from privtune.ledger import (
+    Budget,
+    BudgetExceededError,
+    ChargeRequest,
+    ChargeStateError,
+    Ledger,
+    RoundNotFinishedError,
+    Rounds,
+    UnknownChargeError,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def ledger(ledger_url: str) -> Iterator[Ledger]:
+    with Ledger(ledger_url) as opened:
+        opened.create_budget(Budget(4.0, 1e-5, name="b"))
+        yield opened
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def rounds(ledger: Ledger, clock: Clock) -> Rounds:
+    return Rounds(ledger, lease_seconds=10, max_attempts=3, clock=clock)
+
+
+ASKED = ChargeRequest(Gaussian(4.0), study="s", arm="selection")
+
+
+def test_one_charge_pays_for_all_rows(ledger: Ledger, rounds: Rounds) -> None:
+    opened = rounds.reserve("b", ASKED, count=5)
+    [charge] = ledger.charges("b")
+    assert (charge.id, charge.state) == (opened.charge_id, "started")
+    assert rounds.open_count(charge.id) == 5
+
+
+def test_a_refused_round_leaves_no_rows(ledger: Ledger, rounds: Rounds) -> None:
+    with pytest.raises(BudgetExceededError):
+        rounds.reserve("b", ChargeRequest(Gaussian(0.1)), count=5)
+    assert ledger.charges("b") == ()
+    with pytest.raises(UnknownChargeError):
+        rounds.lease("b-1", "w")
+
+
+def test_the_number_of_trials_is_never_drawn_twice(ledger: Ledger, rounds: Rounds) -> None:
+    [charge] = ledger.reserve("b", [ASKED])
+    first = rounds.open(charge.id, count=5)
+    assert ledger.charge(charge.id).state == "started"
+    again = rounds.open(charge.id, count=50)
+    assert (again, again.secret) == (first, first.secret)
+    assert rounds.open_count(charge.id) == 5
+
+
+def test_a_round_needs_its_charge(ledger: Ledger, rounds: Rounds) -> None:
+    voided, started = ledger.reserve("b", [ASKED, ChargeRequest(Gaussian(9.0))])
+    ledger.void(voided.id)
+    ledger.start(started.id)
+    for charge in (voided, started):
+        with pytest.raises(ChargeStateError):
+            rounds.open(charge.id, count=2)
+        assert rounds.find(charge.id) is None
+
+
+def test_leases_are_exclusive_until_they_expire(
+    ledger: Ledger, rounds: Rounds, clock: Clock
+) -> None:
+    charge_id = rounds.reserve("b", ASKED, count=2).charge_id
+    first, second = rounds.lease(charge_id, "w1"), rounds.lease(charge_id, "w2")
+    assert first is not None
+    assert second is not None
+    assert {first.number, second.number} == {0, 1}
+    assert rounds.lease(charge_id, "w3") is None
+    clock.now += 9
+    assert rounds.renew(first) is not None
+    clock.now += 5  # the second lease is over, the first was renewed
+    taken = rounds.lease(charge_id, "w3")
+    assert taken is not None
+    assert (taken.number, taken.attempt, taken.seed) == (second.number, 2, second.seed)
+    assert rounds.renew(second) is None
+    assert len(ledger.charges("b")) == 1
+
+
+def test_the_first_result_stays(rounds: Rounds, clock: Clock) -> None:
+    charge_id = rounds.reserve("b", ASKED, count=1).charge_id
+    slow = rounds.lease(charge_id, "slow")
+    clock.now += 11
+    fast = rounds.lease(charge_id, "fast")
+    assert slow is not None
+    assert fast is not None
+    assert rounds.complete(fast, 0.5, {"by": "fast"})
+    assert not rounds.complete(slow, 0.9, {"by": "slow"})
+    assert rounds.lease(charge_id, "w") is None
+    [result] = rounds.results(charge_id)
+    assert (result.score, result.result) == (0.5, {"by": "fast"})
+
+
+def test_no_early_look(rounds: Rounds) -> None:
+    charge_id = rounds.reserve("b", ASKED, count=2).charge_id
+    lease = rounds.lease(charge_id, "w")
+    assert lease is not None
+    rounds.complete(lease, 1.0, {})
+    with pytest.raises(RoundNotFinishedError):
+        rounds.results(charge_id)
+
+
+def test_a_failed_training_is_a_result(rounds: Rounds) -> None:
+    charge_id = rounds.reserve("b", ASKED, count=3).charge_id
+    leases = [rounds.lease(charge_id, "w") for _ in range(3)]
+    assert all(leases)
+    rounds.fail(leases[0], "the loss was not finite")
+    rounds.complete(leases[1], math.nan, {})
+    rounds.complete(leases[2], 0.3, {})
+    scores = [result.score for result in rounds.results(charge_id)]
+    assert scores == [-math.inf, -math.inf, 0.3]
+
+
+def test_a_task_that_kills_its_workers_counts_as_failed(rounds: Rounds, clock: Clock) -> None:
+    charge_id = rounds.reserve("b", ASKED, count=1).charge_id
+    for attempt in (1, 2, 3):
+        lease = rounds.lease(charge_id, "w")
+        assert lease is not None
+        assert lease.attempt == attempt
+        clock.now += 11
+    assert rounds.lease(charge_id, "w") is None
+    [result] = rounds.results(charge_id)
+    assert result.score == -math.inf
+
+
+def test_no_trial_at_all(rounds: Rounds) -> None:
+    """K = 0 must be allowed to happen: redrawing would be another law."""
+    charge_id = rounds.reserve("b", ASKED, count=0).charge_id
+    assert rounds.lease(charge_id, "w") is None
+    assert rounds.results(charge_id) == ()
+
+
+def test_seeds_are_secret_and_fixed(rounds: Rounds) -> None:
+    one = rounds.reserve("b", ASKED, count=7)
+    other = rounds.reserve("b", ChargeRequest(Gaussian(9.0)), count=7)
+    seeds = [one.seed(n, stream) for n in range(7) for stream in ("", "noise", "sampling")]
+    assert len(set(seeds)) == len(seeds)
+    assert one.seed(0) != other.seed(0)
+    assert "7" not in repr(one)
+    lease = rounds.lease(one.charge_id, "w")
+    assert lease is not None
+    assert lease.seed == one.seed(lease.number)
+    assert lease.seed.hex() not in repr(lease)
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, True, 10**7])
+def test_a_wrong_count_is_refused_without_being_told(rounds: Rounds, count: int) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        rounds.reserve("b", ASKED, count=count)
+    assert repr(count) not in str(caught.value)
+
+
+def test_the_log_says_nothing_about_the_rows(ledger: Ledger, rounds: Rounds) -> None:
+    """Neither K nor a result reaches the chain, so neither reaches a certificate."""
+    rounds.reserve("b", ASKED, count=3)
+    assert [charge.state for charge in ledger.charges("b")] == ["started"]
+    history = ledger.log.current("b")
+    assert history.seq == 3

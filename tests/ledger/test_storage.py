@@ -1,0 +1,308 @@
+"""What storages do wrong, and how the ledger says it: one clear error, nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from privtune.accounting import Gaussian
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.ledger import (
+    Budget,
+    ChargeRequest,
+    ClockError,
+    Ledger,
+    LedgerBusyError,
+    LedgerConnectionError,
+    LedgerCorruptedError,
+    LedgerError,
+    LedgerFullError,
+    LedgerReadOnlyError,
+    verify,
+)
+from privtune.ledger.storage import Storage
+
+ASKED = ChargeRequest(Gaussian(9.0))
+
+
+@pytest.fixture
+def sqlite_path(sqlite_url: str) -> Path:
+    with Ledger(sqlite_url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+        ledger.reserve("b", [ASKED])
+    return Path(sqlite_url.removeprefix("sqlite:///"))
+
+
+def intact(url: str, charges: int = 1) -> None:
+    with Ledger(url) as ledger:
+        verify(ledger.log.storage, "b")
+        assert len(ledger.charges("b")) == charges
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "privtune.db", "mysql://localhost/x", "sqlite://", "sqlite:///:memory:", "sqlite:////no/such/folder/x.db"],
+)  # fmt: skip
+def test_a_wrong_url_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="storage"):
+        Ledger(url)
+
+
+def test_a_missing_server_is_one_error() -> None:
+    with pytest.raises(LedgerConnectionError, match="connection failed"):
+        Ledger("postgresql://nobody:secret@127.0.0.1:1/x")
+    with pytest.raises(LedgerError) as caught:
+        Ledger("postgresql://nobody:secret@127.0.0.1:1/x")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    path.write_text("no database" * 1000)
+    with pytest.raises(LedgerCorruptedError):
+        Ledger(f"sqlite:///{path}")
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(LedgerConnectionError):
+        Ledger(f"sqlite:///{tmp_path}")
+
+
+def test_sqlite_begins_before_it_reads(sqlite_url: str) -> None:
+    """On Python 3.11 the driver's own BEGIN comes after the first SELECT."""
+    storage = Storage(sqlite_url)
+    statements: list[str] = []
+    with storage.write() as connection:
+        raw = connection.connection.driver_connection
+        assert raw is not None
+        raw.set_trace_callback(statements.append)
+        assert raw.in_transaction
+        settings = [
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "foreign_keys", "synchronous")
+        ]
+        assert settings == ["wal", 1, 2]
+        # Another writer is kept out from the start, not from the first write on.
+        other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), timeout=0)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        other.close()
+    storage.close()
+
+
+@pytest.mark.postgres
+def test_postgres_locks_whatever_the_server_defaults_to(postgres_url: str) -> None:
+    """REPEATABLE READ takes its snapshot before it waits for the lock, and overspends."""
+    with Ledger(postgres_url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+        with ledger.log.storage.write() as connection:
+            level = connection.exec_driver_sql("SHOW transaction_isolation").scalar()
+            assert level == "read committed"
+            query = sa.select(sa.text("name")).select_from(sa.text("privtune_budgets"))
+            assert "FOR UPDATE" in str(query.with_for_update().compile(connection))
+
+
+def test_a_full_disk(sqlite_path: Path) -> None:
+    """A limit on the size of files is what the kernel gives a process on a full disk."""
+    code = f"""
+        import resource, signal
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        from privtune.accounting import Gaussian
+        from privtune.ledger import ChargeRequest, Ledger, LedgerFullError
+        ledger = Ledger("sqlite:///{sqlite_path}")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, 70_000))
+        done = 0
+        try:
+            while True:
+                ledger.reserve("b", [ChargeRequest(Gaussian(90.0), note="x" * 2000)])
+                done += 1
+        except LedgerFullError as error:
+            print(done, error)
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert "disk is full" in result.stdout, result.stderr
+    intact(f"sqlite:///{sqlite_path}", charges=1 + int(result.stdout.split()[0]))
+
+
+def test_a_full_database(sqlite_path: Path) -> None:
+    url = f"sqlite:///{sqlite_path}"
+    with Ledger(url) as ledger:
+
+        def limit(connection: sqlite3.Connection, _record: object) -> None:
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+            connection.execute(f"PRAGMA max_page_count = {pages}")
+
+        ledger.log.storage.engine.dispose()
+        sa.event.listen(ledger.log.storage.engine, "connect", limit)
+        with pytest.raises(LedgerFullError, match="nothing was written"):
+            ledger.reserve("b", [ChargeRequest(Gaussian(9.0), note="x" * 100_000)])
+    intact(url)
+
+
+def test_a_read_only_file(sqlite_path: Path) -> None:
+    """Reading works; writing is one clear error. (Root may write any file: so through the URL.)"""
+    with Ledger(f"sqlite:///file:{sqlite_path}?mode=ro&uri=true") as ledger:
+        assert len(ledger.charges("b")) == 1
+        with pytest.raises(LedgerReadOnlyError, match="read-only"):
+            ledger.reserve("b", [ASKED])
+        assert ledger.spent("b").epsilon > 0
+    intact(f"sqlite:///{sqlite_path}")
+
+
+def test_a_locked_database(sqlite_path: Path) -> None:
+    """Nobody waits for ever, and readers do not wait at all."""
+    url = f"sqlite:///{sqlite_path}"
+    holder = sqlite3.connect(sqlite_path)
+    holder.execute("BEGIN IMMEDIATE")
+    with Ledger(url, patience=0.3) as ledger:
+        begin = time.monotonic()
+        with pytest.raises(LedgerBusyError, match="nothing was written"):
+            ledger.reserve("b", [ASKED])
+        assert time.monotonic() - begin < 5
+        assert len(ledger.charges("b")) == 1
+        holder.rollback()
+        ledger.reserve("b", [ASKED])
+    holder.close()
+    intact(url, charges=2)
+
+
+def test_a_lock_that_is_released_in_time(sqlite_path: Path) -> None:
+    holder = sqlite3.connect(sqlite_path, check_same_thread=False)
+    holder.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.3, holder.rollback).start()
+    with Ledger(f"sqlite:///{sqlite_path}") as ledger:
+        ledger.reserve("b", [ASKED])
+    holder.close()
+
+
+@pytest.mark.postgres
+def test_a_locked_row(postgres_url: str) -> None:
+    with Ledger(postgres_url, patience=0.3) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+        with Ledger(postgres_url) as other, other.log.storage.write() as connection:
+            connection.execute(sa.text("SELECT * FROM privtune_budgets FOR UPDATE"))
+            with pytest.raises(LedgerBusyError, match="nothing was written"):
+                ledger.reserve("b", [ASKED])
+            assert ledger.charges("b") == ()
+        ledger.reserve("b", [ASKED])
+    intact(postgres_url)
+
+
+@pytest.mark.postgres
+def test_a_connection_that_is_lost_in_mid_transaction(postgres_url: str) -> None:
+    with Ledger(postgres_url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+        append = ledger.log._append
+
+        def cut(connection: sa.Connection, *rest: object) -> object:
+            written = append(connection, *rest)  # type: ignore[arg-type]
+            pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+            with Ledger(postgres_url) as other, other.log.storage.read() as killer:
+                killer.exec_driver_sql(f"SELECT pg_terminate_backend({pid})")
+            return written
+
+        ledger.log._append = cut  # type: ignore[method-assign, assignment]
+        with pytest.raises(LedgerConnectionError, match="rolled back"):
+            ledger.reserve("b", [ASKED])
+        ledger.log._append = append  # type: ignore[method-assign]
+        assert ledger.charges("b") == ()
+        ledger.reserve("b", [ASKED])  # the next one has a new connection
+    intact(postgres_url)
+
+
+def test_an_error_in_mid_transaction_writes_nothing(ledger_url: str) -> None:
+    with Ledger(ledger_url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+
+        def fail(*_: object) -> None:
+            raise PrivTuneError("in between")
+
+        with pytest.raises(PrivTuneError, match="in between"):
+            ledger.reserve_started("b", ASKED, fail)
+        assert ledger.charges("b") == ()
+    intact(ledger_url, charges=0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.offset = timedelta()
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self.offset
+
+
+def test_a_clock_that_is_behind(ledger_url: str) -> None:
+    """New reservations are refused; what is admitted goes on, and time never runs backwards."""
+    clock = Clock()
+    with Ledger(ledger_url, clock=clock) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+        [charge] = ledger.reserve("b", [ASKED])
+        clock.offset = timedelta(hours=-2)
+        with pytest.raises(ClockError, match="set the clock"):
+            ledger.reserve("b", [ASKED])
+        settled = ledger.settle(ledger.start(charge.id).id)
+        assert settled.started_at is not None
+        assert settled.created_at <= settled.started_at
+    with Ledger(ledger_url, clock=clock, clock_tolerance=1e6) as ledger:
+        ledger.reserve("b", [ASKED])
+    intact(ledger_url, charges=2)
+
+
+def test_a_small_disagreement_of_clocks_is_nothing(ledger_url: str) -> None:
+    clock = Clock()
+    with Ledger(ledger_url, clock=clock) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+        for seconds in (0, -60, 60, -120):
+            clock.offset = timedelta(seconds=seconds)
+            ledger.reserve("b", [ASKED])
+        times = [charge.created_at for charge in ledger.charges("b")]
+    assert times == sorted(times)
+
+
+def test_a_forked_child_is_told(sqlite_path: Path) -> None:
+    with Ledger(f"sqlite:///{sqlite_path}") as ledger:
+        ledger.log.storage._pid -= 1
+        with pytest.raises(LedgerError, match="open the ledger again"):
+            ledger.charges("b")
+
+
+def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/new.db"
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with Ledger(url) as ledger:
+                ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    intact(url, charges=0)
+
+
+def test_limits_are_not_left_behind() -> None:
+    """The test of the full disk limits a child, not this process."""
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

@@ -1,0 +1,308 @@
+"""Every edit of a log or a certificate is found, and named."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privtune.accounting import Gaussian
+from privtune.ledger import (
+    Budget,
+    ChargeRequest,
+    Ledger,
+    LedgerCorruptedError,
+    UnknownBudgetError,
+    export_certificate,
+    render_certificate,
+    verify,
+    verify_certificate,
+)
+from privtune.ledger.chain import Entry, Kind, canonical, sealed_digest
+
+
+@pytest.fixture
+def ledger(sqlite_url: str) -> Iterator[Ledger]:
+    """Eight entries: created, two reserved, started, settled, reserved, voided, reserved."""
+    with Ledger(sqlite_url) as opened:
+        opened.create_budget(Budget(4.0, 1e-5, name="b", dataset="clinic"))
+        first, _ = opened.reserve(
+            "b", [ChargeRequest(Gaussian(4.0), note="one"), ChargeRequest(Gaussian(5.0))]
+        )
+        opened.settle(opened.start(first.id).id, transcript_digest="feed")
+        [third] = opened.reserve("b", [ChargeRequest(Gaussian(9.0))])
+        opened.void(third.id)
+        opened.reserve("b", [ChargeRequest(Gaussian(9.0))])
+        yield opened
+
+
+def edit(ledger: Ledger, *statements: str) -> None:
+    """Change the file behind the ledger's back, triggers removed, as an attacker would."""
+    path = ledger.log.storage.url.database
+    assert path is not None
+    with sqlite3.connect(path) as connection:
+        for verb in ("UPDATE", "DELETE"):
+            connection.execute(f"DROP TRIGGER IF EXISTS privtune_entries_no_{verb}")
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+def check(ledger: Ledger, head: str | None = None) -> str:
+    with pytest.raises(LedgerCorruptedError) as caught:
+        verify(ledger.log.storage, "b", head=head)
+    return str(caught.value)
+
+
+def test_a_sound_log_verifies(ledger: Ledger) -> None:
+    found = verify(ledger.log.storage, "b", head=ledger.head("b"))
+    assert (found.entries, found.charges, found.head) == (8, 4, ledger.head("b"))
+    assert found.guarantee == ledger.spent("b")
+    with pytest.raises(UnknownBudgetError):
+        verify(ledger.log.storage, "c")
+
+
+@pytest.mark.parametrize(
+    "verb", ["UPDATE privtune_entries SET charge = 9", "DELETE FROM privtune_entries"]
+)
+def test_the_database_itself_refuses_edits(ledger: Ledger, verb: str) -> None:
+    path = ledger.log.storage.url.database
+    assert path is not None
+    connection = sqlite3.connect(path)
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        connection.execute(verb)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("UPDATE privtune_entries SET body = replace(body, '5', '50') WHERE seq = 3", "entry 3 .* content"),
+        ("UPDATE privtune_entries SET kind = 'settled' WHERE seq = 7", "entry 7 .* content"),
+        ("UPDATE privtune_entries SET sealed = sealed || ' ' WHERE seq = 5", "entry 5 .* content"),
+        ("UPDATE privtune_entries SET hash = '00' WHERE seq = 4", "entry 4 .* content"),
+        ("UPDATE privtune_entries SET charge = 2 WHERE seq = 4", "entry 4 .* content"),
+        ("DELETE FROM privtune_entries WHERE seq = 6", "entry 7 .* entry 6 is missing"),
+        ("DELETE FROM privtune_entries WHERE seq = 1", "entry 2 .* entry 1 is missing"),
+        ("DELETE FROM privtune_entries WHERE seq = 8", "entry 8 .* is missing"),
+        ("UPDATE privtune_budgets SET head = 'ff'", "entry 8 .* says otherwise"),
+        ("UPDATE privtune_budgets SET charges = 1", "entry 8 .* says otherwise"),
+    ],
+)  # fmt: skip
+def test_an_edited_log_is_named(ledger: Ledger, statement: str, says: str) -> None:
+    edit(ledger, statement)
+    with pytest.raises(LedgerCorruptedError, match=says):
+        verify(ledger.log.storage, "b")
+
+
+def test_reordered_rows_are_named(ledger: Ledger) -> None:
+    edit(
+        ledger,
+        "UPDATE privtune_entries SET seq = 99 WHERE seq = 2",
+        "UPDATE privtune_entries SET seq = 2 WHERE seq = 3",
+        "UPDATE privtune_entries SET seq = 3 WHERE seq = 99",
+    )
+    assert "entry 2" in check(ledger)
+
+
+def test_a_ledger_refuses_to_work_on_an_edited_log(ledger: Ledger) -> None:
+    edit(ledger, "UPDATE privtune_entries SET body = replace(body, '5.0', '50.0') WHERE seq = 3")
+    with Ledger(ledger.url) as fresh, pytest.raises(LedgerCorruptedError, match="entry 3"):
+        fresh.reserve("b", [ChargeRequest(Gaussian(90.0))])
+
+
+def truncate(ledger: Ledger) -> None:
+    """Cut off the last entry and move the head back: the log is consistent in itself."""
+    edit(
+        ledger,
+        "DELETE FROM privtune_entries WHERE seq = 8",
+        "UPDATE privtune_budgets SET entries = 7, charges = 3, head = "
+        "(SELECT hash FROM privtune_entries WHERE seq = 7)",
+    )
+
+
+def test_a_cut_tail_is_told_by_a_noted_head(ledger: Ledger) -> None:
+    head = ledger.head("b")
+    truncate(ledger)
+    verify(ledger.log.storage, "b")
+    assert "cut off, or rewritten" in check(ledger, head)
+    with pytest.raises(LedgerCorruptedError, match="ends with entry"):
+        ledger.spent("b")  # who had it open in memory notices as well
+
+
+def test_an_old_head_stays_good_when_the_log_grows(ledger: Ledger) -> None:
+    head = ledger.head("b")
+    ledger.reserve("b", [ChargeRequest(Gaussian(20.0))])
+    verify(ledger.log.storage, "b", head=head)
+
+
+def rewritten(ledger: Ledger, change: Any) -> None:
+    """Rewrite the log with all hashes anew, as somebody who knows the program would."""
+    path = ledger.log.storage.url.database
+    assert path is not None
+    connection = sqlite3.connect(path)
+    rows = connection.execute(
+        "SELECT seq, kind, charge, body, sealed FROM privtune_entries ORDER BY seq"
+    ).fetchall()
+    statements, previous = [], "0" * 64
+    for seq, kind, charge, body, sealed in rows:
+        text = canonical(change(seq, json.loads(body)))
+        draft = Entry("b", seq, kind, charge, text, sealed_digest(sealed), previous, "")
+        statements.append((text, previous, draft.computed_hash(), seq))
+        previous = draft.computed_hash()
+    edit(ledger)
+    connection.executemany(
+        "UPDATE privtune_entries SET body = ?, previous = ?, hash = ? WHERE seq = ?", statements
+    )
+    connection.execute("UPDATE privtune_budgets SET head = ?", (previous,))
+    connection.commit()
+    connection.close()
+
+
+def test_a_rewritten_log_is_told_by_a_noted_head(ledger: Ledger) -> None:
+    head = ledger.head("b")
+    rewritten(ledger, lambda seq, body: {**body, "note": "x"} if seq == 2 else body)
+    verify(ledger.log.storage, "b")
+    assert "rewritten" in check(ledger, head)
+
+
+def test_a_rewritten_log_that_overspends_is_named(ledger: Ledger) -> None:
+    """Hashes alone do not make an admission right: the composition is computed anew."""
+
+    def louder(seq: int, body: dict[str, Any]) -> dict[str, Any]:
+        if seq == 3:
+            body["event"]["noise_multiplier"] = 0.5
+        return body
+
+    rewritten(ledger, louder)
+    assert "more than the budget" in check(ledger)
+
+
+def test_a_rewritten_filter_charge_is_named(ledger: Ledger) -> None:
+    def louder(seq: int, body: dict[str, Any]) -> dict[str, Any]:
+        if seq == 8:
+            body["event"]["noise_multiplier"] = 0.5
+        return body
+
+    rewritten(ledger, louder)
+    assert "entry 8" in check(ledger)
+    assert "weighs more" in check(ledger)
+
+
+def test_a_rewritten_filter_charge_with_its_weight_is_named(ledger: Ledger) -> None:
+    def louder(seq: int, body: dict[str, Any]) -> dict[str, Any]:
+        if seq == 8:
+            body["event"]["noise_multiplier"] = 0.5
+            body["weight"] = [20.0, 0.0]
+        return body
+
+    rewritten(ledger, louder)
+    assert "entry 8" in check(ledger)
+    assert "did not have room" in check(ledger)
+
+
+@pytest.mark.parametrize("weight", [[-1.0, 0.0], [None, 0.0], [0.1, -1e-9], [0.1], "0"])
+def test_a_senseless_weight_is_named(ledger: Ledger, weight: Any) -> None:
+    rewritten(ledger, lambda seq, body: {**body, "weight": weight} if seq == 8 else body)
+    assert "entry 8" in check(ledger)
+
+
+def test_a_charge_cannot_be_passed_off_as_declared(ledger: Ledger) -> None:
+    rewritten(ledger, lambda seq, body: {**body, "basis": "declared"} if seq == 8 else body)
+    assert "after the first start" in check(ledger)
+
+
+# Certificates.
+
+
+def test_a_certificate_checks_itself(ledger: Ledger) -> None:
+    certificate = json.loads(json.dumps(export_certificate(ledger.log.storage, "b")))
+    found = verify_certificate(certificate, head=ledger.head("b"))
+    assert found.guarantee.epsilon == ledger.spent("b").epsilon
+    assert found.charges == 4
+
+
+def test_a_certificate_keeps_times_and_transcripts_sealed(ledger: Ledger) -> None:
+    """When a sealed selection started and ended tells how many trials it took."""
+    text = json.dumps(export_certificate(ledger.log.storage, "b"))
+    page = render_certificate(json.loads(text))
+    for charge in ledger.charges("b"):
+        for moment in (charge.created_at, charge.started_at, charge.closed_at):
+            if moment is not None:
+                assert moment.isoformat() not in text + page
+    assert "feed" not in text + page
+
+
+def paths(value: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from paths(child, (*prefix, key))
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from paths(child, (*prefix, index))
+    else:
+        yield prefix
+
+
+def test_every_edit_of_a_certificate_fails(ledger: Ledger) -> None:
+    certificate = json.loads(json.dumps(export_certificate(ledger.log.storage, "b")))
+    everything = list(paths(certificate))
+    assert len(everything) > 100
+    for path in everything:
+        edited = copy.deepcopy(certificate)
+        place = edited
+        for step in path[:-1]:
+            place = place[step]
+        old = place[path[-1]]
+        place[path[-1]] = (
+            (not old) if isinstance(old, bool)
+            else old + 1 if isinstance(old, int)
+            else old * 1.001 + 1e-3 if isinstance(old, float)
+            else f"{old}x"
+        )  # fmt: skip
+        with pytest.raises(LedgerCorruptedError):
+            verify_certificate(edited)
+
+
+@pytest.mark.parametrize("part", ["entries", "charges"])
+def test_a_shortened_certificate_fails(ledger: Ledger, part: str) -> None:
+    certificate = export_certificate(ledger.log.storage, "b")
+    certificate[part].pop()
+    with pytest.raises(LedgerCorruptedError):
+        verify_certificate(certificate)
+    certificate.pop(part)
+    with pytest.raises(LedgerCorruptedError):
+        verify_certificate(certificate)
+
+
+def test_what_is_no_certificate() -> None:
+    with pytest.raises(LedgerCorruptedError, match="no privtune-certificate"):
+        verify_certificate({"format": "something"})
+
+
+def test_no_certificate_of_a_broken_log(ledger: Ledger) -> None:
+    edit(ledger, "DELETE FROM privtune_entries WHERE seq = 6")
+    with pytest.raises(LedgerCorruptedError):
+        export_certificate(ledger.log.storage, "b")
+
+
+def test_the_page_escapes_what_users_wrote(sqlite_url: str, tmp_path: Path) -> None:
+    with Ledger(sqlite_url) as opened:
+        opened.create_budget(Budget(4.0, 1e-5, name="b", dataset="<script>alert(1)</script>"))
+        opened.reserve("b", [ChargeRequest(Gaussian(4.0), note="<img src=x>")])
+        page = render_certificate(export_certificate(opened.log.storage, "b"))
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "&lt;img src=x&gt;" in page
+
+
+def test_kinds_are_what_the_log_says() -> None:
+    """The words are part of the format: a new meaning is a new word."""
+    assert [str(kind) for kind in Kind] == [
+        "created", "reserved", "started", "settled", "voided", "closed",
+    ]  # fmt: skip

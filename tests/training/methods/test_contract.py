@@ -1,0 +1,240 @@
+"""What every method owes: its charge is what happens, its state can be stored, its names are told."""
+
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+
+import pytest
+import safetensors.torch
+import torch
+
+from privtune.accounting import Adjacency, NonPrivate, epsilon
+from privtune.errors import InvalidInputError
+from privtune.training.engine import TensorData, train
+from privtune.training.methods import METHODS, PUR, PUROracle
+from privtune.training.methods._base import scale_noise_of
+from privtune.training.methods._checkpoint import restore_state, state_tensors
+from privtune.training.schedule import Schedule
+from privtune.training.transcript import TranscriptMismatchError, looks_of
+from tests.training.methods.world import LiteralOracle, World
+from tests.training.simple import blobs, cross_entropy, mlp, secrets
+
+STEPS = 11  # odd, and no multiple of HyFreeDP's interval
+DIMENSION = sum(p.numel() for p in mlp().parameters())
+
+
+def options(name, dimension):
+    """What a plan has to give beside the budget."""
+    bounds = {"lipschitz": 1.0, "smoothness": 1.0, "dimension": dimension}
+    return {
+        "pur": {**bounds, "regime": "convex", "distance": 3.0},
+        "pur-constant": bounds,
+        "pur-oracle": bounds,
+    }.get(name, {})
+
+
+def candidate(method):
+    usual = {"learning_rate": 0.1, "max_grad_norm": 1.0, "largest_variance": 0.1}
+    return {name: usual[name] for name in method.parameters}
+
+
+def planned(name, schedule, dimension, eps=4.0):
+    method = METHODS[name]
+    if method is PUROracle:
+        return PUROracle(**options(name, dimension))
+    return method.for_budget(schedule, epsilon=eps, delta=1e-5, **options(name, dimension))
+
+
+def every(ids):
+    return pytest.mark.parametrize("name", ids)
+
+
+@every(METHODS)
+def test_transcript_equals_the_event_exactly(name):
+    x, y = blobs()
+    schedule = Schedule(len(x), 0.1, STEPS)
+    method = planned(name, schedule, DIMENSION)
+    result = train(
+        method,
+        schedule,
+        model=mlp,
+        loss=cross_entropy,
+        data=TensorData(x, y),
+        candidates=[candidate(method)] * 2,
+        secrets=secrets(2),
+        device="cpu",
+    )
+    event = method.event(schedule)
+    if isinstance(event, NonPrivate):
+        return
+    for transcript in result.transcripts:
+        assert transcript.looks() == looks_of(event)
+    assert not any(result.diverged)
+
+
+@every(sorted(set(METHODS) - {"pur-oracle"}))
+def test_early_stop_is_within_and_one_step_more_is_not(name):
+    oracle = LiteralOracle([World(1), World(2)], STEPS)
+    method = planned(name, oracle.schedule, 3)
+    event = method.event(oracle.schedule)
+    state = method.init(oracle.start(), [candidate(method)] * 2)
+    horizon = getattr(method, "horizon", None) or STEPS
+    for step in range(STEPS):
+        if 0 < step < min(horizon, STEPS):
+            done = oracle.transcripts()[0]
+            done.check_within(event)
+            assert done.looks().total() < looks_of(event).total()
+        state = method.update(state, oracle)
+    assert oracle.transcripts()[0].looks() == looks_of(event)
+    if not name.startswith("pur"):  # those stop by themselves
+        method.update(state, oracle)
+        with pytest.raises(TranscriptMismatchError):
+            oracle.transcripts()[0].check_within(event)
+
+
+@every(sorted(set(METHODS) - {"pur-oracle"}))
+@pytest.mark.parametrize("eps", [0.7, 4.0])
+def test_the_plan_meets_its_budget_and_wastes_little(name, eps):
+    schedule = Schedule(5000, 0.02, 300)
+    if name == "pur" and eps < 1:
+        schedule = Schedule(50_000, 0.02, 300)
+    method = planned(name, schedule, 3, eps)
+    adjacency = Adjacency(getattr(method, "adjacency", "add-remove"))
+    reached = epsilon(method.event(schedule), 1e-5, adjacency=adjacency).epsilon
+    assert 0.8 * eps < reached <= eps or method.horizon == schedule.steps
+    if isinstance(method, PUR) and method.horizon < schedule.steps:
+        from dataclasses import replace
+
+        longer = replace(method, horizon=method.horizon + 1).event(schedule)
+        assert epsilon(longer, 1e-5, adjacency=adjacency).epsilon > eps
+
+
+@every(METHODS)
+def test_stop_store_resume_goes_on_bit_for_bit(name):
+    oracle = LiteralOracle([World(1), World(2)], STEPS)
+    method = planned(name, oracle.schedule, 3)
+    start = oracle.start()
+    state = method.init(start, [candidate(method)] * 2)
+    for step in range(STEPS):
+        if step == 5:
+            stored = safetensors.torch.save(state_tensors(state))
+            twin = copy.deepcopy(oracle)
+        state = method.update(state, oracle)
+    resumed = restore_state(
+        method.init(start, [candidate(method)] * 2), safetensors.torch.load(stored)
+    )
+    for _ in range(5, STEPS):
+        resumed = method.update(resumed, twin)
+    one, two = state_tensors(state), state_tensors(resumed)
+    assert one.keys() == two.keys()
+    for key in one:
+        assert torch.equal(one[key].nan_to_num(-7.0), two[key].nan_to_num(-7.0)), key
+
+
+def test_a_checkpoint_of_something_else_is_refused():
+    oracle = LiteralOracle([World(1)], 3)
+    method = planned("dpsgd", oracle.schedule, 3)
+    state = method.init(oracle.start(), [candidate(method)])
+    tensors = state_tensors(state)
+    with pytest.raises(InvalidInputError):
+        restore_state(state, {**tensors, "more": torch.ones(1)})
+    with pytest.raises(InvalidInputError):
+        restore_state(state, {**tensors, "params": tensors["params"][:, :2]})
+    with pytest.raises(InvalidInputError):
+        restore_state(state, {**tensors, "params": tensors["params"].float()})
+
+
+@every(sorted(set(METHODS) - {"pur-oracle", "pur"}))
+def test_scaled_noise_is_the_scaled_event(name):
+    from privtune.accounting import scale_noise
+
+    schedule = Schedule(1000, 0.05, STEPS)
+    method = planned(name, schedule, 3)
+    scaled = scale_noise_of(method, 2.0)
+    assert scaled.event(schedule) == scale_noise(method.event(schedule), 2.0)
+
+
+@every(METHODS)
+def test_every_method_says_what_it_does(name):
+    method = METHODS[name]
+    assert method.name == name
+    assert 20 < len(method.summary) < 90
+    assert method.releases
+    assert isinstance(method.adapts, tuple)
+    assert isinstance(method.parameters, tuple)
+
+
+@every(METHODS)
+def test_a_candidate_that_misses_or_mistypes_is_refused(name):
+    oracle = LiteralOracle([World(1)], 3)
+    method = planned(name, oracle.schedule, 3)
+    for parameter in method.parameters:
+        incomplete = {k: v for k, v in candidate(method).items() if k != parameter}
+        for wrong in (incomplete, {**incomplete, parameter: math.nan}):
+            with pytest.raises(InvalidInputError):
+                method.init(oracle.start(), [wrong])
+    if name != "pur-oracle":
+        with pytest.raises(InvalidInputError, match="must be one of"):
+            METHODS[name].for_budget(oracle.schedule, epsilon=1.0, delta=1e-5, lerning_rate=1.0)
+
+
+def test_a_method_scaled_for_another_adjacency_is_refused():
+    """Noise for adding a record is half of what replacing one needs."""
+    from types import SimpleNamespace
+
+    from privtune.strategies.in_run import InRun
+
+    arm = InRun(arm="pur", method="pur", options=options("pur", 3))
+    context = SimpleNamespace(
+        adjacency=Adjacency.ADD_REMOVE, schedule=Schedule(10_000, 1.0, 5), delta=1e-5
+    )
+    with pytest.raises(InvalidInputError, match="add-remove"):
+        arm.plan(context, epsilon=4.0)
+
+
+def test_a_method_that_is_not_private_has_no_budget():
+    schedule = Schedule(100, 0.1, 5)
+    assert PUROracle(1.0, 1.0, 3).event(schedule) == NonPrivate()
+    with pytest.raises(InvalidInputError, match="not private"):
+        PUROracle.for_budget(schedule, epsilon=1.0, delta=1e-5)
+
+
+@every(["dpsgd", "hyfreedp", "quantile-clipping", "adaclip"])
+def test_without_noise_the_event_guarantees_nothing(name):
+    schedule = Schedule(100, 0.1, 5)
+    silent = scale_noise_of(planned(name, schedule, 3), 0.0)
+    assert silent.event(schedule) == NonPrivate()
+
+
+def test_planning_needs_no_torch():
+    code = (
+        "import sys; from privtune.training.methods import METHODS;"
+        "from privtune.training.schedule import Schedule;"
+        "s = Schedule(1000, 0.05, 20);"
+        "[METHODS[n].for_budget(s, epsilon=2.0, delta=1e-5).event(s).to_json()"
+        " for n in ('dpsgd', 'hyfreedp', 'adadp', 'adaclip', 'prodigy')];"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_hyfreedp_is_charged_by_the_joint_account():
+    """q = 0.02, T = 250, K = 5 at epsilon 3: 5.06 on the gradient's batch, 1.88 on one of its own.
+
+    The paper's account, which composes the losses as if each saw a batch of its own, would take
+    less noise and really spend 4.75.
+    """
+    schedule = Schedule(10_000, 0.02, 250)
+    budget = {"epsilon": 3.0, "delta": 1e-5}
+    same = METHODS["hyfreedp"].for_budget(schedule, **budget, loss_batch="same")
+    assert same.loss_noise_multiplier == pytest.approx(5.06, rel=0.01)
+    auto = METHODS["hyfreedp"].for_budget(schedule, **budget)
+    assert auto.loss_batch == "separate"
+    assert auto.loss_noise_multiplier == pytest.approx(1.88, rel=0.01)
+    plain = METHODS["dpsgd"].for_budget(schedule, **budget)
+    ratio = auto.gradient_noise_multiplier / plain.noise_multiplier
+    assert ratio == pytest.approx(1.01, rel=1e-6)

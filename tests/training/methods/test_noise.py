@@ -1,0 +1,192 @@
+"""What the engine's oracle adds and lets through, method by method: variances, clipping, poison."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from privtune.training.clipping import CoordinateTransform
+from privtune.training.data import TensorData
+from privtune.training.engine import choose_kernel, train
+from privtune.training.methods import METHODS
+from privtune.training.releases import StackOracle
+from privtune.training.schedule import Schedule
+from privtune.training.streams import Streams
+from privtune.training.transcript import looks_of
+from tests.training.methods.test_contract import candidate, options
+from tests.training.simple import cross_entropy, secrets
+
+PRIVATE = sorted(set(METHODS) - {"pur-oracle"})
+WIDTH = 40  # 10 classes: 400 coordinates of gradient noise a step
+STEPS = 60
+
+
+def model():
+    return nn.Linear(WIDTH, 10, bias=False)
+
+
+class Spy:
+    """Passes everything on to the engine's oracle and keeps what it answered."""
+
+    def __init__(self, oracle):
+        self.inner = oracle
+        self.schedule, self.candidates = oracle.schedule, oracle.candidates
+        self.gradients, self.losses_, self.counts = [], [], []
+
+    def sample(self):
+        return self.inner.sample()
+
+    def everything(self):
+        return self.inner.everything()
+
+    def gradient(self, sample, params, *, clipping, noise_multiplier):
+        answer = self.inner.gradient(
+            sample, params, clipping=clipping, noise_multiplier=noise_multiplier
+        )
+        self._keep(answer, clipping, noise_multiplier)
+        return answer
+
+    def _keep(self, answer, clipping, noise_multiplier):
+        bound = clipping.sensitivity(self.candidates)[:, None]
+        scale, center = 1.0, 0.0
+        if isinstance(clipping, CoordinateTransform):
+            scale, center = clipping.scale, clipping.center
+        self.gradients.append((noise_multiplier, ((answer - center) / scale / bound).numpy()))
+
+    def gradient_and_fraction(self, sample, params, **kwargs):
+        gradient, fraction = self.inner.gradient_and_fraction(sample, params, **kwargs)
+        self._keep(gradient, kwargs["clipping"], kwargs["noise_multiplier"])
+        value = (fraction.numpy() - 0.5) / 0.5
+        self.counts.append((kwargs["count_noise_multiplier"], value))
+        return gradient, fraction
+
+    def losses(self, sample, params, *, bound, noise_multiplier, mechanism="gaussian"):
+        answer = self.inner.losses(
+            sample, params, bound=bound, noise_multiplier=noise_multiplier, mechanism=mechanism
+        )
+        self.losses_.append((noise_multiplier, (answer / bound).numpy()))
+        return answer
+
+    def transcripts(self):
+        return self.inner.transcripts()
+
+
+def observe(name, *, x, y, rate, steps=STEPS, seeds=4):
+    """Run a method on the engine's oracle; return the spy and the event."""
+    schedule = Schedule(len(x), rate, steps)
+    plan = Schedule(len(x), max(rate, 0.1), steps)
+    method = METHODS[name].for_budget(
+        plan, epsilon=1e3 if name == "pur" else 4.0, delta=1e-5, **options(name, WIDTH * 10)
+    )
+    streams = [Streams(secret) for secret in secrets(seeds, tag=9)]
+    data, cpu = TensorData(x, y), torch.device("cpu")
+    kernel = choose_kernel(model, cross_entropy, data, cpu, schedule)
+    oracle = StackOracle(
+        schedule,
+        data=data,
+        kernel=kernel,
+        streams=streams,
+        device=cpu,
+        physical_rows=4096,
+    )
+    spy = Spy(oracle)
+    start = torch.zeros(seeds, WIDTH * 10)
+    state = method.init(start, [candidate(method)] * seeds)
+    for _ in range(steps):
+        state = method.update(state, spy)
+    return spy, looks_of(method.event(plan))
+
+
+def rejects(values, claimed):
+    """Two-sided chi-square test of the claimed standard deviation, at an error rate of 1e-4."""
+    values = np.concatenate([np.ravel(v) for v in values]) / claimed
+    p = stats.chi2.cdf(np.sum(values**2), len(values))
+    return min(p, 1 - p) < 0.5e-4
+
+
+def check_variance(pairs, batch):
+    """The noise is what was asked for; 2/3 and 3/2 of it would be noticed."""
+    standardised = [value * batch / multiplier for multiplier, value in pairs]
+    assert sum(v.size for v in standardised) >= 100
+    assert not rejects(standardised, 1.0)
+    assert rejects(standardised, 2 / 3)
+    assert rejects(standardised, 3 / 2)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", PRIVATE)
+def test_variance_of_every_release_matches_the_charge(name):
+    """On samples without records (or with zero gradients) a release is its noise alone.
+
+    The multipliers that scale it are those of the event, atom by atom.
+    """
+    full_batch = name.startswith("pur")
+    x, y = torch.zeros(50, WIDTH), torch.zeros(50, dtype=torch.long)
+    rate = 1.0 if full_batch else 1e-9  # zero features have zero gradients
+    spy, looks = observe(name, x=x, y=y, rate=rate)
+    check_variance(spy.gradients, rate * len(x))
+    atoms = {atom for (_, atoms), _ in looks.items() for atom in atoms}
+    used = {("gaussian", m) for m, _ in spy.gradients + spy.losses_ + spy.counts}
+    assert used == atoms
+    if name == "hyfreedp":
+        assert len(spy.losses_) == 12
+        check_variance(spy.losses_, rate * len(x))
+    if name == "quantile-clipping":
+        check_variance(spy.counts, rate * len(x))
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_one_record_moves_no_sum_by_more_than_its_sensitivity(name):
+    """With and without a record that has a huge gradient, from the same streams: the difference of
+    the answers of the first look is the record's clipped contribution."""
+    torch.manual_seed(0)
+    x, y = torch.randn(50, WIDTH), torch.randint(10, (50,))
+    answers = []
+    for extra in (0.0, 1e4):
+        touched = x.clone()
+        touched[7] = extra  # zero features add nothing: the record is there and is not
+        spy, _ = observe(name, x=touched, y=y, rate=1.0, steps=1, seeds=1)
+        answers.append(spy)
+    (_, one), (_, other) = answers[0].gradients[0], answers[1].gradients[0]
+    moved = np.linalg.norm(other - one) * 50
+    bound = 0.5 if name.startswith("pur") else 1.0  # their sensitivity is for a replaced record
+    assert moved <= bound * (1 + 1e-3)
+    assert moved > 0.9 * bound
+    if name == "hyfreedp":
+        (_, one), (_, other) = answers[0].losses_[0], answers[1].losses_[0]
+        assert (np.abs(other - one) * 50 <= 1 + 1e-4).all()
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_poisoned_record_counts_as_zero(name, poison):
+    torch.manual_seed(0)
+    x, y = torch.randn(50, WIDTH), torch.randint(10, (50,))
+    results = []
+    for value in (0.0, poison):
+        touched = x.clone()
+        touched[7] = value
+        method = METHODS[name]
+        schedule = Schedule(50, 1.0 if name.startswith("pur") else 0.5, 6)
+        method = (
+            method(**options(name, WIDTH * 10))
+            if name == "pur-oracle"
+            else method.for_budget(schedule, epsilon=1e3, delta=1e-5, **options(name, WIDTH * 10))
+        )
+        result = train(
+            method,
+            schedule,
+            model=model,
+            loss=cross_entropy,
+            data=TensorData(touched, y),
+            candidates=[candidate(method)],
+            secrets=secrets(1),
+            device="cpu",
+        )
+        assert result.diverged == (False,)
+        results.append(result.params)
+    if name not in ("hyfreedp", "quantile-clipping"):  # a zero record has a loss and a norm
+        torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)

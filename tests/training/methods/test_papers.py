@@ -1,0 +1,490 @@
+"""Every transition against a slow, literal transcription of the paper, on random problems."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privtune.training.methods import (
+    ADADP,
+    DPSGD,
+    PUR,
+    AdaCliP,
+    AutomaticClipping,
+    DoG,
+    DoWG,
+    DPAdam,
+    HyFreeDP,
+    NormBound,
+    PURConstant,
+    PUROracle,
+    QuantileClipping,
+)
+from tests.training.methods.world import World, run
+
+STEPS = 6
+few = settings(max_examples=12, deadline=None)
+seeds = st.integers(0, 10_000)
+sigmas = st.sampled_from([0.0, 0.4, 1.3])
+rates = st.floats(0.01, 2.0)
+norms = st.floats(0.1, 3.0)
+
+
+def clip(g, bound):
+    return g * min(1.0, bound / np.linalg.norm(g))
+
+
+def noisy_mean(world, rows, theta, change, sigma, sensitivity):
+    total = np.zeros_like(theta)
+    for i in rows:
+        total = total + change(world.gradient(i, theta))
+    noise = world.noise(len(theta)) if sigma else 0.0
+    return (total + sigma * sensitivity * noise) / world.batch
+
+
+def check(method, candidates, literal, *, steps=STEPS, seeds=(1, 2), fields=(), **world):
+    """Compare the params (and named state) of each candidate after each step with the literal."""
+    states, _ = run(method, candidates, seeds=seeds, steps=steps, **world)
+    for k, seed in enumerate(seeds):
+        trace = literal(World(seed, **world), candidates[k])
+        for t, expected in enumerate(trace):
+            theta, *rest = expected if isinstance(expected, tuple) else (expected,)
+            got = states[t + 1]
+            np.testing.assert_allclose(got.params[k].numpy(), theta, rtol=1e-9, atol=1e-11)
+            for read, value in zip(fields, rest, strict=True):
+                np.testing.assert_allclose(read(got)[k].numpy(), value, rtol=1e-8, atol=1e-11)
+
+
+@few
+@given(seed=seeds, sigma=sigmas, lr=rates, norm=norms, momentum=st.sampled_from([0.0, 0.9]))
+def test_dpsgd(seed, sigma, lr, norm, momentum):
+    def literal(world, candidate):
+        theta, velocity = world.start(), 0.0
+        for _ in range(STEPS):
+            bound = candidate["max_grad_norm"]
+            g = noisy_mean(
+                world, world.draw(), theta, lambda g, bound=bound: clip(g, bound), sigma, bound
+            )
+            velocity = momentum * velocity + g + 0.01 * theta
+            theta = theta - candidate["learning_rate"] * velocity
+            yield theta
+
+    candidates = [
+        {"learning_rate": lr, "max_grad_norm": norm},
+        {"learning_rate": lr / 3, "max_grad_norm": norm * 2},
+    ]
+    check(DPSGD(sigma, momentum, 0.01), candidates, literal, seeds=(seed, seed + 1))
+
+
+@few
+@given(seed=seeds, sigma=sigmas, lr=rates, norm=norms, decoupled=st.booleans())
+def test_dp_adam(seed, sigma, lr, norm, decoupled):
+    def literal(world, candidate):
+        theta, m, v = world.start(), 0.0, 0.0
+        for t in range(1, STEPS + 1):
+            bound, rate = candidate["max_grad_norm"], candidate["learning_rate"]
+            g = noisy_mean(
+                world, world.draw(), theta, lambda g, bound=bound: clip(g, bound), sigma, bound
+            )
+            if decoupled:
+                theta = theta - rate * 0.1 * theta
+                origin = theta / (1 - rate * 0.1)
+            else:
+                origin = theta
+                g = g + 0.1 * origin
+            m = 0.9 * m + 0.1 * g
+            v = 0.999 * v + 0.001 * g**2
+            theta = theta - rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+            yield theta
+
+    candidates = [{"learning_rate": lr, "max_grad_norm": norm}] * 2
+    method = DPAdam(sigma, weight_decay=0.1, decoupled=decoupled)
+    check(method, candidates, literal, seeds=(seed, seed + 1))
+
+
+@few
+@given(seed=seeds, sigma=sigmas, lr=rates)
+def test_automatic_clipping(seed, sigma, lr):
+    def literal(world, candidate):
+        theta = world.start()
+        for _ in range(STEPS):
+            g = noisy_mean(
+                world,
+                world.draw(),
+                theta,
+                lambda g: g / (np.linalg.norm(g) + 0.05),
+                sigma,
+                1.0,
+            )
+            theta = theta - candidate["learning_rate"] * g
+            yield theta
+
+    method = AutomaticClipping(sigma, stabilizer=0.05)
+    check(method, [{"learning_rate": lr}] * 2, literal, seeds=(seed, seed + 1))
+
+
+@few
+@given(seed=seeds, sigma=sigmas, lr=rates)
+def test_norm_bound(seed, sigma, lr):
+    bound = max(np.linalg.norm(World(0).x, axis=1))  # |gradient| <= |x|: nothing is clipped
+
+    def literal(world, candidate):
+        theta = world.start()
+        for _ in range(STEPS):
+            g = noisy_mean(world, world.draw(), theta, lambda g: g, sigma, bound)
+            theta = theta - candidate["learning_rate"] * g
+            yield theta
+
+    method = NormBound(sigma, gradient_bound=float(bound))
+    check(method, [{"learning_rate": lr}] * 2, literal, seeds=(seed, seed + 1))
+
+
+@few
+@given(seed=seeds, sigma=sigmas, count=st.sampled_from([0.0, 2.0]), lr=rates, norm=norms)
+def test_quantile_clipping(seed, sigma, count, lr, norm):
+    """Andrew et al., Algorithm 1, with the count encoded as ±1/2 and expected batch sizes."""
+
+    def literal(world, candidate):
+        theta, bound = world.start(), candidate["max_grad_norm"]
+        for _ in range(STEPS):
+            rows = world.draw()
+            unclipped = sum(np.linalg.norm(world.gradient(i, theta)) <= bound for i in rows)
+            g = noisy_mean(world, rows, theta, lambda g, bound=bound: clip(g, bound), sigma, bound)
+            halves = unclipped - len(rows) / 2
+            noise = count / 2 * world.noise(1)[0] if count else 0.0
+            fraction = (halves + noise) / world.batch + 0.5
+            theta = theta - candidate["learning_rate"] * g
+            bound = bound * math.exp(-0.2 * (fraction - 0.6))
+            yield theta, bound
+
+    candidates = [{"learning_rate": lr, "max_grad_norm": norm}] * 2
+    check(
+        QuantileClipping(sigma, count, quantile=0.6),
+        candidates,
+        literal,
+        seeds=(seed, seed + 1),
+        fields=(lambda s: s.max_grad_norm,),
+    )
+
+
+@few
+@given(seed=seeds, sigma=sigmas, lr=rates, h2=st.floats(1e-6, 10.0), per_record=st.booleans())
+def test_adaclip(seed, sigma, lr, h2, per_record):
+    """Pichapati et al., Algorithm 1, equations (4) and (5); the sum is noised once."""
+    h1 = 1e-12
+
+    def literal(world, candidate):
+        theta = world.start()
+        m = np.zeros_like(theta)
+        s = np.full_like(theta, math.sqrt(h1 * candidate["largest_variance"]))
+        for _ in range(STEPS):
+            b = np.sqrt(s) * math.sqrt(sum(s))
+            total = np.zeros_like(theta)
+            for i in world.draw():
+                w = (world.gradient(i, theta) - m) / b
+                total += w / max(1.0, np.linalg.norm(w))
+            noise = sigma * world.noise(len(theta)) if sigma else 0.0
+            g = b * (total + noise) / world.batch + m
+            v = np.minimum(
+                np.maximum(
+                    ((g - m) ** 2 - (b * sigma / world.batch) ** 2)
+                    * (world.batch if per_record else 1),
+                    h1,
+                ),
+                candidate["largest_variance"],
+            )
+            theta = theta - candidate["learning_rate"] * g
+            m = 0.99 * m + 0.01 * g
+            s = np.sqrt(0.9 * s**2 + 0.1 * v)
+            yield theta, m, s
+
+    candidates = [{"learning_rate": lr, "largest_variance": h2}] * 2
+    check(
+        AdaCliP(sigma, per_record=per_record),
+        candidates,
+        literal,
+        seeds=(seed, seed + 1),
+        fields=(lambda s: s.mean, lambda s: s.deviation),
+    )
+
+
+def adadp_literal(world, candidate, sigma, tau, acceptance, iterations):
+    """Koskela & Honkela, Algorithm 2, one pair of steps at a time."""
+    theta, eta, bound = world.start(), candidate["learning_rate"], candidate["max_grad_norm"]
+    for _ in range(iterations):
+        g1 = noisy_mean(
+            world, world.draw(), theta, lambda g, bound=bound: clip(g, bound), sigma, bound
+        )
+        full = theta - eta * g1
+        half = theta - eta / 2 * g1
+        yield full, eta
+        g2 = noisy_mean(
+            world, world.draw(), half, lambda g, bound=bound: clip(g, bound), sigma, bound
+        )
+        hat = half - eta / 2 * g2
+        err = np.linalg.norm(np.abs(full - hat) / np.maximum(1.0, np.abs(full)))
+        if not (acceptance and err > tau):
+            theta = full
+        eta = min(max(tau / err, 0.9), 1.1) * eta
+        yield theta, eta
+
+
+@few
+@given(
+    seed=seeds, sigma=sigmas, lr=rates, norm=norms, tau=st.floats(0.001, 1.0), accept=st.booleans()
+)
+def test_adadp(seed, sigma, lr, norm, tau, accept):
+    candidates = [{"learning_rate": lr, "max_grad_norm": norm}] * 2
+    check(
+        ADADP(sigma, tolerance=tau, acceptance=accept),
+        candidates,
+        lambda world, candidate: adadp_literal(world, candidate, sigma, tau, accept, STEPS // 2),
+        seeds=(seed, seed + 1),
+        fields=(lambda s: s.learning_rate,),
+    )
+
+
+def test_adadp_fixes_the_rate_and_decays_it():
+    """Equation (5.1): after 50 steps of adaptation, eta_50 / (1 + 0.1 (k - 50)), k in epochs."""
+    method = ADADP(0.5, tolerance=0.1, adapt_epochs=1.2, decay=0.1)  # 4 steps at rate 0.3
+
+    def literal(world, candidate):
+        trace = list(adadp_literal(world, candidate, 0.5, 0.1, False, 2))
+        yield from trace
+        theta, eta = trace[-1]
+        for step in range(4, 12):
+            bound = candidate["max_grad_norm"]
+            g = noisy_mean(
+                world, world.draw(), theta, lambda g, bound=bound: clip(g, bound), 0.5, bound
+            )
+            theta = theta - eta / (1 + 0.1 * int(0.3 * step - 1.2)) * g
+            yield theta, eta
+
+    candidates = [{"learning_rate": 0.1, "max_grad_norm": 1.0}] * 2
+    check(method, candidates, literal, steps=12, fields=(lambda s: s.learning_rate,))
+
+
+def test_adadp_tolerance_rule():
+    """τ = sqrt(d / 2T) with T iterations, two steps of the schedule each."""
+    one, _ = run(ADADP(0.5), [{"max_grad_norm": 1.0}] * 2, steps=8)
+    tau = math.sqrt(3 / (2 * 4))
+    two, _ = run(ADADP(0.5, tolerance=tau), [{"max_grad_norm": 1.0}] * 2, steps=8)
+    assert one[-1].params.equal(two[-1].params)
+
+
+@few
+@given(
+    seed=seeds,
+    sigma=sigmas,
+    loss_sigma=st.sampled_from([0.0, 0.3, 2.0]),
+    eta=st.floats(1e-3, 2.0),
+    batch=st.sampled_from(["same", "separate"]),
+    momentum=st.sampled_from([0.0, 0.9]),
+)
+def test_hyfreedp_as_in_the_paper(seed, sigma, loss_sigma, eta, batch, momentum):
+    """Bu & Liu, Algorithm 1, with SGD, K = 2, R_l the sum of the three losses, and the guards."""
+
+    def literal(world, candidate):
+        theta, rate, bound, velocity = world.start(), eta, 1.0, 0.0
+        for t in range(STEPS):
+            rows = world.draw()
+            m = noisy_mean(world, rows, theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0)
+            velocity = momentum * velocity + m
+            if t % 2 == 0:
+                if batch == "separate":
+                    rows = world.draw()
+                noisy = []
+                for sign in (+1, 0, -1):
+                    point = theta + sign * rate * velocity
+                    total = sum(min(world.loss(i, point), bound) for i in rows)
+                    noise = loss_sigma * bound * world.noise(1)[0] if loss_sigma else 0.0
+                    noisy.append((total + noise) / world.batch)
+                plus, here, minus = noisy
+                # Least squares of (6) from {-eta, 0, eta}: three points, so it interpolates.
+                slope, curve = (plus - minus) / (2 * rate), (plus + minus - 2 * here) / rate**2
+                if slope > 0 and curve > 0 and math.isfinite(slope / curve):
+                    rate = slope / curve
+                bound = max(plus + here + minus, bound / 2, 1.0)
+            theta = theta - rate * velocity
+            yield theta, rate, bound
+
+    method = HyFreeDP(
+        sigma,
+        loss_sigma,
+        interval=2,
+        loss_batch=batch,
+        learning_rate=eta,
+        fit="paper",
+        momentum=momentum,
+    )
+    check(
+        method,
+        [{}, {}],
+        literal,
+        seeds=(seed, seed + 1),
+        fields=(lambda s: s.fit.learning_rate, lambda s: s.loss_bound),
+    )
+
+
+def kalman(mean, variance, seen, noise):
+    prior = variance + (0.3 * mean) ** 2
+    gain = 1.0 if math.isinf(prior) or noise == 0 else prior / (prior + noise)
+    return mean + gain * (seen - mean), gain * noise
+
+
+@few
+@given(seed=seeds, sigma=sigmas, loss_sigma=st.sampled_from([0.2, 1.0, 4.0]))
+def test_hyfreedp_tracked(seed, sigma, loss_sigma):
+    """The documented filter, written for one candidate with plain numbers."""
+
+    def literal(world, candidate):
+        theta, rate, reach, bound = world.start(), 1e-2, 1e-2, 5.0
+        slope, slope_var, curve, curve_var = 0.0, math.inf, 0.0, math.inf
+        for _ in range(3 * STEPS):
+            rows = world.draw()
+            g = noisy_mean(world, rows, theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0)
+            noisy = []
+            for sign in (+1, 0, -1):
+                total = sum(min(world.loss(i, theta + sign * reach * g), bound) for i in rows)
+                noisy.append((total + loss_sigma * bound * world.noise(1)[0]) / world.batch)
+            plus, here, minus = noisy
+            dev = loss_sigma * bound / world.batch
+            if here < 0.9 * bound:
+                slope, slope_var = kalman(
+                    slope, slope_var, (plus - minus) / (2 * reach), dev**2 / (2 * reach**2)
+                )
+                curve, curve_var = kalman(
+                    curve, curve_var, (plus + minus - 2 * here) / reach**2, 6 * dev**2 / reach**4
+                )
+                if curve > 0 and curve > math.sqrt(curve_var):
+                    best = slope / curve if slope > 0 else rate
+                    aim = max(best, math.sqrt(math.sqrt(6) * dev / curve))
+                    rate = min(best, max(reach, rate))
+                else:
+                    aim = 4 * reach
+                reach = min(aim, 4 * reach)
+            bound = max(plus + here + minus, bound / 2, 5.0)
+            theta = theta - rate * g
+            yield theta, rate, reach, bound
+
+    check(
+        HyFreeDP(sigma, loss_sigma, interval=1, learning_rate=1e-2, loss_bound=5.0),
+        [{}, {}],
+        literal,
+        steps=3 * STEPS,
+        seeds=(seed, seed + 1),
+        fields=(lambda s: s.fit.learning_rate, lambda s: s.fit.reach, lambda s: s.loss_bound),
+    )
+
+
+@few
+@given(seed=seeds, sigma=sigmas)
+def test_dog(seed, sigma):
+    """Ivgi et al., equation (1) with r_eps = 1e-6 (1 + |x_0|), released as the decaying average."""
+
+    def literal(world, candidate):
+        theta = start = average = world.start()
+        reach, squares = 1e-6 * (1 + np.linalg.norm(start)), 0.0
+        for t in range(1, 20 + 1):
+            g = noisy_mean(
+                world, world.draw(), theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0
+            )
+            reach = max(reach, np.linalg.norm(theta - start))
+            squares += sum(g**2)
+            theta = theta - reach / math.sqrt(squares + 1e-8) * g
+            average = (1 - 9 / (t + 8)) * average + 9 / (t + 8) * theta
+            yield average, theta
+
+    check(
+        DoG(sigma),
+        [{}, {}],
+        literal,
+        steps=20,
+        seeds=(seed, seed + 1),
+        fields=(lambda s: s.iterate,),
+    )
+
+
+@few
+@given(seed=seeds, sigma=sigmas)
+def test_dowg(seed, sigma):
+    """Khaled et al., Algorithm 1."""
+
+    def literal(world, candidate):
+        theta = start = world.start()
+        reach, weighted = 1e-4, 0.0
+        for _ in range(20):
+            g = noisy_mean(world, world.draw(), theta, lambda g: clip(g, 2.0), sigma, 2.0)
+            reach = max(reach, np.linalg.norm(theta - start))
+            weighted += reach**2 * sum(g**2)
+            theta = theta - reach**2 / math.sqrt(weighted) * g
+            yield theta
+
+    check(DoWG(sigma, max_grad_norm=2.0), [{}, {}], literal, steps=20, seeds=(seed, seed + 1))
+
+
+@few
+@given(
+    seed=seeds,
+    regime=st.sampled_from(["non-convex", "convex", "strongly-convex"]),
+    adjacency=st.sampled_from(["replace-one", "add-remove"]),
+)
+def test_pur_schedules(seed, regime, adjacency):
+    """Proposition 3 (with sqrt(d) t), eta = 1/(2M), noise of standard deviation sigma_t."""
+    lam, bound = 0.1, 4.0
+    smooth, dim, gap, radius = lam + bound**2 / 4, 3, math.log(2), 3.0
+
+    def literal(world, candidate):
+        theta = world.start()
+        for t in range(1, STEPS + 1):
+            sigma = {
+                "non-convex": 4 * smooth * math.sqrt(gap) / (math.sqrt(dim) * t),
+                "convex": 4 * smooth * radius / (math.sqrt(dim) * t),
+                "strongly-convex": math.sqrt(2 * lam * gap * (1 - lam / (2 * smooth)) ** t / dim),
+            }[regime]
+            g = sum(clip(world.gradient(i, theta), bound) for i in range(world.records))
+            noisy = g / world.records + lam * theta + sigma * world.noise(dim)
+            theta = theta - noisy / (2 * smooth)
+            yield theta, sigma
+
+    method = PUR(
+        lipschitz=bound,
+        smoothness=smooth,
+        dimension=dim,
+        regularisation=lam,
+        adjacency=adjacency,
+        regime=regime,
+        distance=radius,
+        strong_convexity=lam,
+    )
+    check(method, [{}, {}], literal, seeds=(seed, seed + 1), fields=(lambda s: s.noise,))
+
+
+def test_pur_oracle_and_constant():
+    smooth, bound = 2.0, 4.0
+
+    def literal(world, candidate, sigma):
+        theta = world.start()
+        for _ in range(STEPS):
+            g = sum(world.gradient(i, theta) for i in range(world.records)) / world.records
+            deviation = np.linalg.norm(g) / math.sqrt(3) if sigma is None else sigma
+            theta = theta - (g + deviation * world.noise(3)) / (2 * smooth)
+            yield theta, deviation
+
+    for method, sigma in (
+        (PUROracle(bound, smooth, 3), None),
+        (PURConstant(bound, smooth, 3, noise_multiplier=1.7), 1.7 * 2 * bound / 40),
+    ):
+        check(method, [{}, {}], lambda w, c, s=sigma: literal(w, c, s), fields=(lambda s: s.noise,))
+
+
+@pytest.mark.parametrize(("steps", "horizon"), [(6, 4), (3, 9)])
+def test_pur_stays_after_its_horizon(steps, horizon):
+    method = PURConstant(4.0, 2.0, 3, horizon=horizon)
+    states, oracle = run(method, [{}, {}], steps=steps)
+    assert oracle.transcripts()[0].looks().total() == min(steps, horizon)
+    assert states[-1].params.equal(states[min(steps, horizon)].params)
