@@ -12,19 +12,26 @@ from privtune.errors import InvalidInputError, PrivTuneError
 
 if TYPE_CHECKING:
     from privtune import accounting, strategies
-    from privtune.api import create_study, load_study
+    from privtune.api import create_study, delete_study, load_study
     from privtune.ledger import Budget, Ledger
-    from privtune.study import Study, StudySpec
+    from privtune.priors import LogNormal, Mixture
+    from privtune.study import DPSGD, Study, StudySpec, Trial, Validation
 
 __all__ = [
+    "DPSGD",
     "Budget",
     "InvalidInputError",
     "Ledger",
+    "LogNormal",
+    "Mixture",
     "PrivTuneError",
     "Study",
     "StudySpec",
+    "Trial",
+    "Validation",
     "accounting",
     "create_study",
+    "delete_study",
     "load_study",
     "strategies",
 ]
@@ -32,6 +39,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Budget": "privtune.ledger",
+    "DPSGD": "privtune.study",
+    "LogNormal": "privtune.priors",
+    "Mixture": "privtune.priors",
+    "Trial": "privtune.study",
+    "Validation": "privtune.study",
+    "delete_study": "privtune.api",
     "Ledger": "privtune.ledger",
     "Study": "privtune.study",
     "StudySpec": "privtune.study",

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privtune.ledger import Budget
-from privtune.study import Study, StudySpec
+from privtune.study import Study, StudySpec, delete_study
+from privtune.study._store import StudyNotFoundError
 
-__all__ = ["create_study", "load_study"]
+__all__ = ["create_study", "delete_study", "load_study"]
 
 _DEFAULT_STORAGE = "sqlite:///privtune.db"
 
@@ -17,28 +18,30 @@ def create_study(
     name: str,
     *,
     budget: Budget,
-    task: str,
-    arms: Sequence[Mapping[str, Any]],
-    epochs: float,
-    expected_batch_size: int,
+    task: str | None = None,
+    arms: Sequence[Mapping[str, Any]] = (),
     storage: str = _DEFAULT_STORAGE,
+    load_if_exists: bool = False,
     **options: Any,
 ) -> Study:
     """Plan a study and store it. Touches no data and spends nothing.
+
+    With a task and arms everything is declared and planned together; :meth:`Study.run` runs it.
+    Without, the study is open: :meth:`Study.optimize` runs one arm after the other, each trained by
+    a function of your own.
 
     Args:
         name: Name of the study.
         budget: The budget it draws on; created with the study if it does not exist.
         task: A built-in task, or ``package.module:factory``.
         arms: For each arm ``name``, ``strategy`` and the strategy's options, as in a spec.
-        epochs: Expected passes over the training data of one training, above 0.
-        expected_batch_size: Expected records in one Poisson sample.
         storage: Database URL of studies and budgets.
-        **options: Further fields of :class:`privtune.StudySpec`: ``space``, ``epsilon``,
-            ``device``, ``seed``.
+        load_if_exists: Return a study of this name as it is, if there is one.
+        **options: Further fields of :class:`privtune.StudySpec`: ``epochs``,
+            ``expected_batch_size``, ``space``, ``scoring``, ``epsilon``, ``device``, ``seed``.
 
     Returns:
-        The study; :meth:`Study.run` runs it.
+        The study.
 
     Raises:
         PrivTuneError: If a field is not valid, the name is taken, or an arm cannot be planned.
@@ -54,22 +57,26 @@ def create_study(
                 "adjacency": budget.adjacency,
             },
             "arms": [dict(arm) for arm in arms],
-            "epochs": epochs,
-            "expected_batch_size": expected_batch_size,
             **options,
         }
     )
+    if load_if_exists:
+        try:
+            return Study(name, storage)
+        except StudyNotFoundError:
+            pass
     return Study.create(spec, storage)
 
 
-def load_study(name: str, *, storage: str = _DEFAULT_STORAGE) -> Study:
+def load_study(name: str, *, storage: str = _DEFAULT_STORAGE, curator: bool = False) -> Study:
     """Load a study that exists.
 
     Args:
         name: Name of the study.
         storage: Database URL of studies and budgets.
+        curator: Whether you are inside the trust boundary and may see sealed trials.
 
     Raises:
         PrivTuneError: If there is no such study.
     """
-    return Study(name, storage)
+    return Study(name, storage, curator=curator)

@@ -53,6 +53,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 _COARSE = 0.1  # lattice step over the deviation of one loss; adds about 5e-4 to ε, halved on demand
+_MANY = 64  # different parts beyond which only the Rényi account is computed
 _SHARE = 4e-3  # of ε, by which rounding may raise it on the coarsest lattice
 _THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabulated
@@ -79,8 +80,8 @@ class Pair:
 
 
 def has_pair(parts: Mapping[Event, int]) -> bool:
-    """Whether a dominating pair can be built for all parts."""
-    return all(_leaf_has_pair(part) for part in parts)
+    """Whether a dominating pair can be built for all parts in reasonable time."""
+    return len(parts) <= _MANY and all(_leaf_has_pair(part) for part in parts)
 
 
 def _leaf_has_pair(part: Event) -> bool:
@@ -93,18 +94,25 @@ def _leaf_has_pair(part: Event) -> bool:
     return isinstance(part, Gaussian | Laplace | PoissonSampled | ZCDP | ApproximateDP)
 
 
-def default_step(parts: Mapping[Event, int], delta: float, fineness: float = 1.0) -> float:
+def default_step(
+    parts: Mapping[Event, int],
+    delta: float,
+    fineness: float = 1.0,
+    *,
+    near: float | None = None,
+) -> float:
     """Return the lattice step at which discretisation adds less than about 1e-3 to ε.
 
     Spreading a loss on two lattice points raises its mean by at most step²/8 and its variance by at
     most step²/4, hence ε by about `count·step²/8·(1 + 2 log(1/δ)/ε)`: the step follows from the
-    deviation of the losses or, where rare large losses dominate it, from ε itself.
+    deviation of the losses or, where rare large losses dominate it, from ε itself, of which `near`
+    is a guess; without one the Rényi account is asked.
     """
     merged = _merge_gaussians(parts)
     count = sum(merged.values())
     variance = sum(number * _deviation(part) ** 2 for part, number in merged.items())
     step = _COARSE * math.sqrt(variance / count)
-    rough = 0.5 * rdp_epsilon(rdp_curve(_as_event(parts)), delta)
+    rough = 0.5 * (rdp_epsilon(rdp_curve(_as_event(parts)), delta) if near is None else near)
     if math.isfinite(rough):
         tilt = 1.0 + 2.0 * math.log(1.0 / delta) / max(rough, 1e-9)
         step = max(step, math.sqrt(_SHARE * rough / (count * tilt)))

@@ -74,7 +74,9 @@ class Tuner:
         self._line_levels = np.column_stack([level[:-1], level[1:]]).ravel()[kept]
         a, b = slopes[kept], offsets[kept]
         # Line i+1 beats line i where z < (a[i+1]-a[i])/(b[i+1]-b[i]).
-        return a, b, np.diff(a) / np.diff(b)
+        with np.errstate(over="ignore"):
+            change = np.diff(a) / np.diff(b)
+        return a, b, change
 
     def best_level(self, z: Floats) -> Floats:
         """Return the level u at which the support is reached, for each z = e^(ε - loss)."""

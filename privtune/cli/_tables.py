@@ -8,21 +8,26 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
+from privtune.strategies import selection_instead
 from privtune.tracking.text import ceil_to, describe_event
+from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.strategies import Plan
-    from privtune.study import Study
+    from privtune.study import Study, StudySpec
 
 __all__ = [
     "ceil_to",
     "comparison_document",
     "comparison_table",
     "describe_event",
+    "examples",
+    "examples_table",
     "footnotes",
     "plan_document",
     "plan_view",
+    "show_value",
 ]
 
 
@@ -48,12 +53,49 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
     table.add_row("event", describe_event(plan.event.to_dict()))
     table.add_row("noise", noises)
     epsilon = f"[bold]{ceil_to(guarantee.epsilon, 4):.4f}[/] by {guarantee.method}"
+    if not plan.is_private:
+        epsilon = "[bold red]∞: no guarantee at all; no part of the budget; needs --non-private[/]"
     table.add_row("ε", epsilon + (f" (also {rest})" if rest else ""))
     table.add_row("expected runs", f"{plan.expected_runs:g}")
     table.add_row("expected gradient evaluations", f"{plan.expected_gradient_evaluations:,.0f}")
+    baseline = plan.details.get("baseline_gradient_evaluations")
+    if baseline is not None:
+        ratio = baseline / plan.expected_gradient_evaluations
+        table.add_row("", f"{ratio:.2f} times fewer than {baseline:,.0f} of tuning on all the data")
+    for row in plan.details.get("law_auto", {}).get("trade", ()):
+        mark = "[bold]chosen:[/] " if row["chosen"] else ""
+        table.add_row(
+            "law: auto",
+            f"{mark}{row['law']}, mean {row['mean_runs']:g}: noise x {row['noise']:.3f}",
+        )
     table.add_row("released", "; ".join(plan.released))
     table.add_row("sealed", "; ".join(plan.sealed))
     return table
+
+
+def examples(spec: StudySpec, count: int = 10) -> list[dict[str, Any]]:
+    """Draw example candidates from a spec's space, with a fixed public seed of their own.
+
+    They are no candidates of any round: those derive from the arm's secret.
+    """
+    space = spec.search_space()
+    streams = Streams(bytes(32))
+    return [space.draw(streams, number) for number in range(count)] if space else []
+
+
+def examples_table(drawn: list[dict[str, Any]]) -> Table:
+    """Return example candidates as a table."""
+    table = Table(title="Ten candidates as the space draws them (examples only)", box=box.SIMPLE)
+    for name in drawn[0]:
+        table.add_column(name, justify="right")
+    for candidate in drawn:
+        table.add_row(*(show_value(value) for value in candidate.values()))
+    return table
+
+
+def show_value(value: Any) -> str:
+    """Return a hyperparameter as text."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def comparison_document(study: Study) -> dict[str, Any]:
@@ -62,18 +104,26 @@ def comparison_document(study: Study) -> dict[str, Any]:
     spent = study.spent()
     return {
         "study": study.name,
-        "task": study.spec.task,
+        "task": study.spec.task_name,
         "arms": [
             {
                 "arm": status.plan.arm,
                 "strategy": status.plan.strategy,
                 "state": status.state,
-                "epsilon": status.guarantee.epsilon,
+                # JSON has no infinity: null says that there is no guarantee.
+                "epsilon": _finite_or_none(status.guarantee.epsilon),
                 "delta": status.guarantee.delta,
                 "bound": status.guarantee.method,
                 "sealed": status.plan.is_sealed,
                 "params": None if status.release is None else dict(status.release.params),
-                "score": None if status.release is None else status.release.score,
+                "score": None if status.release is None else _score(status.release.score),
+                "note": "" if status.release is None else status.release.note,
+                "trials": []
+                if status.release is None
+                else [
+                    {"number": t.index, "params": dict(t.params), "score": _score(t.score)}
+                    for t in status.release.trials
+                ],
                 "utility": None if status.release is None else dict(status.release.utility),
                 "gradient_evaluations": status.plan.expected_gradient_evaluations,
                 "wall_seconds": None
@@ -99,7 +149,7 @@ def comparison_table(study: Study) -> Table:
     """Return the comparison that ``privtune study compare`` prints."""
     document = comparison_document(study)
     # Without vertical lines it fits a terminal of 80 columns.
-    table = Table(title=f"Study {study.name} on {study.spec.task}", box=box.SIMPLE_HEAVY)
+    table = Table(title=f"Study {study.name} on {study.spec.task_name}", box=box.SIMPLE_HEAVY)
     for column in ("arm", "strategy", "ε", "δ", "test accuracy", "gradient evaluations", "seconds"):
         numeric = column not in ("arm", "strategy")
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
@@ -110,7 +160,9 @@ def comparison_table(study: Study) -> Table:
         table.add_row(
             arm["arm"],
             arm["strategy"],
-            f"{ceil_to(arm['epsilon'], 3):.3f}",
+            "[bold red]∞ NOT PRIVATE[/]"
+            if arm["epsilon"] is None
+            else f"{ceil_to(arm['epsilon'], 3):.3f}",
             f"{arm['delta']:g}",
             arm["state"] if accuracy is None else f"{accuracy:.1%}",
             f"{arm['gradient_evaluations']:,.0f}{mark}",
@@ -135,11 +187,30 @@ def footnotes(study: Study) -> list[str]:
             "† sealed: the plan's expectation. What a selection really took would reveal its secret "
             "number of runs; the curator's view has it (privtune study show --curator)."
         )
+    lines += [
+        f"{s.plan.arm}: {s.release.note}" for s in study.status() if s.release and s.release.note
+    ]
+    for plan in study.plans:
+        instead = selection_instead(plan, delta=budget.delta, adjacency=budget.adjacency)
+        if instead is not None:
+            lines.append(
+                f"{plan.arm}: its candidates are i.i.d.; released alone, the best of a random number "
+                f"of them (mean {plan.expected_runs:g}) would have cost ε = "
+                f"{ceil_to(instead.epsilon, 3):.3f} at the same noise."
+            )
     if study.spec.seed is not None:
         lines.append(
             f"Fixed seed {study.spec.seed}: no guarantee holds against whoever knows the seed."
         )
     return lines
+
+
+def _score(value: float | None) -> float | None:
+    return None if value is None else _finite_or_none(value)
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def noise_of(plan: Plan) -> dict[str, float]:

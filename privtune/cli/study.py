@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +32,10 @@ __all__ = ["app", "print_comparison", "run_study"]
 app = typer.Typer()
 
 SpecFile = Annotated[Path, typer.Argument(help="The study's spec, a YAML file.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", envvar="PRIVTUNE_DATA", help="File of a task's data, as for MNIST."),
+]
 Name = Annotated[str, typer.Argument(help="Name of the study.")]
 
 
@@ -56,7 +61,14 @@ def create(spec: SpecFile, storage: Storage = DEFAULT_STORAGE, as_json: AsJson =
 @app.command()
 def plan(spec: SpecFile, as_json: AsJson = False) -> None:
     """Show what a study would do and cost, arm by arm. Touches no data and no storage."""
-    from privtune.cli._tables import ceil_to, finite, plan_document, plan_view
+    from privtune.cli._tables import (
+        ceil_to,
+        examples,
+        examples_table,
+        finite,
+        plan_document,
+        plan_view,
+    )
     from privtune.study import StudySpec, plan_study
 
     parsed = StudySpec.from_file(spec)
@@ -69,12 +81,15 @@ def plan(spec: SpecFile, as_json: AsJson = False) -> None:
                 "target_epsilon": parsed.target_epsilon,
                 "arms": [plan_document(arm, guarantee) for arm, guarantee in pairs],
                 "total": finite(planned.total.to_dict()),
+                "examples": examples(parsed),
             }
         )
         return
     for arm, guarantee in pairs:
         console.print(f"[bold]{arm.arm}[/] ({arm.strategy})")
         console.print(Padding(plan_view(arm, guarantee), (0, 0, 1, 2)), highlight=False)
+    if drawn := examples(parsed):
+        console.print(examples_table(drawn))
     console.print(
         f"All arms together: ε = {ceil_to(planned.total.epsilon, 4):.4f} at δ = "
         f"{planned.total.delta:g} ({planned.total.adjacency}, by {planned.total.method}); "
@@ -84,16 +99,23 @@ def plan(spec: SpecFile, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0917 (the command line passes them by name)
     name: Name,
     storage: Storage = DEFAULT_STORAGE,
     mlflow: Annotated[bool, typer.Option(help="Log releases to MLflow.")] = True,
+    jobs: Annotated[int, typer.Option(help="Worker processes for sealed rounds.")] = 1,
+    data: Data = None,
+    non_private: Annotated[
+        bool, typer.Option("--non-private", help="Let arms without any guarantee run.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a study, or go on where it was interrupted."""
+    if data is not None:
+        os.environ["PRIVTUNE_DATA"] = str(data.absolute())
     study = _load(name, storage)
     try:
-        run_study(study, mlflow=mlflow, quiet=as_json)
+        run_study(study, mlflow=mlflow, quiet=as_json, jobs=jobs, non_private=non_private)
         if as_json:
             from privtune.cli._tables import comparison_document
 
@@ -134,7 +156,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a study: its arms, their states, what they cost."""
-    from privtune.cli._tables import comparison_document, describe_event
+    from privtune.cli._tables import comparison_document, describe_event, show_value
 
     study = _load(name, storage)
     try:
@@ -145,7 +167,7 @@ def show(
         if as_json:
             emit_json({**document, "sealed_trials": sealed} if curator else document)
             return
-        table = Table(title=f"Study {study.name} on {study.spec.task}", show_lines=True)
+        table = Table(title=f"Study {study.name} on {study.spec.task_name}", show_lines=True)
         for column in ("arm", "strategy", "state", "ε", "event", "released parameters"):
             table.add_column(column, overflow="fold")
         for plan, arm in zip(study.plans, document["arms"], strict=True):
@@ -154,9 +176,9 @@ def show(
                 arm["arm"],
                 arm["strategy"],
                 arm["state"],
-                f"{arm['epsilon']:.4f}",
+                "∞ NOT PRIVATE" if arm["epsilon"] is None else f"{arm['epsilon']:.4f}",
                 describe_event(plan.event.to_dict()),
-                ", ".join(f"{k}={v:.4g}" for k, v in params.items()),
+                ", ".join(f"{k}={show_value(v)}" for k, v in params.items()),
             )
         console.print(table)
         if curator:
@@ -190,7 +212,38 @@ def compare(
         study.close()
 
 
-def run_study(study: Study, *, mlflow: bool, quiet: bool) -> None:
+@app.command()
+def export(name: Name, storage: Storage = DEFAULT_STORAGE) -> None:
+    """Print all that may leave the trust boundary: spec, plans, releases, the budget's certificate."""
+    study = _load(name, storage)
+    try:
+        emit_json(study.export())
+    finally:
+        study.close()
+
+
+@app.command()
+def delete(
+    name: Name,
+    storage: Storage = DEFAULT_STORAGE,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a study, its trials and its models. Its charges stay: they cannot be taken back."""
+    from privtune.study import delete_study
+
+    if not yes:
+        typer.confirm(f"Delete study {name}, its trials and its models?", abort=True)
+    delete_study(name, storage)
+    console.print(
+        f"Deleted study {name}. What it charged stays charged: what was released cannot be taken "
+        "back.",
+        soft_wrap=True,
+    )
+
+
+def run_study(
+    study: Study, *, mlflow: bool, quiet: bool, jobs: int = 1, non_private: bool = False
+) -> None:
     """Run a study with progress on the terminal and, if asked, releases to MLflow."""
     observers: list[Observer] = []
     if mlflow:
@@ -207,7 +260,11 @@ def run_study(study: Study, *, mlflow: bool, quiet: bool) -> None:
         disable=quiet,
     )
     with progress:
-        study.run(_Fanout([_ProgressObserver(progress), *observers]))
+        study.run(
+            _Fanout([_ProgressObserver(progress), *observers]),
+            n_jobs=jobs,
+            non_private=non_private,
+        )
 
 
 def print_comparison(study: Study) -> None:
@@ -293,6 +350,8 @@ def _load(name: str, storage: str) -> Study:
 
 
 def _print_sealed(sealed: dict[str, list[Any]]) -> None:
+    from privtune.cli._tables import show_value
+
     console.print("[bold red]Curator's view: none of this may be shown to anyone else.[/]")
     for arm, trials in sealed.items():
         table = Table(title=f"{arm}: {len(trials)} trials")
@@ -300,6 +359,6 @@ def _print_sealed(sealed: dict[str, list[Any]]) -> None:
             table.add_column(column)
         for trial in trials:
             score = "" if trial["score"] is None else f"{trial['score']:.4f}"
-            params = ", ".join(f"{k}={v:.4g}" for k, v in trial["params"].items())
+            params = ", ".join(f"{k}={show_value(v)}" for k, v in trial["params"].items())
             table.add_row(str(trial["number"]), trial["state"], score, params)
         console.print(table)

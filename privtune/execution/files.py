@@ -6,13 +6,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from privtune.errors import PrivTuneError
 from privtune.strategies import TrialResult
-
-if TYPE_CHECKING:
-    import torch
+from privtune.strategies.release import split
 
 __all__ = ["read_result", "write_result"]
 
@@ -21,16 +19,14 @@ def write_result(
     result: TrialResult,
     path: Path,
     *,
-    names: Mapping[str, torch.Tensor] | None = None,
     certificate: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a result so that it is there whole or not at all.
 
     Args:
-        result: The result.
+        result: The result. If it knows its shapes, the file holds the parameters by name, so that
+            a reader without PrivTune can load them into the model; else the flat vector.
         path: Where.
-        names: The parameters by name, in the order in which they lie in the flat vector; a reader
-            without PrivTune can then load them into the model. The flat vector alone otherwise.
         certificate: What the release cost, for whoever finds the file.
     """
     from safetensors.torch import save_file
@@ -42,13 +38,12 @@ def write_result(
         "curves": {name: list(values) for name, values in result.curves.items()},
         "transcript_digest": result.transcript_digest,
         "failed": result.failed,
+        "shapes": {name: list(shape) for name, shape in result.shapes.items()},
     }
     metadata = {"result": json.dumps(document)}
     if certificate is not None:
         metadata["privtune"] = json.dumps(certificate)
-    if names is not None:
-        metadata["order"] = json.dumps(list(names))
-    tensors = {"weights": result.weights} if names is None else dict(names)
+    tensors = split(result.weights, result.shapes) or {"weights": result.weights}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     partial = path.with_suffix(f".partial-{os.getpid()}")
@@ -65,9 +60,10 @@ def read_result(path: Path) -> TrialResult:
         metadata = file.metadata() or {}
         if "result" not in metadata:
             raise PrivTuneError(f"{path.name} is not a trial's result; move it away and run again.")
-        names = json.loads(metadata["order"]) if "order" in metadata else ["weights"]
+        document = json.loads(metadata["result"])
+        flat = "weights" in file.keys()  # noqa: SIM118 (not a mapping)
+        names = ["weights"] if flat else list(document["shapes"])
         parts = [file.get_tensor(name).reshape(-1) for name in names]
-    document = json.loads(metadata["result"])
     score = document.pop("score")
     return TrialResult(
         weights=torch.cat(parts), score=None if score is None else float(score), **document

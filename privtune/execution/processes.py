@@ -59,9 +59,7 @@ def run_workers(
             workers = alive
             with _one_thread_each():
                 while len(workers) < min(jobs, left):
-                    worker: BaseProcess = context.Process(
-                        target=target, args=args, daemon=True
-                    )
+                    worker: BaseProcess = context.Process(target=target, args=args, daemon=True)
                     worker.start()
                     workers.append(worker)
             time.sleep(_POLL)

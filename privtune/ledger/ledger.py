@@ -25,7 +25,7 @@ from privtune.ledger.errors import (
 from privtune.ledger.history import BASIS_FILTER, BASIS_RECORDED, History
 from privtune.ledger.log import Line, Log
 from privtune.ledger.migrate import prepare
-from privtune.ledger.privacy_filter import FILTER_SHARE, best_order
+from privtune.ledger.privacy_filter import FILTER_SHARE, ORDERS, best_order
 from privtune.ledger.storage import Storage
 from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState
 
@@ -101,6 +101,10 @@ class Ledger:
         if budget.order is None:
             order = best_order(budget.epsilon, FILTER_SHARE * budget.delta)
             budget = replace(budget, order=order)
+        elif budget.order not in ORDERS:
+            near = min(ORDERS, key=lambda order: abs(order - (budget.order or 0.0)))
+            allowed = "must be one of the filter's orders"
+            raise InvalidInputError("order", budget.order, allowed, f"The nearest is {near:g}.")
 
         def first(at: datetime) -> Line:
             return Line(

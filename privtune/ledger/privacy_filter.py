@@ -45,12 +45,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from privtune.accounting.rdp import ORDERS
-
 __all__ = [
     "APPROXIMATE_SHARE",
     "FILTER_SHARE",
     "ODOMETER_SHARE",
+    "ORDERS",
     "Profile",
     "best_order",
     "capacity",
@@ -69,6 +68,13 @@ APPROXIMATE_SHARE = 0.1
 
 ODOMETER_SHARE = 0.1
 """The part of δ that lets the odometer be read at any time."""
+
+ORDERS: tuple[float, ...] = (
+    *(k / 10 for k in range(12, 111)),
+    *(float(k) for k in range(12, 65)),
+    *(128.0, 256.0, 512.0, 1024.0),
+)
+"""The orders that a filter may have. Budgets store theirs: orders may be added, never removed."""
 
 _RUNGS = 16
 _SAFETY = 1e-9
@@ -173,7 +179,7 @@ def best_order(epsilon: float, delta: float) -> float:
     def room(a: float) -> float:
         return (epsilon + (math.log(delta * a) - (a - 1) * math.log1p(-1 / a)) / (a - 1)) / a
 
-    return float(max(ORDERS, key=room))
+    return max(ORDERS, key=room)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def plot_budget(study: Study) -> go.Figure:
         )
     )
     figure.add_vline(x=budget.epsilon, line_dash="dash", line_color="#808896")
-    figure.update_layout(barmode="stack", bargap=0.1)
+    figure.update_layout(barmode="stack", bargap=0.1, legend_traceorder="normal")
     figure.update_yaxes(visible=False)
     figure.update_xaxes(range=[0, budget.epsilon * 1.02])
     return figure
@@ -109,7 +109,7 @@ def plot_epsilon_spent(study: Study) -> go.Figure:
     figure = new_figure(x="step", y=f"ε spent (δ = {budget.delta:g})")
     palette = colours([plan.arm for plan in study.plans])
     for plan in study.plans:
-        if plan.is_sealed:
+        if plan.is_sealed or not plan.is_private:
             continue
         curve = epsilon_spent(plan.training, delta=budget.delta, adjacency=budget.adjacency)
         figure.add_trace(

@@ -50,7 +50,8 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
     Returns:
         A figure. Bars are 95% intervals over the public test records. A hollow marker stands at
         the ε of the released model's training alone: what is reported when the search is forgotten.
-        Arms at the same ε are moved apart a little; hovering shows the exact ε.
+        Arms at the same ε are moved apart a little; hovering shows the exact ε. An arm without any
+        guarantee has no place on the axis.
     """
     import plotly.graph_objects as go
 
@@ -58,9 +59,9 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
     records = study.spec.load_task().test_records
     palette = colours([plan.arm for plan in study.plans])
     figure = new_figure(x=f"ε of the arm (δ = {budget.delta:g})", y=metric.replace("_", " "))
-    widest = max(status.guarantee.epsilon for status in study.status())
-    apart = widest * 0.012 if math.isfinite(widest) else 0.0
-    for place, status in enumerate(study.status()):
+    arms = [status for status in study.status() if math.isfinite(status.guarantee.epsilon)]
+    apart = 0.012 * max((status.guarantee.epsilon for status in arms), default=0.0)
+    for place, status in enumerate(arms):
         if status.release is None or metric not in status.release.utility:
             continue
         arm, value = status.plan.arm, status.release.utility[metric]

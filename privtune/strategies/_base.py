@@ -36,6 +36,8 @@ class TrialResult:
         curves: By name, one value a step.
         transcript_digest: Digest of what the training released.
         failed: What stopped the training, if it failed.
+        shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``;
+            empty where they are not known.
     """
 
     index: int
@@ -45,6 +47,7 @@ class TrialResult:
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     transcript_digest: str = ""
     failed: str = ""
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class InRun:
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan one training of at most ``epsilon``. Touches no data."""
         method = method_class(self.method)
-        require_parameters(self.arm, method, self.parameters)
+        if not context.define_by_run:
+            require_parameters(self.arm, method, self.parameters)
         _require_adjacency(self.arm, method, self.options, context)
         training = TrainingPlan(
             context.schedule,
@@ -75,6 +76,7 @@ class Fixed(InRun):
     name: ClassVar[str] = "fixed"
     summary: ClassVar[str] = "one training with hyperparameters given in advance"
 
+    arm: str = "fixed"
     method: str = "dpsgd"
 
 

@@ -39,6 +39,7 @@ class PlanningContext:
         delta: The budget's δ, in (0, 1).
         adjacency: The budget's neighbouring relation.
         scoring: How trials are scored.
+        define_by_run: Whether the space is defined by the user's own training loop.
     """
 
     task: Task
@@ -47,6 +48,7 @@ class PlanningContext:
     delta: float
     adjacency: Adjacency
     scoring: Scoring = field(default_factory=Scoring)
+    define_by_run: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.strategies._base import TrialResult
 
-__all__ = ["Cost", "Release"]
+__all__ = ["Cost", "Release", "split"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Release:
         sealed: Whether the arm's trials are sealed.
         trials: Every trial, where all of them are paid for; else empty.
         note: One sentence about the release, if it needs one.
+        shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``.
     """
 
     arm: str
@@ -63,8 +65,22 @@ class Release:
     sealed: bool
     trials: Sequence[TrialResult] = ()
     note: str = ""
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the released parameters by name: ``model.load_state_dict(release.state_dict())``."""
+        return split(self.weights, self.shapes)
 
     @property
     def is_nothing(self) -> bool:
         """Whether no model was released: no run was drawn, or every run failed."""
         return self.weights.numel() == 0
+
+
+def split(weights: torch.Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:
+    """Cut a flat vector into the parameters that lie in it."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    if weights.numel() == 0 or not shapes:
+        return {}
+    parts = weights.split(sizes)
+    return {n: part.reshape(tuple(s)) for (n, s), part in zip(shapes.items(), parts, strict=True)}

@@ -68,6 +68,8 @@ class Selection:
 
     def check_parameters(self, context: PlanningContext) -> None:
         """Refuse hyperparameters that are missing, unknown, or given twice."""
+        if context.define_by_run:
+            return
         if overlap := sorted(set(self.parameters) & set(context.space)):
             raise InvalidInputError(
                 f"parameters of arm {self.arm!r}", overlap, "are searched by the space as well"

@@ -14,8 +14,6 @@ from privtune.execution.training import accuracy
 from privtune.strategies import Cost, Outcome, Plan, Release, TrialResult
 
 if TYPE_CHECKING:
-    import torch
-
     from privtune.tasks import Task, TaskData
 
 __all__ = ["load_release", "release_document", "save_release"]
@@ -28,7 +26,6 @@ def save_release(
     guarantee: Guarantee,
     seconds: float | None,
     folder: Path,
-    names: Mapping[str, torch.Tensor] | None,
     utility: Mapping[str, float],
 ) -> Release:
     """Write the released model with its certificate, and return the release.
@@ -39,7 +36,6 @@ def save_release(
         guarantee: What the arm cost.
         seconds: Time: measured, or the plan's estimate for a sealed arm.
         folder: The arm's folder.
-        names: The released parameters by name, if they are known.
         utility: Metrics on splits declared public.
     """
     import torch
@@ -57,7 +53,6 @@ def save_release(
     write_result(
         result,
         folder / "model.safetensors",
-        names=names,
         certificate={
             "arm": plan.arm,
             "strategy": plan.strategy,
@@ -147,4 +142,5 @@ def _release(
         sealed=plan.is_sealed,
         trials=trials,
         note=note,
+        shapes=result.shapes,
     )

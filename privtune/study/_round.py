@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,34 +24,27 @@ if TYPE_CHECKING:
     from privtune.study._store import StudyStore
     from privtune.tasks import Task, TaskData
 
-__all__ = ["StudyRound", "TrialFiles", "work_on_rows"]
+__all__ = ["Files", "StudyRound", "TrialFiles", "work_on_rows"]
 
 _STACK = 16  # candidates that are trained together
+_TRIALS, _FINAL = 10_000_000, 20_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialFiles:
+class Files(ABC):
     """Trains candidates of an arm, and keeps each result in a file under its own secret.
 
     Args:
         plan: The arm's plan.
         secret: 32 secret bytes of the arm: everything random derives from them.
         folder: Holds results; inside the trust boundary.
-        task: The task.
-        data: Its data; the arm's charge has been started.
         space: What candidates are drawn from.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        on_step: Progress.
     """
 
     plan: Plan
     secret: bytes
     folder: Path
-    task: Task
-    data: TaskData
     space: SearchSpace
-    device: str = "auto"
-    on_step: OnStep | None = None
 
     @property
     def streams(self) -> Streams:
@@ -61,21 +55,11 @@ class TrialFiles:
         """Return the hyperparameters of a row: a function of the secret and its number alone."""
         return {**self.plan.params, **self.space.draw(self.streams, number)}
 
+    @abstractmethod
     def train(
         self, training: TrainingPlan, trials: Mapping[int, Mapping[str, Any]], *, scored: bool
     ) -> list[TrialResult]:
-        """Train some candidates together."""
-        return train_trials(
-            training,
-            task=self.task,
-            data=self.data,
-            records=part_of(self.data.train, training.part, self.plan.rate, self.streams),
-            score=self.plan.score if scored else None,
-            trials=trials,
-            secrets={index: self.streams.key("trial", index) for index in trials},
-            device=self.device,
-            on_step=self.on_step,
-        )
+        """Train some candidates."""
 
     def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
         """Train leased rows, those of one training together, and write their results."""
@@ -100,9 +84,42 @@ class TrialFiles:
         (self.folder / handed[2]["file"]).unlink(missing_ok=True)
 
 
-def work_on_rows(rounds: Rounds, charge_id: str, files: TrialFiles) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TrialFiles(Files):
+    """Trains candidates of a task with the engine, whole stacks at once.
+
+    Args:
+        task: The task.
+        data: Its data; the arm's charge has been started.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        on_step: Progress.
+    """
+
+    task: Task
+    data: TaskData
+    device: str = "auto"
+    on_step: OnStep | None = None
+
+    def train(
+        self, training: TrainingPlan, trials: Mapping[int, Mapping[str, Any]], *, scored: bool
+    ) -> list[TrialResult]:
+        """Train some candidates together."""
+        return train_trials(
+            training,
+            task=self.task,
+            data=self.data,
+            records=part_of(self.data.train, training.part, self.plan.rate, self.streams),
+            score=self.plan.score if scored else None,
+            trials=trials,
+            secrets={index: self.streams.key("trial", index) for index in trials},
+            device=self.device,
+            on_step=self.on_step,
+        )
+
+
+def work_on_rows(rounds: Rounds, charge_id: str, files: Files, *, stack: int = _STACK) -> None:
     """Work through a round's rows in this process."""
-    work_through(rounds, charge_id, files.run_rows, stack=_STACK, dropped=files.drop)
+    work_through(rounds, charge_id, files.run_rows, stack=stack, dropped=files.drop)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +140,7 @@ class StudyRound:
     store: StudyStore
     ledger: Ledger
     charge_id: str | None
-    files: TrialFiles
+    files: Files
     n_jobs: int = 1
     worker: tuple[Callable[..., None], tuple[Any, ...]] | None = None
 
@@ -142,14 +159,7 @@ class StudyRound:
         if self.charge_id is None:
             return ()
         rounds = make_rounds(self.ledger)
-        if self.n_jobs > 1 and self.worker is not None:
-            target, args = self.worker
-            charge = self.charge_id
-            run_workers(
-                target, args, jobs=self.n_jobs, open_count=lambda: rounds.open_count(charge)
-            )
-        else:
-            work_on_rows(rounds, self.charge_id, self.files)
+        self._work(rounds, self.charge_id)
         results = [self._row(row.number, row.result) for row in rounds.results(self.charge_id)]
         self.store.record(self.study, plan.arm, space=self.space, results=results)
         return results
@@ -167,9 +177,11 @@ class StudyRound:
         path = self.files.folder / f"{name}.safetensors"
         if path.exists():
             return read_result(path)
-        number = 1_000_000 + int(name.rpartition("-")[2]) if "-" in name else 2_000_000
-        (result,) = self.files.train(training, {number: params}, scored=scored)
-        result = replace(result, index=number - 1_000_000 if "-" in name else 0)
+        # Numbers of their own: no stream of a named training is that of a row.
+        number = int(name.rpartition("-")[2]) if "-" in name else 0
+        first = _TRIALS if "-" in name else _FINAL
+        (result,) = self.files.train(training, {first + number: params}, scored=scored)
+        result = replace(result, index=number)
         write_result(result, path)
         return result
 
@@ -187,6 +199,16 @@ class StudyRound:
         """Delete all results: losing models have no further use, and are private."""
         for path in self.files.folder.glob("*.safetensors"):
             path.unlink()
+
+    def _work(self, rounds: Rounds, charge_id: str) -> None:
+        """Give every row a result."""
+        if self.n_jobs > 1 and self.worker is not None:
+            target, args = self.worker
+            run_workers(
+                target, args, jobs=self.n_jobs, open_count=lambda: rounds.open_count(charge_id)
+            )
+        else:
+            work_on_rows(rounds, charge_id, self.files)
 
     def _row(self, number: int, document: Mapping[str, Any]) -> TrialResult:
         if "file" in document:

@@ -20,6 +20,7 @@ from sqlalchemy.engine import make_url
 from privtune.errors import PrivTuneError
 
 if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
     from privtune.spaces import SearchSpace
@@ -146,6 +147,25 @@ class StudyStore:
         asked = study.ask(dict(space))
         asked.set_user_attr(_INDEX, number)
         return dict(asked.params)
+
+    def live(
+        self,
+        name: str,
+        arm: str,
+        number: int,
+        *,
+        sampler: BaseSampler,
+        pruner: BasePruner | None,
+    ) -> optuna.Trial:
+        """Return Optuna's own trial ``number``, for an objective that defines its space by running."""
+        study = self._load(_arm_name(name, arm))
+        study.sampler, study.pruner = sampler, pruner or optuna.pruners.NopPruner()
+        for trial in study.get_trials(deepcopy=False):
+            if trial.user_attrs.get(_INDEX) == number:
+                return optuna.Trial(study, trial._trial_id)
+        asked = study.ask()
+        asked.set_user_attr(_INDEX, number)
+        return asked
 
     def tell(self, name: str, arm: str, number: int, score: float) -> None:
         """Tell Optuna the score of trial ``number``. A row is told once."""

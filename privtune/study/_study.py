@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import secrets
+import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +38,19 @@ from privtune.study.spec import StudySpec
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
+    import optuna
+    import pandas
+
+    from privtune.strategies import Strategy
+    from privtune.study.objective import Objective
+    from privtune.study.user_training import DPSGD, Validation
     from privtune.tasks import Task, TaskData
 
-__all__ = ["Study", "StudyFinishedError"]
+__all__ = ["SealedTrialsError", "Study", "StudyFinishedError", "delete_study"]
+
+
+class SealedTrialsError(PrivTuneError):
+    """Sealed trials were asked for outside of the trust boundary."""
 
 
 class StudyFinishedError(PrivTuneError):
@@ -52,7 +64,7 @@ class Study:
     interruption: :meth:`run` goes on where it was, without a second charge.
     """
 
-    def __init__(self, name: str, storage: str) -> None:
+    def __init__(self, name: str, storage: str, *, curator: bool = False) -> None:
         self.name = name
         self.storage = storage
         self._store = StudyStore(storage)
@@ -62,6 +74,7 @@ class Study:
         self._uid: str = document["uid"]
         self.plans: tuple[Plan, ...] = tuple(Plan.from_dict(d) for d in document["plans"])
         self.folder: Path = artifact_root(storage) / name
+        self._curator = curator or os.environ.get("PRIVTUNE_CURATOR", "") not in ("", "0")
 
     @classmethod
     def create(cls, spec: StudySpec, storage: str) -> Study:
@@ -76,7 +89,7 @@ class Study:
             if spec.name in store.names():
                 # Before the planning, which takes seconds; `create` checks again.
                 store.create(spec.name, {}, {})
-            planned = plan_study(spec)
+            plans = plan_study(spec).plans if spec.arms else ()
             with Ledger(storage) as ledger:
                 if spec.budget.name not in {budget.name for budget in ledger.budgets()}:
                     ledger.create_budget(spec.budget.to_budget())
@@ -88,7 +101,7 @@ class Study:
                 {
                     "uid": uuid.uuid4().hex,
                     "spec": spec.model_dump(mode="json"),
-                    "plans": [plan.to_dict() for plan in planned.plans],
+                    "plans": [plan.to_dict() for plan in plans],
                 },
             )
         finally:
@@ -116,13 +129,13 @@ class Study:
             NonPrivateError: If an arm has no guarantee and ``non_private`` does not allow that.
         """
         observer = observer or NullObserver()
+        task = self.spec.load_task()
         if all(self._store.get(self.name, plan.arm, "announced") for plan in self.plans):
             raise StudyFinishedError(
                 f"Study {self.name!r} is finished: every arm has been released, nothing was run and "
                 f"nothing was spent. See it with: privtune study compare {self.name}."
             )
         self._check_private(non_private)
-        task = self.spec.load_task()
         seconds = {
             plan.arm: dry_run(plan, task, device=self.spec.device)
             for plan in self.plans
@@ -152,6 +165,111 @@ class Study:
                 self._store.set(self.name, plan.arm, "announced", True)
             releases.append(release)
         return tuple(releases)
+
+    def optimize(
+        self,
+        objective: Objective,
+        *,
+        strategy: Strategy,
+        training: DPSGD,
+        validation: Validation | None = None,
+        epsilon: float | None = None,
+        arm: str | None = None,
+        sampler: object | None = None,
+        pruner: object | None = None,
+        n_jobs: int = 1,
+        timeout: float | None = None,
+        catch: type[BaseException] | Sequence[type[BaseException]] = Exception,
+        callbacks: Sequence[Callable[[Study, Release], None]] = (),
+        show_progress_bar: bool = False,
+    ) -> Release:
+        """Run one arm whose trials are trained by a function of one's own, and release it.
+
+        Args:
+            objective: Suggests hyperparameters, trains through ``trial.make_private``, returns
+                ``trial.score(model, validation)``.
+            strategy: How to choose, as in ``privtune.strategies``.
+            training: Records, epochs and batch size of one training.
+            validation: The split that trials are scored on, where the strategy chooses.
+            epsilon: What the arm may cost; the whole budget, if nothing was charged to it yet.
+            arm: Name of the arm; the strategy's own unless given.
+            sampler: Optuna's sampler for ``everything``, or one of your own that declares that its
+                draws are independent.
+            pruner: Optuna's pruner, for ``everything`` with a public validation split.
+            n_jobs: How many trials at once, in threads.
+            timeout: Seconds after which no trial begins; the arm stays open and can go on.
+            catch: Exceptions that are a result with the worst score. Others stop the arm, and its
+                charge stays.
+            callbacks: Called with the study and the release; never with a sealed trial.
+            show_progress_bar: Show that the arm runs; of a sealed arm nothing else is shown.
+
+        Returns:
+            The release.
+
+        Raises:
+            StudyFinishedError: If the arm has been released. Nothing is spent.
+            BudgetExceededError: If it does not fit what is left. Nothing is spent.
+
+        **Guarantee**: what is released is covered by the arm's event, if the objective touches the
+        training records through ``make_private`` and the validation records through ``score`` only.
+        """
+        from privtune.study._optimize import optimize
+
+        return optimize(
+            self,
+            objective,
+            strategy=replace(strategy, arm=arm or strategy.arm),  # type: ignore[type-var]
+            training=training,
+            validation=validation,
+            epsilon=epsilon,
+            sampler=sampler,
+            pruner=pruner,
+            n_jobs=n_jobs,
+            timeout=timeout,
+            catch=catch,
+            callbacks=callbacks,
+            show_progress_bar=show_progress_bar,
+        )
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Names of the arms, in order."""
+        return tuple(plan.arm for plan in self.plans)
+
+    @property
+    def trials(self) -> list[optuna.trial.FrozenTrial]:
+        """Every trial of every arm, as Optuna has them. For the curator alone.
+
+        Raises:
+            SealedTrialsError: Outside of the trust boundary.
+        """
+        if not self._curator:
+            raise SealedTrialsError(
+                f"The trials of study {self.name!r} are sealed: whoever sees them is inside the "
+                "trust boundary. If you are, set PRIVTUNE_CURATOR=1 or load the study with "
+                "curator=True; else ask for study.releases()."
+            )
+        return [trial for arm in self.arms for trial in self._store.trials(self.name, arm)]
+
+    def compare(self) -> pandas.DataFrame:
+        """Return one row an arm: what it reached, at what ε, at what cost."""
+        from privtune.study._compare import comparison
+
+        return comparison(self)
+
+    def export(self) -> dict[str, Any]:
+        """Return all that may leave the trust boundary, JSON-ready: plans, releases, certificate."""
+        from privtune.study._compare import export
+
+        return export(self)
+
+    def delete(self) -> None:
+        """Delete the study, its trials and its models. Its charges are the ledger's and stay.
+
+        Raises:
+            StudyNotFoundError: If there is no such study.
+        """
+        delete_study(self.name, self.storage)
 
     def status(self) -> tuple[ArmStatus, ...]:
         """Return how far every arm is. Reads the storage only."""
@@ -248,6 +366,23 @@ class Study:
             return Guarantee(math.inf, budget.delta, "non_private", budget.adjacency)
         return epsilon(plan.event, self.spec.budget.delta, adjacency=self.spec.budget.adjacency)
 
+    def _add_arm(self, plan: Plan) -> None:
+        """Add an arm to an open study, or find it there with the same plan."""
+        known = {p.arm: p for p in self.plans}
+        if plan.arm in known:
+            if known[plan.arm].digest() != plan.digest():
+                raise PrivTuneError(
+                    f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
+                    "planned does not change. Say arm='another-name' for a new arm."
+                )
+            return
+        self._store.add_arm(self.name, plan.arm)
+        self._store.set(self.name, plan.arm, "secret", _secret(self.spec, plan.arm))
+        document = self._store.document(self.name)
+        plans = [*document["plans"], plan.to_dict()]
+        self._store.update(self.name, {**document, "plans": plans})
+        self.plans = (*self.plans, plan)
+
     def _check_private(self, allowed: bool) -> None:
         without = [plan.arm for plan in self.plans if not plan.is_private]
         if without and not allowed:
@@ -301,10 +436,12 @@ class Study:
             raise
         if not plan.is_sealed:
             seconds = time.perf_counter() - started
-        return self._save(plan, outcome, task, data, seconds)
+        if outcome.result is not None:
+            outcome = replace(outcome, result=_shaped(task, outcome.result))
+        return self._save(plan, outcome, seconds, utility_of(task, outcome.result, data))
 
     def _save(
-        self, plan: Plan, outcome: Outcome, task: Task, data: TaskData, seconds: float
+        self, plan: Plan, outcome: Outcome, seconds: float, utility: Mapping[str, float]
     ) -> Release:
         release = save_release(
             plan,
@@ -312,8 +449,7 @@ class Study:
             guarantee=self._guarantee(plan),
             seconds=seconds,
             folder=self.folder / plan.arm,
-            names=_named(task, outcome.result),
-            utility=utility_of(task, outcome.result, data),
+            utility=utility,
         )
         self._store.set(self.name, plan.arm, "release", release_document(release))
         return release
@@ -341,6 +477,22 @@ class Study:
         return load_release(plan, self.folder / plan.arm, document, self._guarantee(plan))
 
 
+def delete_study(name: str, storage: str) -> None:
+    """Delete a study, its trials and its models, also one that was never completely created.
+
+    Its charges are the ledger's and stay: what was released cannot be taken back.
+
+    Raises:
+        StudyNotFoundError: If there is no such study.
+    """
+    store = StudyStore(storage)
+    try:
+        store.delete(name, store.arms(name))
+    finally:
+        store.close()
+    shutil.rmtree(artifact_root(storage) / name, ignore_errors=True)
+
+
 def _check_terms(ledger: Ledger, spec: StudySpec) -> None:
     budget = ledger.budget(spec.budget.name)
     asked = (spec.budget.epsilon, spec.budget.delta, spec.budget.adjacency)
@@ -365,12 +517,9 @@ def _secret(spec: StudySpec, arm: str) -> str:
     return Streams(spec.seed.to_bytes(32, "big")).key(f"arm/{arm}").hex()
 
 
-def _named(task: Task, result: TrialResult | None) -> dict[str, Any] | None:
-    """Return the released parameters by name, so that anybody can load them into the model."""
-    if result is None or result.weights.numel() == 0:
-        return None
-    from privtune.training.engine import load_params
-
-    model = task.model()
-    load_params(model, result.weights)
-    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+def _shaped(task: Task, result: TrialResult) -> TrialResult:
+    """Note the names and shapes of the parameters, so that anybody can load them."""
+    if result.shapes or result.weights.numel() == 0:
+        return result
+    named = task.model().named_parameters()
+    return replace(result, shapes={n: tuple(p.shape) for n, p in named if p.requires_grad})

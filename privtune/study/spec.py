@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from privtune.accounting import Adjacency
 from privtune.errors import PrivTuneError
@@ -59,10 +59,11 @@ class StudySpec(BaseModel):
 
     Args:
         name: Name of the study.
-        task: Built-in name, or ``package.module:factory``.
+        task: Built-in name, ``package.module:factory``, or a table; None for an open study, whose
+            arms are trained by the user's own function (``study.optimize``).
         budget: The budget it draws on.
         space: Optuna's distributions, by hyperparameter.
-        arms: At least one.
+        arms: At least one, unless the study is open.
         scoring: How trials are scored: ``metric``, ``mechanism``, ``bound``.
         epochs: Expected passes over the training data of one training.
         expected_batch_size: Expected records in one Poisson sample.
@@ -74,13 +75,13 @@ class StudySpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=_NAME)
-    task: str
+    task: str | Mapping[str, Any] | None = None
     budget: BudgetSpec
     space: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
-    arms: tuple[ArmSpec, ...] = Field(min_length=1)
+    arms: tuple[ArmSpec, ...] = ()
     scoring: Mapping[str, Any] = Field(default_factory=dict)
-    epochs: float = Field(gt=0, allow_inf_nan=False)
-    expected_batch_size: int = Field(ge=1)
+    epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    expected_batch_size: int | None = Field(default=None, ge=1)
     epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int | None = Field(default=None, ge=0)
@@ -92,6 +93,17 @@ class StudySpec(BaseModel):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two arms are called {', '.join(twice)}; names must differ")
         return arms
+
+    @model_validator(mode="after")
+    def _whole(self) -> StudySpec:
+        declared = ("arms", "epochs", "expected_batch_size")
+        given = [name for name in declared if getattr(self, name)]
+        if self.task is None and (given or self.space):
+            raise ValueError(f"task is missing, but {', '.join(given) or 'space'} is given")
+        if self.task is not None and len(given) < len(declared):
+            missing = ", ".join(name for name in declared if name not in given)
+            raise ValueError(f"a study of a task also needs {missing}")
+        return self
 
     @classmethod
     def parse(cls, data: object) -> StudySpec:
@@ -123,6 +135,13 @@ class StudySpec(BaseModel):
         return cls.parse(data)
 
     @property
+    def task_name(self) -> str:
+        """What the task is called, for people."""
+        if self.task is None:
+            return "an objective of one's own"
+        return self.task if isinstance(self.task, str) else str(self.task.get("path", "a table"))
+
+    @property
     def target_epsilon(self) -> float:
         """What all arms together may cost."""
         return self.budget.epsilon if self.epsilon is None else self.epsilon
@@ -132,12 +151,23 @@ class StudySpec(BaseModel):
         return SearchSpace.from_dict(self.space)
 
     def load_task(self) -> Task:
-        """Return the task; its data is not touched."""
+        """Return the task; its data is not touched.
+
+        Raises:
+            SpecError: If the study is open: it has none.
+        """
+        if self.task is None:
+            raise SpecError(
+                f"Study {self.name!r} is open: it has no task of its own. Run arms on it with "
+                "study.optimize in Python."
+            )
         return get_task(self.task)
 
     def planning_context(self) -> PlanningContext:
         """Return the public facts that the arms plan with."""
         task = self.load_task()
+        if self.epochs is None or self.expected_batch_size is None:
+            raise SpecError(f"Study {self.name!r} needs epochs and expected_batch_size.")
         return PlanningContext(
             task=task,
             schedule=Schedule.from_epochs(

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from privtune.errors import InvalidInputError
 from privtune.tasks._task import Task
-from privtune.tasks.digits import digits_mlp
+from privtune.tasks.digits import digits_cnn, digits_mlp
+from privtune.tasks.mnist import mnist_cnn, mnist_logistic, mnist_mlp
+from privtune.tasks.tables import breast_cancer_logistic, iris_logistic, synthetic_logistic
+from privtune.tasks.tabular import tabular
 
 __all__ = ["TASKS", "get_task"]
 
-TASKS: Mapping[str, Callable[[], Task]] = {"digits-mlp": digits_mlp}
+TASKS: Mapping[str, Callable[[], Task]] = {
+    "digits-mlp": digits_mlp,
+    "digits-cnn": digits_cnn,
+    "breast-cancer-logistic": breast_cancer_logistic,
+    "iris-logistic": iris_logistic,
+    "synthetic-logistic": synthetic_logistic,
+    "mnist-mlp": mnist_mlp,
+    "mnist-cnn": mnist_cnn,
+    "mnist-logistic": mnist_logistic,
+}
 """The built-in tasks, by name."""
 
 
-def get_task(name: str) -> Task:
+def get_task(name: str | Mapping[str, Any]) -> Task:
     """Return the task of this name.
 
     Args:
-        name: A built-in name, or ``package.module:factory`` where the factory takes no arguments
-            and returns a :class:`Task`.
+        name: A built-in name; ``package.module:factory`` where the factory takes no arguments and
+            returns a :class:`Task`; or a table: ``{type: tabular, path: ..., ...}``.
 
     Returns:
         The task; its data has not been touched.
@@ -28,6 +41,10 @@ def get_task(name: str) -> Task:
     Raises:
         InvalidInputError: If there is no such task, or the factory returns something else.
     """
+    if isinstance(name, Mapping):
+        if name.get("type") != "tabular":
+            raise InvalidInputError("task.type", name.get("type"), "must be tabular")
+        return tabular(name)
     if name in TASKS:
         return TASKS[name]()
     module_name, separator, factory_name = name.partition(":")

@@ -2,49 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from privtune.tasks._data import Sizes, classification_loss, split
 from privtune.tasks._task import Task, TaskData
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["digits_mlp"]
+__all__ = ["digits_cnn", "digits_mlp"]
 
-_SPLIT_SEED = 20_241_107  # public and fixed: the split is part of the task's definition
-_TRAIN, _VALIDATION, _TEST = 1_077, 360, 360
+_SIZES = Sizes(1_077, 360, 360)
 _MAX_PIXEL = 16.0  # the format's bound, not the data's maximum
 
 
 def _load() -> TaskData:
-    import numpy as np
-    import torch
     from sklearn.datasets import load_digits
 
-    from privtune.training.engine import TensorData
+    images, labels = load_digits(return_X_y=True)
+    return split(images / _MAX_PIXEL, labels, _SIZES)
+
+
+def _load_images() -> TaskData:
+    from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
-    x = torch.as_tensor(images[order] / _MAX_PIXEL, dtype=torch.float32)
-    y = torch.as_tensor(labels[order], dtype=torch.int64)
-    validation, test = _TRAIN, _TRAIN + _VALIDATION
-    return TaskData(
-        train=TensorData(x[:validation], y[:validation]),
-        validation=TensorData(x[validation:test], y[validation:test]),
-        test=TensorData(x[test:], y[test:]),
-    )
+    return split(images.reshape(-1, 1, 8, 8) / _MAX_PIXEL, labels, _SIZES)
 
 
-def _model() -> torch.nn.Module:
+def _mlp() -> torch.nn.Module:
     from torch import nn
 
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def _loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    from torch.nn.functional import cross_entropy
+def _cnn() -> torch.nn.Module:
+    from torch import nn
 
-    return cross_entropy(outputs, targets, reduction="none")
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
 
 
 def digits_mlp() -> Task:
@@ -57,13 +62,25 @@ def digits_mlp() -> Task:
     return Task(
         name="digits-mlp",
         description="MLP 64-64-10 on scikit-learn's 1,797 handwritten digits (bundled)",
-        train_records=_TRAIN,
-        validation_records=_VALIDATION,
-        test_records=_TEST,
+        train_records=_SIZES.train,
+        validation_records=_SIZES.validation,
+        test_records=_SIZES.test,
         input_shape=(64,),
         classes=10,
         load=_load,
-        model=_model,
-        loss=_loss,
+        model=_mlp,
+        loss=classification_loss,
         public_test=True,
+    )
+
+
+def digits_cnn() -> Task:
+    """Return the task ``digits-cnn``: two small convolutions on the same records and split."""
+    return replace(
+        digits_mlp(),
+        name="digits-cnn",
+        description="two 3x3 convolutions on scikit-learn's 1,797 handwritten digits (bundled)",
+        input_shape=(1, 8, 8),
+        load=_load_images,
+        model=_cnn,
     )

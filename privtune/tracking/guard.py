@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,8 @@ class SealedError(PrivTuneError):
 _lock = threading.Lock()
 _rounds = 0
 _originals: list[tuple[Any, str, Any]] = []
+_environment: list[str | None] = []
+_URI = "MLFLOW_TRACKING_URI"
 
 
 def sealed_round_begin() -> None:
@@ -44,6 +47,9 @@ def sealed_round_begin() -> None:
         ):
             _originals.append((owner, method, getattr(owner, method)))
             setattr(owner, method, _refuse)
+        # Worker processes inherit an address that leads nowhere.
+        _environment.append(os.environ.get(_URI))
+        os.environ[_URI] = "privtune-sealed://round"
 
 
 def sealed_round_end() -> None:
@@ -56,6 +62,12 @@ def sealed_round_end() -> None:
         while _rounds == 0 and _originals:
             owner, method, original = _originals.pop()
             setattr(owner, method, original)
+        while _rounds == 0 and _environment:
+            before = _environment.pop()
+            if before is None:
+                os.environ.pop(_URI, None)
+            else:
+                os.environ[_URI] = before
 
 
 @contextlib.contextmanager

@@ -16,11 +16,11 @@ from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.plots._style import colours
 from privtune.tracking.curves import epsilon_spent
 from privtune.tracking.machine import machine_state
-from privtune.tracking.text import budget_line, ceil_to, describe_event, floor_to
+from privtune.tracking.text import budget_line, ceil_to, describe_event, floor_to, show_epsilon
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
-    from privtune.strategies import Plan, Release
+    from privtune.strategies import Plan, Release, TrialResult
     from privtune.study import Study
 
 __all__ = [
@@ -77,6 +77,7 @@ class ArmRecord:
         points: Metrics as (name, value, step), finite values only.
         note: Markdown; the first line is the budget.
         documents: JSON artifacts by path.
+        children: One record a trial, where every trial is paid for; else empty.
     """
 
     arm: str
@@ -88,6 +89,7 @@ class ArmRecord:
     points: tuple[Point, ...]
     note: str
     documents: Mapping[str, Any] = field(default_factory=dict)
+    children: tuple[ArmRecord, ...] = ()
 
 
 def budget_view(study: Study) -> BudgetView:
@@ -130,7 +132,8 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         if value is not None and math.isfinite(value)
     ]
     if not plan.is_sealed:
-        points += _curves(release)
+        points += _curves(release.curves)
+    if not plan.is_sealed and plan.is_private:
         points += [
             ("eps/spent", ceil_to(value, 4), step)
             for step, value in epsilon_spent(
@@ -153,6 +156,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
             "privacy/guarantee.json": release.guarantee.to_dict(),
             "certificate.json": view.certificate,
         },
+        children=() if plan.is_sealed else tuple(_child(plan, t) for t in release.trials),
     )
 
 
@@ -168,7 +172,7 @@ def ledger_table(charges: Sequence[Charge], study: Study) -> dict[str, Any]:
                 charge.study,
                 charge.arm,
                 str(charge.state),
-                f"{ceil_to(alone.epsilon, 4):.4f}",
+                show_epsilon(alone.epsilon, 4),
                 alone.method,
                 describe_event(charge.event.to_dict()),
                 charge.note,
@@ -203,10 +207,28 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, digits)
 
 
-def _curves(release: Release) -> list[Point]:
+def _child(plan: Plan, trial: TrialResult) -> ArmRecord:
+    score = _rounded(trial.score, 4)
+    return ArmRecord(
+        arm=f"{plan.arm}/{trial.index}",
+        digest=f"{plan.digest()}/{trial.index}",
+        sealed=False,
+        seconds=0.0,
+        tags={
+            "privtune.kind": "trial",
+            "privtune.strategy": plan.strategy,
+            **({"privtune.failed": trial.failed} if trial.failed else {}),
+        },
+        params={name: str(value) for name, value in trial.params.items()},
+        points=(*([] if score is None else [("acc/val", score, 0)]), *_curves(trial.curves)),
+        note=f"Trial {trial.index} of {plan.arm}: every trial of this arm is paid for.",
+    )
+
+
+def _curves(curves: Mapping[str, Sequence[float]]) -> list[Point]:
     return [
         (CURVE_NAMES.get(name, name), value, step)
-        for name, curve in release.curves.items()
+        for name, curve in curves.items()
         for step, value in enumerate(curve)
         if math.isfinite(value)
     ]
@@ -221,7 +243,7 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "privtune.strategy": plan.strategy,
         "privtune.adjacency": str(budget.adjacency),
         "privtune.budget": budget.name,
-        "privtune.dataset": study.spec.task,
+        "privtune.dataset": study.spec.task_name,
         "privtune.delta": f"{budget.delta:g}",
         "privtune.bound": release.guarantee.method,
         "privtune.cost": "expected" if release.cost.expected else "measured",
@@ -259,7 +281,7 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
     lines = [
         budget_line(budget, view.spent, view.left) + ".",
         "",
-        f"**{plan.arm}** ({plan.strategy}) took ε = {ceil_to(total, 4):.4f} at δ = "
+        f"**{plan.arm}** ({plan.strategy}) took ε = {show_epsilon(total, 4)} at δ = "
         f"{budget.delta:g}, {budget.adjacency}, by {release.guarantee.method}.",
     ]
     if total > one_run:
@@ -267,6 +289,8 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
             f"A script that reports the ε of its last training would say {one_run:.4f}; choosing "
             "among trainings is what the rest pays for."
         )
+    if release.note:
+        lines += ["", release.note]
     lines += [
         "",
         "Released: " + "; ".join(plan.released) + ".",

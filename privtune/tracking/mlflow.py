@@ -121,7 +121,7 @@ def sync_study(study: Study, *, uri: str | None = None) -> tuple[str, ...]:
             client,
             study.name,
             storage=study.storage,
-            tags={"privtune.kind": "study", "privtune.task": study.spec.task},
+            tags={"privtune.kind": "study", "privtune.task": study.spec.task_name},
         )
         there = published(client, experiment)
         missing = {arm: pair for arm, pair in released.items() if pair[0].digest() not in there}

@@ -18,7 +18,7 @@ from privtune.tracking.page import (
     text,
 )
 from privtune.tracking.statement import privacy_statement
-from privtune.tracking.text import budget_line, ceil_to, describe_event
+from privtune.tracking.text import budget_line, ceil_to, describe_event, show_epsilon, show_params
 
 if TYPE_CHECKING:
     from privtune.accounting import Explanation
@@ -117,11 +117,11 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
             (
                 arm.plan.arm,
                 arm.plan.strategy,
-                f"{ceil_to(arm.guarantee.epsilon, 3):.3f}",
+                show_epsilon(arm.guarantee.epsilon),
                 arm.state if accuracy is None else f"{accuracy:.1%}",
                 f"{arm.plan.expected_gradient_evaluations:,.0f}{mark}",
                 "—" if seconds is None else f"{seconds:.1f}{mark}",
-                ", ".join(f"{name} = {value:.4g}" for name, value in params.items()) or "—",
+                show_params(params) or "—",
             )
         )
     columns = [
@@ -214,7 +214,7 @@ def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
         costs = table(
             ["mean runs", "ε"],
             [
-                (f"{mean:g}", f"{ceil_to(cost, 4):.4f}")
+                (f"{mean:g}", show_epsilon(cost, 4))
                 for mean, cost in costs_at_other_means(study, plan)
             ],
             caption="ε of the selection at other means, with the same noise",
@@ -265,7 +265,7 @@ def _why(study: Study, charge: Charge) -> Html:
 
 def _node(node: Explanation) -> str:
     saved = "" if node.saved is None else f"; leaving it out would save {node.saved:.4f}"
-    line = f"{text(node.text)}: <strong>ε = {ceil_to(node.epsilon, 4):.4f}</strong> by {text(node.method)}"
+    line = f"{text(node.text)}: <strong>ε = {show_epsilon(node.epsilon, 4)}</strong> by {text(node.method)}"
     children = "".join(_node(child) for child in node.children)
     inner = f'<ul class="tree">{children}</ul>' if children else ""
     return f"<li>{line}{saved}{inner}</li>"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from privtune.accounting import Adjacency, epsilon
 from privtune.tracking.page import Html, section, table, text
-from privtune.tracking.text import ceil_to
+from privtune.tracking.text import ceil_to, show_epsilon
 
 if TYPE_CHECKING:
     from privtune.study import ArmStatus, Study
@@ -45,10 +45,10 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
     budget = study.spec.budget
     terms = view.certificate["budget"]["terms"]
     unit = terms["unit"]
-    dataset = terms["dataset"] or f"the private data of task {study.spec.task}"
+    dataset = terms["dataset"] or f"the private data of task {study.spec.task_name}"
     spent = ceil_to(view.spent.epsilon, 3)
     rows = [
-        (name, f"{ceil_to(one, 3):.3f}", f"{ceil_to(total, 3):.3f}")
+        (name, show_epsilon(one), show_epsilon(total))
         for name, one, total in run_and_procedure(study, arms)
     ]
     rows.append(("everything charged to the budget", "—", f"{spent:.3f}"))

@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,8 @@ __all__ = [
 
 _BATCH = 1_000  # MLflow's limit on metrics a call
 _DIGEST = "privtune.plan_digest"
-_HTTP = {
+_QUICK_AND_QUIET = {
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # MLflow would try seven times with growing pauses, minutes in all; a study must not wait for it.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -78,7 +79,7 @@ def open_client(storage: str, uri: str) -> Iterator[MlflowClient]:
         logging.getLogger(name).setLevel(logging.WARNING)
     folder = artifact_root(storage)
     folder.mkdir(parents=True, exist_ok=True)
-    with _environment(_HTTP), _lock(folder / "mlflow.lock"):
+    with _environment(_QUICK_AND_QUIET), _lock(folder / "mlflow.lock"):
         try:
             yield MlflowClient(tracking_uri=uri)
         except (MlflowException, SQLAlchemyError, OSError) as error:
@@ -125,7 +126,7 @@ def write_record(
     report: Callable[[], str] | None = None,
     samples: Sequence[Sample] = (),
 ) -> str:
-    """Write one arm's run, all at once, and return its id.
+    """Write one arm's run, its paid-for trials below it, all at once; return the run's id.
 
     The run's times are the time of writing, minus the measured length for an arm that is not
     sealed: the moments at which a round began and ended are not in the store.
@@ -138,38 +139,58 @@ def write_record(
         report: Renders the arm's page.
         samples: System metrics, as (seconds since the start, values).
     """
-    from mlflow.entities import Metric, Param, RunTag
+    from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
     started = now - int(record.seconds * 1000)
-    run = client.create_run(
-        experiment,
-        start_time=started,
-        tags={"mlflow.runName": record.arm, _DIGEST: record.digest},
-    ).info.run_id
+    run = _create(client, experiment, record, started)
+    for child in record.children:
+        below = _create(client, experiment, child, now, {"mlflow.parentRunId": run})
+        _log(client, below, child, [Metric(name, value, now, s) for name, value, s in child.points])
+        client.set_terminated(below, status="FINISHED", end_time=now)
     metrics = [Metric(name, value, now, step) for name, value, step in record.points]
     metrics += [
         Metric(name, value, started + int(seconds * 1000), step)
         for step, (seconds, values) in enumerate(samples)
         for name, value in values.items()
     ]
-    tags = {
-        **record.tags,
-        "mlflow.note.content": record.note,
-        "mlflow.loggedArtifacts": json.dumps([{"path": LEDGER_TABLE, "type": "table"}]),
-    }
+    tables = json.dumps([{"path": LEDGER_TABLE, "type": "table"}])
+    _log(client, run, record, metrics, {"mlflow.loggedArtifacts": tables})
+    client.log_inputs(run, [_dataset(record)])
+    _write_files(client, run, record, model=model, report=report)
+    client.set_terminated(run, status="FINISHED", end_time=now)
+    return run
+
+
+def _create(
+    client: MlflowClient,
+    experiment: str,
+    record: ArmRecord,
+    started: int,
+    tags: Mapping[str, str] | None = None,
+) -> str:
+    named = {"mlflow.runName": record.arm, _DIGEST: record.digest, **(tags or {})}
+    return str(client.create_run(experiment, start_time=started, tags=named).info.run_id)
+
+
+def _log(
+    client: MlflowClient,
+    run: str,
+    record: ArmRecord,
+    metrics: Sequence[Any],
+    tags: Mapping[str, str] | None = None,
+) -> None:
+    from mlflow.entities import Param, RunTag
+
+    all_tags = {**record.tags, "mlflow.note.content": record.note, **(tags or {})}
     client.log_batch(
         run,
         metrics[:_BATCH],
         [Param(name, value) for name, value in record.params.items()],
-        [RunTag(name, value) for name, value in tags.items()],
+        [RunTag(name, value) for name, value in all_tags.items()],
     )
     for start in range(_BATCH, len(metrics), _BATCH):
         client.log_batch(run, metrics[start : start + _BATCH])
-    client.log_inputs(run, [_dataset(record)])
-    _write_files(client, run, record, model=model, report=report)
-    client.set_terminated(run, status="FINISHED", end_time=now)
-    return str(run)
 
 
 def _write_files(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.study.spec import BudgetSpec
 
-__all__ = ["budget_line", "ceil_to", "describe_event", "floor_to"]
+__all__ = ["budget_line", "ceil_to", "describe_event", "floor_to", "show_epsilon", "show_params"]
 
 
 def ceil_to(value: float, digits: int) -> float:
@@ -22,6 +23,19 @@ def floor_to(value: float, digits: int) -> float:
     """Round down: what is left is never shown as more than it is."""
     scale = float(10**digits)
     return math.floor(value * scale) / scale if math.isfinite(value) else value
+
+
+def show_epsilon(value: float, digits: int = 3) -> str:
+    """Return an ε for the reader: rounded up, infinity as its sign."""
+    return f"{ceil_to(value, digits):.{digits}f}" if math.isfinite(value) else "∞"
+
+
+def show_params(params: Mapping[str, Any]) -> str:
+    """Return hyperparameters in one line."""
+    return ", ".join(
+        f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}"
+        for name, value in params.items()
+    )
 
 
 def budget_line(budget: BudgetSpec, spent: Guarantee, left: float) -> str:
@@ -55,5 +69,9 @@ def describe_event(event: dict[str, Any]) -> str:
         case "private_selection":
             law = event["runs"]
             return f"best of K ~ {law['law']}(mean {law['mean']:g}) of [{describe_event(event['event'])}]"
+        case "subsampled_tuning":
+            tuned, last = describe_event(event["tuning"]), describe_event(event["training"])
+            where = "the rest" if event["variant"] == 1 else "all"
+            return f"tune on a part of rate {event['rate']:g} [{tuned}], train on {where} [{last}]"
         case kind:
             return str(kind)

@@ -68,7 +68,7 @@ class PrivateTraining:
         secret: bytes | None = None,
     ) -> None:
         local = DatasetData(data) if isinstance(data, Dataset) else data
-        if len(local) != schedule.records:
+        if len(local) != schedule.records and not getattr(local, "sealed_size", False):
             raise InvalidInputError(
                 "data", f"{len(local)} records", f"must hold the schedule's {schedule.records}"
             )
@@ -94,7 +94,7 @@ class PrivateTraining:
         streams = Streams(secret)
         self._noise = NoiseSource([streams], device, self.layout.dtype)
         self._sampler = PoissonSampler(
-            records=schedule.records, rate=schedule.sample_rate, rngs=[streams.numpy("sampling")]
+            records=len(local), rate=schedule.sample_rate, rngs=[streams.numpy("sampling")]
         )
         self._scale = noise_scale(self._noise_multiplier, clipping.sensitivity(1)).to(device)
         self._drawn = 0

@@ -155,8 +155,13 @@ def test_a_block_without_divergence_leaves_room() -> None:
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 def test_the_best_order_is_near_the_optimum(epsilon: float) -> None:
     order = pf.best_order(epsilon, 1e-5)
-    room = {a: pf.capacity(pf.empty_profile, float(a), epsilon, 1e-5) / a for a in ORDERS}
+    room = {a: pf.capacity(pf.empty_profile, a, epsilon, 1e-5) / a for a in pf.ORDERS}
     assert room[order] == pytest.approx(max(room.values()), rel=1e-9)
+
+
+def test_every_order_of_a_filter_is_tabulated() -> None:
+    """A stored order between two tabulated ones would make old charges weigh more."""
+    assert set(pf.ORDERS) <= {float(order) for order in ORDERS}
 
 
 def test_the_ladder_keeps_its_share_of_delta() -> None:
@@ -187,7 +192,7 @@ def test_weights() -> None:
     assert weigh(NonPrivate(), 4.0, add).divergence == math.inf
     assert weigh(Composed(()), 4.0, add) == (0.0, 0.0)
     # At an order between two tabulated ones the next higher counts.
-    assert weigh(Gaussian(1.0), 4.1, add).divergence == pytest.approx(4.25 / 2, rel=1e-9)
+    assert weigh(Gaussian(1.0), 6.25, add).divergence == pytest.approx(6.3 / 2, rel=1e-9)
     approximate = weigh(Repeated(2, ApproximateDP(0.5, 1e-6)), 3.0, add)
     p = math.exp(0.5) / (1 + math.exp(0.5))
     exact = math.log(p**3 * (1 - p) ** -2 + (1 - p) ** 3 * p**-2) / 2

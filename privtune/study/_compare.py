@@ -1,0 +1,88 @@
+"""A study's arms side by side, as a pandas frame."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from privtune.ledger import export_certificate
+
+if TYPE_CHECKING:
+    from privtune.study._study import Study
+
+__all__ = ["comparison", "export"]
+
+
+def comparison(study: Study) -> pd.DataFrame:
+    """Return one row an arm: public facts and releases only.
+
+    Args:
+        study: The study.
+
+    Returns:
+        Columns: ``strategy``, ``state``, ``epsilon``, ``delta``, ``bound``, ``sealed``, ``score``,
+        ``gradient_evaluations`` (expected), ``wall_seconds`` (expected where sealed), each
+        utility, each released hyperparameter as ``params.NAME``; the index is the arm.
+    """
+    rows: list[dict[str, Any]] = []
+    for status in study.status():
+        release = status.release
+        rows.append(
+            {
+                "arm": status.plan.arm,
+                "strategy": status.plan.strategy,
+                "state": status.state,
+                "epsilon": status.guarantee.epsilon,
+                "delta": status.guarantee.delta,
+                "bound": status.guarantee.method,
+                "sealed": status.plan.is_sealed,
+                "score": None if release is None else release.score,
+                "gradient_evaluations": status.plan.expected_gradient_evaluations,
+                "wall_seconds": None if release is None else release.cost.wall_seconds,
+                **({} if release is None else release.utility),
+                **(
+                    {} if release is None else {f"params.{k}": v for k, v in release.params.items()}
+                ),
+            }
+        )
+    columns = ["arm"] if not rows else None
+    return pd.DataFrame(rows, columns=columns).set_index("arm")
+
+
+def export(study: Study) -> dict[str, Any]:
+    """Return a study's spec, plans, releases and the certificate of its budget, JSON-ready."""
+    arms = []
+    for status in study.status():
+        release = status.release
+        arms.append(
+            {
+                "plan": status.plan.to_dict(),
+                "state": status.state,
+                "guarantee": status.guarantee.to_dict(),
+                "release": None
+                if release is None
+                else {
+                    "params": dict(release.params),
+                    "score": _json(release.score),
+                    "utility": dict(release.utility),
+                    "note": release.note,
+                    "model": None
+                    if release.is_nothing
+                    else study.model_path(status.plan.arm).relative_to(study.folder).as_posix(),
+                },
+            }
+        )
+    certificate = export_certificate(study._ledger.log.storage, study.spec.budget.name)
+    return {
+        "format": "privtune-study",
+        "version": 1,
+        "spec": study.spec.model_dump(mode="json"),
+        "arms": arms,
+        "certificate": certificate,
+    }
+
+
+def _json(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

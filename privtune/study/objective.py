@@ -1,0 +1,214 @@
+"""Arms whose trials are trained by the user's own function: ``study.optimize``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from privtune.errors import PrivTuneError
+from privtune.execution.training import failed
+from privtune.priors import IndependentSampler
+from privtune.spaces import SearchSpace, require_independent_sampler
+from privtune.strategies import (
+    Everything,
+    InRun,
+    Plan,
+    PlanningContext,
+    Strategy,
+    StrategyError,
+    TrainingPlan,
+    TrialResult,
+)
+from privtune.strategies.selection import Selection
+from privtune.study._round import Files, StudyRound, work_on_rows
+from privtune.study.trial import Trial, refuse_autologging
+from privtune.study.user_training import DPSGD, Validation, objective_task
+from privtune.training.streams import Streams
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
+    from privtune.ledger import Budget, Rounds
+
+__all__ = [
+    "Objective",
+    "ObjectiveFiles",
+    "ObjectiveRound",
+    "StudyInterruptedError",
+    "plan_objective",
+]
+
+Objective = Callable[[Trial], float]
+"""Trains one candidate through ``trial.make_private`` and returns ``trial.score``."""
+
+
+class StudyInterruptedError(PrivTuneError):
+    """The time was over before the arm was; its charge stays, nothing was released."""
+
+
+def plan_objective(
+    strategy: Strategy,
+    training: DPSGD,
+    validation: Validation | None,
+    *,
+    budget: Budget,
+    epsilon: float,
+    sampler: object | None,
+    pruner: object | None,
+) -> Plan:
+    """Plan an arm that the user's own function trains. Touches no data.
+
+    Raises:
+        StrategyError: If the strategy needs a task's own space or method, a validation split that
+            was not declared, or a pruner or sampler that it does not cover.
+    """
+    choosing = isinstance(strategy, Selection)
+    if strategy.name in ("linear-scaling", "non-private-grid") or type(strategy) is InRun:
+        raise StrategyError(
+            f"Strategy {strategy.name!r} trains by itself and cannot call a function of yours. "
+            "Declare a task, or use fixed, papernot-steinke, liu-talwar, subsampled-tuning or "
+            "everything."
+        )
+    if choosing and validation is None:
+        raise StrategyError(
+            f"Strategy {strategy.name!r} chooses by a score, but no validation split was declared. "
+            "Pass validation=privtune.Validation(records=..., public=...)."
+        )
+    if choosing and not isinstance(strategy, Everything):
+        if sampler is not None:
+            require_independent_sampler(sampler)
+        if pruner is not None:
+            strategy = replace(strategy, pruner=type(pruner).__name__)
+    context = PlanningContext(
+        task=objective_task(training, validation),
+        schedule=training.schedule,
+        space=SearchSpace({}),
+        delta=budget.delta,
+        adjacency=budget.adjacency,
+        define_by_run=True,
+        **({} if validation is None else {"scoring": validation.scoring}),
+    )
+    plan = strategy.plan(context, epsilon=epsilon)
+    return replace(plan, details={**plan.details, "records": training.records})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveFiles(Files):
+    """Trains candidates by calling the user's function.
+
+    Args:
+        objective: The function.
+        catch: Exceptions of the training that are a result with the worst score.
+        sampler: A sampler of the user's own for sealed trials.
+        deadline: When to stop beginning trials, on the monotonic clock.
+        live: Optuna's trials where every trial is paid for, by number.
+    """
+
+    objective: Objective
+    catch: tuple[type[BaseException], ...]
+    sampler: IndependentSampler | None
+    deadline: float
+    live: dict[int, optuna.Trial]
+
+    def candidate(self, number: int) -> dict[str, Any]:
+        """Return the hyperparameters that are fixed; the function suggests the others."""
+        return dict(self.plan.params)
+
+    def train(
+        self, training: TrainingPlan, trials: Mapping[int, Mapping[str, Any]], *, scored: bool
+    ) -> list[TrialResult]:
+        """Call the function for each trial."""
+        return [self._one(training, number, given) for number, given in trials.items()]
+
+    def _one(self, training: TrainingPlan, number: int, given: Mapping[str, Any]) -> TrialResult:
+        if time.monotonic() > self.deadline:
+            raise StudyInterruptedError(
+                "The time is over before every trial was run. Nothing was released and the charge "
+                "stays; call optimize again with the same arm to go on."
+            )
+        sealed = self.plan.is_sealed
+        refuse_autologging(sealed)
+        streams = Streams(self.streams.key("trial", number))
+        trial = Trial(
+            self.plan,
+            training,
+            number=number,
+            streams=streams,
+            subset=self.streams,
+            given=given,
+            sampler=self.sampler,
+            live=self.live.get(number),
+        )
+        try:
+            with _seeded(streams):
+                value = self.objective(trial)
+        except PrivTuneError:
+            raise  # a refusal: it hangs on the program, not on the data
+        except self.catch as error:
+            return failed(number, trial.params, error)
+        finally:
+            refuse_autologging(sealed)
+        return trial.finish(value, number)
+
+
+@contextmanager
+def _seeded(streams: Streams) -> Iterator[None]:
+    """Seed torch's global stream, which initialises models, and put it back afterwards."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(streams.seed("initialisation"))
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveRound(StudyRound):
+    """The round of an arm that the user's function trains. Several jobs are threads.
+
+    Args:
+        sampler: Optuna's sampler, where every trial is paid for.
+        pruner: Optuna's pruner, likewise.
+        own: The files, as what they are.
+    """
+
+    own: ObjectiveFiles
+    sampler: BaseSampler | None = None
+    pruner: BasePruner | None = None
+
+    def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
+        """Open Optuna's trial; the function's suggestions define the space."""
+        sampler = make(self.space) if self.sampler is None else self.sampler
+        first = 10_000_000  # as the round numbers named trials
+        self.own.live[first + number] = self.store.live(
+            self.study, self.own.plan.arm, number, sampler=sampler, pruner=self.pruner
+        )
+        return {}
+
+    def _work(self, rounds: Rounds, charge_id: str) -> None:
+        if self.n_jobs == 1:
+            work_on_rows(rounds, charge_id, self.own, stack=1)
+            return
+        with ThreadPoolExecutor(self.n_jobs) as pool:
+            jobs = [
+                pool.submit(work_on_rows, rounds, charge_id, self.own, stack=1)
+                for _ in range(self.n_jobs)
+            ]
+            for job in jobs:
+                job.result()
+
+
+def deadline_of(timeout: float | None) -> float:
+    """Return when a timeout is over, on the monotonic clock."""
+    return math.inf if timeout is None else time.monotonic() + timeout
+
+
+def check_catch(catch: type[BaseException] | Sequence[type[BaseException]]) -> tuple[Any, ...]:
+    """Return the exceptions to catch as a tuple."""
+    return (catch,) if isinstance(catch, type) else tuple(catch)

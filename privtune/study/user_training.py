@@ -1,0 +1,80 @@
+"""What a user says about a training loop of their own: public facts, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from privtune.errors import InvalidInputError
+from privtune.strategies import Scoring
+from privtune.tasks import Task, TaskData
+from privtune.training.schedule import Schedule
+
+__all__ = ["DPSGD", "Validation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGD:
+    """A training loop of Poisson-sampled, clipped, noisy gradients, of any optimizer.
+
+    Args:
+        records: Number of training records, declared public.
+        epochs: Expected passes over them, above 0.
+        expected_batch_size: Expected records in one Poisson sample.
+
+    Example:
+        >>> DPSGD(records=1000, epochs=5, expected_batch_size=50).schedule.steps
+        100
+    """
+
+    records: int
+    epochs: float
+    expected_batch_size: int
+
+    @property
+    def schedule(self) -> Schedule:
+        """Records, rate and steps."""
+        return Schedule.from_epochs(
+            records=self.records,
+            epochs=self.epochs,
+            expected_batch_size=self.expected_batch_size,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """The validation split that trials are scored on.
+
+    Args:
+        records: Number of its records, declared public.
+        public: Whether it may be shown to everybody. If not, every score is noised and charged.
+        scoring: Metric, mechanism and bound.
+    """
+
+    records: int
+    public: bool = False
+    scoring: Scoring = field(default_factory=Scoring)
+
+    def __post_init__(self) -> None:
+        if self.records < 1:
+            raise InvalidInputError("records", self.records, "must be a whole number of at least 1")
+
+
+def objective_task(training: DPSGD, validation: Validation | None) -> Task:
+    """Return the public facts of a loop as a task, for planning. It has no data of its own."""
+
+    def nothing(*_: object) -> TaskData:
+        raise InvalidInputError("task", "objective", "is trained by the user's own function")
+
+    return Task(
+        name="objective",
+        description="a training loop of the user's own",
+        train_records=training.records,
+        validation_records=1 if validation is None else validation.records,
+        test_records=1,
+        input_shape=(),
+        classes=1,
+        load=nothing,
+        model=nothing,  # type: ignore[arg-type]
+        loss=nothing,  # type: ignore[arg-type]
+        public_validation=validation is not None and validation.public,
+    )

@@ -1,0 +1,102 @@
+"""Every refusal, with its text: one sentence, and the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from privtune.errors import PrivTuneError
+from privtune.strategies import Scoring, make_strategy
+from tests.strategies.world import BOTH, RATE, context
+
+EPOCHS = {**BOTH, "epochs": {"type": "categorical", "choices": [1, 2]}}
+LOOSE = {**BOTH, "epochs": {"type": "int", "low": 1, "high": 3}}
+RUNGS = {
+    **EPOCHS,
+    "noise_multiplier": {"type": "categorical", "choices": [1.0, 1.5]},
+}
+
+REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("papernot-steinke", {"sampler": "tpe"}, BOTH, "Use sampler: random .* or the strategy 'everything'"),
+    ("liu-talwar", {"sampler": "grid"}, BOTH, "categorical choices, drawn with replacement"),
+    ("subsampled-tuning", {"sampler": "qmc"}, BOTH, "not independent"),
+    ("papernot-steinke", {"pruner": "median"}, BOTH, "Leave the pruner out"),
+    ("everything", {"pruner": "median"}, BOTH, "Prune in an objective of your own"),
+    ("everything", {"sampler": "psychic"}, BOTH, "must be one of random, tpe"),
+    ("everything", {"trials": 0}, BOTH, "at least 1"),
+    ("papernot-steinke", {}, EPOCHS, "Say guarantee: common .* or guarantee: weighted"),
+    ("papernot-steinke", {"guarantee": "none"}, EPOCHS, "must be one of common, weighted"),
+    ("papernot-steinke", {"guarantee": "common"}, LOOSE, "on a finite grid with public weights"),
+    ("papernot-steinke", {"guarantee": "common"}, RUNGS, "Take epochs off the grid"),
+    ("papernot-steinke", {"law": "auto", "mean_runs": 3}, BOTH, "leave out mean_runs"),
+    ("papernot-steinke", {"law": "auto", "power": 1.0}, BOTH, "between 0.1 and 0.99"),
+    ("papernot-steinke", {"power": 0.5}, BOTH, "law: auto only"),
+    ("papernot-steinke", {"law": "binomial"}, BOTH, "required by binomial"),
+    ("liu-talwar", {"gamma": 0.1, "mean_runs": 3}, BOTH, "give one"),
+    ("liu-talwar", {"gamma": 1.5}, BOTH, r"must lie in \(0, 1\]"),
+    ("subsampled-tuning", {"variant": 3}, BOTH, "must be 1 or 2"),
+    ("subsampled-tuning", {"rate": 1.0}, BOTH, "strictly between 0 and 1"),
+    ("subsampled-tuning", {"law": "auto"}, BOTH, "Give the law of the tuning"),
+    ("subsampled-tuning", {"extrapolation": "guess"}, BOTH, "or a function of the winner's"),
+    ("linear-scaling", {}, BOTH, "extrapolates the learning rate alone"),
+    (
+        "linear-scaling",
+        {"fractions": (0.5, 0.2), "parameters": {"max_grad_norm": 1.0}},
+        RATE,
+        "0 < first < second < 1",
+    ),
+    ("non-private-grid", {"points": 0}, BOTH, "at least 1"),
+    ("papernot-steinke", {}, RATE, "also needs max_grad_norm"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "space", "message"), REFUSALS)
+def test_a_refusal_says_why_and_the_way_out(
+    name: str, options: dict, space: dict, message: str
+) -> None:
+    with pytest.raises(PrivTuneError, match=message) as caught:
+        make_strategy(name, arm="a", options=options).plan(context(space), epsilon=2.0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "message"),
+    [
+        ({"folds": 5}, "looks at every record in every fold"),
+        ({"metric": "f1"}, "Another metric has no bound"),
+        ({"mechanism": "none"}, "declared public"),
+        ({"bound": float("inf")}, "finite and above 0"),
+        ({"epsilon": 1}, "knows metric, mechanism, bound, folds"),
+    ],
+)
+def test_scores_that_are_neither_public_nor_noised_are_refused(scoring: dict, message: str) -> None:
+    with pytest.raises(PrivTuneError, match=message):
+        Scoring.from_dict(scoring)
+
+
+def test_a_sampler_that_needs_a_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import optuna
+
+    from privtune.strategies.everything import make_sampler
+
+    def missing(**_: object) -> None:
+        raise ImportError("No module named 'cmaes'")
+
+    monkeypatch.setattr(optuna.samplers, "CmaEsSampler", missing)
+    with pytest.raises(PrivTuneError, match="needs a package that is not installed"):
+        make_sampler("cmaes", context().space, 0)
+
+
+def test_refusals_do_not_depend_on_the_data() -> None:
+    # Planning with a task whose loading fails: the same refusals, no data touched.
+    def fail() -> None:
+        raise AssertionError("data was touched")
+
+    task = dataclasses.replace(context().task, load=fail)
+    for name, options, space, message in REFUSALS[:3]:
+        with pytest.raises(PrivTuneError, match=message):
+            make_strategy(name, arm="a", options=options).plan(
+                context(space, task=task), epsilon=2.0
+            )

@@ -1,0 +1,134 @@
+"""What strategies do with their rounds, on rounds that train nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from privtune.spaces import SearchSpace
+from privtune.strategies import (
+    Everything,
+    LinearScaling,
+    LiuTalwar,
+    NonPrivateGrid,
+    PapernotSteinke,
+    SubsampledTuning,
+)
+from privtune.strategies.linear_scaling import extrapolate
+from tests.strategies.world import BOTH, RATE, FakeRound, context
+
+SPACE = SearchSpace.from_dict(BOTH)
+
+
+def test_the_best_is_released() -> None:
+    trials = FakeRound(SPACE, count=20)
+    outcome = PapernotSteinke().run(PapernotSteinke().plan(context(), epsilon=2.0), trials)
+    scores = [-abs(math.log(SPACE.draw(trials.streams, n)["learning_rate"])) for n in range(20)]
+    assert outcome.result is not None
+    assert outcome.result.score == max(scores)
+    assert outcome.trials == ()
+
+
+@pytest.mark.parametrize("strategy", [PapernotSteinke(law="poisson", mean_runs=1.5)])
+def test_no_run_at_all_is_a_release_of_nothing(strategy: PapernotSteinke) -> None:
+    outcome = strategy.run(strategy.plan(context(), epsilon=2.0), FakeRound(SPACE, count=0))
+    assert outcome.result is None
+    assert "drew 0" in outcome.note
+    assert "another law" in outcome.note
+
+
+def test_nan_and_failures_lose_to_any_score() -> None:
+    scores = iter([math.nan, -math.inf, -5.0, math.nan])
+    trials = FakeRound(SPACE, score=lambda _: next(scores))
+    outcome = PapernotSteinke().run(PapernotSteinke().plan(context(), epsilon=2.0), trials)
+    assert outcome.result is not None
+    assert outcome.result.index == 2
+
+
+def test_ties_are_broken_by_the_rounds_secret_not_by_the_order() -> None:
+    winners = set()
+    for secret in range(20):
+        trials = FakeRound(SPACE, score=lambda _: 1.0)
+        trials.streams = type(trials.streams)(bytes([secret]) * 32)
+        plan = PapernotSteinke().plan(context(), epsilon=2.0)
+        result = PapernotSteinke().run(plan, trials).result
+        winners.add(result.index)
+    assert len(winners) > 2
+
+
+def test_a_round_of_failures_says_so() -> None:
+    trials = FakeRound(SPACE, score=lambda _: -math.inf)
+    outcome = PapernotSteinke().run(PapernotSteinke().plan(context(), epsilon=2.0), trials)
+    assert "no model" in outcome.note
+
+
+def test_a_known_threshold_releases_the_first_that_reaches_it_or_nothing() -> None:
+    scores = [0.1, 0.6, 0.9, 0.7]
+    strategy = LiuTalwar(threshold=0.5)
+    plan = strategy.plan(context(), epsilon=2.0)
+    given = iter(scores)
+    outcome = strategy.run(plan, FakeRound(SPACE, score=lambda _: next(given)))
+    assert outcome.result is not None
+    assert outcome.result.score == 0.6
+    strict = LiuTalwar(threshold=0.95)
+    given = iter(scores)
+    outcome = strict.run(plan, FakeRound(SPACE, score=lambda _: next(given)))
+    assert outcome.result is None
+    assert "0.95" in outcome.note
+
+
+@pytest.mark.parametrize(
+    ("rule", "factor"),
+    [("scale-learning-rate", 9.0), ("keep", 1.0), (lambda p, r: {**p, "learning_rate": r}, None)],
+)
+def test_subsampled_tuning_extrapolates_and_trains_once(rule: object, factor: float | None) -> None:
+    strategy = SubsampledTuning(variant=1, extrapolation=rule)
+    plan = strategy.plan(context(), epsilon=2.0)
+    trials = FakeRound(SPACE, count=8)
+    outcome = strategy.run(plan, trials)
+    ((name, training, params),) = trials.trained
+    assert name == "final"
+    assert training.part == "rest"
+    assert training.method == plan.training.method
+    best = max(
+        (SPACE.draw(trials.streams, n)["learning_rate"] for n in range(8)),
+        key=lambda rate: -abs(math.log(rate)),
+    )
+    assert params["learning_rate"] == pytest.approx(9.0 if factor is None else best * factor)
+    assert outcome.result is not None
+    assert outcome.result.score == -abs(math.log(best)), "the score that was paid for"
+
+
+def test_everything_tells_the_sampler_and_releases_every_trial() -> None:
+    strategy = Everything(trials=5)
+    trials = FakeRound(SPACE)
+    outcome = strategy.run(strategy.plan(context(), epsilon=2.0), trials)
+    assert len(outcome.trials) == 5
+    assert sorted(trials.told) == [0, 1, 2, 3, 4]
+    assert outcome.result is not None
+    assert outcome.result.score == max(t.score for t in outcome.trials)
+
+
+def test_linear_scaling_follows_the_line_inside_the_bounds() -> None:
+    assert extrapolate([0.1, 0.2, 0.5], [1.0, 2.0], [0.1, 10.0]) == pytest.approx(5.0)
+    assert extrapolate([0.1, 0.2, 2.0], [1.0, 2.0], [0.1, 10.0]) == 10.0
+    assert extrapolate([0.1, 0.2, 2.0], [2.0, 1.0], [0.1, 10.0]) == 0.1
+    strategy = LinearScaling(trials=3, parameters={"max_grad_norm": 1.0})
+    plan = strategy.plan(context(RATE), epsilon=2.0)
+    assert plan.search is not None
+    trials = FakeRound(SearchSpace.from_dict(RATE))
+    outcome = strategy.run(plan, trials)
+    assert [name for name, _, _ in trials.trained][-1] == "final"
+    assert len(trials.trained) == 7 == plan.expected_runs
+    noises = [t.method.noise_multiplier for _, t, _ in trials.trained]
+    assert noises[0] == noises[2] > noises[3] == noises[5] > noises[6]
+    assert len(outcome.trials) == 6
+
+
+def test_the_oracle_walks_the_whole_grid() -> None:
+    strategy = NonPrivateGrid(points=3)
+    trials = FakeRound(SPACE)
+    outcome = strategy.run(strategy.plan(context(), epsilon=2.0), trials)
+    assert len(outcome.trials) == 9
+    assert len({tuple(t.params.values()) for t in outcome.trials}) == 9

@@ -1,0 +1,87 @@
+"""Public facts to plan with, and a round that needs no data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from privtune.accounting import Adjacency
+from privtune.spaces import SearchSpace
+from privtune.strategies import Plan, PlanningContext, Scoring, TrainingPlan, TrialResult
+from privtune.training.schedule import Schedule
+from privtune.training.streams import Streams
+from tests.toy import blobs
+
+BOTH = {
+    "learning_rate": {"low": 0.05, "high": 5.0, "log": True},
+    "max_grad_norm": {"low": 0.1, "high": 10.0, "log": True},
+}
+RATE = {"learning_rate": BOTH["learning_rate"]}
+
+
+def context(space: Mapping[str, Any] | None = None, **changes: Any) -> PlanningContext:
+    fields: dict[str, Any] = {
+        "task": blobs(),
+        "schedule": Schedule.from_epochs(records=240, expected_batch_size=24, epochs=2),
+        "space": SearchSpace.from_dict(BOTH if space is None else space),
+        "delta": 1e-5,
+        "adjacency": Adjacency.ADD_REMOVE,
+        "scoring": Scoring(),
+    }
+    return PlanningContext(**{**fields, **changes})
+
+
+class FakeRound:
+    """Trains nothing: a candidate's score is given, or a function of its hyperparameters."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        *,
+        count: int = 4,
+        score: Any = lambda p: -abs(math.log(p["learning_rate"])),
+    ) -> None:
+        self.space = space
+        self.streams = Streams(bytes(32))
+        self.count = count
+        self.score = score
+        self.trained: list[tuple[str, TrainingPlan, dict[str, Any]]] = []
+        self.told: dict[int, float] = {}
+
+    def _result(self, index: int, params: Mapping[str, Any]) -> TrialResult:
+        score = self.score(params)
+        return TrialResult(
+            index=index,
+            params=dict(params),
+            weights=torch.zeros(3),
+            score=score,
+            failed="OutOfMemoryError" if score == -math.inf else "",
+        )
+
+    def select(self, plan: Plan) -> Sequence[TrialResult]:
+        return [
+            self._result(n, {**plan.params, **self.space.draw(self.streams, n)})
+            for n in range(self.count)
+        ]
+
+    def train(
+        self,
+        plan: Plan,
+        training: TrainingPlan,
+        params: Mapping[str, Any],
+        *,
+        name: str,
+        scored: bool = False,
+    ) -> TrialResult:
+        self.trained.append((name, training, dict(params)))
+        return self._result(len(self.trained) - 1, params)
+
+    def ask(self, number: int, make: Any) -> Mapping[str, Any]:
+        make(self.space)
+        return self.space.draw(self.streams, number)
+
+    def tell(self, number: int, score: float) -> None:
+        self.told[number] = score
