@@ -26,7 +26,8 @@ def log_model(
 ) -> str:
     """Log a released model as an MLflow model of its arm's run, and register it if asked.
 
-    The input example is made of zeros: MLflow keeps it in clear, so it must never hold a record.
+    The input example is made of zeros: MLflow keeps it in clear, so it must never hold a record. It
+    has two rows, or the exported model would take one row at a time only.
 
     Args:
         study: The study.
@@ -85,7 +86,7 @@ def _save(study: Study, release: Release, run: str, register: str | None) -> Any
             run_id=run,
             registered_model_name=register,
             pytorch_model=module.eval(),
-            input_example=np.zeros((1, *task.input_shape), dtype=np.float32),
+            input_example=np.zeros((2, *task.input_shape), dtype=np.float32),
             # Given, so that MLflow does not guess them by importing everything, for seconds.
             pip_requirements=[f"torch=={version('torch')}", f"numpy=={version('numpy')}"],
         )

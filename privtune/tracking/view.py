@@ -48,9 +48,11 @@ def experiment_url(
     return f"{url}&viewStateShareKey={VIEW_KEY}" if view else url
 
 
-def run_url(base: str, experiment_id: str, run_id: str) -> str:
-    """Return the address of an arm's run in MLflow's UI."""
-    return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+def run_url(base: str, experiment_id: str, run_id: str, artifact: str = "") -> str:
+    """Return the address of an arm's run in MLflow's UI, or of one of its artifacts."""
+    url = f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+    url += f"/artifacts/{artifact}" if artifact else ""
+    return f"{url}?workflowType=machine_learning"
 
 
 def saved_view(*, params: Sequence[str], curves: Sequence[str]) -> str:

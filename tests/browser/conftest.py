@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.tracking.conftest import Tracked, no_tracking_server, tracked
+from tests.tracked import Tracked
 from tests.tracking.servers import Server, free_port
-
-__all__ = ["Tracked", "no_tracking_server", "tracked"]
 
 PATIENCE = 90.0
 

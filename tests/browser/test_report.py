@@ -9,7 +9,7 @@ import pytest
 from privtune.tracking.report import render_study
 from privtune.tracking.text import show_epsilon
 from tests.browser.conftest import Browser
-from tests.tracking.conftest import Tracked
+from tests.tracked import Tracked
 
 pytestmark = [
     pytest.mark.browser,

@@ -10,9 +10,7 @@ from privtune.errors import PrivTuneError
 from privtune.plots._budget import shares
 from privtune.plots._comparison import wilson_interval
 from privtune.study import Study
-from tests.tracking.conftest import Tracked, tracked
-
-__all__ = ["tracked"]
+from tests.tracked import Tracked
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

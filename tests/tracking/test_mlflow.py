@@ -16,7 +16,7 @@ from privtune.tracking.layout import arm_record, budget_view
 from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import experiment_id, local_uri, open_client, write_record
 from tests.study.conftest import toy_spec
-from tests.tracking.conftest import ARMS, Tracked
+from tests.tracked import ARMS, Tracked
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -10,7 +10,7 @@ import pytest
 
 from privtune.errors import PrivTuneError
 from privtune.tracking.models import log_model
-from tests.tracking.conftest import Tracked
+from tests.tracked import Tracked
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,7 +46,7 @@ def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracke
 
     module = tracked.study.spec.load_task().model().eval()
     load_params(module, release.weights)
-    x = torch.randn((1, 6), generator=torch.Generator().manual_seed(3))
+    x = torch.randn((5, 6), generator=torch.Generator().manual_seed(3))
     assert torch.allclose(loaded(x), module(x), atol=1e-6)
 
 

@@ -15,7 +15,7 @@ from privtune.tracking.report import render_study
 from privtune.tracking.text import ceil_to
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
-from tests.tracking.conftest import ARMS, Tracked
+from tests.tracked import ARMS, Tracked
 from tests.tracking.test_sealed import forms
 
 __all__ = ["cli"]

@@ -18,7 +18,7 @@ from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import local_uri
 from tests import toy
 from tests.study.conftest import toy_spec
-from tests.tracking.conftest import ARMS, Tracked
+from tests.tracked import ARMS, Tracked
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -177,6 +177,17 @@ def test_rounds_may_be_nested(theirs: Theirs) -> None:
     assert theirs.client.get_run(theirs.run)
 
 
+class Talkative(MlflowObserver):
+    """Tells the objective when a sealed round begins."""
+
+    def arm_started(self, plan) -> None:
+        super().arm_started(plan)
+        ROUND.append(plan.arm)
+
+
+ROUND: list[str] = []
+
+
 def test_an_objective_that_logs_fails_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,19 +198,17 @@ def test_an_objective_that_logs_fails_and_leaves_nothing(
     honest, attempts = toy._model, []
 
     def talkative():
-        if study_round_runs:
+        if ROUND:
             attempts.append(1)
             MlflowClient(tracking_uri=uri).create_experiment(f"leak-{len(attempts)}")
         return honest()
 
-    study_round_runs = True
     monkeypatch.setattr(toy, "_model", talkative)
-    with pytest.raises(SealedError):
-        study.run(MlflowObserver(study))
+    ROUND.clear()
+    (release,) = study.run(Talkative(study))
     assert attempts
-    assert not (tmp_path / "privtune-artifacts" / "mlflow.db").exists()
-
-    study_round_runs = False
-    study.run(MlflowObserver(study))
-    names = {e.name for e in MlflowClient(tracking_uri=uri).search_experiments()}
-    assert names == {"Default", "toy"}, "after the round, MLflow works again"
+    assert release.is_nothing, "a trial that logs is a trial that failed"
+    stored = stored_bytes(tmp_path)
+    assert b"leak-" not in stored
+    client = MlflowClient(tracking_uri=uri)
+    assert {e.name for e in client.search_experiments()} == {"Default", "toy"}

@@ -24,7 +24,7 @@ from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import TrackingUnavailableError, local_uri, tracking_uri
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
-from tests.tracking.conftest import ARMS, Tracked
+from tests.tracked import ARMS, Tracked
 from tests.tracking.servers import Server, free_port
 from tests.tracking.test_sealed import forms
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from privtune.tracking.view import VIEW_KEY, VIEW_TAG, experiment_url, run_url, saved_view
-from tests.tracking.conftest import Tracked
+from tests.tracked import Tracked
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -63,4 +63,6 @@ def test_links() -> None:
     assert experiment_url(base, "3", view=False) == plain
     assert experiment_url(base, "3") == f"{plain}&viewStateShareKey={VIEW_KEY}"
     assert "compareRunsMode=CHART" in experiment_url(base, "3", charts=True)
-    assert run_url(base, "3", "abc") == "http://127.0.0.1:5000/#/experiments/3/runs/abc"
+    page = "http://127.0.0.1:5000/#/experiments/3/runs/abc"
+    assert run_url(base, "3", "abc") == f"{page}?workflowType=machine_learning"
+    assert run_url(base, "3", "abc", "privacy/report.html").startswith(f"{page}/artifacts/privacy/")
