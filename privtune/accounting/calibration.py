@@ -249,18 +249,18 @@ def solve_decreasing(
             high, high_value = middle, value
     if not math.isfinite(low_value):
         return high
+    left, right = math.log(low), math.log(high)
+    # The ends keep their own values: exp(log(x)) need not be x.
     tried = {low: low_value, high: high_value}
+    ends = {left: low_value, right: high_value}
 
     def gap(t: float) -> float:
-        x = math.exp(t)
-        if x not in tried:
-            tried[x] = function(x)
-        value = tried[x]
+        value = ends.get(t)
+        if value is None:
+            value = tried[math.exp(t)] = function(math.exp(t))
         return math.log(value / target) if value > 0.0 else -1e3
 
-    root = optimize.brentq(
-        gap, math.log(low), math.log(high), xtol=0.3 * tolerance, rtol=1e-12, maxiter=_ROUNDS
-    )
+    root = optimize.brentq(gap, left, right, xtol=0.3 * tolerance, rtol=1e-12, maxiter=_ROUNDS)
     step = 0.5 * tolerance
     while True:
         safe = min(x for x, value in tried.items() if value <= target)

@@ -285,13 +285,13 @@ def _resolve(
     start, end = kept[:-1][skipped], kept[1:][skipped]
     rise, run = roc[end] - roc[start], level[end] - level[start]
     steep, flat = slope[start], slope[end - 1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shift = (rise - flat * run) / (steep - flat)
-        shift = np.where(np.isfinite(shift), np.clip(shift, 0.0, run), 0.0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        meeting = (rise - flat * run) / (steep - flat)
+        shift = np.where(np.isfinite(meeting), np.clip(meeting, 0.0, run), 0.0)
         lift = np.where(steep > flat, np.clip(steep * shift, 0.0, rise), 0.0)
     # Where rounding hides the tangents, the corner of the cell (u at its left, F at its right) is
     # above the curve in any case.
-    hidden = ~(steep > flat) | ~np.isfinite(steep)
+    hidden = ~(steep > flat) | ~np.isfinite(steep) | ~np.isfinite(meeting)
     lift = np.where(hidden, rise, lift)
     shift = np.where(hidden, 0.0, shift)
     place = np.searchsorted(kept, start, side="right")

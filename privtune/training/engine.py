@@ -14,7 +14,7 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.training.batched import BatchedKernel, NotBatchableError
-from privtune.training.data import Data, TensorData
+from privtune.training.data import Data, TensorData, targets_are_classes
 from privtune.training.kernel import Kernel, Layout, Loss, flatten_params, load_params, same_fixed
 from privtune.training.noise import NoiseOptions
 from privtune.training.opacus_adapter import OpacusKernel
@@ -162,7 +162,7 @@ def choose_kernel(
 ) -> Kernel:
     """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
     x, y = data.take(torch.zeros(1, dtype=torch.long, device=device))
-    classes = data.targets_are_classes()
+    classes = targets_are_classes(data)
     key = (model, loss, x.shape, x.dtype, y.shape, y.dtype, device, classes)
     try:
         if key not in _kernels:

@@ -189,7 +189,10 @@ def test_a_method_scaled_for_another_adjacency_is_refused():
 
     arm = InRun(arm="pur", method="pur", options=options("pur", 3))
     context = SimpleNamespace(
-        adjacency=Adjacency.ADD_REMOVE, schedule=Schedule(10_000, 1.0, 5), delta=1e-5
+        adjacency=Adjacency.ADD_REMOVE,
+        schedule=Schedule(10_000, 1.0, 5),
+        delta=1e-5,
+        define_by_run=False,
     )
     with pytest.raises(InvalidInputError, match="add-remove"):
         arm.plan(context, epsilon=4.0)
