@@ -120,12 +120,16 @@ def study(
     parser = argparse.ArgumentParser(prog=f"python -m studies.{name}.run")
     parser.add_argument("--data", type=Path, help="mnist.npz")
     parser.add_argument("--smoke", action="store_true", help="seconds, on a public stand-in")
+    parser.add_argument("--paper", action="store_true", help="the paper's size, where it is larger")
     parser.add_argument("--check", action="store_true", help="compare with expected.json")
     parser.add_argument("--out", type=Path, help="where to write the results as JSON")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     spec = yaml.safe_load((folder / "spec.yaml").read_text())
-    settings = {**spec["full"], **(spec["smoke"] if arguments.smoke else {})}
+    settings = dict(spec["full"])
+    for size in ("paper", "smoke"):
+        if getattr(arguments, size):
+            settings.update(spec.get(size, {}))
     began = time.perf_counter()
     results = run(settings, arguments.data, smoke=arguments.smoke)
     results["seconds"] = round(time.perf_counter() - began, 1)

@@ -23,6 +23,7 @@ FLOORS = {
     "execution": 4,
     "study": 5,
     "tracking": 6,
+    "plots": 6,
     "audit": 6,
     "api": 6,
     "testing": 6,
@@ -34,7 +35,7 @@ HOMES = {
     "dp_accounting": "accounting/pld.py",
     "opacus": "training/opacus_adapter.py",
     "mlflow": "tracking/",
-    "sqlalchemy": ("ledger/", "study/_store.py"),
+    "sqlalchemy": ("ledger/", "study/_store.py", "tracking/store.py"),
 }
 
 

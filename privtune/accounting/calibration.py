@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from scipy import optimize
 
 from privtune.accounting._checks import check_delta, check_number
-from privtune.accounting.accountant import Guarantee
+from privtune.accounting.accountant import Guarantee, quick_epsilon
 from privtune.accounting.accountant import epsilon as report
 from privtune.accounting.events import (
     Adjacency,
@@ -146,9 +146,50 @@ def calibrate(
     def reported(scale: float) -> float:
         return report(_scaled(event, scale), level, adjacency=adjacency).epsilon
 
-    scale = solve_decreasing(reported, target, accuracy, lambda: _impossible(event, target, level))
+    def impossible() -> CalibrationError:
+        return _impossible(event, target, level)
+
+    scale = _near(event, target, level, accuracy, reported)
+    if scale is None:
+        scale = solve_decreasing(reported, target, accuracy, impossible)
     scaled = _scaled(event, scale)
     return Calibration(scaled, scale, report(scaled, level, adjacency=adjacency))
+
+
+def _near(
+    event: Event,
+    target: float,
+    delta: float,
+    accuracy: float,
+    reported: Callable[[float], float],
+) -> float | None:
+    """Return a factor found on a coarse lattice and confirmed by the accountant, or None.
+
+    The ratio of the reported to the coarse ε hardly moves near the root: solve on the coarse
+    lattice, correct the target by the ratio, solve again, and keep the answer if it is within the
+    accuracy and on the safe side.
+    """
+
+    def quick(scale: float) -> float:
+        value = quick_epsilon(_scaled(event, scale), delta, target)
+        return math.inf if value is None else value
+
+    if quick_epsilon(event, delta, target) is None:
+        return None
+    failure = CalibrationError("no factor on the coarse lattice")
+    start, goal = 1.0, target
+    try:
+        for tolerance in (30.0 * accuracy, 0.3 * accuracy, 0.1 * accuracy):
+            start = solve_decreasing(quick, goal, min(tolerance, 0.1), lambda: failure, start=start)
+            value = reported(start)
+            if target * (1.0 - 2.0 * accuracy) <= value <= target:
+                return start
+            if not math.isfinite(value) or value <= 0.0:
+                return None
+            goal = quick(start) / value * target * (1.0 - 0.3 * accuracy)
+    except CalibrationError:
+        return None
+    return None
 
 
 def _impossible(event: Event, target: float, delta: float) -> CalibrationError:
@@ -177,13 +218,14 @@ def solve_decreasing(
     The function falls in x. Brent's method on the logarithms; the answer is a point at which the
     function itself was evaluated and found at or below the target.
     """
-    low, high = start, start
+    low, high, stride = start, start, 1.0
     low_value = high_value = function(start)
     if high_value > target:
         while high_value > target:
             low, low_value = high, high_value
             ratio = high_value / target if math.isfinite(high_value) else 4.0
-            high *= min(max(ratio * 1.02, 1.05), 16.0)
+            high *= min(max(ratio**1.2, 1.0 + 2.0 * tolerance) ** stride, 16.0)
+            stride *= 3.0  # where the function is flat, its ratio says little
             if high > _LARGEST:
                 raise impossible()
             high_value = function(high)
@@ -191,7 +233,8 @@ def solve_decreasing(
         while low_value <= target:
             high, high_value = low, low_value
             ratio = target / low_value if low_value > 0.0 else 4.0
-            low /= min(max(ratio * 1.02, 1.05), 16.0)
+            low /= min(max(ratio**1.2, 1.0 + 2.0 * tolerance) ** stride, 16.0)
+            stride *= 3.0
             if low < _SMALLEST:
                 return high
             low_value = function(low)
@@ -206,18 +249,18 @@ def solve_decreasing(
             high, high_value = middle, value
     if not math.isfinite(low_value):
         return high
+    left, right = math.log(low), math.log(high)
+    # The ends keep their own values: exp(log(x)) need not be x.
     tried = {low: low_value, high: high_value}
+    ends = {left: low_value, right: high_value}
 
     def gap(t: float) -> float:
-        x = math.exp(t)
-        if x not in tried:
-            tried[x] = function(x)
-        value = tried[x]
+        value = ends.get(t)
+        if value is None:
+            value = tried[math.exp(t)] = function(math.exp(t))
         return math.log(value / target) if value > 0.0 else -1e3
 
-    root = optimize.brentq(
-        gap, math.log(low), math.log(high), xtol=0.3 * tolerance, rtol=1e-12, maxiter=_ROUNDS
-    )
+    root = optimize.brentq(gap, left, right, xtol=0.3 * tolerance, rtol=1e-12, maxiter=_ROUNDS)
     step = 0.5 * tolerance
     while True:
         safe = min(x for x, value in tried.items() if value <= target)

@@ -53,7 +53,8 @@ __all__ = [
 Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 _COARSE = 0.1  # lattice step over the deviation of one loss; adds about 5e-4 to ε, halved on demand
-_WIDEST = 1.0  # no lattice is wider, whatever the losses
+_MANY = 64  # different parts beyond which only the Rényi account is computed
+_SHARE = 4e-3  # of ε, by which rounding may raise it on the coarsest lattice
 _THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabulated
 
@@ -79,8 +80,8 @@ class Pair:
 
 
 def has_pair(parts: Mapping[Event, int]) -> bool:
-    """Whether a dominating pair can be built for all parts."""
-    return all(_leaf_has_pair(part) for part in parts)
+    """Whether a dominating pair can be built for all parts in reasonable time."""
+    return len(parts) <= _MANY and all(_leaf_has_pair(part) for part in parts)
 
 
 def _leaf_has_pair(part: Event) -> bool:
@@ -93,22 +94,29 @@ def _leaf_has_pair(part: Event) -> bool:
     return isinstance(part, Gaussian | Laplace | PoissonSampled | ZCDP | ApproximateDP)
 
 
-def default_step(parts: Mapping[Event, int], delta: float, fineness: float = 1.0) -> float:
+def default_step(
+    parts: Mapping[Event, int],
+    delta: float,
+    fineness: float = 1.0,
+    *,
+    near: float | None = None,
+) -> float:
     """Return the lattice step at which discretisation adds less than about 1e-3 to ε.
 
-    Rounding to the lattice adds at most step²/4 to the variance of each rounded loss, hence at most
-    `count·step²·log(1/δ)/(4 ε)` to ε: the step follows from the deviation of the losses or, where
-    rare large losses dominate it, from ε itself.
+    Spreading a loss on two lattice points raises its mean by at most step²/8 and its variance by at
+    most step²/4, hence ε by about `count·step²/8·(1 + 2 log(1/δ)/ε)`: the step follows from the
+    deviation of the losses or, where rare large losses dominate it, from ε itself, of which `near`
+    is a guess; without one the Rényi account is asked.
     """
     merged = _merge_gaussians(parts)
     count = sum(merged.values())
     variance = sum(number * _deviation(part) ** 2 for part, number in merged.items())
     step = _COARSE * math.sqrt(variance / count)
-    rough = 0.5 * rdp_epsilon(rdp_curve(_as_event(parts)), delta)
+    rough = 0.5 * (rdp_epsilon(rdp_curve(_as_event(parts)), delta) if near is None else near)
     if math.isfinite(rough):
-        by_epsilon = 0.5 * rough / math.sqrt(count * max(math.log(1.0 / delta), 1.0))
-        step = max(step, _COARSE * by_epsilon)
-    return min(max(step, 1e-9), _WIDEST) / fineness
+        tilt = 1.0 + 2.0 * math.log(1.0 / delta) / max(rough, 1e-9)
+        step = max(step, math.sqrt(_SHARE * rough / (count * tilt)))
+    return max(step, 1e-9) / fineness
 
 
 def _as_event(parts: Mapping[Event, int]) -> Event:
@@ -163,7 +171,7 @@ def event_pair(parts: Mapping[Event, int], step: float) -> Pair:
     return _composed_pair(merged, step)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _composed_pair(parts: tuple[tuple[Event, int], ...], step: float) -> Pair:
     built = [(_leaf_pair(part, step), count) for part, count in parts]
     remove = compose([(pair.remove, count) for pair, count in built])
@@ -244,7 +252,7 @@ def fine_pair(event: Event, fineness: float = 2.0) -> Pair:
     return event_pair(parts, default_step(parts, 1e-6, fineness))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def selection_tuners(event: PrivateSelection, fineness: float) -> tuple[Tuner, Tuner]:
     """Return the envelope bound of a selection in both directions (remove, add)."""
     pair = fine_pair(event.event, fineness)
@@ -252,14 +260,14 @@ def selection_tuners(event: PrivateSelection, fineness: float) -> tuple[Tuner, T
     return remove, (remove if pair.add is pair.remove else Tuner(pair.add, event.runs))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def threshold_bounds(event: ThresholdSelection, fineness: float) -> tuple[Threshold, Threshold]:
     """Return the bound on a threshold selection in both directions (remove, add)."""
     pair = thinned(fine_pair(event.event, fineness), fineness)
     return Threshold(pair.remove, event.stop), Threshold(pair.add, event.stop)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _complex_pair(part: Event, fineness: float) -> Pair:
     """Return a dominating pair, on a lattice of its own, of a part that is no single release."""
     if isinstance(part, PrivateSelection):

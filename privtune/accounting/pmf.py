@@ -24,6 +24,7 @@ __all__ = ["GridError", "LossPmf", "compose", "from_cells", "from_profile", "mix
 Floats = NDArray[np.float64]
 _TAIL = 60.0  # windows leave out a probability below exp(-60); it is charged, not forgotten
 _TILT = 30.0  # the saddle point of the third tilt sits where the tail is about exp(-30)
+_STRETCH = 0.55
 _WRAP = 37.0  # mass that wraps around must stay below exp(-37), one rounding error
 _MAX_SIZE = 2**23
 _EPS = 2.0**-53
@@ -126,11 +127,15 @@ class LossPmf:
         return LossPmf(self.step * factor, first, masses, self.infinite)
 
     @cached_property
+    def mean(self) -> float:
+        """Mean of the finite part of the loss under P."""
+        return float(self.masses @ self.losses) / float(self.masses.sum())
+
+    @cached_property
     def deviation(self) -> float:
         """Standard deviation of the finite part of the loss under P."""
-        weight = float(self.masses.sum())
-        mean = float(self.masses @ self.losses) / weight
-        return math.sqrt(float(self.masses @ (self.losses - mean) ** 2) / weight)
+        square = float(self.masses @ (self.losses - self.mean) ** 2)
+        return math.sqrt(square / float(self.masses.sum()))
 
     def reversed_delta(self, epsilon: Floats) -> Floats:
         """Return the profile of the swapped pair, through `1 - e^ε + e^ε δ(-ε)`."""
@@ -346,6 +351,8 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
     top, theta = _chernoff(upper, start, _TAIL)
     bottom, _ = _chernoff(lower, start, _TAIL)
     _, theta = _chernoff(upper, theta, _TILT)
+    # A measure tilted to the far tail reaches further up than P itself.
+    top += _STRETCH * (top - sum(count * pmf.mean for pmf, count in parts))
     theta = _fitting_tilt(upper, theta, top)
     high = min(math.ceil(top / step) + 1, origin + reach)
     low = max(math.floor(-bottom / step) - 1, origin)

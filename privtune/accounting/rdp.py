@@ -44,14 +44,16 @@ Curve = Callable[[Floats], Floats]
 ORDERS: Floats = np.unique(
     np.concatenate(
         [
-            1.0 + np.geomspace(1e-3, 1.0, 30),
-            np.arange(2.0, 11.0, 0.25),
+            1.0 + np.geomspace(1e-3, 0.1, 15),
+            np.arange(11.0, 110.0) / 10.0,
             np.arange(11.0, 64.0),
             np.round(np.geomspace(64.0, 4096.0, 49)),
         ]
     )
 )
 ORDERS.setflags(write=False)
+_LEAST_NOISE = 0.05  # below it the grid gets long; whole orders alone are still an upper bound
+_LOG_FACTORIAL: Floats = special.gammaln(np.arange(1.0, ORDERS[-1] + 2.0))
 
 
 class _CurveMechanism(Mechanism):  # type: ignore[misc]
@@ -174,28 +176,38 @@ def sampled_gaussian_curve(rate: float, noise_multiplier: float, orders: Floats)
         return np.asarray(orders / (2.0 * sigma**2))
     values = np.empty_like(orders)
     log_in, log_out = math.log(rate), math.log1p(-rate)
-    for i, order in enumerate(orders):
-        if order == math.floor(order):
-            k = np.arange(order + 1.0)
-            log_terms = (
-                special.gammaln(order + 1.0)
-                - special.gammaln(k + 1.0)
-                - special.gammaln(order - k + 1.0)
-                + k * log_in
-                + (order - k) * log_out
-                + k * (k - 1.0) / (2.0 * sigma**2)
-            )
-            log_moment = _log_sum(log_terms)
-        else:
-            step = min(sigma / 3.0, 0.5 * sigma**2)
-            x = np.arange(-13.0 * sigma, order + 13.0 * sigma + step, step)
-            shift = (2.0 * x - 1.0) / (2.0 * sigma**2)
-            log_ratio = np.logaddexp(log_out, log_in + shift)
-            log_density = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2.0 * math.pi))
-            log_moment = _log_sum(order * log_ratio + log_density) + math.log(step)
+    whole = orders == np.floor(orders)
+    values[~whole] = _fractional(rate, sigma, orders[~whole])
+    for i in np.flatnonzero(whole):
+        order = orders[i]
+        k = np.arange(order + 1.0)
+        log_factorial = _LOG_FACTORIAL[: k.size]
+        log_terms = (
+            log_factorial[-1]
+            - log_factorial
+            - log_factorial[::-1]
+            + k * log_in
+            + (order - k) * log_out
+            + k * (k - 1.0) / (2.0 * sigma**2)
+        )
+        log_moment = _log_sum(log_terms)
         values[i] = log_moment / (order - 1.0)
     # log of a moment near 1 is known to 1e-15 only; that rounding is charged, never refunded.
     return np.asarray(np.maximum(values, 0.0) + 4e-15 / (orders - 1.0))
+
+
+def _fractional(rate: float, sigma: float, orders: Floats) -> Floats:
+    """Return the divergence at fractional orders, by the trapezoid rule on one common grid."""
+    if orders.size == 0 or sigma < _LEAST_NOISE:
+        return np.full_like(orders, np.inf)
+    step = min(sigma / 3.0, 0.5 * sigma**2)
+    x = np.arange(-13.0 * sigma, float(orders.max()) + 13.0 * sigma + step, step)
+    log_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2.0 * x - 1.0) / (2.0 * sigma**2))
+    log_density = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2.0 * math.pi))
+    terms = np.outer(orders, log_ratio) + log_density
+    top = terms.max(axis=1)
+    log_moment = top + np.log(np.exp(terms - top[:, None]).sum(axis=1)) + math.log(step)
+    return np.asarray(log_moment / (orders - 1.0))
 
 
 def _log_sum(terms: Floats) -> float:
@@ -237,35 +249,35 @@ def _sampled_laplace(rate: float, scale: float, orders: Floats) -> Floats:
     return np.asarray(np.clip(values, 0.0, limit) + 4e-15 / (orders - 1.0))
 
 
-def selection_curve(curve: Floats, runs: RunLaw) -> Floats:
+def selection_curve(curve: Floats, runs: RunLaw, orders: Floats = ORDERS) -> Floats:
     """Return the Rényi curve of a private selection over a base with this curve.
 
     References:
         Papernot and Steinke, arXiv:2110.03620, Theorem 2 (truncated negative binomial) and
         Theorem 6 (Poisson). Other laws, and capped ones, have no such theorem: infinite.
     """
-    infinite = np.full_like(ORDERS, np.inf)
+    infinite = np.full_like(orders, np.inf)
     if runs.cap is not None or isinstance(runs, Binomial):
         return infinite
     if isinstance(runs, Poisson):
         mean = runs.mean
         if mean < 1.0:
             return infinite
-        deltas = np.array([rdp_delta(curve, math.log1p(1.0 / (a - 1.0))) for a in ORDERS])
-        values = curve + mean * deltas + math.log(mean) / (ORDERS - 1.0)
+        deltas = np.array([rdp_delta(curve, math.log1p(1.0 / (a - 1.0)), orders) for a in orders])
+        values = curve + mean * deltas + math.log(mean) / (orders - 1.0)
     elif isinstance(runs, NegativeBinomial):
         shape, gamma = runs.shape_parameter, runs.gamma
         extra = (1.0 + shape) * float(
-            np.min((1.0 - 1.0 / ORDERS) * curve - math.log(gamma) / ORDERS)
+            np.min((1.0 - 1.0 / orders) * curve - math.log(gamma) / orders)
         )
-        values = curve + extra + math.log(runs.expected_runs) / (ORDERS - 1.0)
+        values = curve + extra + math.log(runs.expected_runs) / (orders - 1.0)
     else:
         return infinite
     # The true divergence grows with the order: a bound at a higher order holds at a lower one.
     return np.asarray(np.minimum.accumulate(values[::-1])[::-1])
 
 
-def rdp_epsilon(curve: Floats, delta: float) -> float:
+def rdp_epsilon(curve: Floats, delta: float, orders: Floats = ORDERS) -> float:
     """Return the smallest ε that any order of the curve gives at this delta.
 
     References:
@@ -275,13 +287,13 @@ def rdp_epsilon(curve: Floats, delta: float) -> float:
     with np.errstate(invalid="ignore"):
         if bool((np.sqrt(-np.expm1(-curve)) <= delta).any()):
             return 0.0
-        values = curve + np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1.0)
+        values = curve + np.log1p(-1.0 / orders) - np.log(delta * orders) / (orders - 1.0)
     return max(float(values.min()), 0.0)
 
 
-def rdp_delta(curve: Floats, epsilon: float) -> float:
+def rdp_delta(curve: Floats, epsilon: float, orders: Floats = ORDERS) -> float:
     """Return the smallest δ that any order of the curve gives at this epsilon."""
     with np.errstate(invalid="ignore", over="ignore"):
-        log_delta = (ORDERS - 1.0) * (curve - epsilon + np.log1p(-1.0 / ORDERS)) - np.log(ORDERS)
+        log_delta = (orders - 1.0) * (curve - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
         kl = float(np.sqrt(-np.expm1(-curve)).min())
     return min(math.exp(min(float(log_delta.min()), 0.0)), kl, 1.0)

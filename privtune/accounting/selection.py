@@ -74,7 +74,9 @@ class Tuner:
         self._line_levels = np.column_stack([level[:-1], level[1:]]).ravel()[kept]
         a, b = slopes[kept], offsets[kept]
         # Line i+1 beats line i where z < (a[i+1]-a[i])/(b[i+1]-b[i]).
-        return a, b, np.diff(a) / np.diff(b)
+        with np.errstate(over="ignore"):
+            change = np.diff(a) / np.diff(b)
+        return a, b, change
 
     def best_level(self, z: Floats) -> Floats:
         """Return the level u at which the support is reached, for each z = e^(ε - loss)."""
@@ -99,7 +101,7 @@ class Tuner:
         z = np.exp(np.minimum(epsilon - base.losses[first:], 700.0))
         value = float(base.masses[first:] @ self.support(z))
         value += float(runs.pgf_derivative(1.0)) * base.infinite
-        value += max(-math.expm1(epsilon), 0.0) * runs.zero_probability
+        value += -math.expm1(min(epsilon, 0.0)) * runs.zero_probability
         return min(value, 1.0)
 
     def epsilon(self, delta: float, tolerance: float = 1e-6) -> float:
@@ -283,13 +285,13 @@ def _resolve(
     start, end = kept[:-1][skipped], kept[1:][skipped]
     rise, run = roc[end] - roc[start], level[end] - level[start]
     steep, flat = slope[start], slope[end - 1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shift = (rise - flat * run) / (steep - flat)
-        shift = np.where(np.isfinite(shift), np.clip(shift, 0.0, run), 0.0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        meeting = (rise - flat * run) / (steep - flat)
+        shift = np.where(np.isfinite(meeting), np.clip(meeting, 0.0, run), 0.0)
         lift = np.where(steep > flat, np.clip(steep * shift, 0.0, rise), 0.0)
     # Where rounding hides the tangents, the corner of the cell (u at its left, F at its right) is
     # above the curve in any case.
-    hidden = ~(steep > flat) | ~np.isfinite(steep)
+    hidden = ~(steep > flat) | ~np.isfinite(steep) | ~np.isfinite(meeting)
     lift = np.where(hidden, rise, lift)
     shift = np.where(hidden, 0.0, shift)
     place = np.searchsorted(kept, start, side="right")

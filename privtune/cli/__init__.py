@@ -31,6 +31,7 @@ def _mount() -> None:
         app.add_typer(module.app, name=name, help=text, no_args_is_help=True)
     importlib.import_module("privtune.cli.catalogue")
     importlib.import_module("privtune.cli.demo")
+    importlib.import_module("privtune.cli.report")
     importlib.import_module("privtune.cli.ui")
 
 

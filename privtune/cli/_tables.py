@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from privtune.strategies import selection_instead
+from privtune.tracking.text import ceil_to, describe_event
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from privtune.study import Study, StudySpec
 
 __all__ = [
+    "ceil_to",
     "comparison_document",
     "comparison_table",
+    "describe_event",
     "examples",
     "examples_table",
     "footnotes",
@@ -219,14 +222,6 @@ def noise_of(plan: Plan) -> dict[str, float]:
     return noises
 
 
-def ceil_to(value: float, digits: int) -> float:
-    """Round up: a printed ε is an upper bound too."""
-    if not math.isfinite(value):
-        return value
-    scale = float(10**digits)
-    return math.ceil(value * scale) / scale
-
-
 def finite(document: dict[str, Any]) -> dict[str, Any]:
     """Replace infinities, which JSON lacks, by null."""
     return {
@@ -237,34 +232,3 @@ def finite(document: dict[str, Any]) -> dict[str, Any]:
         else value
         for key, value in document.items()
     }
-
-
-def describe_event(event: dict[str, Any]) -> str:
-    """Return an event as a formula that fits a table cell."""
-    inner = [describe_event(e) for e in event.get("events", [])]
-    match event["type"]:
-        case "gaussian":
-            return f"Gaussian(σ={event['noise_multiplier']:.4g})"
-        case "laplace":
-            return f"Laplace(b={event['noise_multiplier']:.4g})"
-        case "joint":
-            return f"joint[{', '.join(inner)}]"
-        case "poisson_sampled":
-            return f"Poisson(q={event['rate']:.4g}, {describe_event(event['event'])})"
-        case "repeated":
-            return f"{event['count']} × {describe_event(event['event'])}"
-        case "composed":
-            return " + ".join(inner)
-        case "parallel":
-            return " ∥ ".join(inner)
-        case "worst_of":
-            return f"worst of [{', '.join(inner)}]"
-        case "private_selection":
-            law = event["runs"]
-            return f"best of K ~ {law['law']}(mean {law['mean']:g}) of [{describe_event(event['event'])}]"
-        case "subsampled_tuning":
-            tuned, last = describe_event(event["tuning"]), describe_event(event["training"])
-            where = "the rest" if event["variant"] == 1 else "all"
-            return f"tune on a part of rate {event['rate']:g} [{tuned}], train on {where} [{last}]"
-        case kind:
-            return str(kind)

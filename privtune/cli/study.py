@@ -188,13 +188,23 @@ def show(
 
 
 @app.command()
-def compare(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+def compare(
+    name: Name,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the comparison as one self-contained page.")
+    ] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
     from privtune.cli._tables import comparison_document
+    from privtune.cli.report import write_report
 
     study = _load(name, storage)
     try:
-        if as_json:
+        if html is not None:
+            write_report(study, html)
+        elif as_json:
             emit_json(comparison_document(study))
         else:
             print_comparison(study)

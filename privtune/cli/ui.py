@@ -1,10 +1,15 @@
-"""``privtune ui``: MLflow's server on a study's store."""
+"""``privtune ui``: MLflow's server on a study's store, opened at the comparison."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import webbrowser
 from typing import Annotated
 
 import typer
@@ -15,33 +20,38 @@ from privtune.errors import PrivTuneError
 
 __all__ = ["ui"]
 
+_PATIENCE = 60.0  # seconds that MLflow's server may take to answer
+
 
 @app.command()
 def ui(
     storage: Storage = DEFAULT_STORAGE,
     study: Annotated[str | None, typer.Option(help="Open at this study.")] = None,
     port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000,
+    browser: Annotated[bool, typer.Option(help="Open a browser at the comparison.")] = True,
 ) -> None:
-    """Open MLflow's UI on the releases, on this machine only."""
-    from mlflow import MlflowClient
-
+    """Open MLflow's UI on the releases, on this machine only, at the view "Privacy budget"."""
     from privtune.study._store import artifact_root
-    from privtune.tracking.mlflow import experiment_url, tracking_uri
+    from privtune.tracking.store import local_uri, open_client
 
     if not (artifact_root(storage) / "mlflow.db").exists():
         raise PrivTuneError(
             f"Nothing has been logged for {storage} yet. Run a study first: privtune study run NAME."
         )
-    uri = tracking_uri(storage)
-    base = f"http://127.0.0.1:{port}"
-    client = MlflowClient(tracking_uri=uri)
-    experiments = {e.name: str(e.experiment_id) for e in client.search_experiments()}
-    if study is not None and study not in experiments:
-        known = ", ".join(sorted(set(experiments) - {"Default"})) or "none"
+    uri = local_uri(storage)
+    with open_client(storage, uri) as client:
+        found = {e.name: e for e in client.search_experiments() if e.name != "Default"}
+    if study is not None and study not in found:
+        known = ", ".join(sorted(found)) or "none"
         raise PrivTuneError(f"Study {study!r} has logged nothing; these have: {known}.")
-    address = base if study is None else experiment_url(base, experiments[study])
+    if study is None and len(found) == 1:
+        (study,) = found
+    base = f"http://127.0.0.1:{port}"
+    address = _address(base, None if study is None else found[study])
     console.print(f"MLflow: {address}", soft_wrap=True, highlight=False)
     console.print("Stop it with Ctrl-C.")
+    if browser:
+        threading.Thread(target=_open_when_up, args=(base, address), daemon=True).start()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -50,3 +60,28 @@ def ui(
         raise PrivTuneError(
             f"MLflow's server ended with code {code}. If port {port} is taken, give another: --port."
         )
+
+
+def _address(base: str, experiment: object) -> str:
+    """Return the link to an experiment's saved view, or to its plain page if it has none."""
+    from privtune.tracking.view import VIEW_TAG, experiment_url
+
+    if experiment is None:
+        return base
+    tags = getattr(experiment, "tags", {})
+    return experiment_url(
+        base, str(getattr(experiment, "experiment_id", "")), view=VIEW_TAG in tags
+    )
+
+
+def _open_when_up(base: str, address: str) -> None:
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(f"{base}/health", timeout=2):  # noqa: S310 - our own server
+                break
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    else:
+        return
+    webbrowser.open(address)

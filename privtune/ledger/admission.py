@@ -22,7 +22,7 @@ from privtune.ledger.privacy_filter import (
     tabulate,
 )
 from privtune.ledger.values import Admission, Budget
-from privtune.ledger.weights import weigh
+from privtune.ledger.weights import Weight, slack_of, weigh
 
 __all__ = [
     "FilterState",
@@ -33,6 +33,7 @@ __all__ = [
     "filter_state",
     "fits",
     "odometer",
+    "weights_of",
 ]
 
 
@@ -78,8 +79,7 @@ def fits(history: History, asked: Sequence[Event]) -> bool:
     if not history.frozen:
         return _composed((*history.block.values(), *asked), budget).epsilon <= budget.epsilon
     room, room_delta = filter_room(history)
-    order = _order(budget)
-    weights = [weigh(event, order, budget.adjacency) for event in asked]
+    weights = weights_of(history, asked)
     if not all(math.isfinite(weight.divergence) for weight in weights):
         return False
     exact = [weight.exact() for weight in weights]
@@ -117,6 +117,13 @@ class FilterState:
         """Return it ready for JSON."""
         used = self.used if math.isfinite(self.used) else "inf"
         return {**asdict(self), "used": used}
+
+
+def weights_of(history: History, asked: Sequence[Event]) -> list[Weight]:
+    """Return what events weigh in the budget's filter."""
+    budget = history.terms()
+    slack = slack_of(budget.delta)
+    return [weigh(event, _order(budget), budget.adjacency, slack) for event in asked]
 
 
 def block_guarantee(history: History) -> Guarantee:
@@ -173,14 +180,17 @@ def odometer(history: History) -> Guarantee:
 
 
 def _reading(history: History, budget: Budget, block: tuple[Event, ...]) -> float:
-    if history.unbounded or history.used_delta > Fraction(APPROXIMATE_SHARE * budget.delta):
-        return math.inf
+    slack = slack_of(budget.delta)
 
     def spent(order: float) -> float:
-        return math.fsum(
-            count * weigh(event, order, budget.adjacency).divergence * (1 + 1e-12)
+        weights = [
+            (weigh(event, order, budget.adjacency, slack), count)
             for event, count in list(history.later.items())
-        )
+        ]
+        failures = math.fsum(count * weight.delta for weight, count in weights)
+        if failures * (1 + 1e-9) > APPROXIMATE_SHARE * budget.delta:
+            return math.inf
+        return math.fsum(count * weight.divergence for weight, count in weights) * (1 + 1e-9)
 
     profile = _profile(block, budget)
     return odometer_epsilon(profile, spent, epsilon=budget.epsilon, delta=budget.delta)

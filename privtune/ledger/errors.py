@@ -87,7 +87,7 @@ class BudgetExceededError(LedgerError):
             f"ε = {remaining:.3g} is left"
         )
         if used is not None:
-            message += f", and {used:.1%} of the filter's room is used"
+            message += f" by the odometer; of the filter, which decides, {used:.1%} is used"
         message += "."
         if fitting:
             message += f" What fits: {'; '.join(fitting)}."

@@ -15,7 +15,7 @@ from privtune.errors import PrivTuneError
 from privtune.ledger.chain import GENESIS, Entry, Kind
 from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.values import Budget, Charge, ChargeState
-from privtune.ledger.weights import weigh
+from privtune.ledger.weights import Weight, slack_of, weigh
 
 __all__ = ["BASIS_DECLARED", "BASIS_FILTER", "BASIS_RECORDED", "History", "budget_from_dict"]
 
@@ -67,6 +67,7 @@ class History:
     used_delta: Fraction = Fraction(0)
     unbounded: int = 0
     _events: dict[str, Event] = field(default_factory=dict)
+    _weights: dict[int, Weight] = field(default_factory=dict)
 
     def terms(self) -> Budget:
         """Return the budget's terms."""
@@ -139,7 +140,9 @@ class History:
         if not self.frozen:
             self.block[entry.charge] = event
         else:
-            self._count(event, 1)
+            weight = self._weight(event, body.get("weight"))
+            self._weights[entry.charge] = weight
+            self._count(event, weight, 1)
 
     def _move(self, entry: Entry, sealed: dict[str, Any], at: datetime) -> None:
         charge = self.charges.get(entry.charge)
@@ -157,20 +160,33 @@ class History:
         if state is not ChargeState.VOIDED:
             return
         if entry.charge not in self.block:
-            self._count(charge.event, -1)  # a filter counts what ran; this never will
+            # A filter counts what ran, and this never will.
+            self._count(charge.event, self._weights[entry.charge], -1)
         elif not self.frozen:
             # Nobody has seen anything yet, so the declaration may still change. Once something was
             # seen, the choice to drop a declared charge may depend on it: it stays in the block.
             del self.block[entry.charge]
 
-    def _count(self, event: Event, times: int) -> None:
+    def weight(self, number: int) -> Weight:
+        """Return what a charge that came after the first start weighs in the filter."""
+        return self._weights[number]
+
+    def _weight(self, event: Event, stored: list[float] | None) -> Weight:
+        """Return what a charge weighs in the filter: as noted at its admission, or computed."""
+        if stored is not None:
+            divergence, delta = stored
+            if not (0 <= divergence < math.inf and 0 <= delta <= 1):
+                raise ValueError(f"its weight is {stored}")
+            return Weight(divergence, delta)
         budget = self.terms()
         if budget.order is None:
             raise LedgerCorruptedError(f"budget {self.name!r} has no order for its filter.")
+        return weigh(event, budget.order, budget.adjacency, slack_of(budget.delta))
+
+    def _count(self, event: Event, weight: Weight, times: int) -> None:
         self.later[event] += times
         if not self.later[event]:
             del self.later[event]
-        weight = weigh(event, budget.order, budget.adjacency)
         if math.isfinite(weight.divergence):
             divergence, delta = weight.exact()
             self.used += times * divergence

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError
-from privtune.ledger.admission import FilterState, admit, filter_state, odometer
+from privtune.ledger.admission import FilterState, admit, filter_state, odometer, weights_of
 from privtune.ledger.advice import suggestions
 from privtune.ledger.chain import Kind
 from privtune.ledger.errors import (
@@ -22,10 +22,10 @@ from privtune.ledger.errors import (
     ChargeStateError,
     UnknownChargeError,
 )
-from privtune.ledger.history import BASIS_RECORDED, History
+from privtune.ledger.history import BASIS_FILTER, BASIS_RECORDED, History
 from privtune.ledger.log import Line, Log
 from privtune.ledger.migrate import prepare
-from privtune.ledger.privacy_filter import FILTER_SHARE, best_order
+from privtune.ledger.privacy_filter import FILTER_SHARE, ORDERS, best_order
 from privtune.ledger.storage import Storage
 from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState
 
@@ -101,6 +101,10 @@ class Ledger:
         if budget.order is None:
             order = best_order(budget.epsilon, FILTER_SHARE * budget.delta)
             budget = replace(budget, order=order)
+        elif budget.order not in ORDERS:
+            near = min(ORDERS, key=lambda order: abs(order - (budget.order or 0.0)))
+            allowed = "must be one of the filter's orders"
+            raise InvalidInputError("order", budget.order, allowed, f"The nearest is {near:g}.")
 
         def first(at: datetime) -> Line:
             return Line(
@@ -310,21 +314,24 @@ class Ledger:
 
 
 def _reservations(history: History, requests: Sequence[ChargeRequest], basis: str) -> list[Line]:
-    return [
-        Line(
-            Kind.RESERVED,
-            number,
-            body={
-                "event": request.event.to_dict(),
-                "study": request.study,
-                "arm": request.arm,
-                "note": request.note,
-                "plan_digest": request.plan_digest,
-                "basis": basis,
-            },
-        )
-        for number, request in enumerate(requests, len(history.charges) + 1)
+    bodies: list[dict[str, Any]] = [
+        {
+            "event": request.event.to_dict(),
+            "study": request.study,
+            "arm": request.arm,
+            "note": request.note,
+            "plan_digest": request.plan_digest,
+            "basis": basis,
+        }
+        for request in requests
     ]
+    if basis == BASIS_FILTER:
+        # Noted, so that opening a ledger need not compute it again; verifying does.
+        weights = weights_of(history, [request.event for request in requests])
+        for body, weight in zip(bodies, weights, strict=True):
+            body["weight"] = list(weight)
+    first = len(history.charges) + 1
+    return [Line(Kind.RESERVED, number, body=body) for number, body in enumerate(bodies, first)]
 
 
 def _check_requests(requests: Sequence[ChargeRequest]) -> None:

@@ -27,9 +27,13 @@ With an empty block this is the conversion of Canonne, Kamath and Steinke (arXiv
 Proposition 12); it is never above the plain sum of Rényi divergences, and the block may contain
 releases without a finite one.
 
-A charge of approximate DP (ε', δ') passes the filter as an ε'-DP release that fails with
-probability δ' (Kairouz, Oh & Viswanath, arXiv 1311.0776); a fixed share of δ pays for the sum of
-these, as in the approximate filters of Whitehouse et al. (arXiv 2203.05481, Theorem 1).
+A charge may fail with a probability δ' and else have its divergence: (ε', δ')-DP is ε'-DP that fails
+with probability δ' (Kairouz, Oh & Viswanath, arXiv 1311.0776), and the infinite mass of a dominating
+pair (P, Q) is such a failure (the pair is the worst case, and the mass may be shown). Let the failures
+admitted sum up to at most D on every path. The outcomes on which something failed have a probability
+of at most D; on the others the likelihood ratio is the product of ratios of finite loss, whose moments
+are those that were summed up. So D is added to δ, and a fixed share of δ pays for it (compare the
+approximate filters of Whitehouse et al., arXiv 2203.05481, Theorem 1).
 """
 
 from __future__ import annotations
@@ -41,12 +45,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from privtune.accounting.rdp import ORDERS
-
 __all__ = [
     "APPROXIMATE_SHARE",
     "FILTER_SHARE",
     "ODOMETER_SHARE",
+    "ORDERS",
     "Profile",
     "best_order",
     "capacity",
@@ -65,6 +68,13 @@ APPROXIMATE_SHARE = 0.1
 
 ODOMETER_SHARE = 0.1
 """The part of δ that lets the odometer be read at any time."""
+
+ORDERS: tuple[float, ...] = (
+    *(k / 10 for k in range(12, 111)),
+    *(float(k) for k in range(12, 65)),
+    *(128.0, 256.0, 512.0, 1024.0),
+)
+"""The orders that a filter may have. Budgets store theirs: orders may be added, never removed."""
 
 _RUNGS = 16
 _SAFETY = 1e-9
@@ -169,7 +179,7 @@ def best_order(epsilon: float, delta: float) -> float:
     def room(a: float) -> float:
         return (epsilon + (math.log(delta * a) - (a - 1) * math.log1p(-1 / a)) / (a - 1)) / a
 
-    return float(max(ORDERS, key=room))
+    return max(ORDERS, key=room)
 
 
 @dataclass(frozen=True)

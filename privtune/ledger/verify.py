@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from privtune.accounting import Guarantee
-from privtune.ledger.admission import block_epsilon, filter_room, odometer
+from privtune.ledger.admission import block_epsilon, filter_room, odometer, weights_of
 from privtune.ledger.chain import Entry, Kind
 from privtune.ledger.errors import LedgerCorruptedError, UnknownBudgetError
 from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, History
@@ -128,9 +128,17 @@ def replay(
 def _check_filter(history: History, entry: Entry) -> None:
     if not history.frozen:
         raise _wrong(entry, "it passed the filter before the first start")
+    noted = history.weight(entry.charge)
+    [weight] = weights_of(history, [history.charges[entry.charge].event])
+    if not (_at_most(weight.divergence, noted.divergence) and _at_most(weight.delta, noted.delta)):
+        raise _wrong(entry, "it weighs more than it notes")
     room, room_delta = filter_room(history)
     if room < 0 or room_delta < 0:
         raise _wrong(entry, "the filter did not have room for it")
+
+
+def _at_most(value: float, noted: float) -> bool:
+    return value <= noted * (1 + _ROUNDING) + 1e-15
 
 
 def _check_block(history: History, seq: int) -> None:

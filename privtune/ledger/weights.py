@@ -8,13 +8,26 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import logsumexp
 
-from privtune.accounting import Adjacency, ApproximateDP, Event
+from privtune.accounting import (
+    Adjacency,
+    ApproximateDP,
+    Event,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+)
 from privtune.accounting.accountant import check_adjacency
 from privtune.accounting.events import flatten
+from privtune.accounting.pld import fine_pair
+from privtune.accounting.pmf import LossPmf
 from privtune.accounting.rdp import ORDERS, rdp_curve
+from privtune.accounting.releases import Direction
+from privtune.errors import PrivTuneError
 
-__all__ = ["Weight", "weigh"]
+__all__ = ["Weight", "slack_of", "weigh"]
 
 
 class Weight(NamedTuple):
@@ -34,10 +47,23 @@ class Weight(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def weigh(event: Event, order: float, adjacency: Adjacency) -> Weight:
+def weigh(event: Event, order: float, adjacency: Adjacency, slack: float = 0.0) -> Weight:
     """Return an event's weight at a Rényi order.
 
+    The Rényi bound of a private selection or of a sampled training at a high order is loose, or
+    infinite, because of outcomes that hardly ever happen. Their dominating pair says more: its
+    moment without the outcomes of infinite loss, which count as failures. So a part weighs the
+    smaller divergence of the two, if the failures are rare enough.
+
+    Args:
+        event: What is charged.
+        order: The Rényi order.
+        adjacency: The budget's.
+        slack: Up to which probability of failure a part's dominating pair may be used.
+
     **Guarantee**: never NaN; an event without a finite bound at the order weighs infinitely much.
+    Whoever runs the event, chosen however, is simulated by a release that fails with probability at
+    most the weight's δ, and else has at most its divergence, in either direction.
     """
     check_adjacency(event, adjacency)
     divergence, delta = 0.0, 0.0
@@ -45,11 +71,44 @@ def weigh(event: Event, order: float, adjacency: Adjacency) -> Weight:
         if isinstance(part, ApproximateDP):
             divergence += count * _pure(part.epsilon, order)
             delta += count * part.delta
+            continue
+        plain = count * _divergence(part, order)
+        paired = _paired(part, count, order) if slack > 0 else None
+        if paired is not None and paired.delta <= slack and not paired.divergence >= plain:
+            divergence += paired.divergence
+            delta += paired.delta
         else:
-            divergence += count * _divergence(part, order)
+            divergence += plain
     if not divergence >= 0 or not delta >= 0:
         return Weight(math.inf, delta)
     return Weight(divergence * (1 + 1e-12), delta * (1 + 1e-12))
+
+
+def slack_of(delta: float) -> float:
+    """Return the failure probability that one part of a charge may have, given a budget's δ."""
+    return 1e-5 * delta
+
+
+def _paired(part: Event, count: int, order: float) -> Weight | None:
+    """Return the weight by the dominating pair, where there is one and it says more."""
+    if not isinstance(part, PoissonSampled | PrivateSelection | SubsampledTuning):
+        return None
+    try:
+        pair = _pair(part if count == 1 else Repeated(count, part))
+    except PrivTuneError:
+        return None
+    moments = [
+        float(logsumexp(pmf.log_masses + (order - 1) * pmf.losses)) / (order - 1) for pmf in pair
+    ]
+    # A billionth for the rounding of the sum, on the divergence and on what it may cancel to.
+    worst = max(0.0, *moments) * (1 + 1e-9) + 1e-12
+    return Weight(worst, max(pmf.infinite for pmf in pair))
+
+
+@lru_cache(maxsize=256)
+def _pair(event: Event) -> tuple[LossPmf, ...]:
+    pair = fine_pair(event)
+    return tuple(pair.get(direction) for direction in Direction)
 
 
 def _divergence(event: Event, order: float) -> float:

@@ -41,6 +41,7 @@ class InRun:
         method = method_class(self.method)
         if not context.define_by_run:
             require_parameters(self.arm, method, self.parameters)
+        _require_adjacency(self.arm, method, self.options, context)
         training = TrainingPlan(
             context.schedule,
             method.for_budget(
@@ -104,4 +105,19 @@ def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, 
             f"parameters of arm {arm!r}",
             extra,
             f"method {method.name!r} takes {', '.join(sorted(needed)) or 'none'} and no others",
+        )
+
+
+def _require_adjacency(
+    arm: str, method: type[Method[Any]], options: Mapping[str, Any], context: PlanningContext
+) -> None:
+    """Check that a method whose noise is scaled for one adjacency runs under that one."""
+    default = getattr(method, "adjacency", None)
+    stated = options.get("adjacency", default)
+    if default is not None and stated != context.adjacency.value:
+        raise InvalidInputError(
+            f"adjacency of arm {arm!r}",
+            stated,
+            f"must be the budget's, {context.adjacency.value}",
+            "Set the option adjacency.",
         )

@@ -64,6 +64,12 @@ class LedgerContract:
         with pytest.raises(BudgetExistsError, match=r"epsilon is 3\.0, not 4\.0"):
             ledger.create_budget(Budget(4.0, 1e-5, name="b"))
 
+    def test_an_order_is_one_of_the_filters(self, ledger: Ledger) -> None:
+        """A chosen order is kept; one that is not tabulated is refused."""
+        assert ledger.create_budget(Budget(1.0, 1e-6, name="c", order=6.3)).order == 6.3
+        with pytest.raises(InvalidInputError, match=r"nearest is 6\.3"):
+            ledger.create_budget(Budget(1.0, 1e-6, name="d", order=6.26))
+
     def test_unknown_names_are_errors(self, ledger: Ledger) -> None:
         """Unknown budgets, charges and ids have an error each."""
         with pytest.raises(UnknownBudgetError):

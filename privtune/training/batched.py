@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.training.capture import Program, capture_losses, capture_tape, plan_model
+from privtune.training.capture import (
+    Program,
+    Tape,
+    capture_losses,
+    capture_tape,
+    plan_model,
+    tape_of,
+)
 from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.graph import PEAK
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
 
 __all__ = ["BatchedKernel", "NotBatchableError", "refuse_coupling"]
+
+_RARE = 12  # a capture costs as much as this many runs without one
 
 
 class NotBatchableError(PrivTuneError):
@@ -58,7 +68,7 @@ class BatchedKernel:
     backward pass are captured once for each shape and replayed.
 
     Args:
-        model: Makes the model.
+        model: Makes the model, in the mode to train it in: dropout in evaluation stays off.
         loss: Loss of each record.
         x: Inputs of a few records, for shape and type alone, ``[n, ...]``.
         y: Targets of a few records, likewise.
@@ -81,7 +91,7 @@ class BatchedKernel:
         device: torch.device,
         all_classes: bool = False,
     ) -> None:
-        self._module = model().train().to(device)
+        self._module = model().to(device)
         self._device = device
         self._x, self._y = synthetic(x, y, (1, 1), device)
         self._x, self._y = self._x[0], self._y[0]
@@ -91,7 +101,9 @@ class BatchedKernel:
         self._lengths = [end - start for start, end in self.layout.spans.values()]
         layers = enumerate(self.layout.layers.values())
         self._layer = {name: i for i, names in layers for name in names}
-        self._programs: dict[tuple[int, int], tuple[Program, tuple[Use, ...]]] = {}
+        self._seen: Counter[tuple[int, int]] = Counter()
+        self._rare: dict[tuple[int, int], Tape] = {}
+        self._programs: dict[tuple[int, int], Tape] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
         example = synthetic(x, y, (2, 3), device)
         try:
@@ -123,8 +135,12 @@ class BatchedKernel:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
         masks = self._masks(rows)
         program, uses = self._program(params, rows, masks)
+        plain = _plain(params)
+        early = (
+            None if isinstance(program, fx.GraphModule) else program(plain, rows.x, rows.y, *masks)
+        )
         with torch.inference_mode():
-            tape = program(_plain(params), rows.x, rows.y, *masks)
+            tape = program(plain, rows.x, rows.y, *masks) if early is None else early
             pairs = list(zip(tape[::2], tape[1::2], strict=True))
             if isinstance(clipping, CoordinateTransform):
                 return self._transformed(
@@ -179,6 +195,11 @@ class BatchedKernel:
         return (peak + extra + scaled - example.nbytes) / rows
 
     @property
+    def module(self) -> nn.Module:
+        """The model that is run."""
+        return self._module
+
+    @property
     def convolves(self) -> bool:
         """Whether the model has convolutions, which run candidate by candidate."""
         return any(isinstance(use, ConvUse) for use in self.plan.uses)
@@ -195,10 +216,14 @@ class BatchedKernel:
                 )
             return self._loss_programs[key](params, rows.x, rows.y)[0]
 
-    def _program(
-        self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor]
-    ) -> tuple[Program, tuple[Use, ...]]:
+    def _program(self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor]) -> Tape:
+        """Return the program for the shape of ``rows``: captured once the shape is common."""
         key = (rows.mask.shape[0], rows.mask.shape[1])
+        self._seen[key] += 1
+        if self._seen[key] <= _RARE:
+            if key not in self._rare:
+                self._rare[key] = tape_of(self._module, self._loss, self.layout, self.plan, key)
+            return self._rare[key]
         if key not in self._programs:
             x, y = synthetic(rows.x[0], rows.y[0], key, params.device)
             ones = tuple(torch.ones_like(mask) for mask in masks)

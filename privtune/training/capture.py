@@ -23,10 +23,21 @@ from privtune.training.intercept import Entry, Intercept, Levels, Site
 from privtune.training.kernel import Layout, Loss
 from privtune.training.uses import CopyUse, Use
 
-__all__ = ["Plan", "Program", "capture_losses", "capture_tape", "plan_model", "run_one"]
+__all__ = [
+    "Plan",
+    "Program",
+    "Tape",
+    "capture_losses",
+    "capture_tape",
+    "plan_model",
+    "run_one",
+    "tape_of",
+]
 
 Tensors = tuple[torch.Tensor, ...]
 Program = Callable[..., Tensors]
+Tape = tuple[Program, Sequence[Use]]
+"""A program and the uses that it gives ``(a, g)`` of, in order."""
 
 
 @dataclass(frozen=True)
@@ -95,24 +106,24 @@ def plan_model(
     )
 
 
-def capture_tape(
-    module: nn.Module, loss: Loss, layout: Layout, plan: Plan, example: Tensors
-) -> tuple[Program, tuple[Use, ...]]:
-    """Capture forward and backward pass for the shapes of ``example``.
+def tape_of(
+    module: nn.Module, loss: Loss, layout: Layout, plan: Plan, shape: tuple[int, int]
+) -> Tape:
+    """Return the program that runs forward and backward pass on rows of ``shape``, K and M.
 
     Args:
         module: The model.
         loss: Loss of each record.
         layout: Where parameters lie.
         plan: How they are used.
-        example: ``(params [K, P], x, y, *masks)``.
+        shape: Candidates and rows.
 
     Returns:
-        A program that maps tensors like the example to ``(a, g)`` of every use, one after the
-        other, and the uses.
+        A program from ``(params [K, P], x, y, *masks)`` to ``(a, g)`` of every use, one after the
+        other, run as it is; and the list of uses, filled by its first run.
     """
     uses: list[Use] = []
-    ones = example[0].new_ones(example[1].shape[:2])
+    ones = torch.ones(shape, dtype=layout.dtype, device=next(module.parameters()).device)
 
     def program(
         params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *masks: torch.Tensor
@@ -143,8 +154,16 @@ def capture_tape(
         pairs = zip(uses, inputs, grads, strict=True)
         return tuple(t for use, a, g in pairs for t in use.compact(a, g))
 
-    graph = polish(make_fx(program)(*example), example)
-    return graph, tuple(uses)
+    return program, uses
+
+
+def capture_tape(
+    module: nn.Module, loss: Loss, layout: Layout, plan: Plan, example: Tensors
+) -> Tape:
+    """Capture the program of ``tape_of`` as a flat graph, for tensors like the example."""
+    shape = (example[1].shape[0], example[1].shape[1])
+    program, uses = tape_of(module, loss, layout, plan, shape)
+    return polish(make_fx(program)(*example), example), uses
 
 
 def capture_losses(module: nn.Module, loss: Loss, layout: Layout, example: Tensors) -> Program:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, default_collate
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["Data", "DatasetData", "TensorData"]
+__all__ = ["Data", "DatasetData", "TensorData", "targets_are_classes"]
 
 
 class Data(Protocol):
@@ -22,10 +22,6 @@ class Data(Protocol):
 
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs ``[n, ...]`` and targets ``[n, ...]`` of the records at ``index``."""
-        ...
-
-    def targets_are_classes(self) -> bool:
-        """Say whether targets are whole numbers of at least 0; False if that is not known."""
         ...
 
     def to(self, device: torch.device) -> Data:
@@ -62,10 +58,6 @@ class TensorData:
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the records at ``index``: ``index_select`` is 5 times faster than ``x[i]``."""
         return self.x.index_select(0, index), self.y.index_select(0, index)
-
-    def targets_are_classes(self) -> bool:
-        """Say whether targets are whole numbers of at least 0."""
-        return not self.y.dtype.is_floating_point and bool((self.y >= 0).all())
 
     def to(self, device: torch.device) -> TensorData:
         """Return the data on ``device``."""
@@ -105,10 +97,13 @@ class DatasetData:
         x, y = default_collate(pairs)
         return x[places].to(self._device), y[places].to(self._device)
 
-    def targets_are_classes(self) -> bool:
-        """Return False: looking would fetch everything."""
-        return False
-
     def to(self, device: torch.device) -> DatasetData:
         """Return the data, fetched onto ``device``."""
         return DatasetData(self._dataset, device)
+
+
+def targets_are_classes(data: Data) -> bool:
+    """Say whether targets are known to be whole numbers of at least 0; looks at tensors alone."""
+    if not isinstance(data, TensorData):
+        return False
+    return not data.y.dtype.is_floating_point and bool((data.y >= 0).all())

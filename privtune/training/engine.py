@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +14,9 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.training.batched import BatchedKernel, NotBatchableError
-from privtune.training.data import Data, TensorData
-from privtune.training.kernel import Kernel, Layout, Loss, flatten_params, load_params
+from privtune.training.data import Data, TensorData, targets_are_classes
+from privtune.training.kernel import Kernel, Layout, Loss, flatten_params, load_params, same_fixed
+from privtune.training.noise import NoiseOptions
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
 from privtune.training.sampling import padded
@@ -70,6 +71,7 @@ def train(
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
     steps: Sequence[int] | None = None,
+    noise: NoiseOptions | None = None,
     on_step: OnStep | None = None,
 ) -> TrainingResult:
     """Train candidates of one architecture, each with its own samples, noise and privacy.
@@ -86,6 +88,7 @@ def train(
         stack: How many candidates to train at once, or ``"auto"``.
         steps: Steps of each candidate, at most ``schedule.steps``; those that are done leave the
             stack. None for ``schedule.steps`` each.
+        noise: Where noise comes from and how it is treated; None for the defaults.
         on_step: Called after every step with its number and the stack's report.
 
     Returns:
@@ -121,8 +124,9 @@ def train(
             streams=streams,
             device=place,
             physical_rows=memory.piece,
+            noise=noise,
         )
-        params = torch.stack([_initial(model, s, kernel.layout) for s in streams]).to(place)
+        params = torch.stack([_initial(model, s, kernel) for s in streams]).to(place)
         state = method.init(params, candidates[rows])
         outcomes += run_stack(method, state, oracle, steps=counts[rows], on_step=on_step)
     for outcome, count in zip(outcomes, counts, strict=True):
@@ -158,10 +162,14 @@ def choose_kernel(
 ) -> Kernel:
     """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
     x, y = data.take(torch.zeros(1, dtype=torch.long, device=device))
+    classes = targets_are_classes(data)
+    key = (model, loss, x.shape, x.dtype, y.shape, y.dtype, device, classes)
     try:
-        return BatchedKernel(
-            model, loss, x=x, y=y, device=device, all_classes=data.targets_are_classes()
-        )
+        if key not in _kernels:
+            while len(_kernels) >= _KERNELS:
+                _kernels.pop(next(iter(_kernels)))
+            _kernels[key] = BatchedKernel(model, loss, x=x, y=y, device=device, all_classes=classes)
+        return _kernels[key]
     except NotBatchableError as reason:
         records = math.ceil(schedule.expected_batch_size)
         kernel = OpacusKernel(model, loss, x=x, y=y, device=device, records=records)
@@ -173,6 +181,8 @@ def choose_kernel(
         return kernel
 
 
+_KERNELS = 4  # what was captured for a model is kept for the next trial of it
+_kernels: dict[Hashable, BatchedKernel] = {}
 _said: set[str] = set()
 
 
@@ -209,11 +219,19 @@ def _joined(outcomes: Sequence[Outcome], steps: int) -> TrainingResult:
     )
 
 
-def _initial(model: Callable[[], nn.Module], streams: Streams, layout: Layout) -> torch.Tensor:
+def _initial(model: Callable[[], nn.Module], streams: Streams, kernel: Kernel) -> torch.Tensor:
     """Initialise the model from the candidate's stream, leaving the global generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(streams.seed("initialisation"))
-        return layout.flatten({n: p.detach() for n, p in model().named_parameters()})
+        module = model()
+    if Layout(module).shapes != kernel.layout.shapes or not same_fixed(module, kernel.module):
+        raise InvalidInputError(
+            "model",
+            type(module).__name__,
+            "must have the same shape, frozen parameters and buffers every time it is made",
+            "Load what is frozen from a file, or seed it.",
+        )
+    return kernel.layout.flatten({n: p.detach() for n, p in module.named_parameters()})
 
 
 def _device(device: str) -> torch.device:

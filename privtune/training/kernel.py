@@ -16,7 +16,7 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
 
-__all__ = ["Kernel", "Layout", "Loss", "Rows", "flatten_params", "load_params"]
+__all__ = ["Kernel", "Layout", "Loss", "Rows", "flatten_params", "load_params", "same_fixed"]
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A loss of each record: outputs and targets with a batch axis first, to shape ``[B]``."""
@@ -45,6 +45,11 @@ class Kernel(Protocol):
     """Computes clipped sums of per-sample gradients for a stack of K candidates."""
 
     layout: Layout
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that it runs; its trainable parameters are replaced by those of candidates."""
+        ...
 
     def accumulate(
         self,
@@ -126,6 +131,17 @@ class Layout:
     def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Concatenate one tensor a parameter into a flat vector of shape ``[P]``."""
         return torch.cat([tensors[name].reshape(-1) for name in self.spans])
+
+
+def same_fixed(one: nn.Module, other: nn.Module) -> bool:
+    """Say whether two models agree in what is not trained: frozen parameters and buffers."""
+
+    def fixed(module: nn.Module) -> dict[str, torch.Tensor]:
+        frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+        return {**frozen, **dict(module.named_buffers())}
+
+    a, b = fixed(one), fixed(other)
+    return a.keys() == b.keys() and all(torch.equal(a[n].cpu(), b[n].cpu()) for n in a)
 
 
 def flatten_params(module: nn.Module) -> torch.Tensor:

@@ -102,7 +102,10 @@ class OpacusKernel:
         mode: Mode | Literal["auto"] = "auto",
         records: int = 256,
     ) -> None:
-        self._inner = model().train().to(device)
+        self._inner = model().to(device)
+        for part in self._inner.modules():
+            if any(p.requires_grad for p in part.parameters(recurse=False)):
+                part.training = True  # hooks sleep otherwise; dropout keeps the mode it has
         self.layout = Layout(self._inner)
         bare = deepcopy(self._inner)
         self._loss = loss
@@ -140,6 +143,11 @@ class OpacusKernel:
             if halves is not None:
                 halves[k] += kept - 0.5 * size
         return bad.to(out.device) if bool(bad.any()) else None
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that is run."""
+        return self._inner
 
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the loss of every row, without dropout, shape ``[K, M]``."""
@@ -192,6 +200,9 @@ class OpacusKernel:
         """Run forward and backward with Opacus' hooks on; return the losses, graph kept."""
         self._module.zero_grad(set_to_none=True)
         self._module.enable_hooks()
+        for parameter in self._params.values():
+            # What is not used in this pass must not keep the norms of the last one.
+            cast(Any, parameter)._norm_sample = parameter.new_zeros(len(x))
         losses = self._vector(x, y)
         with quiet_hooks():
             torch.autograd.backward(losses.sum(), retain_graph=self.mode == "ghost")
@@ -202,8 +213,11 @@ class OpacusKernel:
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Return clipped sum, number of unclipped records, number of bad records."""
         self._backward(x, y)
-        samples = [cast(torch.Tensor, p.grad_sample) for p in self._params.values()]  # type: ignore[attr-defined]
-        gradients = torch.cat([sample.flatten(1) for sample in samples], dim=1)
+        samples = []
+        for p in self._params.values():
+            sample = cast(Any, p).grad_sample
+            samples.append(p.new_zeros(len(x), p.numel()) if sample is None else sample.flatten(1))
+        gradients = torch.cat(samples, dim=1)
         self._module.zero_grad(set_to_none=True)
         if isinstance(clipping, CoordinateTransform):
             gradients = (gradients - clipping.center[k]) / clipping.scale[k]

@@ -20,7 +20,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.clipping import Clipping
 from privtune.training.data import Data, DatasetData
 from privtune.training.kernel import Layout
-from privtune.training.noise import NoiseSource, noise_scale
+from privtune.training.noise import NoiseSource, add_noise, noise_scale
 from privtune.training.opacus_adapter import has_exact_hook, hook, quiet_hooks
 from privtune.training.sampling import PoissonSampler
 from privtune.training.schedule import Schedule
@@ -155,8 +155,9 @@ class PrivateTraining:
     def _release(self, number: int, total: torch.Tensor) -> None:
         """Add the noise, note the release, and step."""
         self.transcript.record(number, "gaussian", self._noise_multiplier)
-        noise = self._noise.gaussian(self.layout.size)[0]
-        mean = (total.to(noise) + self._scale.to(noise) * noise) / self.schedule.expected_batch_size
+        noise = self._noise.gaussian(self.layout.size)
+        noisy = add_noise(total.view(1, -1).to(noise), noise, self._scale, self._noise.options)
+        mean = noisy[0] / self.schedule.expected_batch_size
         for name, value in self.layout.unflatten(mean).items():
             self._params[name].grad = value.clone()
         self._optimizer.step()

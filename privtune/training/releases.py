@@ -13,7 +13,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.clipping import Clipping, CoordinateTransform
 from privtune.training.data import Data
 from privtune.training.kernel import Kernel, Rows
-from privtune.training.noise import NoiseSource, noise_scale
+from privtune.training.noise import NoiseOptions, NoiseSource, add_noise, noise_scale
 from privtune.training.oracle import Sample
 from privtune.training.sampling import GRANULE, PoissonSampler, padded
 from privtune.training.schedule import Schedule
@@ -45,6 +45,7 @@ class StackOracle:
         device: Where to compute.
         physical_rows: Largest number of rows of a candidate that are computed at once; a longer
             sample is computed in pieces, which changes nothing else.
+        noise: Source and treatment of the noise.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class StackOracle:
         streams: Sequence[Streams],
         device: torch.device,
         physical_rows: int,
+        noise: NoiseOptions | None = None,
     ) -> None:
         if len(data) != schedule.records and not getattr(data, "sealed_size", False):
             raise InvalidInputError(
@@ -71,7 +73,7 @@ class StackOracle:
         self._kernel = kernel
         self._device = device
         self._physical_rows = padded(physical_rows)
-        self._noise = NoiseSource(streams, device, kernel.layout.dtype)
+        self._noise = NoiseSource(streams, device, kernel.layout.dtype, noise)
         self._dropout = [s.generator("dropout", device=device) for s in streams]
         self._scale: tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor] | None = None
         self._log = StackTranscript(self.candidates)
@@ -123,7 +125,7 @@ class StackOracle:
         gradient = self._gradient(drawn, params, clipping, noise_multiplier, halves=halves)
         half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
         scale = self._charge(drawn, "gaussian", count_noise_multiplier, half)
-        count = halves + scale.to(halves) * self._noise.gaussian(1)[:, 0]
+        count = self._noisy(halves, scale, "gaussian")
         return gradient, count / self._normaliser(drawn) + 0.5
 
     def losses(
@@ -150,10 +152,14 @@ class StackOracle:
                 usable = (rows.mask > 0) & values.isfinite()
                 clipped = values.clamp(min=0.0).minimum(bound.to(values)[:, None])
                 total += torch.where(usable, clipped, 0.0).sum(dim=1)
-            scale = self._charge(drawn, mechanism, noise_multiplier, sensitivity).to(total)
-            draw = self._noise.gaussian if mechanism == "gaussian" else self._noise.laplace
-            answers.append((total + scale * draw(1)[:, 0].to(total)) / self._normaliser(drawn))
+            scale = self._charge(drawn, mechanism, noise_multiplier, sensitivity)
+            answers.append(self._noisy(total, scale, mechanism) / self._normaliser(drawn))
         return torch.stack(answers)
+
+    def _noisy(self, total: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
+        """Add noise to one number of each candidate."""
+        noise = self._noise.gaussian(1) if kind == "gaussian" else self._noise.laplace(1)
+        return add_noise(total.unsqueeze(1), noise, scale, self._noise.options).squeeze(1)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these candidates alone; the others are done."""
@@ -219,11 +225,14 @@ class StackOracle:
         sensitivity = clipping.sensitivity(self.candidates)
         scale = self._charge(drawn, "gaussian", noise_multiplier, sensitivity)
         noise = self._noise.gaussian(params.shape[1])
-        out = noise * scale.unsqueeze(1)
+        wide = self._noise.options.wide
+        out = torch.zeros_like(params) if wide else noise * scale.unsqueeze(1)
         for rows in self._physical(drawn):
             bad = self._kernel.accumulate(params, rows, clipping, out=out, halves=halves)
             if bad is not None:
                 self.nonfinite += bad.cpu()
+        if wide:
+            out = add_noise(out, noise, scale, self._noise.options)
         self.gradient_evaluations += drawn.sizes
         out /= self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):

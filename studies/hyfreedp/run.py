@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from privtune.training.methods import AutomaticClipping, DAdaptation, DoG, HyFreeDP, Prodigy
+from privtune.training.methods import AutomaticClipping, DAdaptation, HyFreeDP, Prodigy
 from privtune.training.schedule import Schedule
 from studies.harness import Split, accuracies, fit, mnist, secrets_for, study
 
@@ -50,12 +50,8 @@ def plan(settings: dict[str, Any], schedule: Schedule, eps: float) -> dict[str, 
     methods[f"hyfreedp K={middle}, 5% more gradient noise"] = HyFreeDP.for_budget(
         schedule, **budget, interval=middle, gradient_noise_factor=1.05
     )
-    methods[f"hyfreedp K={middle}, AdamW"] = HyFreeDP.for_budget(
-        schedule, **budget, interval=middle, optimizer="adamw"
-    )
     methods["prodigy"] = Prodigy.for_budget(schedule, **budget)
     methods["d-adaptation"] = DAdaptation.for_budget(schedule, **budget)
-    methods["dog"] = DoG.for_budget(schedule, **budget)
     return methods
 
 

@@ -8,10 +8,25 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
 
-from privtune.accounting import Adjacency, ApproximateDP, Composed, Gaussian, NonPrivate, Repeated
-from privtune.accounting.rdp import ORDERS
+from privtune.accounting import (
+    Adjacency,
+    ApproximateDP,
+    Composed,
+    Event,
+    Gaussian,
+    Geometric,
+    Logarithmic,
+    NonPrivate,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+)
+from privtune.accounting import epsilon as epsilon_of
+from privtune.accounting.rdp import ORDERS, rdp_curve
 from privtune.errors import InvalidInputError
 from privtune.ledger import privacy_filter as pf
+from privtune.ledger import weights
 from privtune.ledger.weights import weigh
 
 
@@ -140,8 +155,13 @@ def test_a_block_without_divergence_leaves_room() -> None:
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 def test_the_best_order_is_near_the_optimum(epsilon: float) -> None:
     order = pf.best_order(epsilon, 1e-5)
-    room = {a: pf.capacity(pf.empty_profile, float(a), epsilon, 1e-5) / a for a in ORDERS}
+    room = {a: pf.capacity(pf.empty_profile, a, epsilon, 1e-5) / a for a in pf.ORDERS}
     assert room[order] == pytest.approx(max(room.values()), rel=1e-9)
+
+
+def test_every_order_of_a_filter_is_tabulated() -> None:
+    """A stored order between two tabulated ones would make old charges weigh more."""
+    assert set(pf.ORDERS) <= {float(order) for order in ORDERS}
 
 
 def test_the_ladder_keeps_its_share_of_delta() -> None:
@@ -172,7 +192,7 @@ def test_weights() -> None:
     assert weigh(NonPrivate(), 4.0, add).divergence == math.inf
     assert weigh(Composed(()), 4.0, add) == (0.0, 0.0)
     # At an order between two tabulated ones the next higher counts.
-    assert weigh(Gaussian(1.0), 4.1, add).divergence == pytest.approx(4.25 / 2, rel=1e-9)
+    assert weigh(Gaussian(1.0), 6.25, add).divergence == pytest.approx(6.3 / 2, rel=1e-9)
     approximate = weigh(Repeated(2, ApproximateDP(0.5, 1e-6)), 3.0, add)
     p = math.exp(0.5) / (1 + math.exp(0.5))
     exact = math.log(p**3 * (1 - p) ** -2 + (1 - p) ** 3 * p**-2) / 2
@@ -180,8 +200,54 @@ def test_weights() -> None:
     assert approximate.delta == pytest.approx(2e-6, rel=1e-9)
 
 
-def test_weights_know_the_adjacency() -> None:
-    from privtune.accounting import PoissonSampled
+SAMPLED = Repeated(1000, PoissonSampled(0.01, Gaussian(1.2)))
 
+
+def test_a_dominating_pair_weighs_what_the_exact_divergence_is() -> None:
+    """Where nothing rare matters, the pair's moment is the divergence, rounded up a little."""
+    for order in (1.5, 3.0, 6.0):
+        index = int(np.searchsorted(ORDERS, order))
+        exact = rdp_curve(SAMPLED)[index]
+        paired = weights._paired(PoissonSampled(0.01, Gaussian(1.2)), 1000, float(ORDERS[index]))
+        assert paired is not None
+        assert paired.delta < 1e-12
+        assert exact * (1 - 1e-6) <= paired.divergence <= exact * 1.02
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        SAMPLED,
+        PrivateSelection(SAMPLED, Geometric(10)),
+        PrivateSelection(SAMPLED, Logarithmic(5)),
+        SubsampledTuning(2, 0.1, PrivateSelection(SAMPLED, Geometric(10)), SAMPLED),
+    ],
+)
+def test_a_weight_is_never_below_the_tight_account(event: Event) -> None:
+    """What any order's weight says about ε must not fall below the tight bound on the event."""
+    add, delta = Adjacency.ADD_REMOVE, 1e-5
+    tight = epsilon_of(event, delta).epsilon
+    converted = []
+    for order in ORDERS[20:110:3]:
+        weight = weigh(event, float(order), add, 1e-10)
+        assert weight.divergence <= weigh(event, float(order), add).divergence
+        left = delta - weight.delta
+        converted.append(
+            weight.divergence + math.log1p(-1 / order) - math.log(left * order) / (order - 1)
+        )
+    assert tight * (1 - 2e-3) <= min(converted) <= tight * 1.5
+
+
+def test_a_selection_weighs_less_than_its_renyi_theorem() -> None:
+    event = PrivateSelection(SAMPLED, Geometric(10))
+    plain = weigh(event, 6.25, Adjacency.ADD_REMOVE)
+    paired = weigh(event, 6.25, Adjacency.ADD_REMOVE, 1e-10)
+    assert paired.divergence < 0.7 * plain.divergence
+    assert 0 < paired.delta <= 1e-10
+    # Without the right to fail, the theorem is all there is.
+    assert weigh(event, 6.25, Adjacency.ADD_REMOVE, 1e-300) == plain
+
+
+def test_weights_know_the_adjacency() -> None:
     with pytest.raises(InvalidInputError, match="adjacency"):
         weigh(PoissonSampled(0.1, Gaussian(1.0)), 4.0, Adjacency.REPLACE_ONE)

@@ -191,7 +191,25 @@ def test_a_rewritten_filter_charge_is_named(ledger: Ledger) -> None:
 
     rewritten(ledger, louder)
     assert "entry 8" in check(ledger)
+    assert "weighs more" in check(ledger)
+
+
+def test_a_rewritten_filter_charge_with_its_weight_is_named(ledger: Ledger) -> None:
+    def louder(seq: int, body: dict[str, Any]) -> dict[str, Any]:
+        if seq == 8:
+            body["event"]["noise_multiplier"] = 0.5
+            body["weight"] = [20.0, 0.0]
+        return body
+
+    rewritten(ledger, louder)
+    assert "entry 8" in check(ledger)
     assert "did not have room" in check(ledger)
+
+
+@pytest.mark.parametrize("weight", [[-1.0, 0.0], [None, 0.0], [0.1, -1e-9], [0.1], "0"])
+def test_a_senseless_weight_is_named(ledger: Ledger, weight: Any) -> None:
+    rewritten(ledger, lambda seq, body: {**body, "weight": weight} if seq == 8 else body)
+    assert "entry 8" in check(ledger)
 
 
 def test_a_charge_cannot_be_passed_off_as_declared(ledger: Ledger) -> None:

@@ -56,6 +56,7 @@ class ADADP(SampledGradient):
         adapt_epochs: Epochs after which the rate is fixed and decays by (5.1), with one step of
             DP-SGD for each sample from there on; None adapts to the end.
         decay: Factor of the decay (5.1) for each epoch after that, at least 0.
+        learning_rate: Initial rate η₀, above 0, for candidates that give none.
 
     **Guarantee**: T Poisson-sampled Gaussian releases (Theorem 9: two for each iteration). Both
     steps, the error, accepting and the rate are post-processing.
@@ -70,6 +71,7 @@ class ADADP(SampledGradient):
     acceptance: bool = False
     adapt_epochs: float | None = None
     decay: float = 0.1
+    learning_rate: float = 0.1
 
     name: ClassVar[str] = "adadp"
     summary: ClassVar[str] = "Learning rate from the difference of one full and two half steps"
@@ -84,6 +86,7 @@ class ADADP(SampledGradient):
         if self.adapt_epochs is not None:
             check_positive("adapt_epochs", self.adapt_epochs)
         check_nonnegative("decay", self.decay)
+        check_positive("learning_rate", self.learning_rate)
         if not 0.0 < self.smallest_factor <= 1.0 <= self.largest_factor < math.inf:
             raise InvalidInputError(
                 "smallest_factor, largest_factor",
@@ -93,7 +96,7 @@ class ADADP(SampledGradient):
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> ADADPState:
         """Make the state of K candidates; each gives max_grad_norm, and may give learning_rate."""
-        rate = candidate_column(candidates, "learning_rate", params, default=0.1)
+        rate = candidate_column(candidates, "learning_rate", params, default=self.learning_rate)
         return ADADPState(
             params=params,
             origin=params,

@@ -5,15 +5,16 @@ What differs from the paper:
 * The account. The paper composes the loss releases as if each had been sampled separately, but all
   of them see one batch; ``event`` charges one joint Gaussian release (``loss_batch="same"``), or
   the losses have a batch of their own (``loss_batch="separate"``).
-* Guards. A noisy loss may be negative, and so may a fitted coefficient: the loss bound keeps a
-  positive floor, and the learning rate moves only by a fit whose coefficients are both positive.
+* Guards. A noisy loss may be negative, and so may a fitted coefficient: the loss bound stays above
+  its initial value, and the learning rate moves only by a fit whose coefficients are both positive.
 * The fit, unless ``fit="paper"``. At the initial rate of 1e-4 the three losses of a small batch
   differ by less than their noise; Algorithm 1 then divides two noises, a half-Cauchy ratio of scale
   ``sqrt(2)/(2 sqrt(6)) = 0.29``, so the rate shrinks geometrically and training never starts.
   ``fit="tracked"`` uses what is public, the scale of that noise: slope and curvature are filtered
   over the updates (Kalman), a fit counts only where its curvature stands out from the noise, and
   the losses are probed at a reach of their own, which grows until the curvature is visible. Probing
-  far moves no parameter. Without noise it is Algorithm 1. All of it is post-processing.
+  far moves no parameter; no step goes farther than was probed. Without noise it is Algorithm 1 once
+  the reach has grown to the fitted rate. All of it is post-processing.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = ["Fit", "HyFreeDP", "HyFreeDPState", "fit_paper", "fit_tracked"]
 
 _LOSS_BATCHES = ("same", "separate")
 _FITS = ("tracked", "paper")
-_BOUND_FLOOR, _BOUND_CEILING = 1e-6, 1e6
+_BOUND_CEILING = 1e6
 _BOUND_SHRINK = 0.5  # the bound at most halves at an update: a noisy sum may be far too small
 _SATURATED = 0.9  # losses above this part of their bound are flat because they were clipped
 _GROWTH = 4.0  # of the reach, while no curvature is visible
@@ -98,7 +99,7 @@ class HyFreeDP:
             an independent one.
         optimizer: ``"sgd"`` or ``"adamw"``: what the noisy gradient goes through.
         learning_rate: Initial learning rate, above 0.
-        loss_bound: Initial bound on a record's loss, above 0.
+        loss_bound: Initial bound on a record's loss, above 0; also its floor.
         fit: ``"tracked"``, or ``"paper"`` for Algorithm 1 to the letter.
         resolution: Standard deviations of its noise that a tracked curvature must exceed.
         stabilizer: Added to the gradient norm before dividing by it, above 0.
@@ -271,7 +272,10 @@ class HyFreeDP:
                 resolution=self.resolution,
             )
         return replace(
-            state, fit=fit, loss_bound=_next_bound(state.loss_bound, losses), loss=losses[1]
+            state,
+            fit=fit,
+            loss_bound=_next_bound(state.loss_bound, losses, self.loss_bound),
+            loss=losses[1],
         )
 
     def report(self, state: HyFreeDPState) -> Mapping[str, torch.Tensor]:
@@ -334,15 +338,16 @@ def fit_tracked(
         fit.curvature, fit.curvature_variance, curvature_seen, 6.0 * deviation**2 / reach**4
     )
     visible = (curvature > resolution * curvature_variance.sqrt()) & (curvature > 0)
-    rate = slope / curvature
-    good = visible & torch.isfinite(rate) & (rate > 0)
-    rate = torch.where(good, rate, fit.learning_rate)
-    # The reach at which one probe by itself would show this curvature; never below the rate.
+    best = slope / curvature
+    good = visible & torch.isfinite(best) & (best > 0)
+    best = torch.where(good, best, fit.learning_rate)
+    # The reach at which one probe by itself would show this curvature; never below the best rate.
     needed = (resolution * 6.0**0.5 * deviation / curvature).sqrt()
-    aim = torch.where(visible, torch.maximum(rate, needed), _GROWTH * reach)
+    aim = torch.where(visible, torch.maximum(best, needed), _GROWTH * reach)
     updated = Fit(
-        learning_rate=rate,
-        reach=torch.minimum(aim, torch.maximum(_GROWTH * reach, rate)),
+        # Never farther than was probed: beyond, the parabola is a guess.
+        learning_rate=torch.minimum(best, torch.maximum(reach, fit.learning_rate)),
+        reach=torch.minimum(aim, _GROWTH * reach),
         slope=slope,
         slope_variance=slope_variance,
         curvature=curvature,
@@ -376,11 +381,15 @@ def _filter(
     return mean + gain * (seen - mean), gain * noise
 
 
-def _next_bound(bound: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
-    """Return the paper's conservative bound, the sum of the three losses, kept above a floor."""
+def _next_bound(bound: torch.Tensor, losses: torch.Tensor, floor: float) -> torch.Tensor:
+    """Return the paper's conservative bound, the sum of the three losses, kept above a floor.
+
+    Without the floor it may feed on itself: losses clipped to a bound that is too small sum to a
+    smaller bound, and in the end the losses say nothing.
+    """
     import torch
 
     total = losses.sum(dim=0)
-    floor = (_BOUND_SHRINK * bound).clamp_min(_BOUND_FLOOR)
-    updated = torch.maximum(total, floor).clamp_max(_BOUND_CEILING)
+    least = (_BOUND_SHRINK * bound).clamp_min(floor)
+    updated = torch.maximum(total, least).clamp_max(_BOUND_CEILING)
     return torch.where(torch.isfinite(total), updated, bound)

@@ -49,8 +49,9 @@ class QuantileClipping:
         quantile: Fraction of gradients that should stay unclipped, in (0, 1).
         norm_rate: Learning rate of the logarithm of the norm, above 0.
         momentum: Momentum in [0, 1) on the noisy gradient.
+        max_grad_norm: Initial clipping norm, above 0, for candidates that give none.
 
-    A candidate gives ``learning_rate`` and may give ``max_grad_norm``, the initial norm (0.1).
+    A candidate gives ``learning_rate``.
 
     **Guarantee**: each step is one Poisson-sampled joint Gaussian release. The paper divides the
     count by the realised batch size; here both means divide by the public expected one.
@@ -61,6 +62,7 @@ class QuantileClipping:
     quantile: float = 0.5
     norm_rate: float = 0.2
     momentum: float = 0.0
+    max_grad_norm: float = 0.1
 
     name: ClassVar[str] = "quantile-clipping"
     summary: ClassVar[str] = "Clipping norm follows a quantile of the gradient norms"
@@ -73,6 +75,7 @@ class QuantileClipping:
         check_nonnegative("noise_multiplier", self.noise_multiplier)
         check_nonnegative("count_noise_multiplier", self.count_noise_multiplier)
         check_positive("norm_rate", self.norm_rate)
+        check_positive("max_grad_norm", self.max_grad_norm)
         if not 0.0 < self.quantile < 1.0:
             raise InvalidInputError("quantile", self.quantile, "must lie in (0, 1)")
         self._optimizer()
@@ -122,7 +125,9 @@ class QuantileClipping:
         return DPSGDState(
             params=params,
             learning_rate=candidate_column(candidates, "learning_rate", params),
-            max_grad_norm=candidate_column(candidates, "max_grad_norm", params, default=0.1),
+            max_grad_norm=candidate_column(
+                candidates, "max_grad_norm", params, default=self.max_grad_norm
+            ),
             moments=self._optimizer().init(params),
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -63,6 +64,7 @@ def measure(url: str, size: int, repeats: int) -> dict[str, float]:
     with ledger:
         rebuilt, _ = timed(lambda: ledger.charges(NAME))
         steps: dict[str, list[float]] = {"reserve": [], "start": [], "settle": [], "charge": []}
+        cpu = time.process_time()
         for number in range(repeats):
             reserve, [charge] = timed(lambda n=number: ledger.reserve(NAME, [request(n)]))
             start, _ = timed(lambda c=charge: ledger.start(c.id))
@@ -71,11 +73,23 @@ def measure(url: str, size: int, repeats: int) -> dict[str, float]:
                 steps, (reserve, start, settle, reserve + start + settle), strict=True
             ):
                 steps[step].append(taken)
+        cpu = (time.process_time() - cpu) * 1e3 / repeats
         spent, _ = timed(lambda: ledger.spent(NAME))
         verified, _ = timed(lambda: verify(ledger.log.storage, NAME))
     medians = {step: statistics.median(values) for step, values in steps.items()}
     once = {"open": opened, "rebuild": rebuilt, "spent": spent, "verify": verified}
-    return {"charges": size, **medians, **once}
+    return {"charges": size, **medians, "cpu": cpu, **once}
+
+
+def fsync(folder: Path) -> float:
+    """Return the median of what one small durable write costs here: a charge makes three."""
+    taken = []
+    with (folder / "fsync").open("wb") as file:
+        for _ in range(100):
+            file.write(b"x" * 4096)
+            file.flush()
+            taken.append(timed(lambda: os.fsync(file.fileno()))[0])
+    return statistics.median(taken)
 
 
 def run(url: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, float]]:
@@ -94,13 +108,15 @@ def run(url: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="*", help="other sizes")
     parser.add_argument("--smoke", action="store_true", help="small sizes, for CI")
     parser.add_argument("--storage", help="an empty storage; a temporary SQLite file if not given")
     parser.add_argument("--output", type=Path, help="write the rows here as JSON")
     options = parser.parse_args()
-    sizes = SIZES[:2] if options.smoke else SIZES
+    sizes = tuple(options.sizes or (SIZES[:2] if options.smoke else SIZES))
     with tempfile.TemporaryDirectory() as folder:
         url = options.storage or f"sqlite:///{folder}/ledger.db"
+        print(f"fsync {fsync(Path(folder)):.2f}", file=sys.stderr)
         rows = run(url, sizes, repeats=20 if options.smoke else 200)
     text = json.dumps(rows, indent=1)
     if options.output:

@@ -181,6 +181,23 @@ def test_a_candidate_that_misses_or_mistypes_is_refused(name):
             METHODS[name].for_budget(oracle.schedule, epsilon=1.0, delta=1e-5, lerning_rate=1.0)
 
 
+def test_a_method_scaled_for_another_adjacency_is_refused():
+    """Noise for adding a record is half of what replacing one needs."""
+    from types import SimpleNamespace
+
+    from privtune.strategies.in_run import InRun
+
+    arm = InRun(arm="pur", method="pur", options=options("pur", 3))
+    context = SimpleNamespace(
+        adjacency=Adjacency.ADD_REMOVE,
+        schedule=Schedule(10_000, 1.0, 5),
+        delta=1e-5,
+        define_by_run=False,
+    )
+    with pytest.raises(InvalidInputError, match="add-remove"):
+        arm.plan(context, epsilon=4.0)
+
+
 def test_a_method_that_is_not_private_has_no_budget():
     schedule = Schedule(100, 0.1, 5)
     assert PUROracle(1.0, 1.0, 3).event(schedule) == NonPrivate()
@@ -206,3 +223,21 @@ def test_planning_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_hyfreedp_is_charged_by_the_joint_account():
+    """q = 0.02, T = 250, K = 5 at epsilon 3: 5.06 on the gradient's batch, 1.88 on one of its own.
+
+    The paper's account, which composes the losses as if each saw a batch of its own, would take
+    less noise and really spend 4.75.
+    """
+    schedule = Schedule(10_000, 0.02, 250)
+    budget = {"epsilon": 3.0, "delta": 1e-5}
+    same = METHODS["hyfreedp"].for_budget(schedule, **budget, loss_batch="same")
+    assert same.loss_noise_multiplier == pytest.approx(5.06, rel=0.01)
+    auto = METHODS["hyfreedp"].for_budget(schedule, **budget)
+    assert auto.loss_batch == "separate"
+    assert auto.loss_noise_multiplier == pytest.approx(1.88, rel=0.01)
+    plain = METHODS["dpsgd"].for_budget(schedule, **budget)
+    ratio = auto.gradient_noise_multiplier / plain.noise_multiplier
+    assert ratio == pytest.approx(1.01, rel=1e-6)

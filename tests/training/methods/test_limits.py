@@ -127,12 +127,17 @@ def test_hyfreedp_without_noise_is_gen(fit):
     world = oracle.worlds[0]
     state = method.init(oracle.start(), [{}])
     for _ in range(5):
-        before = state.params[0].numpy()
+        before, reach = state.params[0].numpy(), float(state.fit.reach[0])
+        before_rate = float(state.fit.learning_rate[0])
         state = method.update(state, oracle)
         rate = float(state.fit.learning_rate[0])
         m = (before - state.params[0].numpy()) / rate
         gradient = world.curvature * (before - world.x.mean(axis=0))
-        assert rate == pytest.approx(gradient @ m / (m @ (world.curvature * m)), rel=1e-6)
+        exact = gradient @ m / (m @ (world.curvature * m))
+        if fit == "tracked":  # no farther than was probed; and the reach follows the exact rate
+            assert float(state.fit.reach[0]) == pytest.approx(min(exact, 4 * reach), rel=1e-6)
+            exact = min(exact, max(reach, before_rate))
+        assert rate == pytest.approx(exact, rel=1e-6)
 
 
 def test_hyfreedp_guards():
@@ -157,10 +162,20 @@ def test_hyfreedp_guards():
         fit, losses, deviation=torch.full_like(rate, 0.01), bound=rate * 100, resolution=1.0
     )
     assert tracked.learning_rate[0] == pytest.approx(0.3 / 0.4 * 0.1)
+    far = fit_tracked(  # a slight curvature: the fitted rate lies beyond what was probed
+        fit,
+        torch.tensor([[1.3], [1.0], [0.72]] * 1, dtype=torch.float64).expand(3, 5),
+        deviation=torch.full_like(rate, 1e-4),
+        bound=rate * 100,
+        resolution=1.0,
+    )
+    assert torch.equal(far.learning_rate, rate)
+    assert torch.equal(far.reach, 4 * rate)
     assert torch.equal(tracked.learning_rate[1:], rate[1:])
     assert tracked.reach[3] == rate[3]
-    bound = _next_bound(torch.ones(3), torch.tensor([[-4.0, 1.0, torch.nan]] * 3))
-    assert bound.tolist() == [0.5, 3.0, 1.0]
+    bound = _next_bound(torch.full((4,), 3.0), torch.tensor([[-4.0, 2.0, torch.nan, 0.6]] * 3), 1.0)
+    assert bound.tolist() == [1.5, 6.0, 3.0, pytest.approx(1.8)]
+    assert _next_bound(torch.ones(1), torch.zeros(3, 1), 1.0).item() == 1.0
 
 
 def test_adaclip_without_noise_and_clipping_is_sgd():

@@ -308,7 +308,7 @@ def test_hyfreedp_as_in_the_paper(seed, sigma, loss_sigma, eta, batch, momentum)
                 slope, curve = (plus - minus) / (2 * rate), (plus + minus - 2 * here) / rate**2
                 if slope > 0 and curve > 0 and math.isfinite(slope / curve):
                     rate = slope / curve
-                bound = max(plus + here + minus, bound / 2, 1e-6)
+                bound = max(plus + here + minus, bound / 2, 1.0)
             theta = theta - rate * velocity
             yield theta, rate, bound
 
@@ -361,12 +361,13 @@ def test_hyfreedp_tracked(seed, sigma, loss_sigma):
                     curve, curve_var, (plus + minus - 2 * here) / reach**2, 6 * dev**2 / reach**4
                 )
                 if curve > 0 and curve > math.sqrt(curve_var):
-                    rate = slope / curve if slope > 0 else rate
-                    aim = max(rate, math.sqrt(math.sqrt(6) * dev / curve))
+                    best = slope / curve if slope > 0 else rate
+                    aim = max(best, math.sqrt(math.sqrt(6) * dev / curve))
+                    rate = min(best, max(reach, rate))
                 else:
                     aim = 4 * reach
-                reach = min(aim, max(4 * reach, rate))
-            bound = max(plus + here + minus, bound / 2, 1e-6)
+                reach = min(aim, 4 * reach)
+            bound = max(plus + here + minus, bound / 2, 5.0)
             theta = theta - rate * g
             yield theta, rate, reach, bound
 

@@ -1,0 +1,125 @@
+"""Where the budget went: by arm, and by step."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from privtune.accounting import Composed, Event, epsilon
+from privtune.ledger import Ledger
+from privtune.plots._style import colours, new_figure
+from privtune.tracking.curves import epsilon_spent
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from privtune.study import Study
+
+__all__ = ["plot_budget", "plot_epsilon_spent", "shares"]
+
+
+def shares(study: Study) -> list[tuple[str, float, float]]:
+    """Return what each charge of a study's budget added, in the order of charging.
+
+    Args:
+        study: The study; other studies' charges of the same budget are included.
+
+    Returns:
+        By charge: a label, the ε that it added to the composition of those before it, and its ε
+        alone. What is added sums to the ε of the whole; what charges cost alone does not.
+    """
+    budget = study.spec.budget
+    with Ledger(study.storage) as ledger:
+        charges = [c for c in ledger.charges(budget.name) if c.state != "voided"]
+    events: list[Event] = [charge.event for charge in charges]
+
+    def cost(*parts: Event) -> float:
+        return epsilon(Composed(parts), budget.delta, adjacency=budget.adjacency).epsilon
+
+    totals = [0.0, *(cost(*events[:n]) for n in range(1, len(events) + 1))]
+    # Bounds are not exactly monotone in what is composed; a share is never shown as negative.
+    totals = list(accumulate(totals, max))
+    labels = [c.arm if c.study == study.name else f"{c.study}/{c.arm}".strip("/") for c in charges]
+    return [
+        (label or charge.id, after - before, cost(charge.event))
+        for label, charge, (before, after) in zip(labels, charges, pairwise(totals), strict=True)
+    ]
+
+
+def plot_budget(study: Study) -> go.Figure:
+    """Plot the budget as one bar: what each arm added, and what is left.
+
+    Args:
+        study: A study; nothing of it need have run.
+
+    Returns:
+        A figure. The parts are increments of the composition, in the order of charging.
+    """
+    import plotly.graph_objects as go
+
+    budget = study.spec.budget
+    parts = shares(study)
+    figure = new_figure(x=f"ε (at δ = {budget.delta:g})", height=170)
+    for (label, added, alone), colour in zip(
+        parts, colours([p[0] for p in parts]).values(), strict=True
+    ):
+        figure.add_trace(
+            go.Bar(
+                x=[added],
+                y=["budget"],
+                orientation="h",
+                name=label,
+                marker_color=colour,
+                text=f"{label} {added:.2f}",
+                textposition="inside",
+                insidetextanchor="middle",
+                hovertemplate=f"{label}<br>added {added:.4f}<br>alone {alone:.4f}<extra></extra>",
+            )
+        )
+    left = max(budget.epsilon - sum(part[1] for part in parts), 0.0)
+    figure.add_trace(
+        go.Bar(
+            x=[left],
+            y=["budget"],
+            orientation="h",
+            name="left",
+            marker={"color": "rgba(128,136,150,0.18)", "line": {"color": "#808896", "width": 1}},
+            hovertemplate=f"left {left:.4f}<extra></extra>",
+        )
+    )
+    figure.add_vline(x=budget.epsilon, line_dash="dash", line_color="#808896")
+    figure.update_layout(barmode="stack", bargap=0.1, legend_traceorder="normal")
+    figure.update_yaxes(visible=False)
+    figure.update_xaxes(range=[0, budget.epsilon * 1.02])
+    return figure
+
+
+def plot_epsilon_spent(study: Study) -> go.Figure:
+    """Plot how ε grows over the steps of every arm that is not sealed.
+
+    Args:
+        study: A study.
+
+    Returns:
+        A figure; empty if every arm is sealed.
+    """
+    import plotly.graph_objects as go
+
+    budget = study.spec.budget
+    figure = new_figure(x="step", y=f"ε spent (δ = {budget.delta:g})")
+    palette = colours([plan.arm for plan in study.plans])
+    for plan in study.plans:
+        if plan.is_sealed or not plan.is_private:
+            continue
+        curve = epsilon_spent(plan.training, delta=budget.delta, adjacency=budget.adjacency)
+        figure.add_trace(
+            go.Scatter(
+                x=[step for step, _ in curve],
+                y=[value for _, value in curve],
+                name=plan.arm,
+                mode="lines+markers",
+                line_color=palette[plan.arm],
+                hovertemplate="step %{x}: ε = %{y:.4f}<extra>" + plan.arm + "</extra>",
+            )
+        )
+    return figure

@@ -1,0 +1,141 @@
+"""Arms side by side: what they reached, and what they cost."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from privtune.accounting import epsilon
+from privtune.plots._style import apply_style, colours, new_figure
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from privtune.study import Study
+
+__all__ = ["plot_cost", "plot_utility", "wilson_interval"]
+
+_Z95 = 1.959963984540054
+
+
+def wilson_interval(rate: float, records: int) -> tuple[float, float]:
+    """Return Wilson's 95% interval of a success rate.
+
+    Args:
+        rate: Observed rate, in [0, 1].
+        records: Number of independent records it was observed on, at least 1.
+
+    Example:
+        >>> low, high = wilson_interval(0.9, 100)
+        >>> round(low, 4), round(high, 4)
+        (0.8256, 0.9448)
+    """
+    z2 = _Z95 * _Z95
+    centre = (rate + z2 / (2 * records)) / (1 + z2 / records)
+    half = (
+        _Z95
+        * math.sqrt(rate * (1 - rate) / records + z2 / (4 * records * records))
+        / (1 + z2 / records)
+    )
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
+    """Plot what each arm's released model reached against the ε of its whole procedure.
+
+    Args:
+        study: A study with at least one release.
+        metric: Which metric of the releases; it must be on records declared public.
+
+    Returns:
+        A figure. Bars are 95% intervals over the public test records. A hollow marker stands at
+        the ε of the released model's training alone: what is reported when the search is forgotten.
+        Arms at the same ε are moved apart a little; hovering shows the exact ε. An arm without any
+        guarantee has no place on the axis.
+    """
+    import plotly.graph_objects as go
+
+    budget = study.spec.budget
+    records = study.spec.load_task().test_records
+    palette = colours([plan.arm for plan in study.plans])
+    figure = new_figure(x=f"ε of the arm (δ = {budget.delta:g})", y=metric.replace("_", " "))
+    arms = [status for status in study.status() if math.isfinite(status.guarantee.epsilon)]
+    apart = 0.012 * max((status.guarantee.epsilon for status in arms), default=0.0)
+    for place, status in enumerate(arms):
+        if status.release is None or metric not in status.release.utility:
+            continue
+        arm, value = status.plan.arm, status.release.utility[metric]
+        low, high = wilson_interval(value, records)
+        total = status.guarantee.epsilon
+        one = epsilon(status.plan.training.event, budget.delta, adjacency=budget.adjacency).epsilon
+        if status.plan.is_sealed:
+            figure.add_trace(
+                go.Scatter(
+                    x=[one, total + place * apart],
+                    y=[value, value],
+                    mode="lines+markers",
+                    line={"color": palette[arm], "dash": "dot", "width": 1},
+                    marker={"symbol": ["circle-open", "circle"], "size": [11, 1]},
+                    showlegend=False,
+                    hovertemplate=f"{arm}: one training alone, ε = {one:.4f}<extra></extra>",
+                )
+            )
+        figure.add_trace(
+            go.Scatter(
+                x=[total + place * apart],
+                y=[value],
+                name=arm,
+                mode="markers",
+                marker={"color": palette[arm], "size": 12},
+                error_y={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [high - value],
+                    "arrayminus": [value - low],
+                    "thickness": 1.5,
+                    "width": 6,
+                },
+                hovertemplate=f"{arm}<br>{value:.1%} [{low:.1%}, {high:.1%}]<br>"
+                f"ε = {total:.4f}<extra></extra>",
+            )
+        )
+    figure.update_yaxes(tickformat=".0%")
+    figure.update_xaxes(rangemode="tozero")
+    return figure
+
+
+def plot_cost(study: Study) -> go.Figure:
+    """Plot gradient evaluations and seconds of every arm.
+
+    Args:
+        study: A study.
+
+    Returns:
+        A figure with two panels. Hatched bars are the plan's expectation: the cost of a sealed
+        round would tell its number of runs.
+    """
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    titles = ("gradient evaluations (expected)", "seconds (hatched: expected)")
+    figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.14)
+    apply_style(figure, height=320, side_by_side=True)
+    palette = colours([plan.arm for plan in study.plans])
+    for status in study.status():
+        arm = status.plan.arm
+        seconds = None if status.release is None else status.release.cost.wall_seconds
+        hatched = {"shape": "/" if status.plan.is_sealed else ""}
+        for column, value in ((1, status.plan.expected_gradient_evaluations), (2, seconds)):
+            figure.add_trace(
+                go.Bar(
+                    x=[arm],
+                    y=[value],
+                    name=arm,
+                    showlegend=False,
+                    marker={"color": palette[arm], "pattern": hatched},
+                    hovertemplate="%{x}: %{y:,.3~s}<extra></extra>",
+                ),
+                row=1,
+                col=column,
+            )
+    return figure

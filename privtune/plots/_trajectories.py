@@ -1,0 +1,74 @@
+"""What in-run methods did with their hyperparameters: functions of paid-for releases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from privtune.plots._style import apply_style, colours
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from privtune.study import Study
+
+__all__ = ["plot_trajectories"]
+
+_FIRST = ("learning_rate", "max_grad_norm")
+
+
+def plot_trajectories(study: Study) -> go.Figure:
+    """Plot every released curve by step, one panel a quantity, learning rate and clipping first.
+
+    Args:
+        study: A study; arms without curves (sealed ones among them) are left out.
+
+    Returns:
+        A figure; without panels if there is no curve. Quantities above 0 are on a logarithmic axis.
+    """
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    curves = {release.arm: release.curves for release in study.releases() if release.curves}
+    found = {name for by_name in curves.values() for name in by_name}
+    names = [n for n in _FIRST if n in found] + sorted(found - set(_FIRST))
+    if not names:
+        figure = go.Figure()
+        apply_style(figure)
+        return figure
+    figure = make_subplots(
+        rows=len(names),
+        cols=1,
+        shared_xaxes=True,
+        subplot_titles=[name.replace("_", " ") for name in names],
+        vertical_spacing=0.32 / max(len(names), 2),
+    )
+    apply_style(figure, height=90 + 190 * len(names))
+    palette = colours([plan.arm for plan in study.plans])
+    labelled: set[str] = set()
+    for row, name in enumerate(names, start=1):
+        values = [v for by_name in curves.values() for v in by_name.get(name, ())]
+        for arm, by_name in curves.items():
+            if name not in by_name:
+                continue
+            figure.add_trace(
+                go.Scatter(
+                    x=list(range(len(by_name[name]))),
+                    y=list(by_name[name]),
+                    name=arm,
+                    legendgroup=arm,
+                    showlegend=arm not in labelled,
+                    mode="lines",
+                    line_color=palette[arm],
+                    hovertemplate="step %{x}: %{y:.4g}<extra>" + arm + "</extra>",
+                ),
+                row=row,
+                col=1,
+            )
+            labelled.add(arm)
+        if values and min(values) > 0 and max(values) > 3 * min(values):
+            figure.update_yaxes(type="log", dtick=1, tickformat="~g", row=row, col=1)
+            if max(values) < 30 * min(values):
+                figure.update_yaxes(dtick="D2", row=row, col=1)
+    figure.update_xaxes(title_text="step", row=len(names), col=1)
+    figure.update_layout(legend={"y": 1.06})
+    return figure

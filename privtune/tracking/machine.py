@@ -1,0 +1,115 @@
+"""What a training does to the machine: CPU, memory, and the GPU where NVML sees one.
+
+For arms that are not sealed alone: a load that rises and falls tells how many trials a round ran.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["MachineSampler", "machine_state"]
+
+Sample = tuple[float, dict[str, float]]
+
+SEALED_STATE = "off: they would show how long a sealed round took"
+
+
+class MachineSampler:
+    """Samples the machine in a thread, into memory, from the start to :meth:`stop`.
+
+    Args:
+        interval: Seconds between two samples.
+    """
+
+    def __init__(self, interval: float = 1.0) -> None:
+        self._interval = interval
+        self._started = time.monotonic()
+        self._samples: list[Sample] = []
+        self._done = threading.Event()
+        self._gpus = _gpus()
+        self._thread = threading.Thread(target=self._watch, name="privtune-machine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> list[Sample]:
+        """End the sampling, take a last sample, and return all as (seconds since start, values)."""
+        self._done.set()
+        self._thread.join()
+        self._take()
+        return self._samples
+
+    def _watch(self) -> None:
+        import psutil
+
+        psutil.cpu_percent()  # the first call only sets the mark that the next one measures from
+        while not self._done.wait(self._interval):
+            self._take()
+
+    def _take(self) -> None:
+        import psutil
+
+        memory = psutil.virtual_memory()
+        values = {
+            "system/cpu_utilization_percentage": float(psutil.cpu_percent()),
+            "system/system_memory_usage_megabytes": memory.used / 1e6,
+            "system/process_memory_megabytes": psutil.Process().memory_info().rss / 1e6,
+        }
+        for index, handle in enumerate(self._gpus):
+            values |= _gpu_values(index, handle)
+        self._samples.append((time.monotonic() - self._started, values))
+
+
+def machine_state(*, sealed: bool) -> str:
+    """Return which system metrics an arm has, or why it has none, for its tag."""
+    if sealed:
+        return SEALED_STATE
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:  # NVML raises its own types, and none at all without a driver
+        return f"CPU and memory; GPU off: {error}"
+    return "CPU, memory and GPU"
+
+
+def write_samples(samples: list[Sample], path: Path) -> None:
+    """Keep samples beside the release, so that they can still be logged later."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(samples), encoding="utf-8")
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """Read what :func:`write_samples` wrote; nothing if there is nothing."""
+    if not path.exists():
+        return []
+    return [(seconds, values) for seconds, values in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _gpus() -> list[Any]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # no NVML, no driver, no permission: the tag says which
+        return []
+
+
+def _gpu_values(index: int, handle: Any) -> dict[str, float]:
+    import pynvml
+
+    values: dict[str, float] = {}
+    # One reading that fails (MIG slices have no utilisation) must not lose the other.
+    try:
+        values[f"system/gpu_{index}_memory_usage_megabytes"] = (
+            pynvml.nvmlDeviceGetMemoryInfo(handle).used / 1e6
+        )
+        values[f"system/gpu_{index}_utilization_percentage"] = float(
+            pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+        )
+    except pynvml.NVMLError:
+        return values
+    return values

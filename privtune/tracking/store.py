@@ -1,0 +1,268 @@
+"""MLflow stores: where they are, how they are opened, how a record gets into them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privtune.errors import PrivTuneError
+from privtune.study._store import artifact_root
+from privtune.tracking.layout import LEDGER_TABLE, ArmRecord
+from privtune.tracking.machine import Sample
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+__all__ = [
+    "TrackingUnavailableError",
+    "local_uri",
+    "open_client",
+    "published",
+    "tracking_uri",
+    "write_record",
+]
+
+_BATCH = 1_000  # MLflow's limit on metrics a call
+_DIGEST = "privtune.plan_digest"
+_QUICK_AND_QUIET = {
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # MLflow would try seven times with growing pauses, minutes in all; a study must not wait for it.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+class TrackingUnavailableError(PrivTuneError):
+    """The tracking store cannot be reached or refuses; releases wait in the study's database."""
+
+
+def local_uri(storage: str) -> str:
+    """Return the URI of the MLflow store that lies beside a study's database."""
+    return f"sqlite:///{artifact_root(storage) / 'mlflow.db'}"
+
+
+def tracking_uri(storage: str, uri: str | None = None) -> str:
+    """Return the tracking URI in force: given, or from ``MLFLOW_TRACKING_URI``, or the local one.
+
+    Args:
+        storage: The study's storage URL.
+        uri: A tracking URI, or ``None``.
+    """
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or local_uri(storage)
+
+
+@contextlib.contextmanager
+def open_client(storage: str, uri: str) -> Iterator[MlflowClient]:
+    """Open an MLflow client on a store that is initialised, and alone in writing to it.
+
+    Args:
+        storage: The study's storage URL: says where artifacts and the lock are.
+        uri: Tracking URI.
+
+    Raises:
+        TrackingUnavailableError: If anything goes wrong inside that is MLflow's or the network's.
+    """
+    # Imported here: MLflow takes more than a second to import, and planning needs none of it.
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    for name in ("alembic", "mlflow.store.db.utils", "mlflow.system_metrics"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    folder = artifact_root(storage)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _environment(_QUICK_AND_QUIET), _lock(folder / "mlflow.lock"):
+        try:
+            yield MlflowClient(tracking_uri=uri)
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            raise TrackingUnavailableError(_explain(uri, error)) from error
+
+
+def experiment_id(client: MlflowClient, name: str, *, storage: str, tags: dict[str, str]) -> str:
+    """Return the id of a study's experiment; creates it if it is not there."""
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    # A server keeps artifacts itself; beside a bare database they go into the study's folder.
+    artifacts = (
+        None
+        if client.tracking_uri.startswith("http")
+        else (artifact_root(storage) / "mlflow").as_uri()
+    )
+    return str(client.create_experiment(name, artifact_location=artifacts, tags=tags))
+
+
+def published(client: MlflowClient, experiment: str) -> dict[str, str]:
+    """Return the run ids of arms that are logged completely, by the digest of their plan.
+
+    Runs that broke off half way are deleted: parameters cannot be written twice, so they are
+    replaced rather than filled up.
+    """
+    complete = {}
+    for run in client.search_runs([experiment], max_results=1_000):
+        if (digest := run.data.tags.get(_DIGEST)) is None:
+            continue  # somebody else's
+        if run.info.status == "FINISHED":
+            complete[digest] = str(run.info.run_id)
+        else:
+            client.delete_run(run.info.run_id)
+    return complete
+
+
+def write_record(
+    client: MlflowClient,
+    experiment: str,
+    record: ArmRecord,
+    *,
+    model: Path | None = None,
+    report: Callable[[], str] | None = None,
+    samples: Sequence[Sample] = (),
+) -> str:
+    """Write one arm's run, its paid-for trials below it, all at once; return the run's id.
+
+    The run's times are the time of writing, minus the measured length for an arm that is not
+    sealed: the moments at which a round began and ended are not in the store.
+
+    Args:
+        client: An open client.
+        experiment: Experiment id.
+        record: What to log.
+        model: The released model's file.
+        report: Renders the arm's page.
+        samples: System metrics, as (seconds since the start, values).
+    """
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    started = now - int(record.seconds * 1000)
+    run = _create(client, experiment, record, started)
+    for child in record.children:
+        below = _create(client, experiment, child, now, {"mlflow.parentRunId": run})
+        _log(client, below, child, [Metric(name, value, now, s) for name, value, s in child.points])
+        client.set_terminated(below, status="FINISHED", end_time=now)
+    metrics = [Metric(name, value, now, step) for name, value, step in record.points]
+    metrics += [
+        Metric(name, value, started + int(seconds * 1000), step)
+        for step, (seconds, values) in enumerate(samples)
+        for name, value in values.items()
+    ]
+    tables = json.dumps([{"path": LEDGER_TABLE, "type": "table"}])
+    _log(client, run, record, metrics, {"mlflow.loggedArtifacts": tables})
+    client.log_inputs(run, [_dataset(record)])
+    _write_files(client, run, record, model=model, report=report)
+    client.set_terminated(run, status="FINISHED", end_time=now)
+    return run
+
+
+def _create(
+    client: MlflowClient,
+    experiment: str,
+    record: ArmRecord,
+    started: int,
+    tags: Mapping[str, str] | None = None,
+) -> str:
+    named = {"mlflow.runName": record.arm, _DIGEST: record.digest, **(tags or {})}
+    return str(client.create_run(experiment, start_time=started, tags=named).info.run_id)
+
+
+def _log(
+    client: MlflowClient,
+    run: str,
+    record: ArmRecord,
+    metrics: Sequence[Any],
+    tags: Mapping[str, str] | None = None,
+) -> None:
+    from mlflow.entities import Param, RunTag
+
+    all_tags = {**record.tags, "mlflow.note.content": record.note, **(tags or {})}
+    client.log_batch(
+        run,
+        metrics[:_BATCH],
+        [Param(name, value) for name, value in record.params.items()],
+        [RunTag(name, value) for name, value in all_tags.items()],
+    )
+    for start in range(_BATCH, len(metrics), _BATCH):
+        client.log_batch(run, metrics[start : start + _BATCH])
+
+
+def _write_files(
+    client: MlflowClient,
+    run: str,
+    record: ArmRecord,
+    *,
+    model: Path | None,
+    report: Callable[[], str] | None,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="privtune-") as name:
+        folder = Path(name)
+        (folder / "privacy").mkdir()
+        for path, document in record.documents.items():
+            text = json.dumps(document, indent=1, ensure_ascii=False)
+            (folder / path).write_text(text + "\n", encoding="utf-8")
+        if report is not None:
+            (folder / "privacy" / "report.html").write_text(report(), encoding="utf-8")
+        if model is not None:
+            (folder / "model").mkdir()
+            (folder / "model" / model.name).write_bytes(model.read_bytes())
+        client.log_artifacts(run, str(folder))
+
+
+def _dataset(record: ArmRecord) -> Any:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    # By name alone: MLflow's own digest is computed from the rows, and confirms a guess about them.
+    name = record.tags["privtune.dataset"]
+    dataset = Dataset(name, "redacted", "privtune", json.dumps({"name": name}))
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", "private training data")])
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one process at a time in: MLflow's first use of a fresh database is a race."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows; there processes have to take turns themselves
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _explain(uri: str, error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if "Invalid Host header" in text:
+        return (
+            f"The MLflow server refuses this host name. Start it with --allowed-hosts naming the host "
+            f"of {_safe(uri)}, or use 127.0.0.1."
+        )
+    return f"MLflow at {_safe(uri)} cannot be used: {text[:300]}"
+
+
+def _safe(uri: str) -> str:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(uri).render_as_string(hide_password=True)
+    except ArgumentError:
+        return uri

@@ -1,0 +1,77 @@
+"""Words and numbers as people read them: events as formulas, ε rounded up, the budget in one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privtune.accounting import Guarantee
+    from privtune.study.spec import BudgetSpec
+
+__all__ = ["budget_line", "ceil_to", "describe_event", "floor_to", "show_epsilon", "show_params"]
+
+
+def ceil_to(value: float, digits: int) -> float:
+    """Round up: a printed ε is an upper bound too."""
+    scale = float(10**digits)
+    return math.ceil(value * scale) / scale if math.isfinite(value) else value
+
+
+def floor_to(value: float, digits: int) -> float:
+    """Round down: what is left is never shown as more than it is."""
+    scale = float(10**digits)
+    return math.floor(value * scale) / scale if math.isfinite(value) else value
+
+
+def show_epsilon(value: float, digits: int = 3) -> str:
+    """Return an ε for the reader: rounded up, infinity as its sign."""
+    return f"{ceil_to(value, digits):.{digits}f}" if math.isfinite(value) else "∞"
+
+
+def show_params(params: Mapping[str, Any]) -> str:
+    """Return hyperparameters in one line."""
+    return ", ".join(
+        f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}"
+        for name, value in params.items()
+    )
+
+
+def budget_line(budget: BudgetSpec, spent: Guarantee, left: float) -> str:
+    """Return the state of a budget in one line, for the first line of a note."""
+    return (
+        f"Privacy budget {budget.name}: ε = {ceil_to(spent.epsilon, 3):.3f} of {budget.epsilon:g} "
+        f"charged, {floor_to(left, 3):.3f} left (δ = {budget.delta:g}, {budget.adjacency})"
+    )
+
+
+def describe_event(event: dict[str, Any]) -> str:
+    """Return an event, given as JSON data, as a formula that fits a table cell."""
+    inner = [describe_event(e) for e in event.get("events", [])]
+    match event["type"]:
+        case "gaussian":
+            return f"Gaussian(σ={event['noise_multiplier']:.4g})"
+        case "laplace":
+            return f"Laplace(b={event['noise_multiplier']:.4g})"
+        case "joint":
+            return f"joint[{', '.join(inner)}]"
+        case "poisson_sampled":
+            return f"Poisson(q={event['rate']:.4g}, {describe_event(event['event'])})"
+        case "repeated":
+            return f"{event['count']} × {describe_event(event['event'])}"
+        case "composed":
+            return " + ".join(inner)
+        case "parallel":
+            return " ∥ ".join(inner)
+        case "worst_of":
+            return f"worst of [{', '.join(inner)}]"
+        case "private_selection":
+            law = event["runs"]
+            return f"best of K ~ {law['law']}(mean {law['mean']:g}) of [{describe_event(event['event'])}]"
+        case "subsampled_tuning":
+            tuned, last = describe_event(event["tuning"]), describe_event(event["training"])
+            where = "the rest" if event["variant"] == 1 else "all"
+            return f"tune on a part of rate {event['rate']:g} [{tuned}], train on {where} [{last}]"
+        case kind:
+            return str(kind)

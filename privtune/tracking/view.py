@@ -1,0 +1,169 @@
+"""The saved view that goes with a study's experiment, and the links into MLflow's UI.
+
+MLflow keeps saved views of its runs page as experiment tags in a format of its own, which is not
+documented: a browser test holds it against the version that is installed. A version that does not
+know the tag shows a notice and its plain runs page.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["VIEW_KEY", "experiment_url", "run_url", "saved_view"]
+
+VIEW_KEY = "privtune"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
+
+_COLUMNS = {
+    "metrics.`acc/test`": 110,
+    "metrics.`eps/total`": 110,
+    "metrics.`eps/one_run`": 120,
+    "metrics.`eps/left`": 100,
+    "metrics.`cost/gradient_evaluations`": 200,
+    "metrics.`cost/wall_seconds`": 150,
+    "params.`delta`": 90,
+    "tags.`privtune.strategy`": 150,
+    "tags.`privtune.visibility`": 190,
+}
+
+
+def experiment_url(
+    base: str, experiment_id: str, *, view: bool = True, charts: bool = False
+) -> str:
+    """Return the address of a study's experiment in MLflow's UI, in model-training mode.
+
+    Args:
+        base: The server's address.
+        experiment_id: The experiment.
+        view: Whether to open the saved view.
+        charts: Whether to show its charts rather than its table.
+    """
+    # Any search term in the address would make MLflow ignore the saved view.
+    url = f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+    if charts:
+        url += "&compareRunsMode=CHART"
+    return f"{url}&viewStateShareKey={VIEW_KEY}" if view else url
+
+
+def run_url(base: str, experiment_id: str, run_id: str, artifact: str = "") -> str:
+    """Return the address of an arm's run in MLflow's UI, or of one of its artifacts."""
+    url = f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+    url += f"/artifacts/{artifact}" if artifact else ""
+    return f"{url}?workflowType=machine_learning"
+
+
+def saved_view(*, params: Sequence[str], curves: Sequence[str]) -> str:
+    """Return the value of the experiment tag :data:`VIEW_TAG`.
+
+    Args:
+        params: Released hyperparameters, for the parallel coordinates.
+        curves: Names of the step metrics of arms that are not sealed.
+    """
+    section = "privtune-budget"
+    charts = _charts(section, params, curves)
+    state = {
+        "searchFilter": "",
+        "orderByKey": "metrics.`acc/test`",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "datasetsFilter": [],
+        "modelVersionFilter": "All Runs",
+        "selectedColumns": list(_COLUMNS),
+        "columnOrder": list(_COLUMNS),
+        "columnWidths": _COLUMNS,
+        "runsHiddenMode": "SHOW_ALL",
+        "runsHidden": [],
+        "runListHidden": False,
+        "viewMaximized": False,
+        "isAccordionReordered": True,
+        "hideEmptyCharts": True,
+        "groupBy": None,
+        "useGroupedValuesInCharts": True,
+        "globalLineChartConfig": {
+            "xAxisKey": "step",
+            "lineSmoothness": 0,
+            "selectedXAxisMetricKey": "",
+        },
+        "compareRunCharts": charts,
+        "compareRunSections": [
+            _section(section, "Privacy budget", shown=True),
+            # MLflow adds a chart of every metric by itself; these sections keep them folded.
+            *(_section(f"privtune-{name}", name, shown=False) for name in ("acc", "cost", "eps")),
+            _section("privtune-model", "Model metrics", shown=False),
+            _section("privtune-system", "System metrics", shown=False),
+        ],
+    }
+    now = int(time.time() * 1000)
+    envelope = {"name": "Privacy budget", "createdAt": now, "updatedAt": now}
+    return json.dumps({**envelope, "state": json.dumps(state)})
+
+
+def _charts(section: str, params: Sequence[str], curves: Sequence[str]) -> list[dict[str, Any]]:
+    charts: list[dict[str, Any]] = [
+        {
+            "type": "SCATTER",
+            "xaxis": {"key": "eps/total", "type": "METRIC"},
+            "yaxis": {"key": "acc/test", "type": "METRIC"},
+            "runsCountToCompare": 100,
+        },
+        _bar("eps/total", "ε of each arm"),
+        _bar("eps/one_run", "ε of one training (not the promise)"),
+        _bar("cost/gradient_evaluations", "Gradient evaluations"),
+        _bar("cost/wall_seconds", "Seconds (expected where sealed)"),
+    ]
+    if "acc/val" in curves:
+        charts.append(_line("acc/val", "Accuracy over ε spent", "eps/spent"))
+    charts.append(_line("eps/spent", "ε spent by step", None))
+    charts += [_line(name, f"{name} by step", None) for name in ("lr", "clip") if name in curves]
+    if params:
+        charts.append(
+            {
+                "type": "PARALLEL",
+                "selectedParams": list(params),
+                "selectedMetrics": ["acc/test"],
+                "showAllRuns": False,
+                "runsCountToCompare": 100,
+            }
+        )
+    return [
+        {
+            "uuid": f"privtune-chart-{number}",
+            "metricSectionId": section,
+            "deleted": False,
+            "isGenerated": False,
+            "runsCountToCompare": 20,
+            **chart,
+        }
+        for number, chart in enumerate(charts)
+    ]
+
+
+def _bar(metric: str, title: str) -> dict[str, Any]:
+    return {"type": "BAR", "metricKey": metric, "displayName": title}
+
+
+def _line(metric: str, title: str, over: str | None) -> dict[str, Any]:
+    return {
+        "type": "LINE",
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "displayName": title,
+        "xAxisKey": "step" if over is None else "metric",
+        "selectedXAxisMetricKey": over or "",
+        "useGlobalXaxisKey": False,
+        "useGlobalLineSmoothing": True,
+        "lineSmoothness": 0,
+        "scaleType": "linear",
+        "xAxisScaleType": "linear",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "range": {},
+    }
+
+
+def _section(uuid: str, name: str, *, shown: bool) -> dict[str, Any]:
+    return {"uuid": uuid, "name": name, "display": shown, "isReordered": False, "deleted": False}

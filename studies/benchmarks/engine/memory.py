@@ -1,0 +1,82 @@
+"""Memory model against measured peaks, and the cost of noise options.
+
+    python studies/benchmarks/engine/memory.py
+
+Each case runs in a process of its own: the peak is the growth of the resident set over training
+steps, captures included. Noise is CPU time a value, one thread.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+
+from privtune.training.batched import BatchedKernel
+from privtune.training.engine import longest_sample
+from privtune.training.noise import NoiseOptions, NoiseSource
+from privtune.training.schedule import Schedule
+from privtune.training.stacks import memory_model
+from privtune.training.streams import Streams
+
+CASES = [("mlp-64", 64), ("mlp-256", 16), ("mlp-wide", 1), ("mlp-wide", 8), ("cnn", 1), ("cnn", 4)]
+
+
+def case(name: str, candidates: int) -> None:
+    from run import RECORDS, WORKS, cross_entropy, engine  # type: ignore[import-not-found]
+
+    torch.set_num_threads(1)
+    work, device = WORKS[name], torch.device("cpu")
+    data = work.data(device)
+    kernel = BatchedKernel(work.model, cross_entropy, x=data.x[:1], y=data.y[:1], device=device)
+    longest = longest_sample(Schedule(RECORDS, work.batch / RECORDS, 1))
+    memory = memory_model(kernel, longest=longest)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = engine(work, data, candidates, device)
+    for _ in range(60 if work.widths else 30):
+        step()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    predicted = candidates * memory.candidate_bytes / 2**20
+    print(f"| {work.title} | {candidates} | {predicted:.1f} | {grown:.1f} |")
+
+
+def noise() -> None:
+    torch.set_num_threads(1)
+    options = {
+        "plain": NoiseOptions(),
+        "secure (ChaCha20)": NoiseOptions(secure=True),
+        "grid (float64, rounded)": NoiseOptions(floating_point="grid"),
+        "four draws": NoiseOptions(floating_point="four-draws"),
+        "secure, four draws": NoiseOptions(secure=True, floating_point="four-draws"),
+    }
+    size, seen = 100_000, {name: [] for name in options}
+    sources = {
+        name: NoiseSource([Streams(bytes(32))], torch.device("cpu"), options=o)
+        for name, o in options.items()
+    }
+    for _ in range(9):
+        for name, source in sources.items():
+            start = time.process_time()
+            source.gaussian(size)
+            seen[name].append((time.process_time() - start) / size * 1e9)
+    print("\n| noise | ns a value |\n| --- | --- |")
+    for name, values in seen.items():
+        print(f"| {name} | {statistics.median(values):.1f} |")
+
+
+def main() -> None:
+    if len(sys.argv) == 3:
+        case(sys.argv[1], int(sys.argv[2]))
+        return
+    print("| work | K | model, MiB | measured peak, MiB |\n| --- | --- | --- | --- |", flush=True)
+    for name, candidates in CASES:
+        subprocess.run([sys.executable, __file__, name, str(candidates)], check=True)
+    noise()
+
+
+if __name__ == "__main__":
+    main()

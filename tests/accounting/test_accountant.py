@@ -1,0 +1,287 @@
+"""Reported numbers against closed forms, dp-accounting's PLD, Opacus' PRV; laws they must obey."""
+
+import math
+
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opacus.accountants import PRVAccountant
+
+from privtune.accounting import (
+    ZCDP,
+    Adjacency,
+    ApproximateDP,
+    Composed,
+    Gaussian,
+    Geometric,
+    Guarantee,
+    Joint,
+    Laplace,
+    NonPrivate,
+    Parallel,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+    WorstOf,
+    delta,
+    epsilon,
+    explain,
+    group_privacy,
+)
+from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from privtune.errors import InvalidInputError, PrivTuneError
+from tests.accounting.helpers import steps
+
+REPLACE = Adjacency.REPLACE_ONE
+BASES = [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (0.5, 5.0, 30), (0.01, 0.3, 100)]
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("level", [1e-3, 1e-5, 1e-9])
+def test_agrees_with_dp_accounting(base, level):
+    rate, noise, count = base
+    pld = reference.from_gaussian_mechanism(noise, sampling_prob=rate).self_compose(count)
+    answer = epsilon(steps(*base), level)
+    assert answer.method == "pld"
+    assert answer.epsilon == pytest.approx(pld.get_epsilon_for_delta(level), rel=2e-3)
+    back = delta(steps(*base), answer.epsilon)
+    assert back.delta == pytest.approx(level, rel=2e-2)
+
+
+def test_small_rates_need_a_fine_lattice():
+    # dp-accounting's default lattice gives 0.2288; RDP gives 1.02.
+    assert epsilon(steps(1e-4, 1.0, 100_000), 1e-9).epsilon == pytest.approx(0.2180, rel=1e-3)
+
+
+@pytest.mark.parametrize("base", [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400)])
+def test_agrees_with_opacus_prv(base):
+    rate, noise, count = base
+    accountant = PRVAccountant()
+    accountant.history = [(noise, rate, count)]
+    ours = epsilon(steps(*base), 1e-5).epsilon
+    assert ours <= accountant.get_epsilon(1e-5) * (1 + 1e-3)
+    assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-2)
+
+
+def test_laplace_agrees_with_dp_accounting():
+    pld = reference.from_laplace_mechanism(2.0).self_compose(10)
+    ours = epsilon(Repeated(10, Laplace(2.0)), 1e-5)
+    assert ours.bounds["pld"] == pytest.approx(pld.get_epsilon_for_delta(1e-5), rel=1e-3)
+    sampled = reference.from_laplace_mechanism(1.0, sampling_prob=0.1).self_compose(100)
+    ours = epsilon(Repeated(100, PoissonSampled(0.1, Laplace(1.0))), 1e-5)
+    assert ours.epsilon == pytest.approx(sampled.get_epsilon_for_delta(1e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_gaussian_compositions_are_exact(adjacency):
+    """μ-GDP: μ² adds, whatever the grouping (Dong, Roth, Su, Corollary 3.3)."""
+    event = Composed([Repeated(9, Gaussian(6.0)), Joint([Gaussian(3.0), Gaussian(1.5)])])
+    mu = math.sqrt(9 / 36 + 1 / 9 + 1 / 2.25)
+    answer = epsilon(event, 1e-6, adjacency=adjacency)
+    assert answer.method == "gdp"
+    assert answer.epsilon == pytest.approx(gaussian_epsilon(mu, 1e-6), rel=1e-12)
+    assert gaussian_delta(mu, answer.epsilon) <= 1e-6
+    assert gaussian_delta(mu, answer.epsilon * (1 - 1e-9)) > 1e-6
+    assert delta(event, 1.0).delta == pytest.approx(gaussian_delta(mu, 1.0), rel=1e-12)
+
+
+@pytest.mark.parametrize(("sigma", "value"), [(1.0, 4.377178), (2.0, 1.993), (0.5, 9.997)])
+def test_gaussian_mechanism_by_the_analytic_formula(sigma, value):
+    """Balle and Wang, Theorem 8."""
+    assert epsilon(Gaussian(sigma), 1e-5).epsilon == pytest.approx(value, abs=2e-3)
+
+
+def test_gaussian_extremes():
+    for mu in (1e-8, 1e-3, 1.0, 30.0, 1000.0):
+        for level in (1e-3, 1e-12):
+            value = gaussian_epsilon(mu, level)
+            assert value >= 0
+            assert gaussian_delta(mu, value) <= level
+    assert gaussian_delta(0.0, 1.0) == 0.0
+
+
+def test_known_mechanisms():
+    assert epsilon(ApproximateDP(0.7, 1e-6), 1e-5).epsilon <= 0.7 * 1.001
+    assert math.isinf(epsilon(ApproximateDP(0.7, 1e-4), 1e-5).epsilon)
+    assert epsilon(Laplace(2.0), 1e-9).epsilon == pytest.approx(0.5, rel=1e-3)
+    # A bound through zCDP is looser than the Gaussian it comes from, and not by much.
+    assert 4.377 <= epsilon(ZCDP(0.5), 1e-5).epsilon <= 4.8
+
+
+def test_repeated_approximate_dp_by_the_optimal_composition():
+    """Kairouz, Oh, Viswanath, Theorem 3.3: k-fold (ε, δ), exactly, by enumeration."""
+    eps, dlt, k, level = 0.1, 1e-7, 10, 1e-5
+    p = math.exp(eps) / (1 + math.exp(eps))
+    lost = 1 - (1 - dlt) ** k
+
+    def exact(value):
+        total = 0.0
+        for j in range(k + 1):
+            a = math.comb(k, j) * p**j * (1 - p) ** (k - j)
+            b = math.comb(k, j) * p ** (k - j) * (1 - p) ** j
+            total += max(a - math.exp(value) * b, 0.0)
+        return lost + (1 - lost) * total
+
+    ours = epsilon(Repeated(k, ApproximateDP(eps, dlt)), level).epsilon
+    assert exact(ours) <= level
+    assert exact(ours * 0.998) > level
+
+
+small = st.sampled_from(
+    [
+        steps(0.02, 1.0, 50),
+        steps(0.3, 4.0, 10),
+        Gaussian(3.0),
+        Laplace(4.0),
+        ApproximateDP(0.2, 1e-7),
+        ZCDP(0.02),
+        PrivateSelection(steps(0.02, 2.0, 50), Geometric(5)),
+    ]
+)
+
+
+@given(small, st.integers(2, 4))
+@settings(max_examples=12, deadline=None)
+def test_repetition_is_composition(event, count):
+    """The wheel forgets no multiplicity: n times = n copies = n copies, nested."""
+    repeated = epsilon(Repeated(count, event), 1e-5)
+    copies = epsilon(Composed([event] * count), 1e-5)
+    nested = epsilon(Composed([Composed([event]), Repeated(count - 1, event)]), 1e-5)
+    assert repeated.epsilon == copies.epsilon == nested.epsilon
+    assert repeated.epsilon > epsilon(event, 1e-5).epsilon * 1.05
+
+
+@given(small, small, small)
+@settings(max_examples=12, deadline=None)
+def test_order_does_not_matter_and_more_costs_more(a, b, c):
+    forward = epsilon(Composed([a, b, c]), 1e-5).epsilon
+    assert forward == pytest.approx(epsilon(Composed([c, b, a]), 1e-5).epsilon, rel=1e-3)
+    assert forward >= epsilon(Composed([a, b]), 1e-5).epsilon * (1 - 1e-3)
+    single = [epsilon(e, 1e-5 / 3).epsilon for e in (a, b, c)]
+    assert forward <= sum(single) * (1 + 1e-3)
+
+
+@given(small)
+@settings(max_examples=8, deadline=None)
+def test_pld_is_at_most_rdp(event):
+    answer = epsilon(Repeated(3, event), 1e-6)
+    assert answer.epsilon <= answer.bounds["rdp"]
+    assert answer.epsilon == min(answer.bounds.values())
+    assert answer.bounds[answer.method] == answer.epsilon
+
+
+@pytest.mark.parametrize("level", [1e-4, 1e-7])
+def test_monotone_in_noise_rate_and_steps(level):
+    def cost(rate, noise, count):
+        return epsilon(steps(rate, noise, count), level).epsilon
+
+    noises = [cost(0.02, s, 300) for s in (0.6, 0.8, 1.0, 1.5, 3.0)]
+    rates = [cost(q, 1.0, 300) for q in (0.002, 0.01, 0.05, 0.3, 0.99)]
+    counts = [cost(0.02, 1.0, n) for n in (1, 10, 100, 1000, 10_000)]
+    assert noises == sorted(noises, reverse=True)
+    assert rates == sorted(rates)
+    assert counts == sorted(counts)
+
+
+def test_parallel_is_the_maximum_and_worst_of_too():
+    cheap, dear = steps(0.01, 2.0, 100), steps(0.02, 1.0, 400)
+    alone = epsilon(dear, 1e-5).epsilon
+    for kind in (Parallel, WorstOf):
+        assert epsilon(kind([cheap, dear]), 1e-5).epsilon == pytest.approx(alone, rel=2e-3)
+    mixed = epsilon(WorstOf([cheap, dear], [0.5, 0.5]), 1e-5).epsilon
+    assert epsilon(cheap, 1e-5).epsilon < mixed < alone
+    whole = epsilon(Composed([Parallel([cheap, dear]), dear]), 1e-5).epsilon
+    assert whole == pytest.approx(epsilon(Repeated(2, dear), 1e-5).epsilon, rel=3e-3)
+
+
+def test_joint_releases_see_one_sample():
+    together = Repeated(200, PoissonSampled(0.02, Joint([Gaussian(1.0), Gaussian(1.0)])))
+    apart = Repeated(400, PoissonSampled(0.02, Gaussian(1.0)))
+    assert epsilon(together, 1e-5).epsilon > 1.2 * epsilon(apart, 1e-5).epsilon
+    same = Repeated(200, PoissonSampled(0.02, Gaussian(0.5**0.5)))
+    assert epsilon(together, 1e-5).epsilon == pytest.approx(epsilon(same, 1e-5).epsilon)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        steps(0.1, 1.0, 10),
+        PrivateSelection(steps(0.1, 1.0, 10), Geometric(3)),
+        Composed([Gaussian(1), Parallel([steps(0.1, 1.0, 10)])]),
+        SubsampledTuning(1, 0.1, Gaussian(1), Gaussian(1)),
+    ],
+)
+def test_sampled_events_have_no_replace_one_account(event):
+    with pytest.raises(InvalidInputError, match="group_privacy"):
+        epsilon(event, 1e-5, adjacency=REPLACE)
+
+
+def test_replace_one_of_unsampled_events():
+    for event in (Gaussian(2), Laplace(2), ZCDP(0.1), PrivateSelection(Gaussian(2), Geometric(5))):
+        answer = epsilon(event, 1e-5, adjacency=REPLACE)
+        assert answer.adjacency is REPLACE
+        assert answer.epsilon == epsilon(event, 1e-5).epsilon
+
+
+def test_group_privacy_is_explicit_and_above_the_truth():
+    """Replacing a record moves a Gaussian release by twice its add-remove sensitivity."""
+    answer = group_privacy(Gaussian(4.0), 1e-5)
+    truth = epsilon(Gaussian(2.0), 1e-5).epsilon
+    assert answer.adjacency is REPLACE
+    assert answer.method == "group privacy of gdp"
+    assert truth <= answer.epsilon <= 1.1 * truth
+    half = answer.epsilon / 2
+    assert (1 + math.exp(half)) * gaussian_delta(0.25, half) <= 1e-5 * (1 + 1e-9)
+    assert math.isinf(group_privacy(NonPrivate(), 1e-5).epsilon)
+
+
+def test_non_private_is_infinite_everywhere():
+    for event in (
+        NonPrivate(),
+        Composed([Gaussian(5), NonPrivate()]),
+        Parallel([Gaussian(5), NonPrivate()]),
+        PrivateSelection(NonPrivate(), Geometric(3)),
+        SubsampledTuning(2, 0.1, NonPrivate(), Gaussian(5)),
+    ):
+        assert math.isinf(epsilon(event, 1e-5).epsilon)
+        assert delta(event, 1.0).delta == 1.0
+    assert epsilon(NonPrivate(), 1e-5).to_dict()["epsilon"] == "inf"
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0, -1e-5, math.nan, math.inf, True, "1e-5", None])
+def test_bad_deltas_are_refused(bad):
+    with pytest.raises(InvalidInputError):
+        epsilon(Gaussian(1), bad)
+
+
+def test_bad_questions_are_refused():
+    with pytest.raises(InvalidInputError):
+        delta(Gaussian(1), -1.0)
+    with pytest.raises(InvalidInputError):
+        epsilon(Gaussian(1), 1e-5, method="fft")
+    with pytest.raises(InvalidInputError):
+        epsilon(Gaussian(1), 1e-5, adjacency="swap")
+    with pytest.raises(PrivTuneError):
+        Guarantee(math.nan, 1e-5, "x", REPLACE)
+    with pytest.raises(PrivTuneError):
+        Guarantee(-0.1, 1e-5, "x", REPLACE)
+
+
+def test_methods():
+    event = steps(0.02, 1.0, 300)
+    assert set(epsilon(event, 1e-5, method="rdp").bounds) == {"rdp"}
+    assert set(epsilon(event, 1e-5, method="pld").bounds) == {"pld"}
+    assert set(epsilon(event, 1e-5).bounds) == {"rdp", "pld"}
+
+
+def test_explain_shows_every_part():
+    event = Composed([PrivateSelection(steps(0.02, 1.0, 300), Geometric(5)), Gaussian(5.0)])
+    tree = explain(event, 1e-5)
+    assert tree.epsilon == epsilon(event, 1e-5).epsilon
+    first, second = tree.children
+    assert first.epsilon == epsilon(event.events[0], 1e-5).epsilon
+    assert second.saved == pytest.approx(tree.epsilon - first.epsilon)
+    assert first.children[0].children == ()
+    assert "geometric" in first.text

@@ -1,0 +1,152 @@
+"""Calibration ends on the safe side, close to the target, or says why it cannot."""
+
+import time
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opacus.accountants.utils import get_noise_multiplier
+
+from privtune.accounting import (
+    Adjacency,
+    ApproximateDP,
+    CalibrationError,
+    Composed,
+    Gaussian,
+    Geometric,
+    Laplace,
+    NonPrivate,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+    calibrate,
+    epsilon,
+    scale_noise,
+    share_budget,
+)
+from privtune.accounting.calibration import solve_decreasing
+from privtune.errors import InvalidInputError, PrivTuneError
+from tests.accounting.helpers import events, steps
+
+
+@pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize(
+    "event",
+    [
+        steps(0.01, 1.0, 1000),
+        PrivateSelection(steps(0.05, 1.0, 400), Geometric(8)),
+        Composed([steps(0.05, 1.0, 100), Laplace(5.0), Gaussian(3.0)]),
+        SubsampledTuning(2, 0.2, Gaussian(1.0), Gaussian(2.0)),
+    ],
+)
+def test_ends_just_below_the_target(event, target):
+    answer = calibrate(event, epsilon=target, delta=1e-5)
+    assert answer.event == scale_noise(event, answer.scale)
+    assert epsilon(answer.event, 1e-5) == answer.guarantee
+    assert answer.guarantee.epsilon <= target
+    looser = epsilon(scale_noise(event, answer.scale * (1 - 5e-4)), 1e-5).epsilon
+    assert looser > target * (1 - 1e-3)
+
+
+def test_unsampled_gaussians_under_replace_one():
+    answer = calibrate(
+        Repeated(10, Gaussian(1.0)), epsilon=1.0, delta=1e-5, adjacency=Adjacency.REPLACE_ONE
+    )
+    assert answer.guarantee.adjacency is Adjacency.REPLACE_ONE
+    assert 0.9995 <= answer.guarantee.epsilon <= 1.0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Composed([Gaussian(1.0), ApproximateDP(2.0, 0.0)]),
+        Composed([Gaussian(1.0), NonPrivate()]),
+        Composed([Gaussian(1.0), ApproximateDP(0.1, 1e-4)]),
+    ],
+)
+def test_impossible_targets_say_why(event):
+    with pytest.raises(CalibrationError, match="cannot be reached by any noise"):
+        calibrate(event, epsilon=1.0, delta=1e-5)
+
+
+def test_nothing_to_scale():
+    with pytest.raises(InvalidInputError, match="no noise multiplier"):
+        calibrate(ApproximateDP(1, 0), epsilon=1.0, delta=1e-5)
+
+
+@given(events, st.floats(0.1, 10.0))
+@settings(max_examples=50, deadline=None)
+def test_scaling_keeps_the_shape(event, factor):
+    scaled = scale_noise(event, factor)
+    assert type(scaled) is type(event)
+    again = scale_noise(scaled, 1.0)
+    assert again == scaled
+
+
+@given(st.floats(1e-3, 1e3), st.sampled_from([1.0, 0.3, 3.0]))
+@settings(max_examples=60, deadline=None)
+def test_root_finding_is_exact_to_tolerance_from_above(root, power):
+    calls = []
+
+    def function(x):
+        calls.append(x)
+        return (root / x) ** power
+
+    found = solve_decreasing(function, 1.0, 1e-4, lambda: PrivTuneError("no"))
+    assert function(found) <= 1.0
+    assert root * (1 - 1e-12) <= found <= root * (1 + 2e-4)
+    assert len(calls) < 30
+
+
+def test_root_finding_through_infinities_and_zeros():
+    def function(x):
+        return float("inf") if x < 3.0 else (0.0 if x > 3.5 else 3.6 - x)
+
+    found = solve_decreasing(function, 0.3, 1e-4, lambda: PrivTuneError("no"))
+    assert 3.3 <= found <= 3.3 * (1 + 2e-4)
+
+
+def test_no_more_noise_than_opacus_asks_for():
+    ours = calibrate(steps(0.01, 1.0, 1000), epsilon=1.0, delta=1e-5).scale
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Opacus warns about its own orders
+        theirs = get_noise_multiplier(
+            target_epsilon=1.0, target_delta=1e-5, sample_rate=0.01, steps=1000, accountant="prv"
+        )
+    assert ours <= theirs
+
+
+def test_three_arms_share_one_budget():
+    rate, count = 64 / 1300, 400
+
+    def plain(target):
+        return calibrate(steps(rate, 1.0, count), epsilon=target, delta=1e-5).event
+
+    def tuned(target):
+        event = PrivateSelection(steps(rate, 1.0, count), Geometric(8))
+        return calibrate(event, epsilon=target, delta=1e-5).event
+
+    started = time.process_time()
+    shared = share_budget([plain, tuned, plain], epsilon=8.0, delta=1e-5)
+    assert time.process_time() - started < 10.0
+    assert 8.0 * (1 - 5e-3) <= shared.total.epsilon <= 8.0
+    assert len(set(shared.arm_epsilons)) == 1
+    # Composition is cheaper than the sum: each gets clearly more than a third.
+    assert shared.arm_epsilons[0] > 1.3 * 8 / 3
+    for answer, target in zip(shared.guarantees, shared.arm_epsilons, strict=True):
+        assert target * (1 - 1e-3) <= answer.epsilon <= target
+    assert shared.total == epsilon(Composed(shared.events), 1e-5)
+
+
+def test_weights_give_proportions():
+    def arm(target):
+        return calibrate(Gaussian(1.0), epsilon=target, delta=1e-5).event
+
+    shared = share_budget([arm, arm], epsilon=2.0, delta=1e-5, weights=[1.0, 3.0])
+    assert shared.arm_epsilons[1] == pytest.approx(3 * shared.arm_epsilons[0])
+    assert shared.total.epsilon <= 2.0
+    with pytest.raises(InvalidInputError):
+        share_budget([arm], epsilon=2.0, delta=1e-5, weights=[1.0, 1.0])
+    with pytest.raises(InvalidInputError):
+        share_budget([], epsilon=2.0, delta=1e-5)

@@ -1,0 +1,62 @@
+"""The whole domain: a number that is a valid bound, or one sentence; never NaN, never minutes."""
+
+import itertools
+import math
+import time
+
+import pytest
+
+from privtune.accounting import (
+    Geometric,
+    Logarithmic,
+    Poisson,
+    PrivateSelection,
+    calibrate,
+    epsilon,
+)
+from tests.accounting.helpers import steps
+
+CORNERS = list(itertools.product((1e-6, 1e-3, 0.9, 1.0), (0.3, 100.0), (1, 10**6)))
+RUNS = {
+    "one run": None,
+    "geometric": Geometric(10),
+    "logarithmic": Logarithmic(1e4),
+    "poisson": Poisson(1e4),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", list(RUNS))
+@pytest.mark.parametrize(("rate", "noise", "count"), CORNERS)
+def test_corners_of_the_domain(rate, noise, count, runs):
+    law = RUNS[runs]
+    base = steps(rate, noise, count)
+    event = base if law is None else PrivateSelection(base, law)
+    started = time.process_time()
+    loose, tight = epsilon(event, 1e-3), epsilon(event, 1e-12)
+    assert time.process_time() - started < 60.0
+    for answer in (loose, tight):
+        assert answer.epsilon >= 0.0
+        assert not math.isnan(answer.epsilon)
+        assert answer.epsilon <= answer.bounds.get("rdp", math.inf)
+    assert loose.epsilon <= tight.epsilon
+    if law is not None and tight.epsilon > 1e-6 and law.mean > 1:
+        assert tight.epsilon >= epsilon(base, 1e-12).epsilon * (1 - 2e-3) * 0.9
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "count"), [(1e-3, 1.0, 10**6), (1e-3, 8.0, 10**6), (0.05, 0.7, 10**5)]
+)
+def test_a_million_steps_at_tiny_deltas(rate, noise, count):
+    """FFT rounding grows with the number of steps; the PLD must stay below RDP at 1e-12."""
+    answer = epsilon(steps(rate, noise, count), 1e-12)
+    assert answer.method == "pld"
+    tuned = epsilon(PrivateSelection(steps(rate, noise, count), Geometric(100)), 1e-12)
+    assert tuned.method == "envelope"
+    assert tuned.bounds["rdp"] > tuned.epsilon > answer.epsilon
+
+
+def test_calibration_at_the_edges():
+    for target in (0.01, 50.0):
+        answer = calibrate(steps(1e-3, 1.0, 10_000), epsilon=target, delta=1e-10)
+        assert 0.999 * target <= answer.guarantee.epsilon <= target

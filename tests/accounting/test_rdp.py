@@ -1,0 +1,221 @@
+"""Rényi curves against quadrature, dp-accounting and Opacus; conversions against closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+from opacus.accountants import RDPAccountant as OpacusAccountant
+from scipy import integrate
+
+from privtune.accounting import (
+    ZCDP,
+    ApproximateDP,
+    Composed,
+    Gaussian,
+    Geometric,
+    Laplace,
+    Logarithmic,
+    Poisson,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    TruncatedNegativeBinomial,
+    WorstOf,
+    epsilon,
+)
+from privtune.accounting.rdp import (
+    ORDERS,
+    rdp_curve,
+    rdp_delta,
+    rdp_epsilon,
+    sampled_gaussian_curve,
+    selection_curve,
+)
+from privtune.errors import PrivTuneError
+from tests.accounting.helpers import steps
+
+
+def quadrature(log_p, log_q, order, reach):
+    def density(x):
+        return math.exp(order * log_p(x) + (1 - order) * log_q(x))
+
+    value, _ = integrate.quad(density, -reach, reach + order, limit=800, epsabs=0, epsrel=1e-11)
+    return math.log(value) / (order - 1)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (0.2, 0.7), (0.001, 2.0), (0.9, 3.0)])
+@pytest.mark.parametrize("order", [1.1, 1.75, 2.0, 3.5, 8.0])
+def test_sampled_gaussian_by_quadrature(rate, noise, order):
+    def log_q(x):
+        return -0.5 * (x / noise) ** 2 - math.log(noise * math.sqrt(2 * math.pi))
+
+    def log_p(x):
+        return log_q(x) + np.logaddexp(
+            math.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * noise**2)
+        )
+
+    ours = sampled_gaussian_curve(rate, noise, np.array([order]))[0]
+    reach = 12 * noise
+    assert ours == pytest.approx(quadrature(log_p, log_q, order, reach), rel=1e-7, abs=1e-13)
+    # The other direction is never the larger one.
+    assert ours >= quadrature(log_q, log_p, order, reach) - 1e-12
+
+
+@pytest.mark.parametrize(("rate", "scale"), [(1.0, 1.0), (0.1, 0.5), (0.3, 3.0)])
+def test_sampled_laplace_by_quadrature(rate, scale):
+    def log_q(x):
+        return -abs(x) / scale - math.log(2 * scale)
+
+    def log_p(x):
+        other = -abs(x - 1) / scale - math.log(2 * scale)
+        if rate == 1.0:
+            return other
+        return np.logaddexp(math.log1p(-rate) + log_q(x), math.log(rate) + other)
+
+    curve = rdp_curve(PoissonSampled(rate, Laplace(scale)))
+    for order in (1.5, 2.0, 5.0, 20.0):
+        index = int(np.argmin(np.abs(ORDERS - order)))
+
+        def density(x, order=float(ORDERS[index])):
+            return math.exp(order * log_p(x) + (1 - order) * log_q(x))
+
+        pieces = [(-60 * scale, 0), (0, 1), (1, 1 + 60 * scale)]
+        total = sum(integrate.quad(density, a, b, epsabs=0, epsrel=1e-11)[0] for a, b in pieces)
+        expected = math.log(total) / (ORDERS[index] - 1)
+        assert curve[index] == pytest.approx(expected, rel=1e-7)
+
+
+def dp_accounting_epsilon(event, delta):
+    accountant = RdpAccountant(orders=ORDERS)
+    accountant.compose(event)
+    return accountant.get_epsilon(delta)
+
+
+def reference_steps(rate, noise, count):
+    return dp_event.SelfComposedDpEvent(
+        dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise)), count
+    )
+
+
+SHAPES = [0.0, 0.5, 1.0, 3.0, math.inf]
+MEANS = [2.0, 10.0, 40.0, 200.0]
+BASES = [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (0.5, 8.0, 50)]
+
+
+# dp-accounting takes absolute values in the series of fractional orders, which is looser; on whole
+# orders both are exact.
+WHOLE = ORDERS[(np.floor(ORDERS) == ORDERS) & (ORDERS <= 512)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mean", MEANS)
+@pytest.mark.parametrize("base", BASES)
+def test_selection_equals_repeat_and_select(shape, mean, base):
+    """Papernot and Steinke, Theorems 2 and 6, on 60 settings."""
+    runs = Poisson(mean) if math.isinf(shape) else TruncatedNegativeBinomial(shape, mean)
+    curve = rdp_curve(steps(*base))
+    event = dp_event.RepeatAndSelectDpEvent(reference_steps(*base), mean, shape)
+    accountant = RdpAccountant(orders=WHOLE)
+    accountant.compose(event)
+    tuned = selection_curve(curve[np.isin(ORDERS, WHOLE)], runs, WHOLE)
+    assert rdp_epsilon(tuned, 1e-5, WHOLE) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+    full = epsilon(PrivateSelection(steps(*base), runs), 1e-5, method="rdp").epsilon
+    assert full <= dp_accounting_epsilon(event, 1e-5) * (1 + 1e-6)
+
+
+def test_named_laws_use_the_same_theorem():
+    base = steps(0.01, 1.1, 1000)
+    for law, shape in ((Geometric(40), 1.0), (Logarithmic(40), 0.0)):
+        named = epsilon(PrivateSelection(base, law), 1e-5, method="rdp").epsilon
+        general = TruncatedNegativeBinomial(shape, 40)
+        assert named == pytest.approx(
+            epsilon(PrivateSelection(base, general), 1e-5, method="rdp").epsilon, rel=1e-9
+        )
+
+
+# sigma 1.1, q 0.01, T 1000, delta 1e-5, by dp-accounting 0.6.0 with its default orders.
+@pytest.mark.parametrize(
+    ("law", "value"),
+    [
+        (Logarithmic(10), 2.92),
+        (Geometric(10), 3.43),
+        (Poisson(10), 3.64),
+        (Logarithmic(100), 3.55),
+        (Geometric(100), 4.40),
+        (Poisson(100), 13.57),
+    ],
+)
+def test_published_selection_values(law, value):
+    event = PrivateSelection(steps(0.01, 1.1, 1000), law)
+    assert epsilon(event, 1e-5, method="rdp").epsilon == pytest.approx(value, abs=0.02)
+
+
+@pytest.mark.parametrize("base", [*BASES, (0.01, 0.3, 100), (1e-4, 1.0, 100_000)])
+def test_sampled_gaussian_agrees_with_dp_accounting(base):
+    reference = dp_accounting_epsilon(reference_steps(*base), 1e-5)
+    ours = epsilon(steps(*base), 1e-5, method="rdp").epsilon
+    assert ours <= reference * (1 + 1e-6)
+    assert ours == pytest.approx(reference, rel=2e-3)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_sampled_gaussian_is_at_most_opacus(base):
+    rate, noise, count = base
+    accountant = OpacusAccountant()
+    accountant.history = [(noise, rate, count)]
+    ours = epsilon(steps(*base), 1e-5, method="rdp").epsilon
+    assert ours <= accountant.get_epsilon(1e-5) * (1 + 1e-9)
+    assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=0.02)
+
+
+def test_the_carrier_multiplies_and_adds():
+    """What a self-composition is charged must be what its parts are charged one by one."""
+    one = rdp_curve(ApproximateDP(0.3, 0.0))
+    np.testing.assert_allclose(rdp_curve(Repeated(7, ApproximateDP(0.3, 0.0))), 7 * one)
+    np.testing.assert_allclose(
+        rdp_curve(Composed([Gaussian(2), Laplace(3), Gaussian(2)])),
+        2 * rdp_curve(Gaussian(2)) + rdp_curve(Laplace(3)),
+    )
+    assert (rdp_curve(Composed([])) == 0).all()
+
+
+def test_orders_below_two_are_used():
+    # autodp replaces orders below 2 by order 2: 214 where 32 is right.
+    assert epsilon(steps(0.01, 0.3, 100), 1e-5, method="rdp").epsilon < 33
+
+
+def test_a_negative_or_undefined_divergence_is_an_error(monkeypatch):
+    from privtune.accounting import rdp
+
+    for bad in (-1e-3, math.nan):
+        monkeypatch.setattr(rdp, "_compute_leaf", lambda event, bad=bad: np.full(ORDERS.size, bad))
+        rdp._leaf_curve.cache_clear()
+        with pytest.raises(PrivTuneError, match="no number is reported"):
+            rdp_curve(Gaussian(1.2345))
+    rdp._leaf_curve.cache_clear()
+
+
+def test_pure_dp_curve_is_that_of_randomised_response():
+    curve = rdp_curve(ApproximateDP(1.0, 0.0))
+    p = math.e / (1 + math.e)
+    for i in (0, 40, 100):
+        a = ORDERS[i]
+        exact = math.log(p**a * (1 - p) ** (1 - a) + (1 - p) ** a * p ** (1 - a)) / (a - 1)
+        assert curve[i] == pytest.approx(exact, rel=1e-9)
+    assert curve.max() <= 1.0
+
+
+def test_conversions_are_inverse_and_above_the_truth():
+    curve = rdp_curve(ZCDP(0.5))  # sigma = 1
+    value = rdp_epsilon(curve, 1e-5)
+    assert rdp_delta(curve, value) == pytest.approx(1e-5, rel=1e-6)
+    assert 4.377178 <= value <= 4.80
+
+
+def test_mixture_curve_lies_between():
+    first, second = Gaussian(1.0), Gaussian(3.0)
+    mixed = rdp_curve(WorstOf([first, second], [0.3, 0.7]))
+    assert (mixed <= rdp_curve(WorstOf([first, second])) + 1e-12).all()
+    assert (mixed >= 0.3 * rdp_curve(first) + 0.7 * rdp_curve(second) - 1e-9).all()

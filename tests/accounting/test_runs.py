@@ -1,0 +1,140 @@
+"""Laws of the number of runs: generating functions, means, caps, and what `sample` draws."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from privtune.accounting import (
+    Binomial,
+    Geometric,
+    Logarithmic,
+    Poisson,
+    TruncatedNegativeBinomial,
+    run_law_from_dict,
+)
+
+LAWS = [
+    Geometric(1.0),
+    Geometric(7.5),
+    Geometric(1e4),
+    Geometric(10, maximum=15),
+    Logarithmic(1.3),
+    Logarithmic(30.0),
+    Logarithmic(10, maximum=3),
+    TruncatedNegativeBinomial(0.5, 12.0),
+    TruncatedNegativeBinomial(-0.5, 8.0),
+    TruncatedNegativeBinomial(2.0, 20.0),
+    TruncatedNegativeBinomial(1e-9, 20.0),
+    TruncatedNegativeBinomial(50.0, 20.0),
+    Poisson(0.5),
+    Poisson(40.0),
+    Poisson(5, maximum=6),
+    Binomial(20, 5.0),
+    Binomial(4, 4.0),
+    Binomial(30, 10.0, maximum=12),
+]
+
+
+def support(law):
+    top = law.cap if law.cap is not None else law.quantile(1 - 1e-14) * 3 + 50
+    k = np.arange(top + 1)
+    return k, law.pmf(k)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_generating_function_is_that_of_the_masses(law):
+    k, pmf = support(law)
+    assert pmf.sum() == pytest.approx(1.0, abs=1e-10)
+    assert (k * pmf).sum() == pytest.approx(law.expected_runs, rel=1e-8)
+    for x in (0.0, 0.3, 0.9, 1.0):
+        powers = np.where((k == 0) & (x == 0.0), 1.0, x ** k.astype(float))
+        assert float(law.pgf(x)) == pytest.approx((pmf * powers).sum(), rel=1e-8, abs=1e-12)
+    for x in (0.3, 0.9):
+        first = (k * pmf * x ** (k - 1.0)).sum()
+        second = (k * (k - 1.0) * pmf * x ** (k - 2.0)).sum()
+        assert float(law.pgf_derivative(x)) == pytest.approx(first, rel=1e-8)
+        assert float(law.pgf_second_derivative(x)) == pytest.approx(second, rel=1e-7, abs=1e-12)
+    assert law.zero_probability == pytest.approx(pmf[0], abs=1e-15)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_uncapped_laws_have_the_mean_that_was_asked_for(law):
+    if law.cap is None:
+        assert law.expected_runs == pytest.approx(law.mean, rel=1e-9)
+        assert law.expected_runs >= law.mean * (1 - 1e-12)
+    else:
+        assert law.expected_runs < law.mean
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_json_both_ways(law):
+    assert run_law_from_dict(law.to_dict()) == law
+
+
+def test_named_laws_are_members_of_the_family():
+    x = np.linspace(0, 1, 7)
+    np.testing.assert_allclose(
+        Geometric(9).pgf(x), TruncatedNegativeBinomial(1, 9).pgf(x), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        Logarithmic(9).pgf(x), TruncatedNegativeBinomial(0, 9).pgf(x), rtol=1e-12
+    )
+    near = TruncatedNegativeBinomial(1e-7, 9).pgf(x)
+    np.testing.assert_allclose(near, Logarithmic(9).pgf(x), rtol=1e-5, atol=1e-9)
+    # A truncated negative binomial law of large shape tends to the Poisson law without its 0.
+    wide, poisson = TruncatedNegativeBinomial(1000, 5), Poisson(4.965)
+    shifted = (poisson.pgf(x) - math.exp(-4.965)) / (1 - math.exp(-4.965))
+    np.testing.assert_allclose(wide.pgf(x), shifted, atol=5e-3)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_quantiles_invert_the_distribution_function(law):
+    for p in (0.0, 0.01, 0.5, 0.9, 0.999):
+        k = law.quantile(p)
+        cumulated = np.cumsum(law.pmf(np.arange(k + 1)))
+        assert cumulated[-1] >= p - 1e-12
+        assert k in (0, 1) or cumulated[-2] < p
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_sampling_has_the_law_and_would_notice_another(law):
+    """Chi-square at level 1e-6; a law with a mean 40% off is rejected at the same level."""
+    rng = np.random.default_rng(20240607)
+    draws = np.array([law.sample(rng) for _ in range(6_000)])
+    assert p_value(law, draws) > 1e-6
+    if law.mean > 1.1 and law.cap is None and getattr(law, "n", 0) != 4:
+        other = run_law_from_dict(
+            {**law.to_dict(), "mean": max(law.mean * 0.6, 0.3 if law.can_be_zero else 1.0)}
+        )
+        assert p_value(other, draws) < 1e-6
+
+
+def p_value(law, draws):
+    edges = sorted({law.quantile(p) for p in np.linspace(0.05, 0.95, 12)})
+    cumulated = np.array([law.pmf(np.arange(e + 1)).sum() for e in edges])
+    expected = np.diff(np.concatenate([[0.0], cumulated, [1.0]])) * draws.size
+    cells = np.searchsorted(edges, draws, side="left")
+    observed = np.bincount(cells, minlength=expected.size)
+    keep = expected > 1e-9
+    if observed[~keep].any():
+        return 0.0
+    if keep.sum() == 1:
+        return 1.0
+    total = (((observed - expected) ** 2)[keep] / expected[keep]).sum()
+    return stats.chi2.sf(total, keep.sum() - 1)
+
+
+def test_sampling_from_the_operating_system_varies():
+    draws = {Geometric(1000).sample() for _ in range(20)}
+    assert len(draws) > 10
+    assert min(draws) >= 1
+
+
+def test_a_fixed_number_of_runs():
+    law = Binomial(4, 4)
+    assert {law.sample() for _ in range(20)} == {4}
+    assert law.zero_probability == 0.0
+    assert law.most == 4

@@ -1,0 +1,226 @@
+"""Private selection: our envelope bound against exact enumeration, the lower bound and RDP."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privtune.accounting import (
+    ApproximateDP,
+    Binomial,
+    Composed,
+    Gaussian,
+    Geometric,
+    Laplace,
+    Logarithmic,
+    Poisson,
+    PrivateSelection,
+    Repeated,
+    ThresholdSelection,
+    TruncatedNegativeBinomial,
+    WorstOf,
+    epsilon,
+    liu_talwar_epsilon,
+    lower_bound,
+)
+from privtune.accounting.selection import Threshold, Tuner
+from tests.accounting.helpers import finite_pmf, steps
+
+TABLE = [
+    ((256 / 60000, 1.0, 2340), TruncatedNegativeBinomial(1, 20), 2.987, 1.815, 1.807),
+    ((256 / 60000, 1.0, 2340), TruncatedNegativeBinomial(0, 10), 2.332, 1.571, 1.564),
+    ((256 / 60000, 1.0, 2340), Poisson(12), 2.999, 2.235, 2.219),
+    ((0.05, 2.0, 400), Geometric(100), 6.064, 4.37, 4.347),
+    ((256 / 1400, 4.0, 100), TruncatedNegativeBinomial(0, 10), 3.501, 2.705, 2.692),
+]
+
+
+@pytest.mark.parametrize(("base", "runs", "rdp", "ceiling", "floor"), TABLE)
+def test_the_numbers_to_meet(base, runs, rdp, ceiling, floor):
+    event = PrivateSelection(steps(*base), runs)
+    answer = epsilon(event, 1e-5)
+    assert answer.method == "envelope"
+    assert floor <= answer.epsilon <= ceiling
+    assert answer.bounds["rdp"] == pytest.approx(rdp, abs=2e-3)
+    assert lower_bound(event, 1e-5) == pytest.approx(floor, abs=2e-3)
+    if "profile" in answer.bounds:
+        assert answer.epsilon < answer.bounds["profile"] < answer.bounds["rdp"]
+
+
+def test_the_profile_bound_as_published():
+    event = PrivateSelection(steps(256 / 60000, 1.0, 2340), Geometric(20))
+    assert epsilon(event, 1e-5).bounds["profile"] == pytest.approx(2.34, abs=5e-3)
+
+
+GRID = list(
+    itertools.product(
+        [(0.001, 0.7, 2000), (256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (1.0, 20.0, 100)],
+        [
+            Geometric(20),
+            Logarithmic(10),
+            TruncatedNegativeBinomial(0.5, 8),
+            TruncatedNegativeBinomial(2, 50),
+            TruncatedNegativeBinomial(-0.5, 5),
+            Poisson(12),
+            Binomial(30, 10),
+            Geometric(20, maximum=30),
+        ],
+        [1e-5, 1e-8],
+    )
+)
+
+
+@pytest.mark.parametrize(("base", "runs", "level"), GRID)
+def test_lower_is_at_most_reported_is_at_most_rdp(base, runs, level):
+    event = PrivateSelection(steps(*base), runs)
+    answer = epsilon(event, level)
+    lower = lower_bound(event, level)
+    assert lower <= answer.epsilon <= answer.bounds["rdp"]
+    assert answer.epsilon <= lower * 1.02 + 1e-4
+
+
+masses = st.lists(st.floats(0.03, 1.0), min_size=4, max_size=4)
+finite_laws = st.sampled_from(
+    [
+        Geometric(5),
+        Logarithmic(4),
+        TruncatedNegativeBinomial(-0.5, 3),
+        Poisson(2.0),
+        Binomial(3, 3.0),
+        Binomial(6, 2.0),
+        Geometric(8, maximum=4),
+    ]
+)
+
+
+def tuned(p, q, order, runs):
+    """The exact law of the best of K; atoms in one group are ties, broken uniformly."""
+    out_p, out_q, below_p, below_q = [], [], 0.0, 0.0
+    for group in order:
+        mass_p, mass_q = sum(p[i] for i in group), sum(q[i] for i in group)
+        gain_p = float(runs.pgf(min(below_p + mass_p, 1.0)) - runs.pgf(below_p))
+        gain_q = float(runs.pgf(min(below_q + mass_q, 1.0)) - runs.pgf(below_q))
+        for i in group:
+            out_p.append(gain_p * p[i] / mass_p)
+            out_q.append(gain_q * q[i] / mass_q)
+        below_p, below_q = below_p + mass_p, below_q + mass_q
+    none = runs.zero_probability
+    return np.array([*out_p, none]), np.array([*out_q, none])
+
+
+def orders(size):
+    for permutation in itertools.permutations(range(size)):
+        yield [[i] for i in permutation]
+        yield [list(permutation[:2]), *[[i] for i in permutation[2:]]]
+        yield [[permutation[0]], list(permutation[1:])]
+
+
+@given(masses, masses, finite_laws)
+@settings(max_examples=25, deadline=None)
+def test_envelope_by_exact_enumeration(first, second, runs):
+    """Every order of the scores, ties included, on a four-outcome mechanism, both signs of ε."""
+    p, q = np.array(first) / sum(first), np.array(second) / sum(second)
+    tuner = Tuner(finite_pmf(p, q), runs)
+    points = (-1.0, -0.2, 0.0, 0.3, 1.0, 2.0, 4.0)
+    bound = [tuner.delta(e) for e in points]
+    tabulated = tuner.profile(2000).delta(np.array([0.0, 0.3, 1.0, 2.0]))
+    for order in orders(4):
+        a, b = tuned(p, q, order, runs)
+        exact = [np.maximum(a - math.exp(e) * b, 0.0).sum() for e in points]
+        assert all(x <= y + 1e-9 for x, y in zip(exact, bound, strict=True))
+        assert (np.array(exact)[[2, 3, 4, 5]] <= tabulated + 1e-9).all()
+
+
+@given(masses, masses, st.floats(0.02, 0.9))
+@settings(max_examples=25, deadline=None)
+def test_threshold_by_exact_enumeration(first, second, stop):
+    p, q = np.array(first) / sum(first), np.array(second) / sum(second)
+    bound = Threshold(finite_pmf(p, q), stop)
+    for size in range(1, 5):
+        for passing in itertools.combinations(range(4), size):
+            keep = list(passing)
+            scale_p = stop + (1 - stop) * p[keep].sum()
+            scale_q = stop + (1 - stop) * q[keep].sum()
+            a = np.append(p[keep] / scale_p, stop * (1 - p[keep].sum()) / scale_p)
+            b = np.append(q[keep] / scale_q, stop * (1 - q[keep].sum()) / scale_q)
+            for e in (0.0, 0.3, 1.0, 3.0):
+                exact = np.maximum(a - math.exp(e) * b, 0.0).sum()
+                assert exact <= bound.delta(e) + 1e-9
+
+
+def test_pure_dp_recovers_the_published_constants():
+    """Liu and Talwar: 3ε for the best of a geometric number of runs, 2ε with a threshold."""
+    base = ApproximateDP(1.0, 0.0)
+    best = epsilon(PrivateSelection(base, Geometric(1000)), 1e-12).epsilon
+    passed = epsilon(ThresholdSelection(base, 1e-3), 1e-12).epsilon
+    assert 2.9 <= best <= 3.0 * 1.001
+    assert 1.9 <= passed <= 2.0 * 1.001
+    # Papernot and Steinke, Corollary 3: (2 + η) ε.
+    for shape in (0.0, 0.5):
+        law = TruncatedNegativeBinomial(shape, 1000)
+        assert epsilon(PrivateSelection(base, law), 1e-12).epsilon <= (2 + shape) * 1.001
+
+
+def test_liu_talwar_is_a_baseline_only():
+    event = PrivateSelection(steps(256 / 60000, 1.0, 2340), Geometric(20))
+    baseline = liu_talwar_epsilon(event, 1e-5)
+    assert baseline > 3 * epsilon(event.event, 1e-5).epsilon
+    assert baseline > epsilon(event, 1e-5).bounds["rdp"]
+    assert "liu_talwar" not in epsilon(event, 1e-5).bounds
+
+
+def test_one_run_costs_one_run():
+    base = steps(0.05, 2.0, 400)
+    for runs in (Geometric(1), Binomial(1, 1), Logarithmic(1)):
+        tuned_once = epsilon(PrivateSelection(base, runs), 1e-5).epsilon
+        assert tuned_once == pytest.approx(epsilon(base, 1e-5).epsilon, rel=2e-3)
+
+
+def test_monotone_in_the_mean_and_below_composition():
+    base = steps(0.05, 2.0, 400)
+    costs = [epsilon(PrivateSelection(base, Geometric(m)), 1e-5).epsilon for m in (1, 2, 8, 64)]
+    assert costs == sorted(costs)
+    fixed = epsilon(PrivateSelection(base, Binomial(2, 2)), 1e-5)
+    assert fixed.epsilon <= epsilon(Repeated(2, base), 1e-5).epsilon * (1 + 1e-9)
+    assert fixed.bounds["composition"] == epsilon(Repeated(2, base), 1e-5, method="pld").epsilon
+
+
+def test_a_cap_belongs_into_the_law():
+    base = steps(0.05, 2.0, 400)
+    free = epsilon(PrivateSelection(base, Geometric(20)), 1e-5).epsilon
+    loose = epsilon(PrivateSelection(base, Geometric(20, maximum=300)), 1e-5).epsilon
+    assert loose == pytest.approx(free, rel=1e-3)
+    assert math.isinf(
+        epsilon(PrivateSelection(base, Geometric(20, maximum=50)), 1e-5).bounds["rdp"]
+    )
+
+
+def test_candidates_with_different_guarantees():
+    """σ in {0.9, 1, 1.3, 2}: maximum 4.43 by RDP, weighted RDP 4.01, envelope 2.851 (δ = 1e-5)."""
+    noises = (0.9, 1.0, 1.3, 2.0)
+    candidates = [steps(0.01, s, 1000) for s in noises]
+    mixed = PrivateSelection(WorstOf(candidates, [0.25] * 4), Logarithmic(10))
+    worst = PrivateSelection(WorstOf(candidates), Logarithmic(10))
+    answer, plain = epsilon(mixed, 1e-5), epsilon(worst, 1e-5)
+    assert answer.epsilon < plain.epsilon < plain.bounds["rdp"]
+    assert answer.bounds["rdp"] < plain.bounds["rdp"]
+    lower = lower_bound(mixed, 1e-5)
+    assert lower <= answer.epsilon <= lower * 1.005
+
+
+def test_a_tuner_composes_with_everything():
+    base = steps(0.05, 2.0, 400)
+    tuned_event = PrivateSelection(base, Geometric(10))
+    alone, plain = epsilon(tuned_event, 1e-5).epsilon, epsilon(base, 1e-5).epsilon
+    whole = epsilon(Composed([tuned_event, base, Laplace(5.0)]), 1e-5)
+    assert whole.method == "pld"
+    assert max(alone, plain) < whole.epsilon < 0.9 * (alone + plain + 0.2)
+    # The pair of the tuner, alone, costs what the tuner costs.
+    nothing = epsilon(Composed([tuned_event, Gaussian(1e5)]), 1e-5).epsilon
+    assert nothing == pytest.approx(alone, rel=2e-3)
+    # And a tuner can be tuned.
+    nested = epsilon(PrivateSelection(tuned_event, Geometric(2)), 1e-5)
+    assert alone < nested.epsilon < nested.bounds["rdp"]

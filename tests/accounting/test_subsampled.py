@@ -1,0 +1,157 @@
+"""Subsampled tuning against quadrature and enumeration on toys, and in its limits."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate
+from scipy.stats import norm
+
+from privtune.accounting import (
+    Composed,
+    Gaussian,
+    Geometric,
+    PrivateSelection,
+    SubsampledTuning,
+    delta,
+    epsilon,
+)
+from privtune.accounting.rdp import ORDERS
+from privtune.accounting.subsampled import amplified_curve, split_curve
+from tests.accounting.helpers import steps
+
+BASE = steps(0.0213, 1.5, 940)
+TUNER = PrivateSelection(BASE, Geometric(10))
+
+
+def test_the_worked_example():
+    """Tuning on a tenth of the data, δ = 1e-5."""
+    assert epsilon(BASE, 1e-5).epsilon == pytest.approx(2.04, abs=6e-3)
+    everything = epsilon(TUNER, 1e-5)
+    assert everything.bounds["rdp"] == pytest.approx(4.41, abs=1e-2)
+    assert everything.epsilon == pytest.approx(3.03, abs=6e-3)
+    first = epsilon(SubsampledTuning(1, 0.1, TUNER, BASE), 1e-5)
+    second = epsilon(SubsampledTuning(2, 0.1, TUNER, BASE), 1e-5)
+    assert first.epsilon <= 1.945
+    assert first.bounds["rdp"] <= 2.42
+    assert second.epsilon <= 2.235
+    assert second.bounds["rdp"] == pytest.approx(3.30, abs=6e-3)
+    # The record trains the final model with probability 1 - q only.
+    assert first.epsilon < epsilon(BASE, 1e-5).epsilon < second.epsilon
+
+
+def variant_two(rate, tuning, training, value, removed):
+    """Quadrature: tuning Gaussian seen with probability `rate`, training Gaussian always."""
+
+    def density(x, y, with_record):
+        if not with_record:
+            return norm.pdf(x, 0, tuning) * norm.pdf(y, 0, training)
+        mixed = (1 - rate) * norm.pdf(x, 0, tuning) + rate * norm.pdf(x, 1, tuning)
+        return mixed * norm.pdf(y, 1, training)
+
+    return _integrate(density, value, removed, tuning, training)
+
+
+def variant_one(rate, tuning, training, value, removed):
+    def density(x, y, with_record):
+        if not with_record:
+            return norm.pdf(x, 0, tuning) * norm.pdf(y, 0, training)
+        tuned = norm.pdf(x, 1, tuning) * norm.pdf(y, 0, training)
+        trained = norm.pdf(x, 0, tuning) * norm.pdf(y, 1, training)
+        return rate * tuned + (1 - rate) * trained
+
+    return _integrate(density, value, removed, tuning, training)
+
+
+def _integrate(density, value, removed, tuning, training):
+    x = np.linspace(-8 * tuning, 1 + 8 * tuning, 701)
+    y = np.linspace(-8 * training, 1 + 8 * training, 701)
+    grid = np.meshgrid(x, y, indexing="ij")
+    p, q = density(*grid, removed), density(*grid, not removed)
+    inner = integrate.trapezoid(np.maximum(p - math.exp(value) * q, 0.0), y, axis=1)
+    return integrate.trapezoid(inner, x)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize(("variant", "exact"), [(1, variant_one), (2, variant_two)])
+def test_profiles_by_quadrature(variant, exact, rate):
+    event = SubsampledTuning(variant, rate, Gaussian(0.8), Gaussian(1.3))
+    for value in (0.1, 0.7, 1.5, 2.5):
+        truth = max(exact(rate, 0.8, 1.3, value, removed) for removed in (True, False))
+        ours = delta(event, value)
+        assert truth * (1 - 1e-4) <= ours.delta
+        assert ours.delta <= truth * 1.02 + 1e-6
+        assert ours.delta <= ours.bounds["rdp"]
+
+
+def finite_divergence(p, q, order):
+    return math.log(float((p**order * q ** (1 - order)).sum())) / (order - 1)
+
+
+def test_renyi_bounds_by_enumeration():
+    """On finite mechanisms both Rényi bounds lie above both directions, at every order."""
+    rng = np.random.default_rng(11)
+    orders = np.array([2.0, 3.0, 5.0, 9.0, 16.0])
+    whole = np.arange(2.0, 40.0)
+    for rate, _ in itertools.product((0.05, 0.3, 0.7), range(4)):
+        p1, q1, p2, q2 = rng.dirichlet(np.full(4, 3.0), size=4) * 0.9 + 0.025
+        curves = [
+            np.array([max(finite_divergence(a, b, o), finite_divergence(b, a, o)) for o in whole])
+            for a, b in ((p1, q1), (p2, q2))
+        ]
+        with_record = rate * np.outer(p1, q2) + (1 - rate) * np.outer(q1, p2)
+        without = np.outer(q1, q2)
+        bound = split_curve(whole, curves[0], curves[1], rate)
+        sampled = amplified_curve(whole, curves[0], rate)
+        mixed = rate * p1 + (1 - rate) * q1
+        for order in orders:
+            place = int(order) - 2
+            for a, b in ((with_record, without), (without, with_record)):
+                exact = finite_divergence(a.ravel(), b.ravel(), order)
+                assert exact <= bound[place] * (1 + 1e-9)
+            for a, b in ((mixed, q1), (q1, mixed)):
+                assert finite_divergence(a, b, order) <= sampled[place] * (1 + 1e-9)
+
+
+def test_limits_of_the_rate():
+    """q → 0: the final training alone. q → 1: the tuning, and for variant 2 both."""
+    tuner, training = Gaussian(2.0), Gaussian(3.0)
+    alone = epsilon(training, 1e-5).epsilon
+    tuned = epsilon(tuner, 1e-5).epsilon
+    both = epsilon(Composed([tuner, training]), 1e-5).epsilon
+    for variant in (1, 2):
+        small = epsilon(SubsampledTuning(variant, 1e-7, tuner, training), 1e-5).epsilon
+        assert small == pytest.approx(alone, rel=1e-2)
+    nearly = 1 - 1e-9
+    assert epsilon(SubsampledTuning(1, nearly, tuner, training), 1e-5).epsilon == pytest.approx(
+        tuned, rel=1e-2
+    )
+    assert epsilon(SubsampledTuning(2, nearly, tuner, training), 1e-5).epsilon == pytest.approx(
+        both, rel=1e-2
+    )
+
+
+def test_monotone_in_the_rate_and_below_composition():
+    for variant in (1, 2):
+        costs = [
+            epsilon(SubsampledTuning(variant, q, Gaussian(1.5), Gaussian(3.0)), 1e-5).epsilon
+            for q in (0.05, 0.2, 0.5, 0.8)
+        ]
+        assert costs == sorted(costs)
+        assert costs[-1] < epsilon(Composed([Gaussian(1.5), Gaussian(3.0)]), 1e-5).epsilon
+
+
+def test_a_subsampled_tuning_composes():
+    event = SubsampledTuning(1, 0.1, TUNER, BASE)
+    alone = epsilon(event, 1e-5).epsilon
+    both = epsilon(Composed([event, BASE]), 1e-5)
+    assert alone < both.epsilon < 0.85 * (alone + epsilon(BASE, 1e-5).epsilon)
+    assert both.epsilon < both.bounds["rdp"]
+
+
+def test_curves_are_infinite_where_nothing_is_known():
+    nothing = np.full_like(ORDERS, np.inf)
+    some = 0.1 * ORDERS
+    assert np.isinf(amplified_curve(ORDERS, nothing, 0.1)).all()
+    assert np.isinf(split_curve(ORDERS, nothing, some, 0.1)).all()

@@ -1,0 +1,132 @@
+"""``privtune account`` from a file and from standard input, for people and for programs."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from privtune.accounting import (
+    Composed,
+    Gaussian,
+    Geometric,
+    NonPrivate,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    epsilon,
+    event_from_dict,
+    lower_bound,
+)
+from privtune.cli.account import app
+from privtune.errors import InvalidInputError
+
+BASE = Repeated(400, PoissonSampled(0.05, Gaussian(2.0)))
+TUNED = PrivateSelection(BASE, Geometric(20))
+EVENT = Composed([TUNED, Gaussian(5.0)])
+runner = CliRunner()
+
+
+def run(*arguments, event=TUNED):
+    result = runner.invoke(app, [*arguments], input=event.to_json(), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_epsilon_as_json_has_every_bound():
+    document = json.loads(run("epsilon", "-", "--delta", "1e-5", "--json"))
+    answer = epsilon(TUNED, 1e-5)
+    assert document["epsilon"] == answer.epsilon
+    assert document["method"] == "envelope"
+    assert document["adjacency"] == "add-remove"
+    assert document["delta"] == 1e-5
+    assert document["bounds"]["lower"] == lower_bound(TUNED, 1e-5)
+    assert set(document["bounds"]) == {"rdp", "envelope", "profile", "lower"}
+    assert document["bounds"]["lower"] <= document["epsilon"] <= document["bounds"]["rdp"]
+
+
+@pytest.mark.parametrize("method", ["rdp", "pld", "best"])
+def test_methods(method):
+    document = json.loads(
+        run("epsilon", "-", "--delta", "1e-5", "--method", method, "--json", event=BASE)
+    )
+    assert document["epsilon"] == epsilon(BASE, 1e-5, method=method).epsilon
+
+
+def test_from_a_file(tmp_path):
+    path = tmp_path / "event.json"
+    path.write_text(json.dumps(EVENT.to_dict()))
+    document = json.loads(run("epsilon", str(path), "--delta", "1e-6", "--json"))
+    assert document["epsilon"] == epsilon(EVENT, 1e-6).epsilon
+    shown = run("epsilon", str(path), "--delta", "1e-6")
+    assert f"{document['epsilon']:.6g}" in shown
+    assert "rdp" in shown
+
+
+def test_delta():
+    document = json.loads(run("delta", "-", "--epsilon", "2", "--json"))
+    assert document["epsilon"] == 2.0
+    assert 0 < document["delta"] < 1
+    assert "δ" in run("delta", "-", "--epsilon", "2")
+
+
+def test_calibrate():
+    document = json.loads(
+        run("calibrate", "-", "--epsilon", "1", "--delta", "1e-5", "--json", event=EVENT)
+    )
+    event = event_from_dict(document["event"])
+    assert document["guarantee"]["epsilon"] == epsilon(event, 1e-5).epsilon <= 1.0
+    assert event.events[1].noise_multiplier == pytest.approx(5.0 * document["scale"])
+    assert "noise ×" in run("calibrate", "-", "--epsilon", "1", "--delta", "1e-5", event=BASE)
+
+
+def test_explain():
+    document = json.loads(run("explain", "-", "--json", event=EVENT))
+    assert document["tree"]["epsilon"] == epsilon(EVENT, 1e-5).epsilon
+    assert len(document["tree"]["children"]) == 2
+    shown = run("explain", "-", event=EVENT)
+    assert "best of K runs" in shown
+    assert "Poisson sample" in shown
+
+
+def test_replace_one():
+    document = json.loads(
+        run(
+            "epsilon",
+            "-",
+            "--delta",
+            "1e-5",
+            "--adjacency",
+            "replace-one",
+            "--json",
+            event=Gaussian(2.0),
+        )
+    )
+    assert document["adjacency"] == "replace-one"
+    assert document["method"] == "gdp"
+
+
+def test_infinity_is_a_word():
+    document = json.loads(run("epsilon", "-", "--delta", "1e-5", "--json", event=NonPrivate()))
+    assert document["epsilon"] == "inf"
+    assert "∞" in run("epsilon", "-", "--delta", "1e-5", event=NonPrivate())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("epsilon", "/no/such/file.json", "--delta", "1e-5"),
+        ("epsilon", "-", "--delta", "2"),
+        ("epsilon", "-", "--delta", "1e-5", "--adjacency", "replace-one"),
+        ("calibrate", "-", "--epsilon", "-1", "--delta", "1e-5"),
+        ("delta", "-", "--epsilon", "nan"),
+    ],
+)
+def test_refusals_are_errors_of_the_project(arguments):
+    result = runner.invoke(app, list(arguments), input=BASE.to_json())
+    assert isinstance(result.exception, InvalidInputError)
+    assert str(result.exception)
+
+
+def test_usage_errors_are_two():
+    assert runner.invoke(app, ["epsilon", "-"]).exit_code == 2
+    assert runner.invoke(app, ["epsilon", "-", "--delta", "x"]).exit_code == 2

@@ -1,0 +1,91 @@
+"""The figures show the study's own numbers, and never a sealed one."""
+
+from __future__ import annotations
+
+import pytest
+
+from privtune import plots
+from privtune.accounting import PrivateSelection, epsilon
+from privtune.errors import PrivTuneError
+from privtune.plots._budget import shares
+from privtune.plots._comparison import wilson_interval
+from privtune.study import Study
+from tests.tracked import Tracked
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def study(tracked: Tracked) -> Study:
+    return tracked.study
+
+
+def named(figure, name: str):
+    (trace,) = [t for t in figure.data if t.name == name and t.showlegend is not False]
+    return trace
+
+
+def test_parts_of_the_budget_sum_to_what_was_spent(study: Study) -> None:
+    parts = shares(study)
+    assert [label for label, _, _ in parts] == ["defaults", "selection", "hyfree"]
+    assert sum(added for _, added, _ in parts) == pytest.approx(study.spent().epsilon, rel=1e-9)
+    assert sum(alone for _, _, alone in parts) > study.spent().epsilon
+    bar = plots.plot_budget(study)
+    assert [trace.x[0] for trace in bar.data[:3]] == [added for _, added, _ in parts]
+    assert named(bar, "left").x[0] == pytest.approx(6.0 - study.spent().epsilon, rel=1e-9)
+
+
+def test_utility_against_epsilon(study: Study) -> None:
+    figure = plots.plot_utility(study)
+    for status in study.status():
+        trace = named(figure, status.plan.arm)
+        accuracy = status.release.utility["test_accuracy"]
+        low, high = wilson_interval(accuracy, 60)
+        assert trace.y[0] == accuracy
+        assert trace.x[0] == pytest.approx(status.guarantee.epsilon, rel=0.05)
+        assert trace.error_y.array[0] == pytest.approx(high - accuracy)
+        assert trace.error_y.arrayminus[0] == pytest.approx(accuracy - low)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_wilson_s_interval_against_its_definition(rate: float) -> None:
+    # Its ends are the rates at which the observation is 1.96 standard errors away.
+    for end in wilson_interval(rate, 50):
+        if 1e-9 < end < 1 - 1e-9:
+            assert abs(rate - end) == pytest.approx(1.959964 * (end * (1 - end) / 50) ** 0.5)
+
+
+def test_costs_of_sealed_arms_are_hatched(study: Study) -> None:
+    for trace in plots.plot_cost(study).data:
+        assert trace.marker.pattern.shape == ("/" if trace.name == "selection" else "")
+
+
+def test_trajectories_are_the_released_curves(study: Study) -> None:
+    figure = plots.plot_trajectories(study)
+    names = {trace.name for trace in figure.data}
+    assert names == {"defaults", "hyfree"}
+    curve = list(study.release("hyfree").curves["learning_rate"])
+    assert any(list(trace.y) == curve for trace in figure.data)
+
+
+def test_the_law_of_runs_and_other_means(study: Study) -> None:
+    law, costs = plots.plot_runs(study).data
+    assert sum(law.y) == pytest.approx(0.99, abs=0.02)
+    plan = study.plans[1]
+    at = list(costs.x).index(plan.runs.expected_runs)
+    assert costs.y[at] == epsilon(plan.event, 1e-5).epsilon
+    assert list(costs.y) == sorted(costs.y)
+    assert isinstance(plan.event, PrivateSelection)
+
+
+def test_epsilon_by_step(study: Study) -> None:
+    figure = plots.plot_epsilon_spent(study)
+    assert {trace.name for trace in figure.data} == {"defaults", "hyfree"}
+    for trace in figure.data:
+        total = study.release(trace.name).guarantee.epsilon
+        assert trace.y[-1] == pytest.approx(total)
+
+
+def test_there_is_no_law_of_an_arm_without_one(study: Study) -> None:
+    with pytest.raises(PrivTuneError, match="no arm 'defaults' that draws"):
+        plots.plot_runs(study, arm="defaults")

@@ -1,0 +1,53 @@
+"""One small study, run and logged once for all tests that only read it: the fixture `tracked`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from privtune.study import Study
+from privtune.tracking.mlflow import MlflowObserver
+from privtune.tracking.store import local_uri
+from tests.study.conftest import toy_spec
+
+ARMS = [
+    {
+        "name": "defaults",
+        "strategy": "fixed",
+        "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+    },
+    {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 8},
+    {"name": "hyfree", "strategy": "hyfreedp"},
+]
+
+
+@dataclass(frozen=True)
+class Tracked:
+    study: Study
+    client: MlflowClient
+    folder: Path
+
+    @property
+    def experiment(self) -> Any:
+        found = self.client.get_experiment_by_name(self.study.name)
+        assert found is not None
+        return found
+
+    @property
+    def runs(self) -> dict[str, Any]:
+        found = self.client.search_runs([self.experiment.experiment_id])
+        return {run.info.run_name: run for run in found}
+
+
+def run_tracked(folder: Path) -> Tracked:
+    storage = f"sqlite:///{folder / 'privtune.db'}"
+    # The seed gives a round of several trials.
+    study = Study.create(toy_spec(arms=ARMS, seed=1), storage)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        study.run(MlflowObserver(study, sampling_seconds=0.2))
+    return Tracked(study, MlflowClient(tracking_uri=local_uri(storage)), folder)

@@ -1,0 +1,55 @@
+"""Released models as MLflow models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privtune.errors import PrivTuneError
+from privtune.tracking.models import log_model
+from tests.tracked import Tracked
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # MLflow's and torch.export's own
+]
+
+
+def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracked) -> None:
+    import mlflow
+    import torch
+
+    log_model(tracked.study, "selection", register="toy-model")
+    client = tracked.client
+    (version,) = client.search_model_versions("name = 'toy-model'")
+    release = tracked.study.release("selection")
+    assert version.tags["privtune.epsilon"] == str(release.guarantee.epsilon)
+    assert version.tags["privtune.charge"] == "toy-2"
+    assert json.loads(version.tags["privtune.event"])["type"] == "private_selection"
+    assert version.description.startswith("Privacy budget toy")
+
+    mlflow.set_tracking_uri(client.tracking_uri)
+    try:
+        folder = Path(mlflow.artifacts.download_artifacts("models:/toy-model/1"))
+        loaded = mlflow.pytorch.load_model("models:/toy-model/1")
+    finally:
+        mlflow.set_tracking_uri(None)
+    example = json.loads((folder / "input_example.json").read_text())
+    assert not np.any(example.get("inputs", example.get("data"))), "no record is in the example"
+    requirements = (folder / "requirements.txt").read_text()
+    assert "torch==" in requirements
+
+    from privtune.training.engine import load_params
+
+    module = tracked.study.spec.load_task().model().eval()
+    load_params(module, release.weights)
+    x = torch.randn((5, 6), generator=torch.Generator().manual_seed(3))
+    assert torch.allclose(loaded(x), module(x), atol=1e-6)
+
+
+def test_an_arm_that_is_not_there(tracked: Tracked) -> None:
+    with pytest.raises(PrivTuneError, match="no release of an arm 'none'"):
+        log_model(tracked.study, "none")

@@ -1,0 +1,68 @@
+"""The saved view and the links to it; the browser tests hold both against the real page."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from privtune.tracking.view import VIEW_KEY, VIEW_TAG, experiment_url, run_url, saved_view
+from tests.tracked import Tracked
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def state_of(value: str) -> dict:
+    envelope = json.loads(value)
+    assert isinstance(envelope["name"], str)
+    assert isinstance(envelope["createdAt"], int)
+    assert isinstance(envelope["state"], str)
+    return json.loads(envelope["state"])
+
+
+def test_the_experiment_carries_its_view(tracked: Tracked) -> None:
+    state = state_of(tracked.experiment.tags[VIEW_TAG])
+    assert state["orderByKey"] == "metrics.`acc/test`"
+    assert state["orderByAsc"] is False
+    shown = {name.split("`")[1] for name in state["selectedColumns"]}
+    logged = set().union(*(run.data.metrics for run in tracked.runs.values()))
+    assert {"eps/total", "eps/left", "eps/one_run", "acc/test"} <= shown & logged
+    assert state["runsHiddenMode"] == "SHOW_ALL"
+
+
+def test_every_chart_shows_something_that_is_logged(tracked: Tracked) -> None:
+    state = state_of(tracked.experiment.tags[VIEW_TAG])
+    logged = set().union(*(run.data.metrics for run in tracked.runs.values()))
+    params = set().union(*(run.data.params for run in tracked.runs.values()))
+    section = state["compareRunSections"][0]
+    assert (section["name"], section["display"]) == ("Privacy budget", True)
+    kinds = []
+    for chart in state["compareRunCharts"]:
+        kinds.append(chart["type"])
+        assert chart["metricSectionId"] == section["uuid"]
+        for key in ("metricKey", "selectedXAxisMetricKey"):
+            assert chart.get(key) in {None, "", *logged}
+        for axis in ("xaxis", "yaxis"):
+            assert axis not in chart or chart[axis]["key"] in logged
+        assert set(chart.get("selectedParams", ())) <= params
+    assert {"SCATTER", "BAR", "LINE", "PARALLEL"} <= set(kinds)
+    assert len({chart["uuid"] for chart in state["compareRunCharts"]}) == len(kinds)
+
+
+def test_without_curves_or_parameters_there_are_fewer_charts() -> None:
+    charts = state_of(saved_view(params=[], curves=[]))["compareRunCharts"]
+    assert "PARALLEL" not in {chart["type"] for chart in charts}
+    assert "lr" not in {chart.get("metricKey") for chart in charts}
+    over = state_of(saved_view(params=[], curves=["acc/val"]))["compareRunCharts"]
+    assert "eps/spent" in {chart.get("selectedXAxisMetricKey") for chart in over}
+
+
+def test_links() -> None:
+    base = "http://127.0.0.1:5000/"
+    plain = "http://127.0.0.1:5000/#/experiments/3/runs?workflowType=machine_learning"
+    assert experiment_url(base, "3", view=False) == plain
+    assert experiment_url(base, "3") == f"{plain}&viewStateShareKey={VIEW_KEY}"
+    assert "compareRunsMode=CHART" in experiment_url(base, "3", charts=True)
+    page = "http://127.0.0.1:5000/#/experiments/3/runs/abc"
+    assert run_url(base, "3", "abc") == f"{page}?workflowType=machine_learning"
+    assert run_url(base, "3", "abc", "privacy/report.html").startswith(f"{page}/artifacts/privacy/")
