@@ -19,7 +19,9 @@ VOCABULARY, LENGTH, CLASSES, RECORDS = 20, 8, 3, 300
 def tokens(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(VOCABULARY, (count, LENGTH), generator=generator)
-    return x, (x < VOCABULARY // 2).sum(dim=1).div(LENGTH / 2.999, rounding_mode="floor").long().clamp(0, 2)
+    return x, (x < VOCABULARY // 2).sum(dim=1).div(
+        LENGTH / 2.999, rounding_mode="floor"
+    ).long().clamp(0, 2)
 
 
 class TinyTransformer(nn.Module):
@@ -62,14 +64,18 @@ def objective(trial: privtune.Trial) -> float:
 
 
 def main(storage: str = "sqlite:///privtune.db", epochs: float = 6) -> privtune.Study:
-    study = privtune.create_study("tokens", budget=privtune.Budget(6.0, 1e-4, name="tokens"), storage=storage)
+    study = privtune.create_study(
+        "tokens", budget=privtune.Budget(6.0, 1e-4, name="tokens"), storage=storage
+    )
     release = study.optimize(
         objective,
         strategy=privtune.strategies.LiuTalwar(gamma=0.3, maximum=12),
         training=privtune.DPSGD(records=RECORDS, epochs=epochs, expected_batch_size=50),
         validation=privtune.Validation(records=100),
     )
-    print(f"{dict(release.params)}: score {release.score:.3f} at ε = {release.guarantee.epsilon:.3f}")
+    print(
+        f"{dict(release.params)}: score {release.score:.3f} at ε = {release.guarantee.epsilon:.3f}"
+    )
     return study
 
 

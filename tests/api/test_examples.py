@@ -11,8 +11,8 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+def load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -22,7 +22,7 @@ def load(name: str) -> ModuleType:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
 def test_an_example_runs(name: str, storage_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    study = load(name).main(storage=storage_url, epochs=0.5)
+    study = load_file(EXAMPLES / f"{name}.py").main(storage=storage_url, epochs=0.5)
     (status,) = study.status()
     assert status.state == "settled"
     assert study.spent().epsilon <= study.spec.budget.epsilon
