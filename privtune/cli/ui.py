@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -55,11 +56,21 @@ def ui(
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    code = subprocess.run(command, env=environment, check=False).returncode  # noqa: S603
+    code = _serve(command, environment)
     if code not in (0, 130, -2, -15):
         raise PrivTuneError(
             f"MLflow's server ended with code {code}. If port {port} is taken, give another: --port."
         )
+
+
+def _serve(command: list[str], environment: dict[str, str]) -> int:
+    """Run the server until it ends; whoever ends this command ends the server with it."""
+    with subprocess.Popen(command, env=environment) as server:  # noqa: S603
+        before = signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+        try:
+            return server.wait()
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _address(base: str, experiment: object) -> str:

@@ -56,7 +56,8 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
     import plotly.graph_objects as go
 
     budget = study.spec.budget
-    records = study.spec.load_task().test_records
+    # Only a task declares a test split public; an open study has no such metric.
+    records = 1 if study.spec.task is None else study.spec.load_task().test_records
     palette = colours([plan.arm for plan in study.plans])
     figure = new_figure(x=f"ε of the arm (δ = {budget.delta:g})", y=metric.replace("_", " "))
     arms = [status for status in study.status() if math.isfinite(status.guarantee.epsilon)]

@@ -38,7 +38,9 @@ def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracke
     finally:
         mlflow.set_tracking_uri(None)
     example = json.loads((folder / "input_example.json").read_text())
-    assert not np.any(example.get("inputs", example.get("data"))), "no record is in the example"
+    rows = example if isinstance(example, list) else example.get("inputs", example.get("data"))
+    assert np.shape(rows) == (2, 6)
+    assert not np.any(rows), "no record is in the example"
     requirements = (folder / "requirements.txt").read_text()
     assert "torch==" in requirements
 
