@@ -94,3 +94,67 @@ def test_candidates_follow_their_distribution_and_are_uncorrelated() -> None:
     assert stats.pearsonr(logs[:-1], logs[1:]).pvalue > 1e-3
     # And power: the same test rejects a law that is off by a quarter of its width.
     assert stats.kstest(logs, "uniform", args=(np.log(1e-2), 0.75 * np.log(1e3))).pvalue < 1e-6
+
+
+def test_priors_of_a_spec_are_drawn_inside_their_support() -> None:
+    space = SearchSpace.from_dict(
+        {
+            "rate": {"type": "log_normal", "median": 0.1, "sigma": 1.0, "low": 0.01, "high": 1.0},
+            "clip": {
+                "type": "mixture",
+                "weights": [3, 1],
+                "components": [
+                    {"type": "float", "low": 0.1, "high": 0.2},
+                    {"type": "log_normal", "median": 5.0, "sigma": 0.1},
+                ],
+            },
+        }
+    )
+    streams = Streams(bytes(32))
+    drawn = [space.draw(streams, n) for n in range(400)]
+    rates = np.array([d["rate"] for d in drawn])
+    assert rates.min() >= 0.01
+    assert rates.max() <= 1.0
+    # The median of 400 log-normal draws: standard error 0.063 in the logarithm, tested at five.
+    assert abs(np.log(np.median(rates)) - np.log(0.1)) < 0.32
+    small = np.mean([d["clip"] < 1.0 for d in drawn])
+    assert 0.65 < small < 0.85, "three in four come from the first component"
+    assert drawn[3] == space.draw(streams, 3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"x": {"type": "log_normal", "median": -1, "sigma": 1}}, "median"),
+        ({"x": {"type": "log_normal", "median": 1, "sigma": 1, "low": 5, "high": 2}}, "low"),
+        ({"x": {"type": "log_normal", "median": 1, "sigma": 0.1, "low": 50}}, "low"),
+        (
+            {"x": {"type": "log_normal", "median": 1, "sigma": 0.1, "low": 50, "high": 60}},
+            "thousandth",
+        ),
+        ({"x": {"type": "mixture", "components": []}}, "at least one law"),
+        (
+            {"x": {"type": "mixture", "weights": [1], "components": [{"low": 0, "high": 1}] * 2}},
+            "one number above 0 for each",
+        ),
+    ],
+)
+def test_bad_priors_are_refused(spec: dict, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        SearchSpace.from_dict(spec)
+
+
+def test_a_sampler_of_ones_own_declares_independence_and_stays_in_the_space() -> None:
+    class Mine:
+        independent = True
+
+        def draw(self, rng: np.random.Generator) -> dict:
+            return {"learning_rate": 3.0, "layers": 99, "optimizer": "sgd"}
+
+    class Silent(Mine):
+        independent = False
+
+    with pytest.raises(DependentSamplerError, match="does not declare"):
+        SearchSpace(SPACE.distributions, Silent())
+    with pytest.raises(InvalidInputError, match="must draw layers"):
+        SearchSpace(SPACE.distributions, Mine()).draw(Streams(bytes(32)), 0)

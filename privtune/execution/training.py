@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from privtune.tasks import Task, TaskData
     from privtune.training.engine import TensorData
 
-__all__ = ["Subset", "accuracy", "dry_run", "train_trials"]
+__all__ = ["PROGRAM_ERRORS", "Subset", "accuracy", "dry_run", "train_trials"]
+
+PROGRAM_ERRORS = (AttributeError, NameError, TypeError, ImportError, NotImplementedError)
+"""Mistakes of the program, not of a training: they stop a round, which can go on once corrected.
+As results they would spend a whole charge on a typo. Nothing is released; who sees them is inside
+the trust boundary."""
 
 OnStep = Callable[[int, int], None]
 """Called with the steps done and the steps planned."""
@@ -44,6 +49,10 @@ class Subset:
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the records at ``index``."""
         return self.x.index_select(0, index), self.y.index_select(0, index)
+
+    def targets_are_classes(self) -> bool:
+        """Say whether targets are whole numbers of at least 0."""
+        return not self.y.dtype.is_floating_point and bool((self.y >= 0).all())
 
     def to(self, device: torch.device) -> Subset:
         """Return the records on ``device``."""
@@ -95,6 +104,7 @@ def train_trials(
 
     Raises:
         TranscriptMismatchError: If more was released than was charged: that is a defect.
+        PROGRAM_ERRORS: Mistakes of the program.
     """
     from privtune.training.transcript import TranscriptMismatchError
 
@@ -110,7 +120,7 @@ def train_trials(
             device=device,
             on_step=on_step,
         )
-    except TranscriptMismatchError:
+    except (TranscriptMismatchError, *PROGRAM_ERRORS):
         raise
     except Exception as error:
         if len(trials) == 1:

@@ -72,11 +72,15 @@ class Round(Protocol):
     without a second charge, because every trial derives from the round's secret and its index.
     """
 
-    space: SearchSpace
-    """What candidates are drawn from."""
+    @property
+    def space(self) -> SearchSpace:
+        """What candidates are drawn from."""
+        ...
 
-    streams: Streams
-    """Random streams of the round, derived from its secret."""
+    @property
+    def streams(self) -> Streams:
+        """Random streams of the round, derived from its secret."""
+        ...
 
     def select(self, plan: Plan) -> Sequence[TrialResult]:
         """Run the sealed round: K i.i.d. candidates of the plan's search, K drawn once."""

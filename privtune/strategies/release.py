@@ -82,5 +82,5 @@ def split(weights: torch.Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[st
     sizes = [math.prod(shape) for shape in shapes.values()]
     if weights.numel() == 0 or not shapes:
         return {}
-    parts = weights.split(sizes)
+    parts: Sequence[torch.Tensor] = weights.split(sizes)  # type: ignore[no-untyped-call]
     return {n: part.reshape(tuple(s)) for (n, s), part in zip(shapes.items(), parts, strict=True)}

@@ -199,7 +199,8 @@ class Study:
             n_jobs: How many trials at once, in threads.
             timeout: Seconds after which no trial begins; the arm stays open and can go on.
             catch: Exceptions that are a result with the worst score. Others stop the arm, and its
-                charge stays.
+                charge stays; so do those that are mistakes of the program (``AttributeError``,
+                ``NameError``, ``TypeError``, ``ImportError``, ``NotImplementedError``).
             callbacks: Called with the study and the release; never with a sealed trial.
             show_progress_bar: Show that the arm runs; of a sealed arm nothing else is shown.
 
@@ -441,7 +442,7 @@ class Study:
         return self._save(plan, outcome, seconds, utility_of(task, outcome.result, data))
 
     def _save(
-        self, plan: Plan, outcome: Outcome, seconds: float, utility: Mapping[str, float]
+        self, plan: Plan, outcome: Outcome, seconds: float | None, utility: Mapping[str, float]
     ) -> Release:
         release = save_release(
             plan,

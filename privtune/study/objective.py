@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
-from privtune.execution.training import failed
+from privtune.execution.training import PROGRAM_ERRORS, failed
 from privtune.priors import IndependentSampler
 from privtune.spaces import SearchSpace, require_independent_sampler
 from privtune.strategies import (
@@ -69,19 +69,18 @@ def plan_objective(
         StrategyError: If the strategy needs a task's own space or method, a validation split that
             was not declared, or a pruner or sampler that it does not cover.
     """
-    choosing = isinstance(strategy, Selection)
     if strategy.name in ("linear-scaling", "non-private-grid") or type(strategy) is InRun:
         raise StrategyError(
             f"Strategy {strategy.name!r} trains by itself and cannot call a function of yours. "
             "Declare a task, or use fixed, papernot-steinke, liu-talwar, subsampled-tuning or "
             "everything."
         )
-    if choosing and validation is None:
+    if isinstance(strategy, Selection) and validation is None:
         raise StrategyError(
             f"Strategy {strategy.name!r} chooses by a score, but no validation split was declared. "
             "Pass validation=privtune.Validation(records=..., public=...)."
         )
-    if choosing and not isinstance(strategy, Everything):
+    if isinstance(strategy, Selection) and not isinstance(strategy, Everything):
         if sampler is not None:
             require_independent_sampler(sampler)
         if pruner is not None:
@@ -149,8 +148,8 @@ class ObjectiveFiles(Files):
         try:
             with _seeded(streams):
                 value = self.objective(trial)
-        except PrivTuneError:
-            raise  # a refusal: it hangs on the program, not on the data
+        except (PrivTuneError, *PROGRAM_ERRORS):
+            raise  # a refusal or a typo: it hangs on the program, not on the data
         except self.catch as error:
             return failed(number, trial.params, error)
         finally:

@@ -1,0 +1,78 @@
+"""Plans with examples, exports, deletions, oracles: the study commands beyond a plain life."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Cli
+from tests.study.conftest import toy_spec
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> tuple[str, str]:
+    return ("--storage", f"sqlite:///{tmp_path / 'p.db'}")
+
+
+def write(tmp_path: Path, **changes: object) -> str:
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(toy_spec(**changes).model_dump(mode="json")))
+    return str(path)
+
+
+AUTO = {"name": "auto", "strategy": "papernot-steinke", "law": "auto", "power": 0.4}
+TUNED = {"name": "tuned", "strategy": "subsampled-tuning", "rate": 0.1, "mean_runs": 10}
+OPEN = {"name": "open", "strategy": "everything", "trials": 2, "sampler": "random"}
+ORACLE = {"name": "oracle", "strategy": "non-private-grid", "points": 2}
+
+
+def test_a_plan_draws_ten_examples_and_shows_trades(cli: Cli, tmp_path: Path) -> None:
+    spec = write(tmp_path, arms=[AUTO, TUNED, ORACLE])
+    done = cli("study", "plan", spec)
+    assert done.code == 0, done.err
+    assert "Ten candidates" in done.out
+    assert "chosen:" in done.out
+    assert "everything released (composition)" in done.out
+    assert "times fewer" in done.out
+    assert "needs --non-private" in done.out
+    document = json.loads(cli("study", "plan", spec, "--json").out)
+    assert len(document["examples"]) == 10
+    assert all(0.05 <= e["learning_rate"] <= 5.0 for e in document["examples"])
+    assert document["arms"][2]["guarantee"]["epsilon"] in (None, "inf")
+
+
+def test_an_oracle_needs_its_flag(cli: Cli, tmp_path: Path, at: tuple[str, str]) -> None:
+    spec = write(tmp_path, arms=[OPEN, ORACLE])
+    assert cli("study", "create", spec, *at).code == 0
+    refused = cli("study", "run", "toy", *at, "--no-mlflow")
+    assert refused.code == 1
+    assert "Run it with --non-private" in refused.err
+    assert refused.err.count("\n") == 1
+    done = cli("study", "run", "toy", *at, "--no-mlflow", "--non-private")
+    assert done.code == 0, done.err
+    assert "NOT PRIVATE" in done.out
+    assert "would have cost" in done.out
+    document = json.loads(cli("study", "compare", "toy", *at, "--json").out)
+    assert len(document["arms"][0]["trials"]) == 2
+    assert document["arms"][1]["epsilon"] is None
+
+    exported = json.loads(cli("study", "export", "toy", *at).out)
+    assert exported["format"] == "privtune-study"
+    assert exported["certificate"]["guarantee"]["epsilon"] <= 6.0
+
+    deleted = cli("study", "delete", "toy", *at, "--yes")
+    assert deleted.code == 0
+    assert "stays charged" in deleted.out
+    assert cli("study", "show", "toy", *at).code == 1
+    charges = json.loads(cli("budget", "charges", "toy", *at, "--json").out)
+    assert charges
+
+
+def test_tasks_and_strategies_are_all_listed(cli: Cli) -> None:
+    names = {row["name"] for row in json.loads(cli("tasks", "--json").out)}
+    assert {"digits-cnn", "mnist-mlp", "iris-logistic", "breast-cancer-logistic"} <= names
+    strategies = {row["name"] for row in json.loads(cli("strategies", "--json").out)}
+    assert {"liu-talwar", "subsampled-tuning", "everything", "linear-scaling"} <= strategies

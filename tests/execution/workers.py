@@ -1,0 +1,45 @@
+"""Workers that train nothing: module level, so that a spawned process finds them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from privtune.execution.table import Handed, make_rounds, work_through
+from privtune.ledger import Lease, Ledger
+
+
+def honest(url: str, charge: str) -> None:
+    """Hand in a number that is a function of the row's seed."""
+    with Ledger(url) as ledger:
+        rounds = make_rounds(ledger, lease_seconds=1.0)
+        work_through(rounds, charge, numbers, stack=1, lease_seconds=1.0)
+
+
+def dying(url: str, charge: str, folder: str, deaths: int) -> None:
+    """Die in the middle of a row, as often as ``deaths`` says, over all workers together."""
+
+    def run(leases: Sequence[Lease]) -> Iterator[Handed]:
+        for lease, score, document in numbers(leases):
+            Path(folder, f"output-{lease.number}-{lease.attempt}").write_text(str(score))
+            if len(list(Path(folder).glob("death-*"))) < deaths and lease.attempt == 1:
+                Path(folder, f"death-{os.getpid()}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield lease, score, document
+
+    with Ledger(url) as ledger:
+        rounds = make_rounds(ledger, lease_seconds=1.0)
+        work_through(rounds, charge, run, stack=1, lease_seconds=1.0)
+
+
+def hopeless(url: str, charge: str) -> None:
+    """Die before anything is done."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def numbers(leases: Sequence[Lease]) -> Iterator[Handed]:
+    for lease in leases:
+        score = int.from_bytes(lease.seed[:6]) / 2**48
+        yield lease, score, {"pid": os.getpid()}

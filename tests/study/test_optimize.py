@@ -1,0 +1,402 @@
+"""study.optimize: a user's own loop, with every refusal where the mistake is made."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from torch import nn
+
+import privtune
+from privtune.errors import PrivTuneError
+from privtune.ledger import Ledger
+from privtune.priors import LogNormal
+from privtune.spaces import DependentSamplerError
+from privtune.strategies import Everything, Fixed, LinearScaling, LiuTalwar, PapernotSteinke
+from privtune.strategies import SubsampledTuning as Subsampled
+from privtune.study import SealedTrialError, Study, StudyFinishedError, StudyInterruptedError
+from privtune.training.private_training import PlanExhaustedError
+from tests.toy import blobs
+
+DATA = blobs().load()
+TRAIN, VALIDATION = (DATA.train.x, DATA.train.y), (DATA.validation.x, DATA.validation.y)
+LOOP = privtune.DPSGD(records=240, epochs=1, expected_batch_size=24)
+SPLIT = privtune.Validation(records=60)
+ARGUMENTS: dict[str, Any] = {"training": LOOP, "validation": SPLIT}
+
+
+def train(trial: privtune.Trial, model: nn.Module, rate: float, train: Any = TRAIN) -> nn.Module:
+    private = trial.make_private(model, torch.optim.SGD(model.parameters(), rate), train)
+    for x, y in private.batches():
+        private.step(nn.functional.cross_entropy(private.model(x), y, reduction="none"))
+    return model
+
+
+def objective(trial: privtune.Trial) -> float:
+    rate = trial.suggest_float("rate", 0.1, 2.0, log=True)
+    if trial.suggest_categorical("deep", [True, False]):
+        width = trial.suggest_int("width", 4, 8)
+        model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+    else:
+        model = nn.Sequential(nn.Linear(6, 3))
+    return trial.score(train(trial, model, rate), VALIDATION)
+
+
+def make(storage: str, **options: Any) -> Study:
+    budget = privtune.Budget(6.0, 1e-5, name="loop")
+    return privtune.create_study("loop", budget=budget, storage=storage, **options)
+
+
+def charges(storage: str) -> int:
+    with Ledger(storage) as ledger:
+        return len(ledger.charges("loop"))
+
+
+def test_a_conditional_space_is_searched_and_the_best_alone_released(storage: str) -> None:
+    study = make(storage, seed=3)
+    heard: list[Any] = []
+    release = study.optimize(
+        objective,
+        strategy=PapernotSteinke(mean_runs=4),
+        callbacks=[lambda s, r: heard.append((s.name, r.arm))],
+        **ARGUMENTS,
+    )
+    assert release.guarantee.epsilon <= 6.0
+    assert ("width" in release.params) == release.params["deep"]
+    assert release.score is not None
+    assert release.trials == ()
+    assert heard == [("loop", "papernot-steinke")]
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    if release.params["deep"] and release.params["width"] == 8:
+        model.load_state_dict(release.state_dict())
+    assert sum(t.numel() for t in release.state_dict().values()) == release.weights.numel()
+    frame = study.compare()
+    assert list(frame.index) == ["papernot-steinke"]
+    assert frame.loc["papernot-steinke", "state"] == "settled"
+    assert charges(storage) == 1
+    with pytest.raises(StudyFinishedError, match="nothing was spent"):
+        study.optimize(objective, strategy=PapernotSteinke(mean_runs=4), epsilon=6.0, **ARGUMENTS)
+    assert charges(storage) == 1
+
+
+def test_the_released_file_is_loadable_without_privtune(storage: str) -> None:
+    from safetensors.torch import load_file
+
+    study = make(storage)
+    study.optimize(
+        lambda t: t.score(train(t, nn.Sequential(nn.Linear(6, 3)), 0.5), VALIDATION),
+        strategy=PapernotSteinke(mean_runs=2),
+        **ARGUMENTS,
+    )
+    nn.Sequential(nn.Linear(6, 3)).load_state_dict(load_file(study.model_path("papernot-steinke")))
+    assert (study.folder / "papernot-steinke" / "certificate.json").exists()
+
+
+def test_trials_are_for_the_curator_alone(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make(storage)
+    study.optimize(objective, strategy=PapernotSteinke(mean_runs=3), **ARGUMENTS)
+    with pytest.raises(PrivTuneError, match="PRIVTUNE_CURATOR=1 or load the study with curator"):
+        _ = study.trials
+    curator = privtune.load_study("loop", storage=storage, curator=True)
+    assert curator.trials
+    assert all(math.isfinite(t.value) for t in curator.trials)
+    monkeypatch.setenv("PRIVTUNE_CURATOR", "1")
+    assert len(privtune.load_study("loop", storage=storage).trials) == len(curator.trials)
+
+
+def test_fixed_needs_no_score_and_touches_no_validation(storage: str) -> None:
+    scores: list[float] = []
+
+    def once(trial: privtune.Trial) -> float:
+        model = train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5)
+        scores.append(trial.score(model, "never looked at"))
+        return scores[-1]
+
+    release = make(storage).optimize(once, strategy=Fixed(), training=LOOP)
+    assert math.isnan(scores[0])
+    assert release.score is None
+    assert not release.is_nothing
+
+
+def test_subsampled_tuning_trains_on_the_subset_and_then_on_the_rest(storage: str) -> None:
+    seen: list[float] = []
+
+    def spy(trial: privtune.Trial) -> float:
+        rate = trial.suggest_float("learning_rate", 0.05, 0.2)
+        seen.append(rate)
+        return trial.score(train(trial, nn.Sequential(nn.Linear(6, 3)), rate), VALIDATION)
+
+    release = make(storage).optimize(
+        spy, strategy=Subsampled(variant=1, rate=0.25, mean_runs=2), **ARGUMENTS
+    )
+    assert release.params["learning_rate"] == pytest.approx(3.0 * _closest(seen, release))
+
+
+def _closest(seen: list[float], release: Any) -> float:
+    return min(seen[:-1], key=lambda rate: abs(3.0 * rate - release.params["learning_rate"]))
+
+
+def test_everything_takes_any_sampler_and_shows_all_trials(storage: str) -> None:
+    study = make(storage)
+    release = study.optimize(
+        objective,
+        strategy=Everything(trials=3),
+        sampler=optuna.samplers.TPESampler(seed=1, n_startup_trials=1),
+        **ARGUMENTS,
+    )
+    assert len(release.trials) == 3
+    assert release.score == max(t.score for t in release.trials)
+    assert len(study.release("everything").trials) == 3
+
+
+def test_a_pruner_needs_public_scores(storage: str) -> None:
+    def reporting(trial: privtune.Trial) -> float:
+        model = train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5)
+        trial.report(0.5, step=0)
+        assert not trial.should_prune()
+        return trial.score(model, VALIDATION)
+
+    study = make(storage)
+    with pytest.raises(PrivTuneError, match="each intermediate score would be a release"):
+        study.optimize(reporting, strategy=Everything(trials=2), epsilon=2.0, arm="a", **ARGUMENTS)
+    public = privtune.Validation(records=60, public=True)
+    release = study.optimize(
+        reporting,
+        strategy=Everything(trials=2),
+        epsilon=2.0,
+        arm="b",
+        pruner=optuna.pruners.MedianPruner(),
+        training=LOOP,
+        validation=public,
+    )
+    assert len(release.trials) == 2
+
+
+def test_threads_share_a_round(storage: str) -> None:
+    release = make(storage).optimize(
+        objective, strategy=PapernotSteinke(mean_runs=4), n_jobs=2, **ARGUMENTS
+    )
+    assert not release.is_nothing
+    assert charges(storage) == 1
+
+
+def test_a_failing_training_is_the_worst_result(storage: str) -> None:
+    calls: list[int] = []
+
+    def sometimes(trial: privtune.Trial) -> float:
+        calls.append(trial.number)
+        if trial.suggest_float("rate", 0.0, 1.0) < 0.5:
+            raise torch.OutOfMemoryError("on the data")
+        return trial.score(train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5), VALIDATION)
+
+    study = make(storage, seed=1)
+    release = study.optimize(sometimes, strategy=PapernotSteinke(mean_runs=8), **ARGUMENTS)
+    assert release.params["rate"] >= 0.5
+    trials = privtune.load_study("loop", storage=storage, curator=True).trials
+    assert len(trials) == len(calls)
+    assert {t.value == -math.inf for t in trials} == {True, False}
+
+
+def test_a_round_where_all_fail_releases_nothing_and_says_what_stopped_it(storage: str) -> None:
+    def broken(trial: privtune.Trial) -> float:
+        raise ValueError("a secret record: 17")
+
+    release = make(storage).optimize(broken, strategy=PapernotSteinke(mean_runs=2), **ARGUMENTS)
+    assert release.is_nothing
+    assert "ValueError" in release.note
+    assert "17" not in release.note
+
+
+def test_catch_lets_others_through_and_the_arm_goes_on(storage: str) -> None:
+    broken = [True]
+
+    def flaky(trial: privtune.Trial) -> float:
+        if broken[0]:
+            raise KeyError("typo")
+        return objective(trial)
+
+    study, strategy = make(storage), PapernotSteinke(mean_runs=3)
+    with pytest.raises(KeyError):
+        study.optimize(flaky, strategy=strategy, catch=RuntimeError, epsilon=5.0, **ARGUMENTS)
+    broken[0] = False
+    release = study.optimize(flaky, strategy=strategy, epsilon=5.0, **ARGUMENTS)
+    assert not release.is_nothing
+    assert charges(storage) == 1
+
+
+def test_a_timeout_releases_nothing_and_can_go_on(storage: str) -> None:
+    study, strategy = make(storage), PapernotSteinke(mean_runs=3)
+    with pytest.raises(StudyInterruptedError, match="call optimize again"):
+        study.optimize(objective, strategy=strategy, timeout=-1.0, **ARGUMENTS)
+    assert not study.releases()
+    assert not study.optimize(objective, strategy=strategy, **ARGUMENTS).is_nothing
+    assert charges(storage) == 1
+
+
+def test_an_arm_does_not_change_its_plan(storage: str) -> None:
+    study = make(storage)
+    with pytest.raises(StudyInterruptedError):
+        study.optimize(objective, strategy=PapernotSteinke(mean_runs=3), timeout=-1.0, **ARGUMENTS)
+    with pytest.raises(PrivTuneError, match="exists with another plan"):
+        study.optimize(objective, strategy=PapernotSteinke(mean_runs=5), **ARGUMENTS)
+
+
+def test_a_second_arm_must_say_what_it_may_cost(storage: str) -> None:
+    study = make(storage)
+    study.optimize(objective, strategy=PapernotSteinke(mean_runs=2), epsilon=2.0, **ARGUMENTS)
+    with pytest.raises(PrivTuneError, match="say what arm 'liu-talwar' may cost"):
+        study.optimize(objective, strategy=LiuTalwar(mean_runs=2), **ARGUMENTS)
+    study.optimize(objective, strategy=LiuTalwar(mean_runs=2), epsilon=2.0, **ARGUMENTS)
+    assert study.arms == ("papernot-steinke", "liu-talwar")
+    assert study.spent().epsilon <= 6.0
+
+
+def test_priors_and_a_sampler_of_ones_own(storage: str) -> None:
+    class Mine:
+        independent = True
+
+        def draw(self, rng: Any) -> dict[str, float]:
+            return {"rate": 0.5}
+
+    def own(trial: privtune.Trial) -> float:
+        rate = trial.suggest("rate", LogNormal(0.5, 0.2))
+        return trial.score(train(trial, nn.Sequential(nn.Linear(6, 3)), rate), VALIDATION)
+
+    study = make(storage)
+    first = study.optimize(own, strategy=PapernotSteinke(mean_runs=2), epsilon=2.0, **ARGUMENTS)
+    assert 0.1 < first.params["rate"] < 2.0
+    second = study.optimize(
+        own,
+        strategy=PapernotSteinke(mean_runs=2),
+        arm="mine",
+        epsilon=2.0,
+        sampler=Mine(),
+        **ARGUMENTS,
+    )
+    assert second.params["rate"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"sampler": optuna.samplers.TPESampler()},
+            DependentSamplerError,
+            "TPESampler does not draw",
+        ),
+        ({"sampler": object()}, DependentSamplerError, "Set `independent = True`"),
+        ({"pruner": optuna.pruners.MedianPruner()}, PrivTuneError, "pruner 'MedianPruner'"),
+        ({"validation": None}, PrivTuneError, "no validation split was declared"),
+        ({"strategy": LinearScaling()}, PrivTuneError, "cannot call a function of yours"),
+        ({"n_jobs": 0}, PrivTuneError, "n_jobs"),
+    ],
+)
+def test_what_is_not_covered_is_refused_before_anything_is_charged(
+    storage: str, changes: dict, error: type[Exception], message: str
+) -> None:
+    study = make(storage)
+    with pytest.raises(error, match=message):
+        study.optimize(
+            objective, **{"strategy": PapernotSteinke(mean_runs=2), **ARGUMENTS, **changes}
+        )
+    assert charges(storage) == 0
+
+
+def _twice_private(trial: privtune.Trial) -> float:
+    train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5)
+    train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5)
+    return 0.0
+
+
+def _twice_scored(trial: privtune.Trial) -> float:
+    model = train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5)
+    trial.score(model, VALIDATION)
+    return trial.score(model, VALIDATION)
+
+
+def _other_number(trial: privtune.Trial) -> float:
+    model = train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5)
+    trial.score(model, VALIDATION)
+    return 0.99
+
+
+def _never_private(trial: privtune.Trial) -> float:
+    return 0.5
+
+
+def _more_steps(trial: privtune.Trial) -> float:
+    model = nn.Sequential(nn.Linear(6, 3))
+    private = trial.make_private(model, torch.optim.SGD(model.parameters(), 0.1), TRAIN)
+    for _ in range(2):
+        for x, y in private.batches():
+            private.step(nn.functional.cross_entropy(private.model(x), y, reduction="none"))
+    return trial.score(model, VALIDATION)
+
+
+def _other_size(trial: privtune.Trial) -> float:
+    model = nn.Sequential(nn.Linear(6, 3))
+    train(trial, model, 0.1, (TRAIN[0][:100], TRAIN[1][:100]))
+    return trial.score(model, VALIDATION)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (_twice_private, SealedTrialError, "called twice in one trial"),
+        (_twice_scored, SealedTrialError, "one look at the private validation split"),
+        (_other_number, SealedTrialError, "public or noised"),
+        (_never_private, SealedTrialError, "without trial.make_private"),
+        (_more_steps, PlanExhaustedError, "all of them are taken"),
+        (_other_size, PrivTuneError, "must hold the declared records"),
+    ],
+)
+def test_a_loop_that_leaves_its_plan_is_stopped(
+    storage: str, wrong: Any, error: type[Exception], message: str
+) -> None:
+    study = make(storage)
+    with pytest.raises(error, match=message):
+        study.optimize(wrong, strategy=PapernotSteinke(mean_runs=2), **ARGUMENTS)
+    assert not study.releases()
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_the_users_own_logging_is_stopped(
+    storage: str, monkeypatch: pytest.MonkeyPatch, active: bool
+) -> None:
+    fake = types.ModuleType("mlflow")
+    fake.active_run = lambda: object() if active else None  # type: ignore[attr-defined]
+    tools = types.ModuleType("mlflow.utils.autologging_utils")
+    tools.AUTOLOGGING_INTEGRATIONS = {"pytorch": {"disable": False}}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    monkeypatch.setitem(sys.modules, "mlflow.utils.autologging_utils", tools)
+    message = "mlflow.end_run" if active else "mlflow.autolog\\(disable=True\\)"
+    with pytest.raises(SealedTrialError, match=message):
+        make(storage).optimize(objective, strategy=PapernotSteinke(mean_runs=2), **ARGUMENTS)
+
+
+def test_an_open_study_has_no_arms_to_run_and_a_declared_one_no_objective(storage: str) -> None:
+    from tests.study.conftest import toy_spec
+
+    study = make(storage)
+    with pytest.raises(PrivTuneError, match=r"study\.optimize"):
+        study.run()
+    declared = Study.create(toy_spec(arms=[{"name": "hyfree", "strategy": "hyfreedp"}]), storage)
+    with pytest.raises(PrivTuneError, match="Make an open study"):
+        declared.optimize(objective, strategy=PapernotSteinke(), **ARGUMENTS)
+
+
+def test_deleting_a_study_never_deletes_a_charge(storage: str) -> None:
+    study = make(storage)
+    study.optimize(objective, strategy=PapernotSteinke(mean_runs=2), **ARGUMENTS)
+    spent = study.spent()
+    study.delete()
+    assert not study.folder.exists()
+    with pytest.raises(PrivTuneError, match="no study named"):
+        privtune.load_study("loop", storage=storage)
+    with Ledger(storage) as ledger:
+        assert ledger.spent("loop") == spent

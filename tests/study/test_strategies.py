@@ -1,0 +1,166 @@
+"""Every strategy through a whole study on a toy task."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from privtune.accounting import Poisson
+from privtune.ledger import Ledger, verify_certificate
+from privtune.strategies import NonPrivateError, Release
+from privtune.study import Study
+from tests.study.conftest import toy_spec
+
+CLIP = {"max_grad_norm": 1.0}
+RATE = {"learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True}}
+
+
+def run(storage: str, arm: dict[str, Any], **changes: Any) -> tuple[Study, Release]:
+    study = Study.create(toy_spec(arms=[{"name": "arm", **arm}], **changes), storage)
+    (release,) = study.run()
+    return study, release
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        {"strategy": "liu-talwar", "mean_runs": 3, "maximum": 6},
+        {"strategy": "papernot-steinke", "law": "logarithmic", "mean_runs": 2},
+        {"strategy": "subsampled-tuning", "variant": 1, "rate": 0.25, "mean_runs": 3},
+        {"strategy": "subsampled-tuning", "variant": 2, "rate": 0.25, "mean_runs": 3},
+    ],
+    ids=lambda arm: f"{arm['strategy']}-{arm.get('variant', '')}",
+)
+def test_a_sealed_arm_shows_its_winner_and_nothing_else(storage: str, arm: dict) -> None:
+    study, release = run(storage, arm, seed=1)
+    assert release.guarantee.epsilon <= 6.0
+    assert not release.is_nothing
+    assert release.trials == ()
+    assert release.curves == {}
+    assert release.utility["test_accuracy"] > 0.3
+    assert set(release.params) == {"learning_rate", "max_grad_norm"}
+    assert not list(study.folder.glob("sealed/**/*.safetensors"))
+    exported = json.dumps(study.export())
+    for trial in study.sealed_trials("arm"):
+        if trial["params"]["max_grad_norm"] != release.params["max_grad_norm"]:
+            assert repr(trial["params"]["max_grad_norm"]) not in exported
+
+
+def test_everything_and_linear_scaling_show_all_of_their_trials(storage: str) -> None:
+    arms = [
+        {"name": "tpe", "strategy": "everything", "trials": 3, "parameters": CLIP},
+        {
+            "name": "grid",
+            "strategy": "everything",
+            "trials": 3,
+            "sampler": "grid",
+            "parameters": CLIP,
+        },
+        {"name": "line", "strategy": "linear-scaling", "trials": 2, "parameters": CLIP},
+    ]
+    study = Study.create(toy_spec(arms=arms, space=RATE), storage)
+    tpe, grid, line = study.run()
+    assert [len(r.trials) for r in (tpe, grid, line)] == [3, 3, 4]
+    assert tpe.score == max(t.score for t in tpe.trials)
+    assert len({t.params["learning_rate"] for t in grid.trials}) == 3
+    assert study.spent().epsilon <= 6.0
+    again = Study("toy", storage).releases()
+    for before, after in zip((tpe, grid, line), again, strict=True):
+        assert [t.params for t in before.trials] == [t.params for t in after.trials]
+        assert all(
+            torch.equal(b.weights, a.weights)
+            for b, a in zip(before.trials, after.trials, strict=True)
+        )
+
+
+def test_no_run_is_released_as_nothing_and_charged(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Poisson, "sample", lambda *_: 0)
+    study, release = run(
+        storage, {"strategy": "papernot-steinke", "law": "poisson", "mean_runs": 2}
+    )
+    assert release.is_nothing
+    assert release.score is None
+    assert release.params == {}
+    assert release.utility == {}
+    assert "The charge is spent" in release.note
+    assert study.spent().epsilon > 5.5
+    assert Study("toy", storage).release("arm").note == release.note
+
+
+def test_a_failed_training_is_released_as_such(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from privtune.execution import training
+
+    def fails(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("on the data")
+
+    monkeypatch.setattr(training, "_train", fails)
+    arm = {"strategy": "fixed", "parameters": {"learning_rate": 0.5, **CLIP}}
+    _, release = run(storage, arm)
+    assert release.is_nothing
+    assert release.note == "The training failed (OutOfMemoryError); there is no model."
+
+
+def test_an_oracle_runs_only_where_somebody_says_so_and_costs_no_budget(storage: str) -> None:
+    arms = [
+        {"name": "oracle", "strategy": "non-private-grid", "points": 2},
+        {"name": "arm", "strategy": "papernot-steinke", "mean_runs": 2},
+    ]
+    study = Study.create(toy_spec(arms=arms), storage)
+    with pytest.raises(NonPrivateError, match="Run it with --non-private"):
+        study.run()
+    with Ledger(storage) as ledger:
+        assert not ledger.charges("toy")
+    oracle, _ = study.run(non_private=True)
+    assert math.isinf(oracle.guarantee.epsilon)
+    assert len(oracle.trials) == 4
+    assert study.spent().epsilon <= 6.0
+    assert [s.state for s in study.status()] == ["not charged", "settled"]
+    with Ledger(storage) as ledger:
+        assert len(ledger.charges("toy")) == 1
+
+
+def test_a_grid_that_changes_the_guarantee_runs_what_it_charged(storage: str) -> None:
+    space = {
+        **toy_spec().space,
+        "epochs": {"type": "categorical", "choices": [1, 2]},
+    }
+    arm = {"strategy": "papernot-steinke", "mean_runs": 6, "guarantee": "common"}
+    _, release = run(storage, arm, space=space, seed=2)
+    assert release.params["epochs"] in (1, 2)
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_release_as_this_one(storage: str, tmp_path: Any) -> None:
+    arm = {"strategy": "papernot-steinke", "mean_runs": 4}
+    _, inline = run(storage, arm, seed=4)
+    spec = toy_spec(arms=[{"name": "arm", **arm}], seed=4)
+    study = Study.create(spec, f"sqlite:///{tmp_path / 'other.db'}")
+    (spawned,) = study.run(n_jobs=2)
+    assert spawned.params == inline.params
+    assert torch.allclose(spawned.weights, inline.weights, atol=1e-5)
+    assert spawned.score == pytest.approx(inline.score)
+
+
+def test_the_certificate_beside_the_model_verifies(storage: str) -> None:
+    study, release = run(storage, {"strategy": "papernot-steinke", "mean_runs": 2})
+    certificate = json.loads((study.folder / "arm" / "certificate.json").read_text())
+    verified = verify_certificate(certificate)
+    assert verified.charges == 1
+    assert study.export()["arms"][0]["release"]["params"] == dict(release.params)
+    frame = study.compare()
+    assert frame.loc["arm", "params.learning_rate"] == release.params["learning_rate"]
+
+
+def test_scores_can_be_losses_with_laplace_noise(storage: str) -> None:
+    scoring = {"metric": "loss", "mechanism": "laplace", "bound": 4.0}
+    _, release = run(storage, {"strategy": "papernot-steinke", "mean_runs": 2}, scoring=scoring)
+    assert release.score is not None
+    assert release.score < 1.0
