@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ PROGRAM_ERRORS = (AttributeError, NameError, TypeError, ImportError, NotImplemen
 """Mistakes of the program, not of a training: they stop a round, which can go on once corrected.
 As results they would spend a whole charge on a typo. Nothing is released; who sees them is inside
 the trust boundary."""
+
+_TIMED = 8  # candidates in the stack that a dry run times
 
 OnStep = Callable[[int, int], None]
 """Called with the steps done and the steps planned."""
@@ -246,7 +250,7 @@ def noised_score(
     return value + float(unit) * score.standard_deviation
 
 
-def dry_run(plan: Plan, task: Task, *, device: str = "auto", steps: int = 40) -> float:
+def dry_run(plan: Plan, task: Task, *, device: str = "auto", steps: int = 16) -> float:
     """Train a few steps on made-up records. Touches no data.
 
     A model that cannot be trained privately is found out here, before anything is charged.
@@ -275,29 +279,25 @@ def dry_run(plan: Plan, task: Task, *, device: str = "auto", steps: int = 40) ->
         torch.rand((records, *task.input_shape), generator=generator),
         torch.randint(task.classes, (records,), generator=generator),
     )
-    # What a step costs hangs on its gradients, not on the method or the learning rate.
-    method = DPSGD(noise_multiplier=1.0)
-    params = {"learning_rate": 1e-3, "max_grad_norm": 1.0}
-
-    def timed(count: int) -> float:
-        started = time.perf_counter()
-        train(
-            method,
-            Schedule(records, rate, count),
-            model=task.model,
-            loss=task.loss,
-            data=made_up,
-            candidates=[params],
-            secrets=[bytes(32)],
-            device=device,
-        )
-        return time.perf_counter() - started
-
-    # The first training imports, captures and allocates; each sets up once. Neither is a step's cost.
-    timed(1)
-    setup, whole = timed(1), timed(1 + steps)
-    # On a busy machine the difference may come out as nothing; the whole is then the safer guess.
-    per_step = (whole - setup) / steps if whole > setup else whole / steps
+    # What a step costs hangs on its gradients, not on the method or the learning rate. A round
+    # trains its candidates in stacks, so a stack is timed.
+    stack = max(1, min(_TIMED, round(plan.expected_runs)))
+    clock = [time.perf_counter()]
+    train(
+        DPSGD(noise_multiplier=1.0),
+        Schedule(records, rate, steps),
+        model=task.model,
+        loss=task.loss,
+        data=made_up,
+        candidates=[{"learning_rate": 1e-3, "max_grad_norm": 1.0}] * stack,
+        secrets=[index.to_bytes(32, "big") for index in range(stack)],
+        device=device,
+        on_step=lambda *_: clock.append(time.perf_counter()),
+    )
+    # The median: some steps capture or allocate once, and are not what a step costs. The engine may
+    # split the stack, and then takes that many more steps.
+    splits = (len(clock) - 1) / steps
+    per_step = statistics.median(b - a for a, b in itertools.pairwise(clock)) * splits / stack
     return plan.expected_gradient_evaluations * per_step / schedule.expected_batch_size
 
 
