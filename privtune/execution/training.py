@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -299,8 +299,3 @@ def dry_run(plan: Plan, task: Task, *, device: str = "auto", steps: int = 40) ->
     # On a busy machine the difference may come out as nothing; the whole is then the safer guess.
     per_step = (whole - setup) / steps if whole > setup else whole / steps
     return plan.expected_gradient_evaluations * per_step / schedule.expected_batch_size
-
-
-def chunks(indices: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Split indices into consecutive stacks of at most ``size``."""
-    return [indices[start : start + size] for start in range(0, len(indices), size)]
