@@ -149,8 +149,21 @@ def comparison_table(study: Study) -> Table:
     """Return the comparison that ``privtune study compare`` prints."""
     document = comparison_document(study)
     # Without vertical lines it fits a terminal of 80 columns.
-    table = Table(title=f"Study {study.name} on {study.spec.task_name}", box=box.SIMPLE_HEAVY)
-    for column in ("arm", "strategy", "ε", "δ", "test accuracy", "gradient evaluations", "seconds"):
+    table = Table(
+        title=f"Study {study.name} on {study.spec.task_name}",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for column in (
+        "arm",
+        "strategy",
+        "ε",
+        "δ",
+        "test\naccuracy",
+        "gradient\nevaluations",
+        "seconds",
+    ):
         numeric = column not in ("arm", "strategy")
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for arm in document["arms"]:

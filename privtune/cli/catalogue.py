@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.padding import Padding
 from rich.table import Table
 
 from privtune.cli import app
@@ -32,18 +33,16 @@ def strategies(as_json: AsJson = False) -> None:
     if as_json:
         emit_json(rows)
         return
-    table = Table(title="Strategies and in-run methods", show_lines=True)
-    for column in ("strategy", "what it does", "adapts", "you set", "one step releases"):
-        table.add_column(column)
     for row in rows:
-        table.add_row(
-            row["name"],
-            row["what"],
-            ", ".join(row["adapts"]),
-            ", ".join(row["needs"]),
-            row["releases"],
-        )
-    console.print(table)
+        console.print(f"[bold]{row['name']}[/]: {row['what']}", highlight=False)
+        details = {
+            "adapts": ", ".join(row["adapts"]),
+            "you set": ", ".join(row["needs"]),
+            "one step releases": row["releases"],
+        }
+        said = "; ".join(f"{what} {value}" for what, value in details.items() if value)
+        if said:
+            console.print(Padding(said, (0, 0, 0, 2)), style="dim", highlight=False)
 
 
 @app.command()

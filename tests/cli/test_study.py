@@ -70,7 +70,7 @@ def test_a_whole_life(cli: Cli, spec: str, storage: str) -> None:
 
     ran = cli("study", "run", "toy", *at)
     assert ran.code == 0, ran.err
-    assert "test accuracy" in ran.out
+    assert "accuracy" in ran.out
     assert "privtune ui" in ran.out
 
     finished = cli("study", "run", "toy", *at)
