@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -299,8 +299,3 @@ def dry_run(plan: Plan, task: Task, *, device: str = "auto", steps: int = 16) ->
     splits = (len(clock) - 1) / steps
     per_step = statistics.median(b - a for a, b in itertools.pairwise(clock)) * splits / stack
     return plan.expected_gradient_evaluations * per_step / schedule.expected_batch_size
-
-
-def chunks(indices: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Split indices into consecutive stacks of at most ``size``."""
-    return [indices[start : start + size] for start in range(0, len(indices), size)]
