@@ -238,9 +238,9 @@ def selection_curve(curve: Floats, runs: RunLaw, orders: Floats = ORDERS) -> Flo
         deltas = np.array([rdp_delta(curve, math.log1p(1.0 / (a - 1.0)), orders) for a in orders])
         values = curve + mean * deltas + math.log(mean) / (orders - 1.0)
     elif isinstance(runs, NegativeBinomial):
-        shape, gamma = runs.shape_parameter, runs.gamma
+        shape = runs.shape_parameter
         extra = (1.0 + shape) * float(
-            np.min((1.0 - 1.0 / orders) * curve - math.log(gamma) / orders)
+            np.min((1.0 - 1.0 / orders) * curve - runs.log_gamma / orders)
         )
         values = curve + extra + math.log(runs.expected_runs) / (orders - 1.0)
     else:
