@@ -9,7 +9,6 @@ from privtune.accounting.accountant import (
     delta,
     epsilon,
     group_privacy,
-    liu_talwar_epsilon,
     lower_bound,
 )
 from privtune.accounting.calibration import (
@@ -96,7 +95,6 @@ __all__ = [
     "hyfreedp_event",
     "hyfreedp_loss_steps",
     "hyfreedp_noise",
-    "liu_talwar_epsilon",
     "lower_bound",
     "run_law_from_dict",
     "scale_noise",

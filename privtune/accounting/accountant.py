@@ -40,7 +40,7 @@ from privtune.accounting.runs import NegativeBinomial
 from privtune.accounting.selection import profile_shift
 from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = ["Guarantee", "delta", "epsilon", "group_privacy", "liu_talwar_epsilon", "lower_bound"]
+__all__ = ["Guarantee", "delta", "epsilon", "group_privacy", "lower_bound"]
 
 _METHODS = ("best", "rdp", "pld")
 _TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
@@ -353,29 +353,6 @@ def lower_bound(event: Event, delta: float) -> float | None:
             max(Instance(pmf, single.runs).epsilon(level) for pmf in (pair.remove, pair.add))
         )
     return max(values[1] - abs(values[0] - values[1]), 0.0)
-
-
-def liu_talwar_epsilon(event: PrivateSelection, delta: float) -> float:
-    """Return ε by Liu and Talwar's theorem for approximate DP: a baseline, never the charge.
-
-    A base that is `(ε₁, δ₁)`-DP, run a geometric number of times with stopping probability γ and at
-    most `T = log(1/δ₂)/γ` times, is `(3 ε₁ + 3 √(2δ₁), 3 √(2δ₁) T + δ₂)`-DP.
-
-    Args:
-        event: A private selection with the geometric law.
-        delta: In (0, 1); half of it goes to δ₂.
-
-    References:
-        Liu and Talwar, arXiv:1811.07971, Theorem 3.4.
-    """
-    level = check_delta(delta)
-    runs = event.runs
-    if not isinstance(runs, NegativeBinomial) or runs.shape_parameter != 1.0:
-        raise InvalidInputError("runs", runs.to_dict(), "the theorem knows the geometric law only")
-    limit = math.log(2.0 / level) / runs.gamma
-    root = level / 2.0 / (3.0 * limit)
-    base = epsilon(event.event, root * root / 2.0)
-    return 3.0 * base.epsilon + 3.0 * root
 
 
 def group_privacy(event: Event, delta: float, *, method: str = "best") -> Guarantee:

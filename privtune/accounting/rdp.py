@@ -32,11 +32,18 @@ from privtune.accounting.events import (
     WorstOf,
     flatten,
 )
+from privtune.accounting.moments import sampled_gaussian_curve, sampled_gaussian_curves
 from privtune.accounting.runs import Binomial, Geometric, NegativeBinomial, Poisson, RunLaw
 from privtune.accounting.subsampled import amplified_curve, split_curve
 from privtune.errors import PrivTuneError
 
-__all__ = ["ORDERS", "rdp_curve", "rdp_delta", "rdp_epsilon", "selection_curve"]
+__all__ = [
+    "ORDERS",
+    "rdp_curve",
+    "rdp_delta",
+    "rdp_epsilon",
+    "selection_curve",
+]
 
 Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
@@ -52,8 +59,7 @@ ORDERS: Floats = np.unique(
     )
 )
 ORDERS.setflags(write=False)
-_LEAST_NOISE = 0.05  # below it the grid gets long; whole orders alone are still an upper bound
-_LOG_FACTORIAL: Floats = special.gammaln(np.arange(1.0, ORDERS[-1] + 2.0))
+_MANY = 64  # sampled Gaussians from which on their curves are computed together, and not kept
 
 
 class _CurveMechanism(Mechanism):  # type: ignore[misc]
@@ -83,12 +89,12 @@ def rdp_curve(event: Event) -> Floats:
     parts = flatten(event)
     if not parts:
         return np.zeros_like(ORDERS)
-    mechanisms, counts = [], []
-    for number, (part, count) in enumerate(parts.items()):
+    mechanisms = [
         # autodp keys its bookkeeping by name; equal names would overwrite each other.
-        mechanisms.append(_CurveMechanism(f"part{number}", _tabulated(_leaf_curve(part))))
-        counts.append(count)
-    composed = Composition()(mechanisms, counts)
+        _CurveMechanism(f"part{number}", _tabulated(curve))
+        for number, curve in enumerate(_leaf_curves(list(parts)))
+    ]
+    composed = Composition()(mechanisms, list(parts.values()))
     values = np.asarray(composed.get_RDP(ORDERS), dtype=np.float64)
     return _checked(values)
 
@@ -97,6 +103,20 @@ def _checked(values: Floats) -> Floats:
     if np.isnan(values).any() or (values < 0.0).any():
         raise PrivTuneError("a Rényi divergence came out NaN or negative; no number is reported.")
     return values
+
+
+def _leaf_curves(parts: list[Event]) -> list[Floats]:
+    """Return the curve of each part; many sampled Gaussians are computed together."""
+    sampled = {
+        part: (part.rate, part.event.noise_multiplier)
+        for part in parts
+        if isinstance(part, PoissonSampled) and isinstance(part.event, Gaussian)
+    }
+    if len(sampled) <= _MANY:
+        return [_leaf_curve(part) for part in parts]
+    rates, noises = np.array(list(sampled.values())).T
+    rows = dict(zip(sampled, _checked(sampled_gaussian_curves(rates, noises, ORDERS)), strict=True))
+    return [rows[part] if part in rows else _leaf_curve(part) for part in parts]
 
 
 @lru_cache(maxsize=1024)
@@ -162,54 +182,6 @@ def _pure_curve(epsilon: float) -> Floats:
     return np.asarray(np.logaddexp(first, second) / (ORDERS - 1.0)).clip(0.0, epsilon)
 
 
-def sampled_gaussian_curve(rate: float, noise_multiplier: float, orders: Floats) -> Floats:
-    """Return the exact Rényi divergence of the Poisson-sampled Gaussian at each order above 1.
-
-    Whole orders by the binomial sum, others by the trapezoid rule, whose error on this analytic
-    integrand is below exp(-36). The removal direction is the larger one.
-
-    References:
-        Mironov, Talwar, Zhang, arXiv:1908.10530, Section 3.3 and Theorem 5.
-    """
-    sigma = noise_multiplier
-    if rate == 1.0:
-        return np.asarray(orders / (2.0 * sigma**2))
-    values = np.empty_like(orders)
-    log_in, log_out = math.log(rate), math.log1p(-rate)
-    whole = orders == np.floor(orders)
-    values[~whole] = _fractional(rate, sigma, orders[~whole])
-    for i in np.flatnonzero(whole):
-        order = orders[i]
-        k = np.arange(order + 1.0)
-        log_factorial = _LOG_FACTORIAL[: k.size]
-        log_terms = (
-            log_factorial[-1]
-            - log_factorial
-            - log_factorial[::-1]
-            + k * log_in
-            + (order - k) * log_out
-            + k * (k - 1.0) / (2.0 * sigma**2)
-        )
-        log_moment = _log_sum(log_terms)
-        values[i] = log_moment / (order - 1.0)
-    # log of a moment near 1 is known to 1e-15 only; that rounding is charged, never refunded.
-    return np.asarray(np.maximum(values, 0.0) + 4e-15 / (orders - 1.0))
-
-
-def _fractional(rate: float, sigma: float, orders: Floats) -> Floats:
-    """Return the divergence at fractional orders, by the trapezoid rule on one common grid."""
-    if orders.size == 0 or sigma < _LEAST_NOISE:
-        return np.full_like(orders, np.inf)
-    step = min(sigma / 3.0, 0.5 * sigma**2)
-    x = np.arange(-13.0 * sigma, float(orders.max()) + 13.0 * sigma + step, step)
-    log_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2.0 * x - 1.0) / (2.0 * sigma**2))
-    log_density = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2.0 * math.pi))
-    terms = np.outer(orders, log_ratio) + log_density
-    top = terms.max(axis=1)
-    log_moment = top + np.log(np.exp(terms - top[:, None]).sum(axis=1)) + math.log(step)
-    return np.asarray(log_moment / (orders - 1.0))
-
-
 def _log_sum(terms: Floats) -> float:
     top = float(terms.max())
     return top + math.log(float(np.exp(terms - top).sum()))
@@ -266,9 +238,9 @@ def selection_curve(curve: Floats, runs: RunLaw, orders: Floats = ORDERS) -> Flo
         deltas = np.array([rdp_delta(curve, math.log1p(1.0 / (a - 1.0)), orders) for a in orders])
         values = curve + mean * deltas + math.log(mean) / (orders - 1.0)
     elif isinstance(runs, NegativeBinomial):
-        shape, gamma = runs.shape_parameter, runs.gamma
+        shape = runs.shape_parameter
         extra = (1.0 + shape) * float(
-            np.min((1.0 - 1.0 / orders) * curve - math.log(gamma) / orders)
+            np.min((1.0 - 1.0 / orders) * curve - runs.log_gamma / orders)
         )
         values = curve + extra + math.log(runs.expected_runs) / (orders - 1.0)
     else:

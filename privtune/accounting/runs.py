@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
 from privtune.accounting._checks import check_integer, check_number
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 
 __all__ = [
     "Binomial",
@@ -35,6 +35,8 @@ __all__ = [
 Floats = NDArray[np.float64]
 _MAX_MEAN = 1e6
 _MAX_CAP = 100_000
+_LEAST_LOG_GAMMA = -600.0
+_MAX_DRAW = 2**25  # a number of runs that nobody can make
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,11 @@ class RunLaw(ABC):
             if new_total - total <= 1e-17 and new_total > 0.5:
                 return start + int(np.flatnonzero(masses > 0.0)[-1]) if masses.any() else start
             start, total, size = start + size, new_total, size * 2
+            if start > _MAX_DRAW:
+                raise PrivTuneError(
+                    f"the number of runs came out above {_MAX_DRAW:,}: the law's tail is too heavy "
+                    "to run. Give the law a maximum, or a larger shape."
+                )
 
 
 @lru_cache(maxsize=256)
@@ -181,31 +188,48 @@ def _capped_pmf(law: RunLaw) -> Floats:
 
 
 @lru_cache(maxsize=1024)
-def _gamma(shape: float, mean: float) -> float:
-    """Return the γ of the truncated negative binomial law with this mean, by root finding."""
+def _log_gamma(shape: float, mean: float) -> float:
+    """Return log γ of the truncated negative binomial law with this mean, by root finding.
+
+    Near shape -1 γ falls far below what `1 - γ` can hold, so the logarithm is what is kept.
+    """
     if mean == 1.0:
-        return 1.0
+        return 0.0
     if shape == 1.0:
-        return 1.0 / mean
+        return -math.log(mean)
 
     def excess(log_gamma: float) -> float:
         return _log_tnb_mean(shape, log_gamma) - math.log(mean)
 
-    low = -1.0
+    low, high = -1.0, -1e-14
+    if excess(high) >= 0.0:
+        return high
     while excess(low) < 0.0:
         low *= 2.0
-    root = optimize.brentq(excess, low, -1e-14, xtol=1e-15, rtol=8.9e-16, maxiter=200)
+        if low < _LEAST_LOG_GAMMA:
+            raise InvalidInputError(
+                "shape",
+                shape,
+                f"a shape this close to -1 has no mean of {mean:g} that can be computed",
+                "Take a larger shape or a smaller mean.",
+            )
+    root = float(optimize.brentq(excess, low, high, xtol=1e-15, rtol=8.9e-16, maxiter=200))
     # The safe side is the smaller γ: more runs than asked for, never fewer than charged.
     while excess(root) < 0.0:
         root = math.nextafter(root, -math.inf)
-    return math.exp(root)
+    return root
 
 
 def _log_tnb_mean(shape: float, log_gamma: float) -> float:
     """Return log E[K] = log( η (1-γ) / (γ (1 - γ^η)) )."""
-    return (
-        _log_scale(shape, log_gamma) + math.log(-math.expm1(log_gamma)) - (shape + 1.0) * log_gamma
-    )
+    return _log_scale(shape, log_gamma) + _log_rest(log_gamma) - (shape + 1.0) * log_gamma
+
+
+def _log_rest(log_gamma: float) -> float:
+    """Return log(1 - γ), exact at both ends."""
+    if log_gamma < -0.7:
+        return math.log1p(-math.exp(log_gamma))
+    return math.log(-math.expm1(log_gamma))
 
 
 def _log_scale(shape: float, log_gamma: float) -> float:
@@ -227,7 +251,12 @@ class NegativeBinomial(RunLaw):
     @property
     def gamma(self) -> float:
         """The stopping parameter γ in (0, 1]."""
-        return _gamma(self.shape_parameter, self.mean)
+        return math.exp(self.log_gamma)
+
+    @property
+    def log_gamma(self) -> float:
+        """The logarithm of γ."""
+        return _log_gamma(self.shape_parameter, self.mean)
 
     @property
     @abstractmethod
@@ -235,23 +264,28 @@ class NegativeBinomial(RunLaw):
         """The shape η, above -1."""
 
     def _log_pmf(self, k: Floats) -> Floats:
-        shape, gamma = self.shape_parameter, self.gamma
-        if gamma == 1.0:
+        shape, log_gamma = self.shape_parameter, self.log_gamma
+        if log_gamma == 0.0:
             return np.where(k == 1.0, 0.0, -np.inf)
         return np.asarray(
-            _log_scale(shape, math.log(gamma))
-            + k * math.log1p(-gamma)
+            _log_scale(shape, log_gamma)
+            + k * _log_rest(log_gamma)
             + special.gammaln(k + shape)
             - special.gammaln(1.0 + shape)
             - special.gammaln(k + 1.0)
         )
 
+    def _reach(self, x: Floats) -> Floats:
+        """Return `-log(1 - (1-γ) x)`, exact where γ is tiny and where it is nearly 1."""
+        if self.log_gamma < -0.7:
+            return np.asarray(-np.log((1.0 - x) + self.gamma * x))
+        return np.asarray(-np.log1p(math.expm1(self.log_gamma) * x))
+
     def _pgf(self, x: Floats) -> Floats:
-        shape, gamma = self.shape_parameter, self.gamma
-        if gamma == 1.0:
+        shape, whole = self.shape_parameter, -self.log_gamma
+        if whole == 0.0:
             return x
-        reach = -np.log1p(-(1.0 - gamma) * x)
-        whole = -math.log(gamma)
+        reach = self._reach(x)
         if abs(shape * whole) < 1e-12:
             return np.asarray(reach / whole)
         if shape * whole > 700.0:
@@ -259,20 +293,15 @@ class NegativeBinomial(RunLaw):
         return np.asarray(np.expm1(shape * reach) / math.expm1(shape * whole))
 
     def _pgf_derivative(self, x: Floats) -> Floats:
-        shape, gamma = self.shape_parameter, self.gamma
-        if gamma == 1.0:
+        shape, log_gamma = self.shape_parameter, self.log_gamma
+        if log_gamma == 0.0:
             return np.ones_like(x)
-        log_value = (
-            _log_scale(shape, math.log(gamma))
-            + math.log1p(-gamma)
-            - (shape + 1.0) * np.log1p(-(1.0 - gamma) * x)
-        )
-        return np.asarray(np.exp(log_value))
+        log_value = _log_scale(shape, log_gamma) + _log_rest(log_gamma)
+        return np.asarray(np.exp(log_value + (shape + 1.0) * self._reach(x)))
 
     def _pgf_second(self, x: Floats) -> Floats:
-        shape, gamma = self.shape_parameter, self.gamma
-        ratio = (shape + 1.0) * (1.0 - gamma) / (1.0 - (1.0 - gamma) * x)
-        return self._pgf_derivative(x) * ratio
+        ratio = -(self.shape_parameter + 1.0) * math.expm1(self.log_gamma) * np.exp(self._reach(x))
+        return np.asarray(self._pgf_derivative(x) * ratio)
 
 
 def _check_cap(maximum: object, lowest: int = 1) -> int | None:
@@ -307,6 +336,7 @@ class TruncatedNegativeBinomial(NegativeBinomial):
         shape = check_number("shape", self.shape, above=-1.0, at_most=1000.0)
         object.__setattr__(self, "shape", shape)
         _check_mean(self, self.mean)
+        _log_gamma(self.shape, self.mean)
         object.__setattr__(self, "maximum", _check_cap(self.maximum))
 
     @property

@@ -20,6 +20,7 @@ __all__ = ["Table", "Threshold", "Tuner", "invert", "profile_shift"]
 Floats = NDArray[np.float64]
 _MAX_PIECES = 4096
 _MAX_EDGES = 100_000
+_ROUNDING = 1e-12  # of levels u and F, which are sums of masses
 
 
 class Tuner:
@@ -50,7 +51,12 @@ class Tuner:
         # Q-mass that the pair gives up (at loss -∞): F reaches 1 no later than u = 1.
         roc, level, slope = np.append(roc, 1.0), np.append(level, 1.0), np.append(slope, 0.0)
         resolution = min(max(math.sqrt(8e-5 * base.deviation), 1e-3), 2e-2)
-        return _resolve(self.runs, level, roc, slope, resolution)
+        level, roc = _resolve(self.runs, level, roc, slope, resolution)
+        # Near 1 a law with a heavy tail feels the rounding of the sums, which is charged.
+        return (
+            np.append(np.maximum(level - _ROUNDING, 0.0), 1.0),
+            np.append(np.minimum(roc + _ROUNDING, 1.0), 1.0),
+        )
 
     @cached_property
     def _hull(self) -> tuple[Floats, Floats, Floats]:
@@ -214,7 +220,7 @@ def profile_shift(backward: LossPmf, runs: NegativeBinomial) -> float:
     points = np.linspace(0.0, top, 4001)
     gamma = runs.gamma
     inner = np.logaddexp(
-        points, math.log(max(1.0 / gamma - 1.0, 1e-300)) + _log_floor(backward.delta(points))
+        points, math.log(max((1.0 - gamma) / gamma, 1e-300)) + _log_floor(backward.delta(points))
     )
     return (runs.shape_parameter + 1.0) * float(inner.min())
 

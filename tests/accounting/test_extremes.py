@@ -11,8 +11,10 @@ from privtune.accounting import (
     Logarithmic,
     Poisson,
     PrivateSelection,
+    TruncatedNegativeBinomial,
     calibrate,
     epsilon,
+    lower_bound,
 )
 from tests.accounting.helpers import steps
 
@@ -54,6 +56,19 @@ def test_a_million_steps_at_tiny_deltas(rate, noise, count):
     tuned = epsilon(PrivateSelection(steps(rate, noise, count), Geometric(100)), 1e-12)
     assert tuned.method == "envelope"
     assert tuned.bounds["rdp"] > tuned.epsilon > answer.epsilon
+
+
+@pytest.mark.parametrize("shape", [-0.98, -0.9, -0.5, 0.0, 50.0])
+@pytest.mark.parametrize("mean", [1 + 1e-9, 5.0, 50.0, 1e4])
+def test_every_shape_has_a_valid_selection(shape, mean):
+    event = PrivateSelection(steps(0.01, 1.1, 1000), TruncatedNegativeBinomial(shape, mean))
+    answer = epsilon(event, 1e-5)
+    assert set(answer.bounds) == {"rdp", "profile", "envelope"}
+    lower = lower_bound(event, 1e-5)
+    assert all(lower <= bound < math.inf for bound in answer.bounds.values())
+    assert answer.epsilon >= epsilon(event.event, 1e-5).epsilon * (1 - 1e-3)
+    if mean < 1.1:
+        assert answer.epsilon == pytest.approx(epsilon(event.event, 1e-5).epsilon, rel=1e-3)
 
 
 def test_calibration_at_the_edges():

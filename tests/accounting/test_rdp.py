@@ -8,6 +8,7 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant as OpacusAccountant
 from scipy import integrate
+from scipy.special import gammaln, logsumexp
 
 from privtune.accounting import (
     ZCDP,
@@ -25,16 +26,20 @@ from privtune.accounting import (
     WorstOf,
     epsilon,
 )
+from privtune.accounting.moments import sampled_gaussian_curve, sampled_gaussian_curves
 from privtune.accounting.rdp import (
     ORDERS,
     rdp_curve,
     rdp_delta,
     rdp_epsilon,
-    sampled_gaussian_curve,
     selection_curve,
 )
 from privtune.errors import PrivTuneError
 from tests.accounting.helpers import steps
+
+# dp-accounting takes absolute values in the series of fractional orders, which is looser; on whole
+# orders both are exact.
+WHOLE = ORDERS[(np.floor(ORDERS) == ORDERS) & (ORDERS <= 512)]
 
 
 def quadrature(log_p, log_q, order, reach):
@@ -61,6 +66,42 @@ def test_sampled_gaussian_by_quadrature(rate, noise, order):
     assert ours == pytest.approx(quadrature(log_p, log_q, order, reach), rel=1e-7, abs=1e-13)
     # The other direction is never the larger one.
     assert ours >= quadrature(log_q, log_p, order, reach) - 1e-12
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1e-3, 0.02, 0.5, 0.99])
+@pytest.mark.parametrize("noise", [0.02, 0.5, 1.0, 4.0, 11.0, 100.0])
+def test_both_ends_bound_the_whole_binomial_sum(rate, noise):
+    """High orders leave out the middle of the sum, never below the sum and hardly above it."""
+    values = sampled_gaussian_curve(rate, noise, WHOLE)
+    for order, value in zip(WHOLE, values, strict=True):
+        k = np.arange(order + 1)
+        log_choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+        terms = log_choose + k * math.log(rate) + (order - k) * math.log1p(-rate)
+        exact = logsumexp(terms + k * (k - 1) / (2 * noise**2)) / (order - 1)
+        assert exact * (1 - 1e-10) - 1e-13 <= value <= exact * (1 + 1e-10) + 1e-13
+
+
+def test_many_curves_at_once_are_the_curves_one_by_one():
+    rng = np.random.default_rng(7)
+    rates = np.append(rng.uniform(1e-4, 0.3, 300), [1.0, 1e-6])
+    noises = np.append(rng.uniform(0.3, 12.0, 300), [2.0, 0.04])
+    together = sampled_gaussian_curves(rates, noises, ORDERS)
+    assert together.shape == (302, ORDERS.size)
+    for i in (0, 17, 150, 299, 300, 301):
+        alone = sampled_gaussian_curve(rates[i], noises[i], ORDERS)
+        np.testing.assert_allclose(together[i], alone, rtol=1e-11)
+    np.testing.assert_allclose(together[300], ORDERS / 8.0)
+
+
+def test_a_thousand_different_charges_are_their_sum():
+    """Counts are kept, other kinds of parts are not lost, equal parts are merged."""
+    rng = np.random.default_rng(8)
+    charges = [steps(q, s, 1 + i % 5) for i, (q, s) in enumerate(rng.uniform(0.1, 0.9, (200, 2)))]
+    whole = rdp_curve(Composed([*charges, Laplace(3.0), *charges[:20], Repeated(3, Gaussian(9.0))]))
+    expected = rdp_curve(Laplace(3.0)) + 3 * rdp_curve(Gaussian(9.0))
+    for i, charge in enumerate(charges):
+        expected = expected + rdp_curve(charge) * (2 if i < 20 else 1)
+    np.testing.assert_allclose(whole, expected, rtol=1e-11)
 
 
 @pytest.mark.parametrize(("rate", "scale"), [(1.0, 1.0), (0.1, 0.5), (0.3, 3.0)])
@@ -102,11 +143,6 @@ def reference_steps(rate, noise, count):
 SHAPES = [0.0, 0.5, 1.0, 3.0, math.inf]
 MEANS = [2.0, 10.0, 40.0, 200.0]
 BASES = [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (0.5, 8.0, 50)]
-
-
-# dp-accounting takes absolute values in the series of fractional orders, which is looser; on whole
-# orders both are exact.
-WHOLE = ORDERS[(np.floor(ORDERS) == ORDERS) & (ORDERS <= 512)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,6 +1,7 @@
 """Laws of the number of runs: generating functions, means, caps, and what `sample` draws."""
 
 import math
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from privtune.accounting import (
     TruncatedNegativeBinomial,
     run_law_from_dict,
 )
+from privtune.errors import InvalidInputError, PrivTuneError
 
 LAWS = [
     Geometric(1.0),
@@ -66,6 +68,54 @@ def test_uncapped_laws_have_the_mean_that_was_asked_for(law):
         assert law.expected_runs >= law.mean * (1 - 1e-12)
     else:
         assert law.expected_runs < law.mean
+
+
+@pytest.mark.parametrize(
+    ("shape", "mean"),
+    [
+        (-0.9, 50.0),
+        (-0.99, 5.0),
+        (-0.5, 1e4),
+        (-0.5, 1e6),
+        (50.0, 20.0),
+        (0.7, 1 + 1e-9),
+        (50, 1e5),
+    ],
+)
+def test_the_family_in_two_hundred_digits(shape, mean):
+    """γ far below the spacing of doubles at 1, and γ nearly 1 (Papernot and Steinke, Def. 1)."""
+    law = TruncatedNegativeBinomial(shape, mean)
+    with localcontext() as context:
+        context.prec = 200
+        eta, gamma = Decimal(law.shape), Decimal(law.log_gamma).exp()
+        one = Decimal(1)
+        expected = eta * (one - gamma) / (gamma * (one - gamma**eta))
+        assert float(expected) == pytest.approx(mean, rel=1e-12)
+        assert law.expected_runs == pytest.approx(float(expected), rel=1e-12)
+        for x in (0.0, 0.3, 0.99, 1 - 1e-9, 1 - 2.0**-52, 1.0):
+            base = one - (one - gamma) * Decimal(x)
+            whole = gamma**-eta - one
+            value = (base**-eta - one) / whole
+            first = eta * (one - gamma) * base ** (-eta - one) / whole
+            second = first * (eta + one) * (one - gamma) / base
+            assert float(law.pgf(x)) == pytest.approx(float(value), rel=1e-11, abs=1e-15)
+            assert float(law.pgf_derivative(x)) == pytest.approx(float(first), rel=1e-11)
+            assert float(law.pgf_second_derivative(x)) == pytest.approx(float(second), rel=1e-11)
+
+
+def test_means_next_to_one():
+    for shape in (-0.9, 0.0, 1.0, 50.0, 1000.0):
+        for mean in (1.0, 1 + 2.0**-52, 1 + 1e-15, 1 + 1e-13):
+            law = TruncatedNegativeBinomial(shape, mean)
+            assert mean * (1 - 1e-15) <= law.expected_runs <= mean + 1e-11
+            assert law.sample(np.random.default_rng(1)) == 1
+
+
+def test_laws_too_heavy_to_compute_or_to_run_say_so():
+    with pytest.raises(InvalidInputError, match="close to -1"):
+        TruncatedNegativeBinomial(-0.999999, 1.5)
+    with pytest.raises(PrivTuneError, match="tail is too heavy"):
+        TruncatedNegativeBinomial(-0.5, 1e6).quantile(1 - 1e-15)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)

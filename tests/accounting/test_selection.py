@@ -23,7 +23,6 @@ from privtune.accounting import (
     TruncatedNegativeBinomial,
     WorstOf,
     epsilon,
-    liu_talwar_epsilon,
     lower_bound,
 )
 from privtune.accounting.selection import Threshold, Tuner
@@ -162,14 +161,6 @@ def test_pure_dp_recovers_the_published_constants():
     for shape in (0.0, 0.5):
         law = TruncatedNegativeBinomial(shape, 1000)
         assert epsilon(PrivateSelection(base, law), 1e-12).epsilon <= (2 + shape) * 1.001
-
-
-def test_liu_talwar_is_a_baseline_only():
-    event = PrivateSelection(steps(256 / 60000, 1.0, 2340), Geometric(20))
-    baseline = liu_talwar_epsilon(event, 1e-5)
-    assert baseline > 3 * epsilon(event.event, 1e-5).epsilon
-    assert baseline > epsilon(event, 1e-5).bounds["rdp"]
-    assert "liu_talwar" not in epsilon(event, 1e-5).bounds
 
 
 def test_one_run_costs_one_run():
