@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run: a failure can be repeated, and a green run stays green.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 if TYPE_CHECKING:
     from tests.tracked import Tracked

@@ -14,7 +14,9 @@ import numpy as np
 from privtune.accounting._checks import check_delta, check_epsilon
 from privtune.accounting.events import (
     Adjacency,
+    ApproximateDP,
     Event,
+    Laplace,
     NonPrivate,
     PoissonSampled,
     PrivateSelection,
@@ -224,12 +226,35 @@ def _bounds(
             gaussian_epsilon(mu, target) if wanted == "epsilon" else gaussian_delta(mu, target)
         )
         return bounds
+    if method == "best":
+        bounds.update(_basic(parts, wanted, target))
     try:
         bounds.update(_numerical(parts, wanted, target))
     except GridError:
         if not bounds:
             raise
     return bounds
+
+
+def _basic(parts: dict[Event, int], wanted: str, target: float) -> dict[str, float]:
+    """Add up ε and δ where every part has them: a few coarse releases need no lattice.
+
+    References:
+        Dwork and Roth 2014, Theorem 3.16.
+    """
+    spent, failing = 0.0, 0.0
+    for part, count in parts.items():
+        if isinstance(part, Laplace):
+            spent += count / part.noise_multiplier
+        elif isinstance(part, ApproximateDP):
+            spent += count * part.epsilon
+            failing += count * part.delta
+        else:
+            return {}
+    spent, failing = spent * (1.0 + 1e-12), failing * (1.0 + 1e-12)
+    if wanted == "epsilon":
+        return {"basic": spent} if failing <= target else {}
+    return {"basic": min(failing, 1.0)} if spent <= target else {}
 
 
 def _numerical(parts: dict[Event, int], wanted: str, target: float) -> dict[str, float]:
