@@ -7,6 +7,7 @@ matrices in log space whose size is bounded.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ Floats = NDArray[np.float64]
 
 _LEAST_NOISE = 0.05  # below it the grid gets long; whole orders alone are still an upper bound
 _SIDE = 64  # terms at either end of a binomial sum that are computed one by one, at least
+_LOG_FACTORIAL: Floats = special.gammaln(np.arange(1.0, 4098.0))
 _CELLS = 2**17  # of one matrix: 1 MB
 
 
@@ -57,14 +59,34 @@ def sampled_gaussian_curves(rates: Floats, noise_multipliers: Floats, orders: Fl
         values[i, ~whole] = _fractional(
             float(rates[i]), float(noise_multipliers[i]), orders[~whole]
         )
+    sigmas = noise_multipliers[rest]
+    factors = np.stack([np.log(rates[rest]), np.log1p(-rates[rest]), 0.5 / sigmas**2], axis=1)
     for j in np.flatnonzero(whole):
-        values[rest, j] = _whole(rates[rest], noise_multipliers[rest], int(orders[j]))
+        values[rest, j] = _whole(factors, sigmas, int(orders[j]))
     # log of a moment near 1 is known to 1e-15 only; that rounding is charged, never refunded.
     values[rest] = np.maximum(values[rest], 0.0) + 4e-15 / (orders - 1.0)
     return values
 
 
-def _whole(rates: Floats, sigmas: Floats, order: int) -> Floats:
+@lru_cache(maxsize=1024)
+def _terms(order: int, side: int) -> tuple[Floats, Floats, int]:
+    """Return what multiplies the factors, log C(n, k), and how many terms are left out between."""
+    if 2 * side + 2 <= order:
+        k = np.concatenate([np.arange(side + 1), np.arange(order - side, order + 1)])
+    else:
+        k = np.arange(order + 1)
+    log_factorial = _LOG_FACTORIAL
+    if order >= log_factorial.size:
+        log_factorial = special.gammaln(np.arange(1.0, order + 2.0))
+    log_choose = log_factorial[order] - log_factorial[k] - log_factorial[order - k]
+    return (
+        np.stack([k, order - k, k * (k - 1.0)]).astype(np.float64),
+        log_choose,
+        order + 1 - k.size,
+    )
+
+
+def _whole(factors: Floats, sigmas: Floats, order: int) -> Floats:
     """Return the divergence at one whole order, noise multipliers ascending.
 
     The logarithms of the terms are convex in k where `k (n-k)/n >= σ²`, as then the second
@@ -72,27 +94,22 @@ def _whole(rates: Floats, sigmas: Floats, order: int) -> Floats:
     `k (k-1)/2σ²`. Between two such points every term is at most the larger of the terms at these
     points. So only both ends of the sum are computed term by term, `4σ²` terms and 64 at least.
     """
-    result = np.empty_like(rates)
+    result = np.empty(sigmas.size)
     start = 0
-    while start < rates.size:
-        end = min(start + max(_CELLS // (2 * _SIDE + 1), 1), rates.size)
-        side = max(_SIDE, math.ceil(min(4.0 * float(sigmas[end - 1]) ** 2, order)))
-        width = min(2 * side + 2, order + 1)
+    while start < sigmas.size:
+        end = min(start + max(_CELLS // (2 * _SIDE + 1), 1), sigmas.size)
+        side = _SIDE
+        while side < min(4.0 * sigmas[end - 1] ** 2, order):
+            side *= 2
+        multipliers, log_choose, between = _terms(order, side)
+        width = log_choose.size
         end = min(end, start + max(_CELLS // width, 1))
-        if width <= order:
-            k = np.concatenate([np.arange(side + 1.0), np.arange(order - side, order + 1.0)])
-        else:
-            k = np.arange(order + 1.0)
-        log_choose = special.gammaln(order + 1.0) - special.gammaln(k + 1.0)
-        log_choose -= special.gammaln(order - k + 1.0)
-        factors = np.stack([np.log(rates), np.log1p(-rates), 0.5 / sigmas**2], axis=1)[start:end]
-        terms = factors @ np.stack([k, order - k, k * (k - 1.0)])
+        terms = factors[start:end] @ multipliers
         terms += log_choose
         top = terms.max(axis=1)
-        between = max(order + 1 - k.size, 0)
-        largest = np.maximum(terms[:, k.size // 2 - 1], terms[:, k.size // 2]) - top
+        inner = np.maximum(terms[:, width // 2 - 1], terms[:, width // 2]) - top
         terms -= top[:, None]
-        moment = np.exp(terms, out=terms).sum(axis=1) + between * np.exp(largest)
+        moment = np.exp(terms, out=terms).sum(axis=1) + between * np.exp(inner)
         result[start:end] = (top + np.log(moment)) / (order - 1.0)
         start = end
     return result
