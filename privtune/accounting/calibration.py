@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from scipy import optimize
 
@@ -170,11 +171,15 @@ def _near(
     accuracy and on the safe side.
     """
 
+    @cache  # every round begins where the last one ended
+    def coarse(scale: float) -> float | None:
+        return quick_epsilon(_scaled(event, scale), delta, target)
+
     def quick(scale: float) -> float:
-        value = quick_epsilon(_scaled(event, scale), delta, target)
+        value = coarse(scale)
         return math.inf if value is None else value
 
-    if quick_epsilon(event, delta, target) is None:
+    if coarse(1.0) is None:
         return None
     failure = CalibrationError("no factor on the coarse lattice")
     start, goal = 1.0, target
