@@ -7,7 +7,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privtune.strategies import Plan, ScorePlan, TrainingPlan, TrialResult
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from privtune.tasks import Task, TaskData
     from privtune.training.engine import TensorData
 
-__all__ = ["PROGRAM_ERRORS", "Subset", "accuracy", "dry_run", "train_trials"]
+__all__ = ["PROGRAM_ERRORS", "accuracy", "dry_run", "train_trials"]
 
 PROGRAM_ERRORS = (AttributeError, NameError, TypeError, ImportError, NotImplementedError)
 """Mistakes of the program, not of a training: they stop a round, which can go on once corrected.
@@ -32,40 +31,11 @@ OnStep = Callable[[int, int], None]
 """Called with the steps done and the steps planned."""
 
 
-@dataclass(frozen=True, eq=False)
-class Subset:
-    """The records of a Poisson subset. Its size is private: nothing may divide by it.
-
-    Args:
-        x: Inputs of the records that were drawn.
-        y: Their targets.
-    """
-
-    x: torch.Tensor
-    y: torch.Tensor
-
-    sealed_size = True
-    """The schedule counts the records that are expected, not those that were drawn."""
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the records at ``index``."""
-        return self.x.index_select(0, index), self.y.index_select(0, index)
-
-    def targets_are_classes(self) -> bool:
-        """Say whether targets are whole numbers of at least 0."""
-        return not self.y.dtype.is_floating_point and bool((self.y >= 0).all())
-
-    def to(self, device: torch.device) -> Subset:
-        """Return the records on ``device``."""
-        return Subset(self.x.to(device), self.y.to(device))
-
-
-def part_of(data: TensorData, part: str, rate: float | None, streams: Streams) -> Any:
+def part_of(data: TensorData, part: str, rate: float | None, streams: Streams) -> TensorData:
     """Return the records that a training may see: all, the Poisson subset, or the rest of it."""
     import torch
+
+    from privtune.training.data import TensorData
 
     if part == "all" or rate is None:
         return data
@@ -73,8 +43,8 @@ def part_of(data: TensorData, part: str, rate: float | None, streams: Streams) -
     chosen = (inside if part == "subset" else ~inside).nonzero().squeeze(1)
     if len(chosen) == 0:
         # A part may come out empty. A record that is not a number adds exactly nothing.
-        return Subset(torch.full_like(data.x[:1], math.nan), data.y[:1])
-    return Subset(data.x[chosen], data.y[chosen])
+        return TensorData(torch.full_like(data.x[:1], math.nan), data.y[:1], sealed_size=True)
+    return TensorData(data.x[chosen], data.y[chosen], sealed_size=True)
 
 
 def train_trials(

@@ -18,11 +18,12 @@ from privtune.strategies._base import (
 from privtune.strategies.everything import Everything, selection_instead
 from privtune.strategies.in_run import Fixed, InRun
 from privtune.strategies.linear_scaling import LinearScaling
+from privtune.strategies.liu_talwar import LiuTalwar
 from privtune.strategies.non_private import NonPrivateError, NonPrivateGrid
 from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
 from privtune.strategies.release import Cost, Release
 from privtune.strategies.scoring import ScorePlan, Scoring
-from privtune.strategies.selection import LiuTalwar, PapernotSteinke
+from privtune.strategies.selection import NoRunFitsError, PapernotSteinke
 from privtune.strategies.subsampled import SubsampledTuningStrategy as SubsampledTuning
 from privtune.training.methods import METHODS
 
@@ -34,6 +35,7 @@ __all__ = [
     "InRun",
     "LinearScaling",
     "LiuTalwar",
+    "NoRunFitsError",
     "NonPrivateError",
     "NonPrivateGrid",
     "Outcome",

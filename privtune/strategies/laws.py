@@ -21,13 +21,16 @@ from privtune.accounting import (
     TruncatedNegativeBinomial,
     calibrate,
 )
+from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 
-__all__ = ["choose_law", "finding_probability"]
+__all__ = ["choose_law", "finding_probability", "largest_mean"]
 
 _TOP = 0.1  # a good candidate is one of the best tenth
 _TOLERANCE = 5e-3
 _BUCKET = 1.25
+_MOST_RUNS = 1000
+_GRAIN = 1000  # means are found in thousandths, so that a plan shows the number it charges
 
 _FAMILIES: tuple[tuple[str, Callable[[float], RunLaw]], ...] = (
     ("geometric", Geometric),
@@ -107,3 +110,46 @@ def _mean(family: Callable[[float], RunLaw], power: float) -> float:
     while finding_probability(family(high)) < power:
         high *= 2.0
     return float(brentq(lambda m: finding_probability(family(m)) - power, low, high, xtol=1e-6))
+
+
+def largest_mean(
+    base: Event,
+    family: Callable[[float], RunLaw],
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency,
+) -> RunLaw | None:
+    """Return the law of the largest mean whose selection stays within a target; bisection.
+
+    Args:
+        base: One run, its noise given.
+        family: Maps a mean to a law. Means up to 1000 are tried, and up to the most runs of the law.
+        epsilon: Target of the whole selection.
+        delta: Target, in (0, 1).
+        adjacency: The neighbouring relation.
+
+    Returns:
+        The law, its mean in thousandths; None if not even a mean of 1 fits.
+
+    **Guarantee**: the accountant reports at most ``epsilon`` for the selection with this very law.
+    """
+
+    def fits(thousandths: int) -> bool:
+        event = PrivateSelection(base, family(thousandths / _GRAIN))
+        return account(event, delta, adjacency=adjacency).epsilon <= epsilon
+
+    most = family(1.0).most
+    low, top = _GRAIN, min(_MOST_RUNS, most or _MOST_RUNS) * _GRAIN
+    if not fits(low):
+        return None
+    high = low
+    while high < top:
+        high = min(2 * high, top)
+        if not fits(high):
+            break
+        low = high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return family(low / _GRAIN)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from privtune.accounting import (
     Event,
@@ -14,16 +15,26 @@ from privtune.accounting import (
     calibrate,
     run_law_from_dict,
 )
+from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.spaces import DependentSamplerError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
 from privtune.strategies.grid import CHANGING, search_event, search_plan
 from privtune.strategies.in_run import method_class, require_parameters
-from privtune.strategies.laws import choose_law
+from privtune.strategies.laws import choose_law, largest_mean
 from privtune.strategies.plan import Plan, PlanningContext, SearchPlan
 from privtune.strategies.scoring import ScorePlan
 
-__all__ = ["LiuTalwar", "PapernotSteinke", "Selection", "nothing_note"]
+__all__ = [
+    "MeanRuns",
+    "NoRunFitsError",
+    "PapernotSteinke",
+    "Selection",
+    "nothing_note",
+    "unused_price",
+]
+
+MeanRuns = float | Literal["auto"] | None
 
 _RELEASED = ("the best model", "its hyperparameters", "its noised validation score")
 _SEALED = (
@@ -31,6 +42,21 @@ _SEALED = (
     "the number of runs",
     "times and progress of the round",
 )
+
+
+class NoRunFitsError(StrategyError):
+    """The runs of an arm are given, and not even one of them fits the arm's target.
+
+    Args:
+        message: One sentence.
+        smallest: The event of the arm with a mean of 1 run, its least.
+        target: The target ε that was too small.
+    """
+
+    def __init__(self, message: str, *, smallest: Event, target: float) -> None:
+        super().__init__(message)
+        self.smallest = smallest
+        self.target = target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +152,60 @@ class Selection:
             delta=context.delta,
             adjacency=context.adjacency,
         ).scale
-        search = scaled(search, scale)
-        score = score.scaled(scale)
+        return self._plan(scaled(search, scale), score.scaled(scale), law, details or {})
+
+    def plan_largest(
+        self,
+        context: PlanningContext,
+        family: Callable[[float], RunLaw],
+        *,
+        training_epsilon: float | None,
+        epsilon: float,
+        details: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """Plan a selection of as many runs in the mean as fit, each of a given price.
+
+        Args:
+            context: Public facts.
+            family: Maps a mean to the law of the number of runs.
+            training_epsilon: What each run costs alone, at the context's δ.
+            epsilon: Target of the whole selection.
+            details: What the plan notes besides.
+
+        Raises:
+            InvalidInputError: If ``training_epsilon`` is missing or no finite number above 0.
+            NoRunFitsError: If not even a mean of 1 run fits.
+        """
+        if training_epsilon is None:
+            raise InvalidInputError(
+                "mean_runs",
+                "auto",
+                "needs training_epsilon, what each run costs alone",
+                "Give it, or the mean number of runs, to which the noise is then fitted.",
+            )
+        price = check_price(training_epsilon)
+        search, score = self.base(context, epsilon=price)
+        terms: dict[str, Any] = {"delta": context.delta, "adjacency": context.adjacency}
+        scale = calibrate(self.run_event(search, score), epsilon=price, **terms).scale
+        search, score = scaled(search, scale), score.scaled(scale)
+        base = self.run_event(search, score)
+        law = largest_mean(base, family, epsilon=epsilon, **terms)
+        if law is None:
+            smallest = PrivateSelection(base, family(1.0))
+            raise NoRunFitsError(
+                f"Arm {self.arm!r}: mean_runs: auto with training_epsilon = {price:g} costs "
+                f"epsilon = {account(smallest, **terms).epsilon:.4g} at a mean of a single run, but "
+                f"the arm's target is {epsilon:.4g}. Lower training_epsilon, or give the arm more of "
+                "the budget (weight).",
+                smallest=smallest,
+                target=epsilon,
+            )
+        noted = {"mean_runs_auto": {"training_epsilon": price, "mean_runs": law.expected_runs}}
+        return self._plan(search, score, law, {**(details or {}), **noted})
+
+    def _plan(
+        self, search: SearchPlan, score: ScorePlan, law: RunLaw, details: Mapping[str, Any]
+    ) -> Plan:
         return Plan(
             arm=self.arm,
             strategy=getattr(self, "name", "selection"),
@@ -140,7 +218,7 @@ class Selection:
             sealed=_SEALED,
             search=search,
             final=False,
-            details=details or {},
+            details=details,
         )
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
@@ -162,7 +240,11 @@ class PapernotSteinke(Selection):
             ``truncated_negative_binomial`` (with ``shape``), ``poisson`` (K = 0 possible: the
             release is then "nothing"), ``binomial`` (with ``n``), or ``auto``: the law and mean
             that find a top-10% candidate with probability ``power`` at the least noise.
-        mean_runs: Mean number of runs; 10 unless given.
+        mean_runs: Mean number of runs; 10 unless given. ``auto``: the largest, up to 1000 (and to
+            ``n`` and ``maximum``), with which the selection stays within the arm's target while
+            each run costs ``training_epsilon``.
+        training_epsilon: What each run costs alone, at the study's δ; only with
+            ``mean_runs: auto``. Without it, the noise is fitted to the mean number of runs.
         shape: Shape of the truncated negative binomial law, above -1; only with that law.
         n: Number of trials of the binomial law; only with that law.
         power: Only with ``auto``; 0.6 unless given.
@@ -177,7 +259,8 @@ class PapernotSteinke(Selection):
 
     arm: str = "papernot-steinke"
     law: str = "geometric"
-    mean_runs: float | None = None
+    mean_runs: MeanRuns = None
+    training_epsilon: float | None = None
     shape: float | None = None
     n: int | None = None
     power: float | None = None
@@ -185,9 +268,13 @@ class PapernotSteinke(Selection):
 
     def run_law(self) -> RunLaw:
         """Return the law of the number of runs, where it is given."""
+        if self.training_epsilon is not None:
+            raise unused_price(self.training_epsilon)
+        return self._law(10.0 if self.mean_runs is None else self.mean_runs)
+
+    def _law(self, mean: float | str) -> RunLaw:
         if self.power is not None:
             raise InvalidInputError("power", self.power, "is taken with law: auto only")
-        mean = 10.0 if self.mean_runs is None else self.mean_runs
         fields: dict[str, Any] = {"law": self.law, "mean": mean}
         for name in ("shape", "n", "maximum"):
             if getattr(self, name) is not None:
@@ -196,11 +283,20 @@ class PapernotSteinke(Selection):
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan a selection of at most ``epsilon`` as a whole. Touches no data."""
+        if self.law != "auto" and self.mean_runs == "auto":
+            self.check(context)
+            return self.plan_largest(
+                context,
+                self._law,
+                training_epsilon=self.training_epsilon,
+                epsilon=epsilon,
+            )
         if self.law != "auto":
             law = self.run_law()
             self.check(context)
             return self.plan_selection(context, law, epsilon=epsilon)
-        given = [name for name in ("mean_runs", "shape", "n", "maximum") if getattr(self, name)]
+        own = ("mean_runs", "training_epsilon", "shape", "n", "maximum")
+        given = [name for name in own if getattr(self, name)]
         if given:
             raise InvalidInputError(
                 "law", "auto", f"chooses by itself, so leave out {', '.join(given)}"
@@ -219,63 +315,6 @@ class PapernotSteinke(Selection):
         return self.plan_selection(context, law, epsilon=epsilon, details=details)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiuTalwar(Selection):
-    """Random stopping: after every run stop with probability γ, then release the best so far.
-
-    With a known threshold the release is the first candidate whose score reaches it, or "nothing".
-    That is the selection under the order that knows only "reached" and "not reached", so its price
-    is the same: given that some run reached the threshold, the first one and a uniformly drawn one
-    have the same law.
-
-    Args:
-        gamma: Probability of stopping after a run, in (0, 1]; or give ``mean_runs``.
-        mean_runs: 1/γ; 10 unless either is given.
-        maximum: Hard cap on the number of runs.
-        threshold: A score known in advance without looking at the data.
-
-    References:
-        Liu and Talwar 2019, arXiv 1811.07971, Algorithm 1 (threshold) and Section 4 (best).
-    """
-
-    name: ClassVar[str] = "liu-talwar"
-    summary: ClassVar[str] = "private selection by random stopping, or up to a known score"
-
-    arm: str = "liu-talwar"
-    gamma: float | None = None
-    mean_runs: float | None = None
-    maximum: int | None = None
-    threshold: float | None = None
-
-    def run_law(self) -> RunLaw:
-        """Return the geometric law of the number of runs."""
-        if self.gamma is not None and self.mean_runs is not None:
-            raise InvalidInputError("gamma", self.gamma, "and mean_runs say the same: give one")
-        if self.gamma is not None and not 0 < self.gamma <= 1:
-            raise InvalidInputError("gamma", self.gamma, "must lie in (0, 1]")
-        mean = 1 / self.gamma if self.gamma is not None else self.mean_runs
-        fields: dict[str, Any] = {"law": "geometric", "mean": 10.0 if mean is None else mean}
-        return run_law_from_dict(fields | ({"maximum": self.maximum} if self.maximum else {}))
-
-    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan a random stopping of at most ``epsilon`` as a whole. Touches no data."""
-        law = self.run_law()
-        self.check(context)
-        details = {} if self.threshold is None else {"threshold": self.threshold}
-        return self.plan_selection(context, law, epsilon=epsilon, details=details)
-
-    def run(self, plan: Plan, trials: Round) -> Outcome:
-        """Draw K, train K candidates, release the best, or the first that reaches the threshold."""
-        if self.threshold is None:
-            return super().run(plan, trials)
-        for result in trials.select(plan):
-            if result.score is not None and result.score >= self.threshold:
-                return Outcome(result)
-        return Outcome(
-            None, note=f"No run reached the score {self.threshold:g}: the release is nothing."
-        )
-
-
 def require_random(arm: str, sampler: str) -> None:
     """Refuse a sampler whose draws are not independent, by its name in a spec."""
     if sampler != "random":
@@ -285,6 +324,24 @@ def require_random(arm: str, sampler: str) -> None:
             "categorical choices, drawn with replacement), or the strategy 'everything', which pays "
             "for every trial."
         )
+
+
+def check_price(value: object) -> float:
+    """Return the price of one run, or refuse what is no finite number above 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0.0 < float(value) < math.inf:  # type: ignore[arg-type]
+        raise InvalidInputError("training_epsilon", value, "must be a finite number above 0")
+    return float(value)  # type: ignore[arg-type]
+
+
+def unused_price(value: float) -> InvalidInputError:
+    """Return the refusal of a price of one run where the noise is fitted to the runs."""
+    return InvalidInputError(
+        "training_epsilon",
+        value,
+        "is taken with mean_runs: auto only",
+        "With a given mean number of runs, the noise is fitted to the arm's target.",
+    )
 
 
 def scaled(search: SearchPlan, factor: float) -> SearchPlan:

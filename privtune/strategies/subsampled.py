@@ -70,6 +70,12 @@ class SubsampledTuningStrategy(PapernotSteinke):
                 f"Arm {self.arm!r}: law: auto weighs the noise of a selection that is the whole arm, "
                 "but most of this arm's cost is its final training. Give the law of the tuning."
             )
+        if self.mean_runs == "auto":
+            raise StrategyError(
+                f"Arm {self.arm!r}: mean_runs: auto fits the number of runs of a selection that is "
+                "the whole arm, but most of this arm's cost is its final training. Give the mean "
+                "number of runs of the tuning."
+            )
         self._rule()
         law = self.run_law()
         self.check(context)

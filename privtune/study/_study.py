@@ -6,10 +6,7 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import shutil
-import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,21 +16,17 @@ from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
 from privtune.execution.files import read_result
 from privtune.execution.table import make_rounds
-from privtune.execution.training import dry_run
 from privtune.ledger import Charge, ChargeRequest, Ledger, export_certificate
-from privtune.strategies import NonPrivateError, Outcome, Plan, Release, TrialResult
+from privtune.strategies import Outcome, Plan, Release
+from privtune.study._create import arm_secret, store_study
 from privtune.study._release import (
     load_release,
     release_document,
     save_release,
-    utility_of,
     write_certificate,
 )
-from privtune.study._round import StudyRound
 from privtune.study._store import StudyStore, artifact_root
-from privtune.study._worker import make_files, work
 from privtune.study.observer import ArmStatus, NullObserver, Observer
-from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
 from privtune.training.streams import Streams
 
@@ -44,7 +37,6 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.study.objective import Objective
     from privtune.study.user_training import DPSGD, Validation
-    from privtune.tasks import Task, TaskData
 
 __all__ = ["SealedTrialsError", "Study", "StudyFinishedError", "delete_study"]
 
@@ -84,28 +76,7 @@ class Study:
             PrivTuneError: If the name is taken, the budget exists with other terms, or an arm
                 cannot be planned.
         """
-        store = StudyStore(storage)
-        try:
-            if spec.name in store.names():
-                # Before the planning, which takes seconds; `create` checks again.
-                store.create(spec.name, {}, {})
-            plans = plan_study(spec).plans if spec.arms else ()
-            with Ledger(storage) as ledger:
-                if spec.budget.name not in {budget.name for budget in ledger.budgets()}:
-                    ledger.create_budget(spec.budget.to_budget())
-                else:
-                    _check_terms(ledger, spec)
-            store.create(
-                spec.name,
-                {arm.name: {"secret": _secret(spec, arm.name)} for arm in spec.arms},
-                {
-                    "uid": uuid.uuid4().hex,
-                    "spec": spec.model_dump(mode="json"),
-                    "plans": [plan.to_dict() for plan in plans],
-                },
-            )
-        finally:
-            store.close()
+        store_study(spec, storage)
         return cls(spec.name, storage)
 
     def run(
@@ -128,43 +99,9 @@ class Study:
             BudgetExceededError: If the arms do not fit what is left. Nothing is spent.
             NonPrivateError: If an arm has no guarantee and ``non_private`` does not allow that.
         """
-        observer = observer or NullObserver()
-        task = self.spec.load_task()
-        if all(self._store.get(self.name, plan.arm, "announced") for plan in self.plans):
-            raise StudyFinishedError(
-                f"Study {self.name!r} is finished: every arm has been released, nothing was run and "
-                f"nothing was spent. See it with: privtune study compare {self.name}."
-            )
-        self._check_private(non_private)
-        seconds = {
-            plan.arm: dry_run(plan, task, device=self.spec.device)
-            for plan in self.plans
-            if self._store.get(self.name, plan.arm, "release") is None
-        }
-        charges = self._reserve()
-        loaded: TaskData | None = None
-        releases = []
-        for plan in self.plans:
-            charge = charges.get(plan.arm)
-            release = self._stored_release(plan)
-            if release is None:
-                self._start(plan, charge)
-                loaded = task.load_checked() if loaded is None else loaded
-                release = self._run_arm(
-                    plan,
-                    charge,
-                    task,
-                    loaded,
-                    observer=observer,
-                    seconds=seconds[plan.arm],
-                    n_jobs=n_jobs,
-                )
-            self._settle(plan, charge)
-            if not self._store.get(self.name, plan.arm, "announced"):
-                observer.released(plan, release)
-                self._store.set(self.name, plan.arm, "announced", True)
-            releases.append(release)
-        return tuple(releases)
+        from privtune.study._run import run_study
+
+        return run_study(self, observer or NullObserver(), n_jobs=n_jobs, non_private=non_private)
 
     def optimize(
         self,
@@ -260,7 +197,7 @@ class Study:
 
     def export(self) -> dict[str, Any]:
         """Return all that may leave the trust boundary, JSON-ready: plans, releases, certificate."""
-        from privtune.study._compare import export
+        from privtune.study._export import export
 
         return export(self)
 
@@ -378,20 +315,11 @@ class Study:
                 )
             return
         self._store.add_arm(self.name, plan.arm)
-        self._store.set(self.name, plan.arm, "secret", _secret(self.spec, plan.arm))
+        self._store.set(self.name, plan.arm, "secret", arm_secret(self.spec, plan.arm))
         document = self._store.document(self.name)
         plans = [*document["plans"], plan.to_dict()]
         self._store.update(self.name, {**document, "plans": plans})
         self.plans = (*self.plans, plan)
-
-    def _check_private(self, allowed: bool) -> None:
-        without = [plan.arm for plan in self.plans if not plan.is_private]
-        if without and not allowed:
-            raise NonPrivateError(
-                f"Study {self.name!r} holds {', '.join(without)} without any guarantee (epsilon is "
-                "infinite): it trains on the data as it is. Run it with --non-private if the data "
-                "may be shown to everybody, or take it out of the study. Nothing was run."
-            )
 
     def _start(self, plan: Plan, charge: Charge | None) -> None:
         """Mark the arm's charge as started, with the rows of its round in the same transaction."""
@@ -403,43 +331,6 @@ class Study:
             make_rounds(self._ledger).open(charge.id, count=count)
         elif charge.state == "reserved":
             self._ledger.start(charge.id)
-
-    def _run_arm(
-        self,
-        plan: Plan,
-        charge: Charge | None,
-        task: Task,
-        data: TaskData,
-        *,
-        observer: Observer,
-        seconds: float,
-        n_jobs: int,
-    ) -> Release:
-        observer.arm_started(plan)
-        files = make_files(self._store, self.spec, plan, task=task, data=data)
-        if not plan.is_sealed:
-            files = replace(files, on_step=lambda done, steps: observer.step(plan, done, steps))
-        charge_id = None if charge is None else charge.id
-        trials = StudyRound(
-            study=self.name,
-            store=self._store,
-            ledger=self._ledger,
-            charge_id=charge_id,
-            files=files,
-            n_jobs=n_jobs,
-            worker=(work, (self.storage, self.name, plan.arm, charge_id)),
-        )
-        started = time.perf_counter()
-        try:
-            outcome = _strategy(self.spec, plan).run(plan, trials)
-        except BaseException:
-            observer.arm_failed(plan)
-            raise
-        if not plan.is_sealed:
-            seconds = time.perf_counter() - started
-        if outcome.result is not None:
-            outcome = replace(outcome, result=_shaped(task, outcome.result))
-        return self._save(plan, outcome, seconds, utility_of(task, outcome.result, data))
 
     def _save(
         self, plan: Plan, outcome: Outcome, seconds: float | None, utility: Mapping[str, float]
@@ -492,35 +383,3 @@ def delete_study(name: str, storage: str) -> None:
     finally:
         store.close()
     shutil.rmtree(artifact_root(storage) / name, ignore_errors=True)
-
-
-def _check_terms(ledger: Ledger, spec: StudySpec) -> None:
-    budget = ledger.budget(spec.budget.name)
-    asked = (spec.budget.epsilon, spec.budget.delta, spec.budget.adjacency)
-    if (budget.epsilon, budget.delta, budget.adjacency) != asked:
-        raise PrivTuneError(
-            f"Budget {budget.name!r} exists with epsilon = {budget.epsilon}, delta = "
-            f"{budget.delta}, {budget.adjacency} adjacency, and cannot be changed; the spec of study "
-            f"{spec.name!r} says epsilon = {asked[0]}, delta = {asked[1]}, {asked[2]}. Write the "
-            "budget's own terms, and the study's share as 'epsilon' of the study."
-        )
-
-
-def _strategy(spec: StudySpec, plan: Plan) -> Any:
-    (arm,) = (arm for arm in spec.arms if arm.name == plan.arm)
-    return arm.to_strategy()
-
-
-def _secret(spec: StudySpec, arm: str) -> str:
-    """Return the arm's secret: OS entropy, unless the study sets a seed, which it records."""
-    if spec.seed is None:
-        return secrets.token_bytes(32).hex()
-    return Streams(spec.seed.to_bytes(32, "big")).key(f"arm/{arm}").hex()
-
-
-def _shaped(task: Task, result: TrialResult) -> TrialResult:
-    """Note the names and shapes of the parameters, so that anybody can load them."""
-    if result.shapes or result.weights.numel() == 0:
-        return result
-    named = task.model().named_parameters()
-    return replace(result, shapes={n: tuple(p.shape) for n, p in named if p.requires_grad})

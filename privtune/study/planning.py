@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from privtune.accounting import Event, Guarantee, share_budget
-from privtune.strategies import NonPrivateGrid, Plan, PlanningContext, Strategy
+from privtune.accounting import CalibrationError, Event, Guarantee, share_budget
+from privtune.strategies import NonPrivateGrid, NoRunFitsError, Plan, PlanningContext, Strategy
 from privtune.study.spec import StudySpec
 
 __all__ = ["StudyPlan", "plan_study"]
@@ -30,7 +30,7 @@ class StudyPlan:
 
 
 def plan_study(spec: StudySpec) -> StudyPlan:
-    """Plan every arm at the largest common ε whose composition meets the study's target.
+    """Plan every arm at the largest common ε, times its weight, whose composition meets the target.
 
     Touches no data. Arms without any guarantee are no part of the budget.
 
@@ -47,12 +47,27 @@ def plan_study(spec: StudySpec) -> StudyPlan:
     strategies = [arm.to_strategy() for arm in spec.arms]
     planners = [_planner(strategy, context) for strategy in strategies]
 
+    refusals: list[NoRunFitsError] = []
+
     def event_of(planner: Callable[[float], Plan]) -> Callable[[float], Event]:
-        return lambda epsilon: planner(epsilon).event
+        def event(epsilon: float) -> Event:
+            try:
+                return planner(epsilon).event
+            except NoRunFitsError as refusal:
+                # The solver may look below its answer: an arm of given runs gets no smaller there.
+                refusals.append(refusal)
+                return refusal.smallest
+
+        return event
 
     private = [
         planner
         for planner, strategy in zip(planners, strategies, strict=True)
+        if not isinstance(strategy, NonPrivateGrid)
+    ]
+    weights = [
+        arm.weight
+        for arm, strategy in zip(spec.arms, strategies, strict=True)
         if not isinstance(strategy, NonPrivateGrid)
     ]
     if not private:
@@ -61,12 +76,18 @@ def plan_study(spec: StudySpec) -> StudyPlan:
         return StudyPlan(
             plans, guarantees, Guarantee(0.0, context.delta, "exact", context.adjacency)
         )
-    shared = share_budget(
-        [event_of(planner) for planner in private],
-        epsilon=spec.target_epsilon,
-        delta=context.delta,
-        adjacency=context.adjacency,
-    )
+    try:
+        shared = share_budget(
+            [event_of(planner) for planner in private],
+            epsilon=spec.target_epsilon,
+            delta=context.delta,
+            adjacency=context.adjacency,
+            weights=weights,
+        )
+    except CalibrationError as error:
+        if refusals:
+            raise max(refusals, key=lambda refusal: refusal.target) from error
+        raise
     met = iter(zip(shared.arm_epsilons, shared.guarantees, strict=True))
     found = [
         next(met) if planner in private else (math.inf, _infinite(context)) for planner in planners

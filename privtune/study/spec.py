@@ -42,12 +42,19 @@ class BudgetSpec(BaseModel):
 
 
 class ArmSpec(BaseModel):
-    """One arm: its name, its strategy, and the strategy's own options beside them."""
+    """One arm: its name, its strategy, and the strategy's own options beside them.
+
+    Args:
+        name: Name of the arm.
+        strategy: How it chooses.
+        weight: The arm's target ε in proportion to those of the other arms; equal unless given.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str = Field(pattern=_NAME)
     strategy: str
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     def to_strategy(self) -> Strategy:
         """Build the strategy; its options are checked here."""

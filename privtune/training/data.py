@@ -16,6 +16,14 @@ __all__ = ["Data", "DatasetData", "TensorData", "targets_are_classes"]
 class Data(Protocol):
     """Records that can be fetched by index."""
 
+    @property
+    def sealed_size(self) -> bool:
+        """Whether how many records these are is private, as that of a Poisson subset is.
+
+        The schedule then counts the records that are expected: a check of ``len`` would tell.
+        """
+        ...
+
     def __len__(self) -> int:
         """Return the number of records."""
         ...
@@ -36,6 +44,8 @@ class TensorData:
     Args:
         x: Inputs, shape ``[N, ...]``.
         y: Targets, shape ``[N, ...]``.
+        sealed_size: Whether N is private, as that of a Poisson subset is: it is then not compared
+            with the schedule's records, and nothing divides by it.
 
     Raises:
         InvalidInputError: If the two do not have the same number of records, or none.
@@ -43,6 +53,7 @@ class TensorData:
 
     x: torch.Tensor
     y: torch.Tensor
+    sealed_size: bool = False
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) == 0:
@@ -61,7 +72,7 @@ class TensorData:
 
     def to(self, device: torch.device) -> TensorData:
         """Return the data on ``device``."""
-        return TensorData(self.x.to(device), self.y.to(device))
+        return TensorData(self.x.to(device), self.y.to(device), self.sealed_size)
 
 
 class DatasetData:
@@ -72,6 +83,8 @@ class DatasetData:
             all of one shape.
         device: Where to put what was fetched.
     """
+
+    sealed_size = False
 
     def __init__(
         self, dataset: Dataset[tuple[object, object]], device: torch.device | None = None
@@ -103,7 +116,7 @@ class DatasetData:
 
 
 def targets_are_classes(data: Data) -> bool:
-    """Say whether targets are known to be whole numbers of at least 0; looks at tensors alone."""
-    if not isinstance(data, TensorData):
+    """Say whether targets are known to be whole numbers of at least 0; looks at whole tensors alone."""
+    if not isinstance(data, TensorData) or data.sealed_size:
         return False
     return not data.y.dtype.is_floating_point and bool((data.y >= 0).all())

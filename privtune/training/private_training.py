@@ -68,7 +68,7 @@ class PrivateTraining:
         secret: bytes | None = None,
     ) -> None:
         local = DatasetData(data) if isinstance(data, Dataset) else data
-        if len(local) != schedule.records and not getattr(local, "sealed_size", False):
+        if len(local) != schedule.records and not local.sealed_size:
             raise InvalidInputError(
                 "data", f"{len(local)} records", f"must hold the schedule's {schedule.records}"
             )

@@ -59,7 +59,7 @@ class StackOracle:
         physical_rows: int,
         noise: NoiseOptions | None = None,
     ) -> None:
-        if len(data) != schedule.records and not getattr(data, "sealed_size", False):
+        if len(data) != schedule.records and not data.sealed_size:
             raise InvalidInputError(
                 "data",
                 f"{len(data)} records",

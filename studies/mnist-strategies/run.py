@@ -2,6 +2,7 @@
 
     python studies/mnist-strategies/run.py --data mnist.npz --seeds 5 --out results.csv
     python studies/mnist-strategies/run.py --smoke          # seconds, on scikit-learn's digits
+    python studies/mnist-strategies/run.py --seeds 0 --out results.csv --check
 
 Each arm has a budget of its own: MNIST is public, and the question is what one epsilon buys.
 """
@@ -10,12 +11,15 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import privtune
 
@@ -71,12 +75,48 @@ def run_arm(name: str, epsilon: float, seed: int, options: argparse.Namespace) -
     }
 
 
-def table(path: Path) -> str:
-    """Return the table of a results file: mean and standard deviation over its seeds."""
+def cells(path: Path) -> dict[tuple[float, str], list[dict[str, str]]]:
+    """Return the lines of a results file by epsilon and arm."""
     groups: dict[tuple[float, str], list[dict[str, str]]] = defaultdict(list)
     with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             groups[float(row["epsilon"]), row["arm"]].append(row)
+    return groups
+
+
+def compare(path: Path, expected: dict[str, Any], *, smoke: bool = False) -> list[str]:
+    """Return where a results file deviates from what is expected, one sentence each.
+
+    A smoke run trains on other data: only what does not depend on the data is compared.
+    """
+    problems = []
+    groups = cells(path)
+    for (epsilon, arm), rows in groups.items():
+        if any(float(row["spent"]) > epsilon for row in rows):
+            problems.append(f"{arm} spent more than epsilon {epsilon:g}")
+        known = expected["accuracy"].get(f"{epsilon:g}", {})
+        if smoke or arm not in known:
+            continue
+        found = 100 * statistics.mean(float(row["accuracy"]) for row in rows)
+        tolerance = expected["tolerance"].get(arm, expected["tolerance"]["default"])
+        # Not a number is a deviation as well.
+        if not abs(found - known[arm]) <= tolerance:
+            problems.append(f"{arm} at epsilon {epsilon:g}: {found:.1f} %, not {known[arm]} %")
+        evaluations = int(rows[0]["gradient_evaluations"])
+        if evaluations != expected["gradient_evaluations"][arm]:
+            problems.append(f"{arm} at epsilon {epsilon:g}: {evaluations} gradient evaluations")
+    for epsilon, arm in groups:
+        if arm.startswith("subsampled") and (epsilon, "papernot-steinke") in groups:
+            baseline = int(groups[epsilon, "papernot-steinke"][0]["gradient_evaluations"])
+            saved = baseline / int(groups[epsilon, arm][0]["gradient_evaluations"])
+            if saved < expected["times_fewer_gradient_evaluations_at_least"]:
+                problems.append(f"{arm} at epsilon {epsilon:g}: only {saved:.2f} times fewer")
+    return problems
+
+
+def table(path: Path) -> str:
+    """Return the table of a results file: mean and standard deviation over its seeds."""
+    groups = cells(path)
     lines = [
         "| ε | arm | seeds | test accuracy | gradient evaluations (expected) | seconds |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -94,7 +134,7 @@ def table(path: Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main() -> int:
     """Run what is not in the results file yet, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="MNIST as .npz; OpenML unless given")
@@ -105,6 +145,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--out", type=Path, default=Path("results.csv"))
     parser.add_argument("--smoke", action="store_true", help="one seed, digits, one epoch")
+    parser.add_argument("--check", action="store_true", help="compare with expected.json")
     options = parser.parse_args()
     if options.data is not None:
         os.environ["PRIVTUNE_DATA"] = str(options.data.absolute())
@@ -125,7 +166,14 @@ def main() -> None:
                         writer.writerow(run_arm(name, epsilon, seed, options))
                         file.flush()
     print(table(options.out))
+    if not options.check:
+        return 0
+    expected = json.loads(Path(__file__).with_name("expected.json").read_text(encoding="utf-8"))
+    problems = compare(options.out, expected, smoke=options.smoke)
+    for problem in problems:
+        print(f"DEVIATION: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from privtune.errors import InvalidInputError
 from privtune.execution import training as module
 from privtune.execution.files import read_result, write_result
-from privtune.execution.training import Subset, noised_score, part_of, train_trials
+from privtune.execution.training import noised_score, part_of, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
+from privtune.training.engine import train
 from privtune.training.methods import DPSGD
 from privtune.training.streams import Streams
 from privtune.training.transcript import TranscriptMismatchError
@@ -107,9 +109,28 @@ def test_subset_and_rest_are_disjoint_and_whole() -> None:
     assert part_of(DATA.train, "all", 0.3, streams) is DATA.train
 
 
+def test_only_a_sealed_size_may_differ_from_the_schedule() -> None:
+    subset = part_of(DATA.train, "subset", 0.3, Streams(bytes(32)))
+    assert subset.sealed_size
+    assert subset.to(torch.device("cpu")).sealed_size
+    assert run({0: PARAMS}, TRAINING, subset)[0].failed == ""
+    told = replace(subset, sealed_size=False)
+    with pytest.raises(InvalidInputError, match="records of the schedule"):
+        train(
+            TRAINING.method,
+            SCHEDULE,
+            model=TASK.model,
+            loss=TASK.loss,
+            data=told,
+            candidates=[PARAMS],
+            secrets=[bytes(32)],
+            device="cpu",
+        )
+
+
 def test_an_empty_subset_trains_on_noise_alone() -> None:
     empty = part_of(DATA.train, "subset", 1e-12, Streams(bytes(32)))
-    assert isinstance(empty, Subset)
+    assert empty.sealed_size
     training = replace(TRAINING, schedule=replace(SCHEDULE, records=24), part="subset")
     (result,) = run({0: PARAMS}, training, empty)
     assert result.failed == ""

@@ -16,8 +16,7 @@ import torch
 from privtune.errors import PrivTuneError
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
 from privtune.strategies import Plan
-from privtune.study import NullObserver, Study, StudyFinishedError
-from privtune.study import _study as study_module
+from privtune.study import NullObserver, Study, StudyFinishedError, StudySpec
 from privtune.study._store import StudyExistsError, StudyNotFoundError
 from tests.study.conftest import toy_spec
 from tests.toy import LOADS
@@ -92,7 +91,7 @@ def test_all_arms_are_charged_before_data_is_touched(
 ) -> None:
     seen: list[tuple[str, list[str]]] = []
     study = Study.create(toy_spec(), storage)
-    load = study_module.StudySpec.load_task
+    load = StudySpec.load_task
 
     def spy(spec: object) -> object:
         task = load(spec)
@@ -106,7 +105,7 @@ def test_all_arms_are_charged_before_data_is_touched(
         object.__setattr__(task, "load", loading)
         return task
 
-    monkeypatch.setattr(study_module.StudySpec, "load_task", spy)
+    monkeypatch.setattr(StudySpec, "load_task", spy)
     study.run()
     assert seen == [("load", ["started", "reserved", "reserved"])]
 

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import RunTag
 
 from privtune.study import Study
-from privtune.study import _study as study_module
+from privtune.study import _run as run_module
 from privtune.tracking.guard import SealedError, sealed_round
 from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import local_uri
@@ -104,14 +104,14 @@ def test_nothing_is_published_while_a_sealed_arm_is_to_come(tmp_path: Path) -> N
 def test_sync_keeps_to_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = f"sqlite:///{tmp_path / 'privtune.db'}"
     study = Study.create(toy_spec(arms=ARMS[:2]), storage)
-    broken = study_module._strategy
+    broken = run_module._strategy
 
     def breaks(spec, plan):
         if plan.is_sealed:
             raise KeyboardInterrupt
         return broken(spec, plan)
 
-    monkeypatch.setattr(study_module, "_strategy", breaks)
+    monkeypatch.setattr(run_module, "_strategy", breaks)
     with pytest.raises(KeyboardInterrupt):
         study.run(MlflowObserver(study))
     assert study.status()[0].release is not None

@@ -1,0 +1,90 @@
+"""Random stopping, and selection up to a known score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from privtune.accounting import RunLaw, run_law_from_dict
+from privtune.errors import InvalidInputError
+from privtune.strategies._base import Outcome, Round
+from privtune.strategies.plan import Plan, PlanningContext
+from privtune.strategies.selection import MeanRuns, Selection, unused_price
+
+__all__ = ["LiuTalwar"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiuTalwar(Selection):
+    """Random stopping: after every run stop with probability γ, then release the best so far.
+
+    With a known threshold the release is the first candidate whose score reaches it, or "nothing".
+    That is the selection under the order that knows only "reached" and "not reached", so its price
+    is the same: given that some run reached the threshold, the first one and a uniformly drawn one
+    have the same law.
+
+    Args:
+        gamma: Probability of stopping after a run, in (0, 1]; or give ``mean_runs``.
+        mean_runs: 1/γ; 10 unless either is given. ``auto``: the largest, up to 1000 (and to
+            ``maximum``), with which the arm stays within its target while each run costs
+            ``training_epsilon``.
+        training_epsilon: What each run costs alone, at the study's δ; only with
+            ``mean_runs: auto``.
+        maximum: Hard cap on the number of runs.
+        threshold: A score known in advance without looking at the data.
+
+    References:
+        Liu and Talwar 2019, arXiv 1811.07971, Algorithm 1 (threshold) and Section 4 (best).
+    """
+
+    name: ClassVar[str] = "liu-talwar"
+    summary: ClassVar[str] = "private selection by random stopping, or up to a known score"
+
+    arm: str = "liu-talwar"
+    gamma: float | None = None
+    mean_runs: MeanRuns = None
+    training_epsilon: float | None = None
+    maximum: int | None = None
+    threshold: float | None = None
+
+    def run_law(self) -> RunLaw:
+        """Return the geometric law of the number of runs."""
+        if self.training_epsilon is not None:
+            raise unused_price(self.training_epsilon)
+        if self.gamma is not None and self.mean_runs is not None:
+            raise InvalidInputError("gamma", self.gamma, "and mean_runs say the same: give one")
+        if self.gamma is not None and not 0 < self.gamma <= 1:
+            raise InvalidInputError("gamma", self.gamma, "must lie in (0, 1]")
+        mean = 1 / self.gamma if self.gamma is not None else self.mean_runs
+        return self._law(10.0 if mean is None else mean)
+
+    def _law(self, mean: float | str) -> RunLaw:
+        fields: dict[str, Any] = {"law": "geometric", "mean": mean}
+        return run_law_from_dict(fields | ({"maximum": self.maximum} if self.maximum else {}))
+
+    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan a random stopping of at most ``epsilon`` as a whole. Touches no data."""
+        details = {} if self.threshold is None else {"threshold": self.threshold}
+        if self.mean_runs == "auto" and self.gamma is None:
+            self.check(context)
+            return self.plan_largest(
+                context,
+                self._law,
+                training_epsilon=self.training_epsilon,
+                epsilon=epsilon,
+                details=details,
+            )
+        law = self.run_law()
+        self.check(context)
+        return self.plan_selection(context, law, epsilon=epsilon, details=details)
+
+    def run(self, plan: Plan, trials: Round) -> Outcome:
+        """Draw K, train K candidates, release the best, or the first that reaches the threshold."""
+        if self.threshold is None:
+            return super().run(plan, trials)
+        for result in trials.select(plan):
+            if result.score is not None and result.score >= self.threshold:
+                return Outcome(result)
+        return Outcome(
+            None, note=f"No run reached the score {self.threshold:g}: the release is nothing."
+        )
