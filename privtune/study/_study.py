@@ -74,6 +74,7 @@ class Study:
         self._uid: str = document["uid"]
         self.plans: tuple[Plan, ...] = tuple(Plan.from_dict(d) for d in document["plans"])
         self.folder: Path = artifact_root(storage) / name
+        self.observer: Observer = NullObserver()
         self._curator = curator or os.environ.get("PRIVTUNE_CURATOR", "") not in ("", "0")
 
     @classmethod
@@ -116,7 +117,7 @@ class Study:
         All arms are charged in one transaction before the first of them touches data.
 
         Args:
-            observer: Hears of the progress.
+            observer: Hears of the progress; the study's own :attr:`observer` unless given.
             n_jobs: Worker processes for the rounds of selections; 1 trains whole stacks here.
             non_private: Whether arms without any guarantee may run.
 
@@ -128,7 +129,7 @@ class Study:
             BudgetExceededError: If the arms do not fit what is left. Nothing is spent.
             NonPrivateError: If an arm has no guarantee and ``non_private`` does not allow that.
         """
-        observer = observer or NullObserver()
+        observer = observer or self.observer
         task = self.spec.load_task()
         if all(self._store.get(self.name, plan.arm, "announced") for plan in self.plans):
             raise StudyFinishedError(
@@ -136,11 +137,11 @@ class Study:
                 f"nothing was spent. See it with: privtune study compare {self.name}."
             )
         self._check_private(non_private)
-        seconds = {
-            plan.arm: dry_run(plan, task, device=self.spec.device)
-            for plan in self.plans
-            if self._store.get(self.name, plan.arm, "release") is None
-        }
+        seconds = {}
+        for plan in self.plans:
+            if self._store.get(self.name, plan.arm, "release") is None:
+                with observer.guard(plan):
+                    seconds[plan.arm] = dry_run(plan, task, device=self.spec.device)
         charges = self._reserve()
         loaded: TaskData | None = None
         releases = []
@@ -181,6 +182,7 @@ class Study:
         timeout: float | None = None,
         catch: type[BaseException] | Sequence[type[BaseException]] = Exception,
         callbacks: Sequence[Callable[[Study, Release], None]] = (),
+        observer: Observer | None = None,
         show_progress_bar: bool = False,
     ) -> Release:
         """Run one arm whose trials are trained by a function of one's own, and release it.
@@ -202,6 +204,8 @@ class Study:
                 charge stays; so do those that are mistakes of the program (``AttributeError``,
                 ``NameError``, ``TypeError``, ``ImportError``, ``NotImplementedError``).
             callbacks: Called with the study and the release; never with a sealed trial.
+            observer: Hears when the arm begins, fails and is released, as
+                ``privtune.tracking.mlflow.MlflowObserver``; the study's own unless given.
             show_progress_bar: Show that the arm runs; of a sealed arm nothing else is shown.
 
         Returns:
@@ -229,6 +233,7 @@ class Study:
             timeout=timeout,
             catch=catch,
             callbacks=callbacks,
+            observer=observer or self.observer,
             show_progress_bar=show_progress_bar,
         )
 
@@ -431,7 +436,8 @@ class Study:
         )
         started = time.perf_counter()
         try:
-            outcome = _strategy(self.spec, plan).run(plan, trials)
+            with observer.guard(plan):
+                outcome = _strategy(self.spec, plan).run(plan, trials)
         except BaseException:
             observer.arm_failed(plan)
             raise
