@@ -31,6 +31,9 @@ def create_study(
     Without, the study is open: :meth:`Study.optimize` runs one arm after the other, each trained by
     a function of your own.
 
+    Releases go to MLflow with ``observer=privtune.tracking.mlflow.MlflowObserver(study)``, given to
+    either. Whether or not it is given, nothing in a sealed round can reach MLflow.
+
     Args:
         name: Name of the study.
         budget: The budget it draws on; created with the study if it does not exist.
