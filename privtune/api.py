@@ -8,6 +8,7 @@ from typing import Any
 from privtune.ledger import Budget
 from privtune.study import Study, StudySpec, delete_study
 from privtune.study._store import StudyNotFoundError
+from privtune.tracking.guard import SealedGuard
 
 __all__ = ["create_study", "delete_study", "load_study"]
 
@@ -29,6 +30,9 @@ def create_study(
     With a task and arms everything is declared and planned together; :meth:`Study.run` runs it.
     Without, the study is open: :meth:`Study.optimize` runs one arm after the other, each trained by
     a function of your own.
+
+    Releases go to MLflow with ``observer=privtune.tracking.mlflow.MlflowObserver(study)``, given to
+    either. Whether or not it is given, nothing in a sealed round can reach MLflow.
 
     Args:
         name: Name of the study.
@@ -62,10 +66,10 @@ def create_study(
     )
     if load_if_exists:
         try:
-            return Study(name, storage)
+            return _guarded(Study(name, storage))
         except StudyNotFoundError:
             pass
-    return Study.create(spec, storage)
+    return _guarded(Study.create(spec, storage))
 
 
 def load_study(name: str, *, storage: str = _DEFAULT_STORAGE, curator: bool = False) -> Study:
@@ -79,4 +83,10 @@ def load_study(name: str, *, storage: str = _DEFAULT_STORAGE, curator: bool = Fa
     Raises:
         PrivTuneError: If there is no such study.
     """
-    return Study(name, storage, curator=curator)
+    return _guarded(Study(name, storage, curator=curator))
+
+
+def _guarded(study: Study) -> Study:
+    """Keep the study's sealed rounds from logging, whoever runs them."""
+    study.observer = SealedGuard()
+    return study

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -51,3 +53,7 @@ def wrong_size() -> Task:
     return Task(
         **{**{f: getattr(task, f) for f in task.__dataclass_fields__}, "train_records": 250}
     )
+
+
+def public_blobs() -> Task:
+    return replace(blobs(), name="public-blobs", public_validation=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -245,7 +247,9 @@ def run_study(
     study: Study, *, mlflow: bool, quiet: bool, jobs: int = 1, non_private: bool = False
 ) -> None:
     """Run a study with progress on the terminal and, if asked, releases to MLflow."""
-    observers: list[Observer] = []
+    from privtune.tracking.guard import SealedGuard
+
+    observers: list[Observer] = [SealedGuard()]
     if mlflow:
         from privtune.tracking.mlflow import MlflowObserver
 
@@ -295,6 +299,9 @@ class _OpenOnly(ProgressColumn):
 class _ProgressObserver:
     """Shows a bar for an arm; for a sealed arm one that says nothing but that it runs."""
 
+    def guard(self, plan: Plan) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._bars: dict[str, Any] = {}
@@ -325,6 +332,13 @@ class _Fanout:
 
     def __init__(self, observers: list[Any]) -> None:
         self._observers = observers
+
+    @contextmanager
+    def guard(self, plan: Plan) -> Iterator[None]:
+        with ExitStack() as stack:
+            for observer in self._observers:
+                stack.enter_context(observer.guard(plan))
+            yield
 
     def arm_started(self, plan: Plan) -> None:
         for observer in self._observers:

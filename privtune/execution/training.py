@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from privtune.errors import PrivTuneError
 from privtune.strategies import Plan, ScorePlan, TrainingPlan, TrialResult
 from privtune.training.streams import Streams
 
@@ -58,6 +59,7 @@ def train_trials(
     secrets: Mapping[int, bytes],
     device: str = "auto",
     on_step: OnStep | None = None,
+    validated: bool = False,
 ) -> list[TrialResult]:
     """Train the given trials as one stack and score each.
 
@@ -71,17 +73,25 @@ def train_trials(
         secrets: The secret of each trial, by index: everything random in it derives from it.
         device: ``auto``, ``cpu`` or ``cuda``.
         on_step: Progress.
+        validated: Whether to note the validation accuracy by step, in the curve ``val_accuracy``,
+            NaN where it was not looked at. Only for a public validation split and trials that are
+            released whole: it is neither noised nor charged.
 
     Returns:
         One result a trial, in the order of ``trials``. An exception or an out-of-memory of the
         training is a result with score −∞: a trial that was dropped would be a choice by data.
 
     Raises:
+        PrivTuneError: If a private validation split is to be shown.
         TranscriptMismatchError: If more was released than was charged: that is a defect.
         PROGRAM_ERRORS: Mistakes of the program.
     """
     from privtune.training.transcript import TranscriptMismatchError
 
+    if validated and not task.public_validation:
+        raise PrivTuneError(
+            f"The validation split of task {task.name!r} is private: its accuracy is not shown."
+        )
     try:
         return _train(
             training,
@@ -93,6 +103,7 @@ def train_trials(
             secrets=secrets,
             device=device,
             on_step=on_step,
+            validated=validated,
         )
     except (TranscriptMismatchError, *PROGRAM_ERRORS):
         raise
@@ -113,6 +124,7 @@ def train_trials(
             secrets=secrets,
             device=device,
             on_step=on_step,
+            validated=validated,
         )
     ]
 
@@ -141,6 +153,7 @@ def _train(
     secrets: Mapping[int, bytes],
     device: str,
     on_step: OnStep | None,
+    validated: bool,
 ) -> list[TrialResult]:
     from privtune.training.engine import train
 
@@ -156,10 +169,14 @@ def _train(
         secrets=[secrets[index] for index in trials],
         device=device,
         on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
+        snapshots_at=training.schedule.checkpoints() if validated else (),
     )
     results = []
     for row, (index, params) in enumerate(trials.items()):
         weights = trained.params[row].detach().cpu()
+        curves = {name: values[:, row].tolist() for name, values in trained.report.items()}
+        if validated:
+            curves["val_accuracy"] = _accuracies(task, trained.snapshots[row], data, steps)
         results.append(
             TrialResult(
                 index=index,
@@ -168,11 +185,23 @@ def _train(
                 score=None
                 if score is None
                 else noised_score(score, task, weights, data.validation, secrets[index]),
-                curves={name: values[:, row].tolist() for name, values in trained.report.items()},
+                curves=curves,
                 transcript_digest=trained.transcripts[row].digest(),
             )
         )
     return results
+
+
+def _accuracies(
+    task: Task, snapshots: Mapping[int, torch.Tensor], data: TaskData, steps: int
+) -> list[float]:
+    """Return the validation accuracy by step, NaN where there is no model to look at."""
+    return [
+        accuracy(task, weights, data.validation)
+        if (weights := snapshots.get(step)) is not None and bool(weights.isfinite().all())
+        else math.nan
+        for step in range(steps)
+    ]
 
 
 def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:

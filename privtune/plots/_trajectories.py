@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from privtune.plots._style import apply_style, colours
@@ -46,14 +48,14 @@ def plot_trajectories(study: Study) -> go.Figure:
     palette = colours([plan.arm for plan in study.plans])
     labelled: set[str] = set()
     for row, name in enumerate(names, start=1):
-        values = [v for by_name in curves.values() for v in by_name.get(name, ())]
+        values = [y for by_name in curves.values() for _, y in _points(by_name.get(name, ()))]
         for arm, by_name in curves.items():
             if name not in by_name:
                 continue
             figure.add_trace(
                 go.Scatter(
-                    x=list(range(len(by_name[name]))),
-                    y=list(by_name[name]),
+                    x=[x for x, _ in _points(by_name[name])],
+                    y=[y for _, y in _points(by_name[name])],
                     name=arm,
                     legendgroup=arm,
                     showlegend=arm not in labelled,
@@ -72,3 +74,8 @@ def plot_trajectories(study: Study) -> go.Figure:
     figure.update_xaxes(title_text="step", row=len(names), col=1)
     figure.update_layout(legend={"y": 1.06})
     return figure
+
+
+def _points(curve: Sequence[float]) -> list[tuple[int, float]]:
+    """Return the steps that a curve has values for: some are looked at every few steps only."""
+    return [(step, value) for step, value in enumerate(curve) if math.isfinite(value)]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from privtune.strategies import Plan, Release, Strategy
     from privtune.study._study import Study
+    from privtune.study.observer import Observer
     from privtune.study.user_training import DPSGD, Validation
 
 __all__ = ["optimize"]
@@ -42,6 +43,7 @@ def optimize(
     timeout: float | None,
     catch: type[BaseException] | Sequence[type[BaseException]],
     callbacks: Sequence[Callable[[Study, Release], None]],
+    observer: Observer,
     show_progress_bar: bool,
 ) -> Release:
     """Run one arm of an open study: see :meth:`privtune.Study.optimize`."""
@@ -83,12 +85,18 @@ def optimize(
             timeout=timeout,
             catch=check_catch(catch),
         )
+        observer.arm_started(plan)
         started = time.perf_counter()
-        with _spinner(plan) if show_progress_bar else nullcontext():
-            outcome = strategy.run(plan, trials)
+        try:
+            with observer.guard(plan), _spinner(plan) if show_progress_bar else nullcontext():
+                outcome = strategy.run(plan, trials)
+        except BaseException:
+            observer.arm_failed(plan)
+            raise
         seconds = None if plan.is_sealed else time.perf_counter() - started
         release = study._save(plan, outcome, seconds, {})
     study._settle(plan, charge)
+    observer.released(plan, release)
     for callback in callbacks:
         callback(study, release)
     study._store.set(study.name, plan.arm, "announced", True)

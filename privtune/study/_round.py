@@ -114,6 +114,8 @@ class TrialFiles(Files):
             secrets={index: self.streams.key("trial", index) for index in trials},
             device=self.device,
             on_step=self.on_step,
+            # Sealed trials and private splits have no curves: nothing would have paid for them.
+            validated=self.task.public_validation and not self.plan.is_sealed,
         )
 
 

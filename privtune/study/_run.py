@@ -35,11 +35,11 @@ def run_study(
         )
     if not non_private:
         _check_private(study)
-    seconds = {
-        plan.arm: dry_run(plan, task, device=study.spec.device)
-        for plan in study.plans
-        if study._store.get(study.name, plan.arm, "release") is None
-    }
+    seconds = {}
+    for plan in study.plans:
+        if study._store.get(study.name, plan.arm, "release") is None:
+            with observer.guard(plan):
+                seconds[plan.arm] = dry_run(plan, task, device=study.spec.device)
     charges = study._reserve()
     loaded: TaskData | None = None
     releases = []
@@ -104,7 +104,8 @@ def _run_arm(
     )
     started = time.perf_counter()
     try:
-        outcome = _strategy(study.spec, plan).run(plan, trials)
+        with observer.guard(plan):
+            outcome = _strategy(study.spec, plan).run(plan, trials)
     except BaseException:
         observer.arm_failed(plan)
         raise

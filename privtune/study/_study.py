@@ -66,6 +66,7 @@ class Study:
         self._uid: str = document["uid"]
         self.plans: tuple[Plan, ...] = tuple(Plan.from_dict(d) for d in document["plans"])
         self.folder: Path = artifact_root(storage) / name
+        self.observer: Observer = NullObserver()
         self._curator = curator or os.environ.get("PRIVTUNE_CURATOR", "") not in ("", "0")
 
     @classmethod
@@ -87,7 +88,7 @@ class Study:
         All arms are charged in one transaction before the first of them touches data.
 
         Args:
-            observer: Hears of the progress.
+            observer: Hears of the progress; the study's own :attr:`observer` unless given.
             n_jobs: Worker processes for the rounds of selections; 1 trains whole stacks here.
             non_private: Whether arms without any guarantee may run.
 
@@ -101,7 +102,7 @@ class Study:
         """
         from privtune.study._run import run_study
 
-        return run_study(self, observer or NullObserver(), n_jobs=n_jobs, non_private=non_private)
+        return run_study(self, observer or self.observer, n_jobs=n_jobs, non_private=non_private)
 
     def optimize(
         self,
@@ -118,6 +119,7 @@ class Study:
         timeout: float | None = None,
         catch: type[BaseException] | Sequence[type[BaseException]] = Exception,
         callbacks: Sequence[Callable[[Study, Release], None]] = (),
+        observer: Observer | None = None,
         show_progress_bar: bool = False,
     ) -> Release:
         """Run one arm whose trials are trained by a function of one's own, and release it.
@@ -139,6 +141,8 @@ class Study:
                 charge stays; so do those that are mistakes of the program (``AttributeError``,
                 ``NameError``, ``TypeError``, ``ImportError``, ``NotImplementedError``).
             callbacks: Called with the study and the release; never with a sealed trial.
+            observer: Hears when the arm begins, fails and is released, as
+                ``privtune.tracking.mlflow.MlflowObserver``; the study's own unless given.
             show_progress_bar: Show that the arm runs; of a sealed arm nothing else is shown.
 
         Returns:
@@ -166,6 +170,7 @@ class Study:
             timeout=timeout,
             catch=catch,
             callbacks=callbacks,
+            observer=observer or self.observer,
             show_progress_bar=show_progress_bar,
         )
 

@@ -24,16 +24,14 @@ def epsilon_spent(
     Returns:
         Pairs of a step, counted from 0, and the ε of all releases up to and including it.
     """
-    steps = training.schedule.steps
-    chosen = sorted({max(1, round(steps * (i + 1) / points)) for i in range(points)})
     return [
         (
-            done - 1,
+            step,
             epsilon(
-                training.method.event(replace(training.schedule, steps=done)),
+                training.method.event(replace(training.schedule, steps=step + 1)),
                 delta,
                 adjacency=adjacency,
             ).epsilon,
         )
-        for done in chosen
+        for step in training.schedule.checkpoints(points)
     ]

@@ -5,12 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
+from privtune.study.observer import NullObserver
 
-__all__ = ["SealedError", "sealed_round", "sealed_round_begin", "sealed_round_end"]
+if TYPE_CHECKING:
+    from privtune.strategies import Plan
+
+__all__ = [
+    "SealedError",
+    "SealedGuard",
+    "guard_of",
+    "sealed_round",
+    "sealed_round_begin",
+    "sealed_round_end",
+]
 
 
 class SealedError(PrivTuneError):
@@ -32,9 +45,11 @@ def sealed_round_begin() -> None:
     apart beforehand, or opens a database itself, is inside the trust boundary like the data.
     """
     global _rounds  # noqa: PLW0603 - one process, one state
-    from mlflow.tracking._model_registry.registry import ModelRegistryStoreRegistry
-    from mlflow.tracking._tracking_service.client import TrackingServiceClient
-    from mlflow.tracking._tracking_service.registry import TrackingStoreRegistry
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about MLflow's own imports
+        from mlflow.tracking._model_registry.registry import ModelRegistryStoreRegistry
+        from mlflow.tracking._tracking_service.client import TrackingServiceClient
+        from mlflow.tracking._tracking_service.registry import TrackingStoreRegistry
 
     with _lock:
         _rounds += 1
@@ -78,6 +93,19 @@ def sealed_round() -> Iterator[None]:
         yield
     finally:
         sealed_round_end()
+
+
+def guard_of(plan: Plan) -> AbstractContextManager[None]:
+    """Return the guard for code that an arm runs: :func:`sealed_round` if the arm is sealed."""
+    return sealed_round() if plan.is_sealed else nullcontext()
+
+
+class SealedGuard(NullObserver):
+    """An observer that logs nothing, and keeps sealed rounds from logging."""
+
+    def guard(self, plan: Plan) -> AbstractContextManager[None]:
+        """Bar every way to MLflow while code of a sealed arm runs."""
+        return guard_of(plan)
 
 
 def _refuse(*_args: Any, **_kwargs: Any) -> Any:

@@ -121,7 +121,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         "eps/one_run": ceil_to(one_run, 4),
         "eps/left": floor_to(view.left, 4),
         **{_utility_name(name): _rounded(value, 4) for name, value in release.utility.items()},
-        "acc/val": _rounded(release.score, 4),
+        "acc/val": _score(release),
         "cost/gradient_evaluations": _rounded(release.cost.gradient_evaluations, 0),
         "cost/wall_seconds": _rounded(release.cost.wall_seconds, 1),
     }
@@ -208,7 +208,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def _child(plan: Plan, trial: TrialResult) -> ArmRecord:
-    score = _rounded(trial.score, 4)
+    score = _score(trial)
     return ArmRecord(
         arm=f"{plan.arm}/{trial.index}",
         digest=f"{plan.digest()}/{trial.index}",
@@ -223,6 +223,11 @@ def _child(plan: Plan, trial: TrialResult) -> ArmRecord:
         points=(*([] if score is None else [("acc/val", score, 0)]), *_curves(trial.curves)),
         note=f"Trial {trial.index} of {plan.arm}: every trial of this arm is paid for.",
     )
+
+
+def _score(result: Release | TrialResult) -> float | None:
+    """Return the score, unless there is a curve of it: it would stand at the curve's first step."""
+    return None if "val_accuracy" in result.curves else _rounded(result.score, 4)
 
 
 def _curves(curves: Mapping[str, Sequence[float]]) -> list[Point]:

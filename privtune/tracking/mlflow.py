@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from privtune.tracking.guard import sealed_round_begin, sealed_round_end
+from privtune.tracking.guard import guard_of
 from privtune.tracking.layout import CURVE_NAMES, arm_record, budget_view, study_note
 from privtune.tracking.machine import MachineSampler, read_samples, write_samples
 from privtune.tracking.report import render_arm
@@ -60,11 +61,13 @@ class MlflowObserver:
         self._sampling_seconds = sampling_seconds
         self._samplers: dict[str, MachineSampler] = {}
 
+    def guard(self, plan: Plan) -> AbstractContextManager[None]:
+        """Bar every way to MLflow while code of a sealed arm runs."""
+        return guard_of(plan)
+
     def arm_started(self, plan: Plan) -> None:
-        """Watch the machine, or, for a sealed arm, bar every way to MLflow."""
-        if plan.is_sealed:
-            sealed_round_begin()
-        else:
+        """Watch the machine, unless the arm is sealed."""
+        if not plan.is_sealed:
             self._samplers[plan.arm] = MachineSampler(self._sampling_seconds)
 
     def step(self, plan: Plan, done: int, steps: int) -> None:
@@ -89,9 +92,7 @@ class MlflowObserver:
             )
 
     def _end(self, plan: Plan) -> None:
-        if plan.is_sealed:
-            sealed_round_end()
-        elif (sampler := self._samplers.pop(plan.arm, None)) is not None:
+        if (sampler := self._samplers.pop(plan.arm, None)) is not None:
             write_samples(sampler.stop(), _samples_path(self._study, plan.arm))
 
 

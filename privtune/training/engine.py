@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,6 +49,8 @@ class TrainingResult:
         gradient_evaluations: Realised per-sample gradients of each candidate. Sealed.
         nonfinite: Per-sample gradients that were not finite and counted as zero. Sealed.
         diverged: Whether the final parameters are not finite: a result, not an error.
+        snapshots: For each candidate its parameters after the steps that were asked for, by step,
+            on the CPU, shape ``[P]``; like ``params`` functions of releases.
     """
 
     params: torch.Tensor
@@ -57,6 +59,7 @@ class TrainingResult:
     gradient_evaluations: tuple[int, ...]
     nonfinite: tuple[int, ...]
     diverged: tuple[bool, ...]
+    snapshots: tuple[Mapping[int, torch.Tensor], ...]
 
 
 def train(
@@ -73,6 +76,7 @@ def train(
     steps: Sequence[int] | None = None,
     noise: NoiseOptions | None = None,
     on_step: OnStep | None = None,
+    snapshots_at: Collection[int] = (),
 ) -> TrainingResult:
     """Train candidates of one architecture, each with its own samples, noise and privacy.
 
@@ -90,6 +94,7 @@ def train(
             stack. None for ``schedule.steps`` each.
         noise: Where noise comes from and how it is treated; None for the defaults.
         on_step: Called after every step with its number and the stack's report.
+        snapshots_at: Steps, counted from 0, after which to keep a copy of the parameters.
 
     Returns:
         The results, in the order of ``candidates``.
@@ -128,7 +133,14 @@ def train(
         )
         params = torch.stack([_initial(model, s, kernel) for s in streams]).to(place)
         state = method.init(params, candidates[rows])
-        outcomes += run_stack(method, state, oracle, steps=counts[rows], on_step=on_step)
+        outcomes += run_stack(
+            method,
+            state,
+            oracle,
+            steps=counts[rows],
+            on_step=on_step,
+            snapshots_at=snapshots_at,
+        )
     for outcome, count in zip(outcomes, counts, strict=True):
         event = method.event(dataclasses.replace(schedule, steps=count))
         outcome.transcript.check_within(event)
@@ -216,6 +228,7 @@ def _joined(outcomes: Sequence[Outcome], steps: int) -> TrainingResult:
         gradient_evaluations=tuple(o.gradient_evaluations for o in outcomes),
         nonfinite=tuple(o.nonfinite for o in outcomes),
         diverged=tuple((~params.isfinite().all(dim=1)).tolist()),
+        snapshots=tuple(o.snapshots for o in outcomes),
     )
 
 

@@ -68,6 +68,19 @@ class Schedule:
         """Expected number of records in a sample: the public normaliser of every average."""
         return self.sample_rate * self.records
 
+    def checkpoints(self, points: int = 12) -> tuple[int, ...]:
+        """Return steps at which a training is looked at, counted from 0, the last included.
+
+        Args:
+            points: How many, at least 1, evenly spread; fewer if there are not as many steps.
+
+        Example:
+            >>> Schedule(records=100, sample_rate=0.1, steps=10).checkpoints(4)
+            (1, 4, 7, 9)
+        """
+        spread = (round(self.steps * (i + 1) / points) for i in range(points))
+        return tuple(sorted({max(1, done) - 1 for done in spread}))
+
     @property
     def expected_gradient_evaluations(self) -> float:
         """Expected per-sample gradients of one pass of one gradient a step."""

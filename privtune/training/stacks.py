@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,7 @@ class Outcome:
         transcript: What was released.
         gradient_evaluations: Realised per-sample gradients. Sealed.
         nonfinite: Gradients that were not finite and counted as zero. Sealed.
+        snapshots: Parameters after some of the steps, by step, on the CPU, shape ``[P]``.
     """
 
     params: torch.Tensor
@@ -97,10 +98,17 @@ class Outcome:
     transcript: Transcript
     gradient_evaluations: int
     nonfinite: int
+    snapshots: Mapping[int, torch.Tensor]
 
 
 def run_stack(
-    method: Any, state: Any, oracle: StackOracle, *, steps: Sequence[int], on_step: OnStep | None
+    method: Any,
+    state: Any,
+    oracle: StackOracle,
+    *,
+    steps: Sequence[int],
+    on_step: OnStep | None,
+    snapshots_at: Collection[int] = (),
 ) -> list[Outcome]:
     """Train one stack from its initial state; candidates leave it when their steps are done.
 
@@ -110,16 +118,21 @@ def run_stack(
         oracle: Their oracle.
         steps: Steps of each candidate.
         on_step: Called after every step.
+        snapshots_at: Steps after which to keep a copy of the parameters.
     """
     alive = list(range(len(steps)))
     outcomes: dict[int, Outcome] = {}
     reports: list[dict[str, torch.Tensor]] = [{} for _ in steps]
+    snapshots: list[dict[int, torch.Tensor]] = [{} for _ in steps]
     history: list[Mapping[str, torch.Tensor]] = []
     for step in range(max(steps)):
         state = method.update(state, oracle)
         history.append(method.report(state))
         if on_step is not None:
             on_step(step, history[-1])
+        if step in snapshots_at:
+            for row, k in enumerate(alive):
+                snapshots[k][step] = state.params[row].detach().to("cpu", copy=True)
         done = [row for row, k in enumerate(alive) if steps[k] == step + 1]
         if not done:
             continue
@@ -135,6 +148,7 @@ def run_stack(
                 transcripts[row],
                 int(oracle.gradient_evaluations[row]),
                 int(oracle.nonfinite[row]),
+                snapshots[k],
             )
         left = [row for row in range(len(alive)) if row not in done]
         if left:

@@ -212,3 +212,20 @@ def test_an_objective_that_logs_fails_and_leaves_nothing(
     assert b"leak-" not in stored
     client = MlflowClient(tracking_uri=uri)
     assert {e.name for e in client.search_experiments()} == {"Default", "toy"}
+
+
+def test_a_model_that_logs_is_found_out_before_anything_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = f"sqlite:///{tmp_path / 'privtune.db'}"
+    study = Study.create(toy_spec(arms=ARMS[1:2]), storage)
+    honest = toy._model
+
+    def talkative():
+        MlflowClient(tracking_uri=local_uri(storage)).create_experiment("leak")
+        return honest()
+
+    monkeypatch.setattr(toy, "_model", talkative)
+    with pytest.raises(SealedError):
+        study.run(MlflowObserver(study))
+    assert [arm.state for arm in study.status()] == ["planned"]

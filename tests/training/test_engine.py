@@ -5,12 +5,15 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine import TensorData, flatten_params, load_params, train
+from privtune.training.methods.hyfreedp import HyFreeDP
 from privtune.training.schedule import Schedule
 from privtune.training.transcript import TranscriptMismatchError
 from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, mlp, secrets
 
 
-def run(method, *, candidates, secrets_, data=None, steps=30, rate=0.1, stack="auto"):
+def run(
+    method, *, candidates, secrets_, data=None, steps=30, rate=0.1, stack="auto", snapshots_at=()
+):
     x, y = data or blobs()
     return train(
         method,
@@ -22,6 +25,7 @@ def run(method, *, candidates, secrets_, data=None, steps=30, rate=0.1, stack="a
         secrets=secrets_,
         device="cpu",
         stack=stack,
+        snapshots_at=snapshots_at,
     )
 
 
@@ -57,6 +61,22 @@ def test_result_does_not_depend_on_the_stack():
     for stack in (1, 2):
         apart = run(SimpleDPSGD(1.0), candidates=good(5), secrets_=secrets(5), steps=8, stack=stack)
         torch.testing.assert_close(apart.params, together.params, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("stack", ["auto", 2])
+@pytest.mark.parametrize(
+    ("method", "given"), [(SimpleDPSGD(1.0), good(3)), (HyFreeDP(1.0, 1.0), [{}] * 3)]
+)
+def test_snapshots_are_what_a_shorter_training_ends_with(method, given, stack):
+    common = {"candidates": given, "secrets_": secrets(3), "stack": stack}
+    long = run(method, steps=8, snapshots_at=(2, 7), **common)
+    short = run(method, steps=3, **common)
+    for candidate, snapshots in enumerate(long.snapshots):
+        assert sorted(snapshots) == [2, 7]
+        assert torch.equal(snapshots[2], short.params[candidate])
+        assert torch.equal(snapshots[7], long.params[candidate])
+        assert not torch.equal(snapshots[2], snapshots[7])
+    assert short.snapshots == ({}, {}, {})
 
 
 def test_more_releases_than_charged_fail():
@@ -107,3 +127,12 @@ def test_data_must_have_the_size_of_the_schedule():
             candidates=good(1),
             secrets=secrets(1),
         )
+
+
+@pytest.mark.parametrize("steps", [1, 5, 12, 13, 500])
+def test_checkpoints_are_steps_of_the_schedule_and_end_with_the_last(steps):
+    chosen = Schedule(100, 0.1, steps).checkpoints()
+    assert len(chosen) == min(steps, 12)
+    assert chosen[-1] == steps - 1
+    assert list(chosen) == sorted(set(chosen))
+    assert chosen[0] >= 0

@@ -1,0 +1,131 @@
+"""Open studies and MLflow: a sealed objective cannot log, and what is released is logged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+from mlflow import MlflowClient
+from torch import nn
+
+import privtune
+from privtune.strategies import Fixed, PapernotSteinke
+from privtune.study import Study
+from privtune.tracking.guard import SealedError
+from privtune.tracking.mlflow import MlflowObserver
+from privtune.tracking.store import local_uri
+from tests.toy import blobs
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+DATA = blobs().load()
+LOOP = privtune.DPSGD(records=240, epochs=1, expected_batch_size=24)
+SPLIT = privtune.Validation(records=60)
+
+
+def objective(trial: privtune.Trial) -> float:
+    model = nn.Linear(6, 3)
+    rate = trial.suggest_float("rate", 0.1, 2.0, log=True)
+    private = trial.make_private(model, torch.optim.SGD(model.parameters(), rate), DATA.train)
+    for x, y in private.batches():
+        private.step(nn.functional.cross_entropy(private.model(x), y, reduction="none"))
+    return trial.score(model, DATA.validation)
+
+
+def make(folder: Path, **options: Any) -> Study:
+    storage = f"sqlite:///{folder / 'privtune.db'}"
+    budget = privtune.Budget(6.0, 1e-5, name="open")
+    return privtune.create_study("open", budget=budget, storage=storage, seed=1, **options)
+
+
+def logged(study: Study) -> dict[str, Any]:
+    client = MlflowClient(tracking_uri=local_uri(study.storage))
+    found = client.get_experiment_by_name(study.name)
+    if found is None:
+        return {}
+    return {run.info.run_name: run for run in client.search_runs([found.experiment_id])}
+
+
+def test_releases_of_an_open_study_are_logged(tmp_path: Path) -> None:
+    study = make(tmp_path)
+    observer = MlflowObserver(study)
+    told: list[set[str]] = []
+    common = {"training": LOOP, "observer": observer}
+    selection = study.optimize(
+        objective,
+        strategy=PapernotSteinke(mean_runs=3),
+        validation=SPLIT,
+        epsilon=3.0,
+        callbacks=[lambda s, _: told.append(set(logged(s)))],
+        **common,
+    )
+    fixed = study.optimize(
+        objective, strategy=Fixed(parameters={"rate": 0.5}), epsilon=1.0, **common
+    )
+    assert observer.unavailable is None
+    assert told == [{"papernot-steinke"}]
+    runs = logged(study)
+    assert set(runs) == {"papernot-steinke", "fixed"}
+    for release in (selection, fixed):
+        run = runs[release.arm]
+        assert 0 <= run.data.metrics["eps/total"] - release.guarantee.epsilon < 1e-4
+        assert run.data.params["rate"] == str(release.params["rate"])
+        assert run.info.status == "FINISHED"
+    sealed = runs["papernot-steinke"]
+    assert sealed.info.start_time == sealed.info.end_time
+    assert not any(name.startswith("system/") for name in sealed.data.metrics)
+
+
+def test_a_sealed_objective_cannot_log_and_goes_on_once_corrected(tmp_path: Path) -> None:
+    theirs = f"sqlite:///{tmp_path / 'theirs.db'}"
+    client = MlflowClient(tracking_uri=theirs)
+    run = client.create_run(client.create_experiment("theirs", tmp_path.as_uri())).info.run_id
+    attempts: list[str] = []
+
+    def talks(trial: privtune.Trial) -> float:
+        score = objective(trial)
+        for log in (
+            lambda: client.log_metric(run, "score", score),
+            lambda: mlflow.log_metric("score", score, run_id=run),
+        ):
+            try:
+                log()
+            except SealedError:
+                attempts.append("refused")
+        client.log_metric(run, "score", score)
+        return score
+
+    study = make(tmp_path)
+    arm = {"strategy": PapernotSteinke(mean_runs=3), "training": LOOP, "validation": SPLIT}
+    mlflow.set_tracking_uri(theirs)
+    try:
+        with pytest.raises(SealedError, match="A sealed round is running"):
+            study.optimize(talks, **arm)
+    finally:
+        mlflow.set_tracking_uri(None)
+    assert attempts == ["refused", "refused"]
+    assert client.get_run(run).data.metrics == {}, "the store is open again, and empty"
+    assert logged(study) == {}
+
+    # The mistake is corrected: the arm goes on under the same charge.
+    loaded = privtune.load_study("open", storage=study.storage)
+    release = loaded.optimize(objective, observer=MlflowObserver(loaded), epsilon=6.0, **arm)
+    assert 0 < release.guarantee.epsilon <= 6.0
+    assert set(logged(loaded)) == {"papernot-steinke"}
+
+
+def test_an_objective_whose_trials_are_paid_for_may_log(tmp_path: Path) -> None:
+    theirs = f"sqlite:///{tmp_path / 'theirs.db'}"
+    client = MlflowClient(tracking_uri=theirs)
+    run = client.create_run(client.create_experiment("theirs", tmp_path.as_uri())).info.run_id
+
+    def talks(trial: privtune.Trial) -> float:
+        client.set_tag(run, "rate", str(trial.suggest_float("rate", 0.1, 2.0)))
+        return objective(trial)
+
+    study = make(tmp_path)
+    study.optimize(talks, strategy=Fixed(parameters={"rate": 0.5}), training=LOOP)
+    assert client.get_run(run).data.tags["rate"] == "0.5"
