@@ -28,6 +28,7 @@ class Server:
     def __init__(self, command: Sequence[str], *, port: int, log: Path, cwd: Path) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
+        self.backend = ""
         self._command = list(command)
         self._cwd = cwd
         self._process: subprocess.Popen[bytes] | None = None
@@ -38,7 +39,9 @@ class Server:
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", backend]
         command += ["--artifacts-destination", str(folder / "served"), "--host", "127.0.0.1"]
         command += ["--port", str(port), "--workers", "1"]
-        return cls(command, port=port, log=folder / "server.log", cwd=folder)
+        server = cls(command, port=port, log=folder / "server.log", cwd=folder)
+        server.backend = backend
+        return server
 
     def start(self) -> Server:
         environment = {

@@ -127,15 +127,33 @@ def test_processes_share_a_server(server: Server, released: Study) -> None:
         assert {"certificate.json", "model", "privacy"} <= paths
 
 
-def test_neither_the_server_s_log_nor_its_files_hold_a_sealed_trial(
-    server: Server, released: Study
-) -> None:
+def rows_of(backend: str) -> bytes:
+    """Every row of every table of a PostgreSQL database, as text."""
+    url = make_url(backend).set(drivername="postgresql").render_as_string(hide_password=False)
+    stored = b""
+    with psycopg.connect(url) as connection:
+        tables = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+        ).fetchall()
+        for (table,) in tables:
+            copy = sql.SQL("COPY {} TO STDOUT").format(sql.Identifier(table))
+            with connection.cursor().copy(copy) as rows:
+                stored += b"".join(bytes(row) for row in rows)
+    return stored
+
+
+def test_nothing_that_a_server_keeps_holds_a_sealed_trial(server: Server, released: Study) -> None:
     sync_study(released, uri=server.url)
     folder = server.log.parent
     stored = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    if server.backend.startswith("postgresql"):
+        stored += rows_of(server.backend)
     assert b"GET /health" in server.log.read_bytes()
     assert b"certificate" in stored
     winner = released.release("selection").params
+    # The scan sees what is there, the database's rows included.
+    assert any(form in stored for form in forms(winner["learning_rate"]))
+    assert b"privtune.strategy" in stored
     for trial in released.sealed_trials("selection"):
         if trial["params"] != winner:
             for value in (*trial["params"].values(), trial["score"]):
