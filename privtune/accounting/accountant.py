@@ -48,7 +48,6 @@ _METHODS = ("best", "rdp", "pld")
 _TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
 _MOST_RUNS = 10_000
 _MAX_FINENESS = 16.0
-_QUICK = 0.5  # fineness of the lattice of searches
 _MARGIN = 1e-9  # sums of masses are known to about 1e-13
 
 
@@ -302,8 +301,8 @@ def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> di
     return bounds
 
 
-def quick_epsilon(event: Event, delta: float, near: float) -> float | None:
-    """Return ε, about `near`, on one coarse lattice, for searches; None where another bound counts.
+def quick_epsilon(event: Event, delta: float, near: float, fineness: float) -> float | None:
+    """Return ε, about `near`, on one lattice, for searches; None where another bound counts.
 
     It is valid, and a smooth multiple of the reported value, at a fraction of the time.
     """
@@ -313,10 +312,10 @@ def quick_epsilon(event: Event, delta: float, near: float) -> float | None:
     single = next(iter(parts)) if list(parts.values()) == [1] else None
     try:
         if isinstance(single, PrivateSelection):
-            return _worse(selection_tuners(single, _QUICK), "epsilon", delta)
+            return _worse(selection_tuners(single, fineness), "epsilon", delta)
         if isinstance(single, ThresholdSelection):
-            return _worse(threshold_bounds(single, _QUICK), "epsilon", delta)
-        pair = event_pair(parts, default_step(parts, delta, _QUICK, near=near))
+            return _worse(threshold_bounds(single, fineness), "epsilon", delta)
+        pair = event_pair(parts, default_step(parts, delta, fineness, near=near))
         return _worse((pair.remove, pair.add), "epsilon", delta)
     except GridError:
         return None
