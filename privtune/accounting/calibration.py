@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from scipy import optimize
 
 from privtune.accounting._checks import check_delta, check_number
-from privtune.accounting.accountant import Guarantee, quick_epsilon
+from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
+from privtune.accounting.bounds import quick_epsilon
 from privtune.accounting.events import (
     Adjacency,
     Composed,
