@@ -29,6 +29,7 @@ from privtune.accounting import (
     lower_bound,
 )
 from privtune.accounting import delta as dp_delta
+from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.selection import Threshold, Tuner
 from tests.accounting.helpers import finite_pmf, steps
 
@@ -176,6 +177,49 @@ def test_envelope_by_exact_enumeration(first, second, runs):
         exact = [np.maximum(a - math.exp(e) * b, 0.0).sum() for e in points]
         assert all(x <= y + 1e-9 for x, y in zip(exact, bound, strict=True))
         assert (np.array(exact)[[2, 3, 4, 5]] <= tabulated + 1e-9).all()
+
+
+@given(
+    st.lists(st.floats(0.03, 1.0), min_size=3, max_size=3),
+    st.lists(st.floats(0.03, 1.0), min_size=3, max_size=3),
+    st.floats(0.05, 0.95),
+    st.sampled_from([Binomial(3, 3.0), Binomial(10, 10.0), Poisson(20.0), Geometric(30)]),
+)
+@settings(max_examples=12, deadline=None)
+def test_rearrangement_by_exact_enumeration(first, second, cut, runs):
+    """Every order of outcomes that may be ranked at two levels each, and every share."""
+    p, q = np.array(first) / sum(first), np.array(second) / sum(second)
+    split = np.array([cut, 1.0 - cut])
+    bound = Rearranged(Tuner(finite_pmf(p, q), runs))
+    points = (0.0, 0.2, 0.6, 1.5, 3.0, 6.0)
+    promised = np.array([bound.delta(e) for e in points])
+    for order in itertools.permutations(range(6)):
+        a, b = tuned(
+            np.outer(p, split).ravel(), np.outer(q, split).ravel(), [[i] for i in order], runs
+        )
+        exact = np.array([np.maximum(a - math.exp(e) * b, 0.0).sum() for e in points])
+        assert (exact <= promised + 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("base", "runs", "envelope", "ceiling"),
+    [
+        ((256 / 60000, 1.0, 2340), Poisson(40), 4.27, 4.13),
+        ((0.05, 2.0, 400), Poisson(40), 8.92, 8.75),
+        ((1.0, 20.0, 100), Poisson(100), 14.55, 13.64),
+        ((1.0, 20.0, 100), Binomial(10, 10), 6.80, 6.66),
+        ((256 / 1400, 4.0, 100), Binomial(40, 40), 11.23, 10.62),
+    ],
+)
+def test_the_rearrangement_closes_about_half_of_the_gap(base, runs, envelope, ceiling):
+    event = PrivateSelection(steps(*base), runs)
+    answer = epsilon(event, 1e-5)
+    assert answer.method == "rearrangement"
+    assert answer.bounds["envelope"] == pytest.approx(envelope, rel=3e-3)
+    assert lower_bound(event, 1e-5) < answer.epsilon <= ceiling
+    back = dp_delta(event, answer.epsilon)
+    assert back.delta <= 1.02e-5
+    assert back.bounds["envelope"] > 1.1e-5
 
 
 @given(masses, masses, st.floats(0.02, 0.9))
