@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -12,44 +12,30 @@ from typing import Any
 import numpy as np
 
 from privtune.accounting._checks import check_delta, check_epsilon
+from privtune.accounting.bounds import basic_bounds, numerical_bounds
 from privtune.accounting.events import (
     Adjacency,
-    ApproximateDP,
     Event,
-    Laplace,
     NonPrivate,
     PoissonSampled,
     PrivateSelection,
-    Repeated,
     SubsampledTuning,
-    ThresholdSelection,
     flatten,
 )
 from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from privtune.accounting.lower import Instance
 from privtune.accounting.pld import (
-    default_step,
-    event_pair,
     fine_pair,
     has_pair,
-    selection_tuners,
     thinned,
-    threshold_bounds,
 )
 from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import rdp_curve, rdp_delta, rdp_epsilon
-from privtune.accounting.runs import NegativeBinomial
-from privtune.accounting.selection import profile_shift
 from privtune.errors import InvalidInputError, PrivTuneError
 
 __all__ = ["Guarantee", "delta", "epsilon", "group_privacy", "lower_bound"]
 
 _METHODS = ("best", "rdp", "pld")
-_TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
-_MOST_RUNS = 10_000
-_MAX_FINENESS = 16.0
-_QUICK = 0.5  # fineness of the lattice of searches
-_MARGIN = 1e-9  # sums of masses are known to about 1e-13
 
 
 @dataclass(frozen=True)
@@ -227,130 +213,13 @@ def _bounds(
         )
         return bounds
     if method == "best":
-        bounds.update(_basic(parts, wanted, target))
+        bounds.update(basic_bounds(parts, wanted, target))
     try:
-        bounds.update(_numerical(parts, wanted, target))
+        bounds.update(numerical_bounds(parts, wanted, target))
     except GridError:
         if not bounds:
             raise
     return bounds
-
-
-def _basic(parts: dict[Event, int], wanted: str, target: float) -> dict[str, float]:
-    """Add up ε and δ where every part has them: a few coarse releases need no lattice.
-
-    References:
-        Dwork and Roth 2014, Theorem 3.16.
-    """
-    spent, failing = 0.0, 0.0
-    for part, count in parts.items():
-        if isinstance(part, Laplace):
-            spent += count / part.noise_multiplier
-        elif isinstance(part, ApproximateDP):
-            spent += count * part.epsilon
-            failing += count * part.delta
-        else:
-            return {}
-    spent, failing = spent * (1.0 + 1e-12), failing * (1.0 + 1e-12)
-    if wanted == "epsilon":
-        return {"basic": spent} if failing <= target else {}
-    return {"basic": min(failing, 1.0)} if spent <= target else {}
-
-
-def _numerical(parts: dict[Event, int], wanted: str, target: float) -> dict[str, float]:
-    if not has_pair(parts):
-        return {}
-    single = next(iter(parts)) if list(parts.values()) == [1] else None
-    if isinstance(single, PrivateSelection):
-        return _selection_bounds(single, wanted, target)
-    if isinstance(single, ThresholdSelection):
-        tuned = single
-        return {"threshold": _stable(lambda f: _worse(threshold_bounds(tuned, f), wanted, target))}
-    level = target if wanted == "epsilon" else 1e-6
-
-    def composed(fineness: float) -> float:
-        pair = event_pair(parts, default_step(parts, level, fineness))
-        return _worse((pair.remove, pair.add), wanted, target)
-
-    return {"pld": _stable(composed, _TOLERANCE[wanted])}
-
-
-def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> dict[str, float]:
-    runs = event.runs
-    bounds = {
-        "envelope": _stable(
-            lambda fineness: _worse(selection_tuners(event, fineness), wanted, target),
-            _TOLERANCE[wanted],
-        )
-    }
-    if isinstance(runs, NegativeBinomial) and runs.cap is None:
-        pair = fine_pair(event.event)
-        mean = runs.expected_runs
-        values = []
-        for forward, backward in ((pair.remove, pair.add), (pair.add, pair.remove)):
-            shift = profile_shift(backward, runs)
-            if wanted == "epsilon":
-                values.append(forward.epsilon(target / mean) + shift)
-            else:
-                values.append(min(mean * float(forward.delta(target - shift)), 1.0))
-        bounds["profile"] = max(values)
-    most = runs.most
-    if most is not None and most <= _MOST_RUNS:
-        # Releasing every run is a larger release.
-        parts = flatten(Repeated(most, event.event))
-        bounds["composition"] = _numerical(parts, wanted, target).get("pld", math.inf)
-    return bounds
-
-
-def quick_epsilon(event: Event, delta: float, near: float) -> float | None:
-    """Return ε, about `near`, on one coarse lattice, for searches; None where another bound counts.
-
-    It is valid, and a smooth multiple of the reported value, at a fraction of the time.
-    """
-    parts = flatten(event)
-    if not parts or gaussian_mu(parts) is not None or not has_pair(parts):
-        return None
-    single = next(iter(parts)) if list(parts.values()) == [1] else None
-    try:
-        if isinstance(single, PrivateSelection):
-            return _worse(selection_tuners(single, _QUICK), "epsilon", delta)
-        if isinstance(single, ThresholdSelection):
-            return _worse(threshold_bounds(single, _QUICK), "epsilon", delta)
-        pair = event_pair(parts, default_step(parts, delta, _QUICK, near=near))
-        return _worse((pair.remove, pair.add), "epsilon", delta)
-    except GridError:
-        return None
-
-
-def _worse(directions: tuple[Any, Any], wanted: str, target: float) -> float:
-    """Return ε or δ in the worse of the two directions."""
-    if wanted == "epsilon":
-        return max(float(direction.epsilon(target)) for direction in directions)
-    return max(float(direction.delta(target)) for direction in directions)
-
-
-def _stable(compute: Callable[[float], float], tolerance: float = 1e-3) -> float:
-    """Refine the lattice until the answer moves by less than the tolerance.
-
-    Every lattice gives a valid bound; the smallest one is returned, with a margin for rounding.
-    """
-    return _refined(compute, tolerance) * (1.0 + _MARGIN)
-
-
-def _refined(compute: Callable[[float], float], tolerance: float) -> float:
-    fineness = 1.0
-    value = compute(fineness)
-    while fineness < _MAX_FINENESS:
-        fineness *= 2.0
-        try:
-            finer = compute(fineness)
-        except GridError:
-            return value
-        best = min(value, finer)
-        if abs(finer - value) <= tolerance * finer or not math.isfinite(finer):
-            return best
-        value = best
-    return value
 
 
 def lower_bound(event: Event, delta: float) -> float | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from scipy import optimize
 
 from privtune.accounting._checks import check_delta, check_number
-from privtune.accounting.accountant import Guarantee, quick_epsilon
+from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
+from privtune.accounting.bounds import quick_epsilon
 from privtune.accounting.events import (
     Adjacency,
     Composed,
@@ -44,6 +44,10 @@ __all__ = [
 _LARGEST = 1e6
 _SMALLEST = 1e-4
 _ROUNDS = 60
+_FIRST, _SECOND = 0.5, 2.0  # fineness of the lattices of a search
+_NEAR = 3e-3  # how close, in log ε, the first lattice must come
+_GUESSES = 12
+_STRIDE = math.log(16.0)
 
 
 class CalibrationError(PrivTuneError):
@@ -164,37 +168,50 @@ def _near(
     accuracy: float,
     reported: Callable[[float], float],
 ) -> float | None:
-    """Return a factor found on a coarse lattice and confirmed by the accountant, or None.
+    """Return a factor found on coarse lattices and confirmed by the accountant, or None.
 
-    The ratio of the reported to the coarse ε hardly moves near the root: solve on the coarse
-    lattice, correct the target by the ratio, solve again, and keep the answer if it is within the
-    accuracy and on the safe side.
+    The logarithm of ε is nearly a line in the logarithm of the factor. Its slope is learnt on a
+    coarse lattice, its place on a finer one and then from the accountant itself, whose answer
+    counts: within the accuracy and on the safe side, or nothing.
     """
 
-    @cache  # every round begins where the last one ended
-    def coarse(scale: float) -> float | None:
-        return quick_epsilon(_scaled(event, scale), delta, target)
+    def height(scale: float, fineness: float) -> float:
+        """Return log(ε / target) on one lattice; NaN where that does not answer."""
+        value = quick_epsilon(_scaled(event, scale), delta, target, fineness)
+        return math.log(value / target) if value and math.isfinite(value) else math.nan
 
-    def quick(scale: float) -> float:
-        value = coarse(scale)
-        return math.inf if value is None else value
-
-    if coarse(1.0) is None:
+    place, slope = 0.0, -1.2
+    last = None
+    for _ in range(_GUESSES):
+        now = height(math.exp(place), _FIRST)
+        if last is not None and abs(place - last[0]) > 1e-2:
+            slope = (now - last[1]) / (place - last[0])
+        if math.isnan(now) or not -20.0 < slope < -0.05:
+            return None
+        last, place = (place, now), place + _bounded(-now / slope)
+        if abs(now) < _NEAR:
+            break
+    else:
         return None
-    failure = CalibrationError("no factor on the coarse lattice")
-    start, goal = 1.0, target
-    try:
-        for tolerance in (30.0 * accuracy, 0.3 * accuracy, 0.1 * accuracy):
-            start = solve_decreasing(quick, goal, min(tolerance, 0.1), lambda: failure, start=start)
-            value = reported(start)
-            if target * (1.0 - 2.0 * accuracy) <= value <= target:
-                return start
-            if not math.isfinite(value) or value <= 0.0:
-                return None
-            goal = quick(start) / value * target * (1.0 - 0.3 * accuracy)
-    except CalibrationError:
-        return None
+    # Aim half the accuracy below the target, in units of the factor.
+    below = 0.5 * accuracy * -slope
+    place -= (height(math.exp(place), _SECOND) + below) / slope
+    for _ in range(3):
+        scale = math.exp(place)
+        if math.isnan(place) or not _SMALLEST <= scale <= _LARGEST:
+            return None
+        value = reported(scale)
+        if not math.isfinite(value) or value <= 0.0:
+            return None
+        now = math.log(value / target)
+        if -2.0 * below <= now and value <= target:
+            return scale
+        place -= (now + below) / slope
     return None
+
+
+def _bounded(step: float) -> float:
+    return min(max(step, -_STRIDE), _STRIDE)
 
 
 def _impossible(event: Event, target: float, delta: float) -> CalibrationError:

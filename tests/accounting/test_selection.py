@@ -2,9 +2,12 @@
 
 import itertools
 import math
+from dataclasses import replace
 
+import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +28,8 @@ from privtune.accounting import (
     epsilon,
     lower_bound,
 )
+from privtune.accounting import delta as dp_delta
+from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.selection import Threshold, Tuner
 from tests.accounting.helpers import finite_pmf, steps
 
@@ -52,6 +57,47 @@ def test_the_numbers_to_meet(base, runs, rdp, ceiling, floor):
 def test_the_profile_bound_as_published():
     event = PrivateSelection(steps(256 / 60000, 1.0, 2340), Geometric(20))
     assert epsilon(event, 1e-5).bounds["profile"] == pytest.approx(2.34, abs=5e-3)
+
+
+def test_the_approximate_dp_theorem_is_a_labelled_baseline():
+    """Minimised by brute force over both deltas, with the base from dp-accounting's accountant."""
+    sampled = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(2.0))
+    accountant = RdpAccountant(orders=[1 + i / 10 for i in range(1, 200)] + list(range(21, 200)))
+    accountant.compose(dp_accounting.SelfComposedDpEvent(sampled, 400))
+    gamma, delta = 0.1, 1e-5
+    best = math.inf
+    for second in np.geomspace(1e-9, delta, 60, endpoint=False).tolist():
+        first = 0.5 * ((delta - second) * gamma / math.log(1.0 / second)) ** 2
+        value = 3.0 * accountant.get_epsilon(first) + 3.0 * math.sqrt(2.0 * first)
+        best = min(best, value)
+    event = PrivateSelection(steps(0.05, 2.0, 400), Geometric(10))
+    bounds = epsilon(event, delta).bounds
+    assert bounds["liu-talwar"] == pytest.approx(best, rel=0.01)
+    assert bounds["envelope"] < bounds["profile"] < bounds["liu-talwar"]
+    # And back: at this ε it promises the δ it was asked for, a valid but larger one than ours.
+    back = dp_delta(event, bounds["liu-talwar"]).bounds
+    assert back["liu-talwar"] == pytest.approx(delta, rel=1e-6)
+    assert back["envelope"] < 1e-12
+    assert "liu-talwar" not in epsilon(replace(event, runs=Poisson(10)), delta).bounds
+
+
+@pytest.mark.parametrize("mean", [2.0, 10.0])
+def test_the_approximate_dp_theorem_holds_on_an_exact_mechanism(mean):
+    """Score by decreasing loss is a legal instance, enumerated exactly."""
+    base_epsilon, base_delta = 0.5, 1e-7
+    top = (1.0 - base_delta) / (1.0 + math.exp(-base_epsilon))
+    rest = (1.0 - base_delta) - top
+    p, q = np.array([base_delta, top, rest, 0.0]), np.array([0.0, rest, top, base_delta])
+    phi = Geometric(mean).pgf
+    for order in itertools.permutations(range(4)):  # every deterministic score
+        below_p = np.minimum(np.cumsum(np.append(0.0, p[list(order)])), 1.0)
+        below_q = np.minimum(np.cumsum(np.append(0.0, q[list(order)])), 1.0)
+        tuned_p, tuned_q = np.diff(phi(below_p)), np.diff(phi(below_q))
+        root = math.sqrt(2.0 * base_delta)
+        bound = 3.0 * base_epsilon + 3.0 * root
+        paid = float(np.maximum(tuned_p - math.exp(bound) * tuned_q, 0.0).sum())
+        promised = min(root * mean * math.log(1.0 / d) + d for d in np.geomspace(1e-9, 0.3, 40))
+        assert paid <= promised
 
 
 GRID = list(
@@ -131,6 +177,49 @@ def test_envelope_by_exact_enumeration(first, second, runs):
         exact = [np.maximum(a - math.exp(e) * b, 0.0).sum() for e in points]
         assert all(x <= y + 1e-9 for x, y in zip(exact, bound, strict=True))
         assert (np.array(exact)[[2, 3, 4, 5]] <= tabulated + 1e-9).all()
+
+
+@given(
+    st.lists(st.floats(0.03, 1.0), min_size=3, max_size=3),
+    st.lists(st.floats(0.03, 1.0), min_size=3, max_size=3),
+    st.floats(0.05, 0.95),
+    st.sampled_from([Binomial(3, 3.0), Binomial(10, 10.0), Poisson(20.0), Geometric(30)]),
+)
+@settings(max_examples=12, deadline=None)
+def test_rearrangement_by_exact_enumeration(first, second, cut, runs):
+    """Every order of outcomes that may be ranked at two levels each, and every share."""
+    p, q = np.array(first) / sum(first), np.array(second) / sum(second)
+    split = np.array([cut, 1.0 - cut])
+    bound = Rearranged(Tuner(finite_pmf(p, q), runs))
+    points = (0.0, 0.2, 0.6, 1.5, 3.0, 6.0)
+    promised = np.array([bound.delta(e) for e in points])
+    for order in itertools.permutations(range(6)):
+        a, b = tuned(
+            np.outer(p, split).ravel(), np.outer(q, split).ravel(), [[i] for i in order], runs
+        )
+        exact = np.array([np.maximum(a - math.exp(e) * b, 0.0).sum() for e in points])
+        assert (exact <= promised + 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("base", "runs", "envelope", "ceiling"),
+    [
+        ((256 / 60000, 1.0, 2340), Poisson(40), 4.27, 4.13),
+        ((0.05, 2.0, 400), Poisson(40), 8.92, 8.75),
+        ((1.0, 20.0, 100), Poisson(100), 14.55, 13.64),
+        ((1.0, 20.0, 100), Binomial(10, 10), 6.80, 6.66),
+        ((256 / 1400, 4.0, 100), Binomial(40, 40), 11.23, 10.62),
+    ],
+)
+def test_the_rearrangement_closes_about_half_of_the_gap(base, runs, envelope, ceiling):
+    event = PrivateSelection(steps(*base), runs)
+    answer = epsilon(event, 1e-5)
+    assert answer.method == "rearrangement"
+    assert answer.bounds["envelope"] == pytest.approx(envelope, rel=3e-3)
+    assert lower_bound(event, 1e-5) < answer.epsilon <= ceiling
+    back = dp_delta(event, answer.epsilon)
+    assert back.delta <= 1.02e-5
+    assert back.bounds["envelope"] > 1.1e-5
 
 
 @given(masses, masses, st.floats(0.02, 0.9))

@@ -1,0 +1,234 @@
+"""The bounds behind an answer that need dominating pairs, or nothing but sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from privtune.accounting.events import (
+    ApproximateDP,
+    Event,
+    Laplace,
+    PrivateSelection,
+    Repeated,
+    ThresholdSelection,
+    flatten,
+)
+from privtune.accounting.gaussian import gaussian_mu
+from privtune.accounting.pld import (
+    default_step,
+    event_pair,
+    fine_pair,
+    has_pair,
+    selection_tuners,
+    threshold_bounds,
+)
+from privtune.accounting.pmf import GridError
+from privtune.accounting.rdp import rdp_curve, rdp_epsilon
+from privtune.accounting.rearrangement import Rearranged
+from privtune.accounting.runs import NegativeBinomial
+from privtune.accounting.selection import Tuner, profile_shift
+
+__all__ = ["basic_bounds", "numerical_bounds", "quick_epsilon"]
+
+_TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
+_MOST_RUNS = 10_000
+_MAX_FINENESS = 16.0
+_FINE = 2.0  # fineness of the lattice of one bound among several
+_ATOMS = 2048  # of the lattice on which the rearrangement is computed
+_EMPTY, _FULL = -300.0, -1.0  # log s in the theorem of Liu and Talwar; at the end δ = 2/e
+_MARGIN = 1e-9  # sums of masses are known to about 1e-13
+
+
+def basic_bounds(parts: dict[Event, int], wanted: str, target: float) -> dict[str, float]:
+    """Add up ε and δ where every part has them: a few coarse releases need no lattice.
+
+    References:
+        Dwork and Roth 2014, Theorem 3.16.
+    """
+    spent, failing = 0.0, 0.0
+    for part, count in parts.items():
+        if isinstance(part, Laplace):
+            spent += count / part.noise_multiplier
+        elif isinstance(part, ApproximateDP):
+            spent += count * part.epsilon
+            failing += count * part.delta
+        else:
+            return {}
+    spent, failing = spent * (1.0 + 1e-12), failing * (1.0 + 1e-12)
+    if wanted == "epsilon":
+        return {"basic": spent} if failing <= target else {}
+    return {"basic": min(failing, 1.0)} if spent <= target else {}
+
+
+def numerical_bounds(parts: dict[Event, int], wanted: str, target: float) -> dict[str, float]:
+    """Return every bound that needs a dominating pair, by name; none where there is no pair.
+
+    Args:
+        parts: What `flatten` returns, at least one part.
+        wanted: "epsilon" or "delta".
+        target: The other of the two.
+
+    Raises:
+        GridError: A pair does not fit on a lattice of reasonable size.
+    """
+    if not has_pair(parts):
+        return {}
+    single = next(iter(parts)) if list(parts.values()) == [1] else None
+    if isinstance(single, PrivateSelection):
+        return _selection_bounds(single, wanted, target)
+    if isinstance(single, ThresholdSelection):
+        tuned = single
+        return {"threshold": _stable(lambda f: _worse(threshold_bounds(tuned, f), wanted, target))}
+    level = target if wanted == "epsilon" else 1e-6
+
+    def composed(fineness: float) -> float:
+        pair = event_pair(parts, default_step(parts, level, fineness))
+        return _worse((pair.remove, pair.add), wanted, target)
+
+    return {"pld": _stable(composed, _TOLERANCE[wanted])}
+
+
+def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> dict[str, float]:
+    runs = event.runs
+    bounds = {
+        "envelope": _stable(
+            lambda fineness: _worse(selection_tuners(event, fineness), wanted, target),
+            _TOLERANCE[wanted],
+        )
+    }
+    depth = _rearranged(event, wanted, target)
+    if depth is not None:
+        bounds["rearrangement"] = depth
+    if isinstance(runs, NegativeBinomial) and runs.cap is None:
+        pair = fine_pair(event.event)
+        mean = runs.expected_runs
+        values = []
+        for forward, backward in ((pair.remove, pair.add), (pair.add, pair.remove)):
+            shift = profile_shift(backward, runs)
+            if wanted == "epsilon":
+                values.append(forward.epsilon(target / mean) + shift)
+            else:
+                values.append(min(mean * float(forward.delta(target - shift)), 1.0))
+        bounds["profile"] = max(values)
+        if runs.shape_parameter == 1.0:
+            bounds["liu-talwar"] = _liu_talwar(event.event, runs.gamma, wanted, target)
+    most = runs.most
+    if most is not None and most <= _MOST_RUNS:
+        # Releasing every run is a larger release.
+        parts = flatten(Repeated(most, event.event))
+        bounds["composition"] = numerical_bounds(parts, wanted, target).get("pld", math.inf)
+    return bounds
+
+
+def _rearranged(event: PrivateSelection, wanted: str, target: float) -> float | None:
+    """Return the rearrangement bound in the worse direction, None where it is the envelope."""
+    remove, add = selection_tuners(event, _FINE)
+    values = []
+    helped = False
+    for fine in (remove,) if add is remove else (remove, add):
+        base = fine.base.coarsen(math.ceil(fine.base.masses.size / _ATOMS))
+        tuner = fine if base is fine.base else Tuner(base, event.runs)
+        bound = Rearranged(tuner)
+        start = tuner.epsilon(target) if wanted == "epsilon" else target
+        matters = math.isfinite(start) and bound.matters(start)
+        helped = helped or matters
+        if wanted == "epsilon":
+            values.append(bound.epsilon(target, start) if matters else start)
+        else:
+            values.append(bound.delta(start))
+    return max(values) * (1.0 + _MARGIN) if helped else None
+
+
+def _liu_talwar(base: Event, gamma: float, wanted: str, target: float) -> float:
+    """Return the approximate-DP theorem for random stopping, a baseline that never wins.
+
+    A base that is `(ε₁, δ₁)`-DP gives `(3 ε₁ + 3 sqrt(2 δ₁), sqrt(2 δ₁) T + δ₂)` for every
+    `δ₂ > 0`, with `T = log(1/δ₂)/γ`. With `s = sqrt(2 δ₁)/γ` the best δ₂ is s, and δ is
+    `s (1 + log(1/s))`. The constants are as the theorem is cited; that they are valid follows from
+    the profile bound, as `accounting/README.md` shows.
+
+    References:
+        Liu, Talwar, arXiv:1811.07971, Section 3; Koskela, Redberg, Wang, arXiv:2402.06701.
+    """
+    curve = rdp_curve(base)
+
+    def level(s: float) -> float:
+        return s * (1.0 - math.log(s))
+
+    def run(log_s: float) -> float:
+        """ε of the whole where δ is `level(e^log_s)`."""
+        root = gamma * math.exp(log_s)
+        return 3.0 * rdp_epsilon(curve, 0.5 * root * root) + 3.0 * root
+
+    if wanted == "epsilon":
+        return run(_bisect(lambda x: level(math.exp(x)) > target, _FULL, _EMPTY))
+    # Every s is valid; ε₁ falls and 3 sqrt(2 δ₁) grows with it, so the first that fits is sought.
+    fitting = (x for x in np.linspace(_EMPTY, _FULL, 300).tolist() if run(x) <= target)
+    first = next(fitting, None)
+    if first is None:
+        return 1.0
+    log_s = _bisect(lambda x: run(x) > target, _EMPTY, first)
+    return min(level(math.exp(log_s)), 1.0)
+
+
+def _bisect(fails: Callable[[float], bool], bad: float, good: float) -> float:
+    """Return a point next to where `fails` turns false, on the good side."""
+    for _ in range(50):
+        middle = 0.5 * (bad + good)
+        bad, good = (middle, good) if fails(middle) else (bad, middle)
+    return good
+
+
+def quick_epsilon(event: Event, delta: float, near: float, fineness: float) -> float | None:
+    """Return ε, about `near`, on one lattice, for searches; None where another bound counts.
+
+    It is valid, and a smooth multiple of the reported value, at a fraction of the time.
+    """
+    parts = flatten(event)
+    if not parts or gaussian_mu(parts) is not None or not has_pair(parts):
+        return None
+    single = next(iter(parts)) if list(parts.values()) == [1] else None
+    try:
+        if isinstance(single, PrivateSelection):
+            return _worse(selection_tuners(single, fineness), "epsilon", delta)
+        if isinstance(single, ThresholdSelection):
+            return _worse(threshold_bounds(single, fineness), "epsilon", delta)
+        pair = event_pair(parts, default_step(parts, delta, fineness, near=near))
+        return _worse((pair.remove, pair.add), "epsilon", delta)
+    except GridError:
+        return None
+
+
+def _worse(directions: tuple[Any, Any], wanted: str, target: float) -> float:
+    """Return ε or δ in the worse of the two directions."""
+    if wanted == "epsilon":
+        return max(float(direction.epsilon(target)) for direction in directions)
+    return max(float(direction.delta(target)) for direction in directions)
+
+
+def _stable(compute: Callable[[float], float], tolerance: float = 1e-3) -> float:
+    """Refine the lattice until the answer moves by less than the tolerance.
+
+    Every lattice gives a valid bound; the smallest one is returned, with a margin for rounding.
+    """
+    return _refined(compute, tolerance) * (1.0 + _MARGIN)
+
+
+def _refined(compute: Callable[[float], float], tolerance: float) -> float:
+    fineness = 1.0
+    value = compute(fineness)
+    while fineness < _MAX_FINENESS:
+        fineness *= 2.0
+        try:
+            finer = compute(fineness)
+        except GridError:
+            return value
+        best = min(value, finer)
+        if abs(finer - value) <= tolerance * finer or not math.isfinite(finer):
+            return best
+        value = best
+    return value
