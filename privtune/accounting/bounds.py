@@ -35,7 +35,7 @@ from privtune.accounting.selection import Tuner, profile_shift
 __all__ = ["basic_bounds", "numerical_bounds", "quick_epsilon"]
 
 _TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
-_MOST_RUNS = 10_000
+_FEW_RUNS, _MOST_RUNS, _MOST_STEPS = 64, 10_000, 10**9  # of the composition of all runs
 _MAX_FINENESS = 16.0
 _FINE = 2.0  # fineness of the lattice of one bound among several
 _ATOMS = 2048  # of the lattice on which the rearrangement is computed
@@ -100,8 +100,10 @@ def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> di
             _TOLERANCE[wanted],
         )
     }
+    if bounds["envelope"] == 0.0:
+        return bounds
     depth = _rearranged(event, wanted, target)
-    if depth is not None:
+    if depth is not None and depth < bounds["envelope"]:  # its lattice is coarser
         bounds["rearrangement"] = depth
     if isinstance(runs, NegativeBinomial) and runs.cap is None:
         pair = fine_pair(event.event)
@@ -117,7 +119,10 @@ def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> di
         if runs.shape_parameter == 1.0:
             bounds["liu-talwar"] = _liu_talwar(event.event, runs.gamma, wanted, target)
     most = runs.most
-    if most is not None and most <= _MOST_RUNS:
+    steps = max(flatten(event.event).values(), default=1)
+    found = any(math.isfinite(value) for value in bounds.values())
+    worth = most is not None and most <= (_FEW_RUNS if found else _MOST_RUNS)
+    if most is not None and worth and most * steps <= _MOST_STEPS:
         # Releasing every run is a larger release.
         parts = flatten(Repeated(most, event.event))
         bounds["composition"] = numerical_bounds(parts, wanted, target).get("pld", math.inf)
