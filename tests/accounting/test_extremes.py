@@ -75,3 +75,12 @@ def test_calibration_at_the_edges():
     for target in (0.01, 50.0):
         answer = calibrate(steps(1e-3, 1.0, 10_000), epsilon=target, delta=1e-10)
         assert 0.999 * target <= answer.guarantee.epsilon <= target
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rate", [1e-9, 1e-7])
+@pytest.mark.parametrize("count", [60, 1000])
+def test_calibration_at_tiny_rates_warns_of_nothing(rate, count):
+    """Losses so rare leave the tilt of the composition without an end of its own."""
+    answer = calibrate(steps(rate, 1.0, count), epsilon=4.0, delta=1e-5)
+    assert answer.guarantee.epsilon <= 4.0
