@@ -109,7 +109,6 @@ class HyFreeDP:
     name: ClassVar[str] = "hyfreedp"
     summary: ClassVar[str] = "Learning rate fitted to three noisy losses, normalised gradients"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
-    gradients_per_step: ClassVar[int] = 1
     parameters: ClassVar[tuple[str, ...]] = ()
     releases: ClassVar[str] = (
         "one normalised noisy gradient; every K-th step also three clipped noisy losses"
@@ -186,6 +185,10 @@ class HyFreeDP:
             gradient_noise_multiplier=noise.gradient_noise,
             loss_noise_multiplier=noise.loss_noise,
         )
+
+    def gradient_evaluations(self, schedule: Schedule) -> float:
+        """Return one per-sample gradient for each record of a sample."""
+        return schedule.expected_gradient_evaluations
 
     def event(self, schedule: Schedule) -> Event:
         """Return T gradient releases, every K-th of them with three losses beside it."""

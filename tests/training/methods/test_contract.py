@@ -97,6 +97,31 @@ def test_laplace_losses_are_in_the_transcript(batch):
         METHODS["hyfreedp"].for_budget(schedule, epsilon=4.0, delta=1e-5, loss_noise="cauchy")
 
 
+@every(METHODS)
+def test_planned_gradient_evaluations_are_those_that_happen(name):
+    """In expectation: within 5 standard deviations for samples, exactly for whole batches."""
+    x, y = blobs()
+    schedule = Schedule(len(x), 0.1, STEPS)
+    method = planned(name, schedule, DIMENSION)
+    (happened,) = train(
+        method,
+        schedule,
+        model=mlp,
+        loss=cross_entropy,
+        data=TensorData(x, y),
+        candidates=[candidate(method)],
+        secrets=secrets(1),
+        device="cpu",
+    ).gradient_evaluations
+    expected = method.gradient_evaluations(schedule)
+    if name.startswith("pur"):  # all records in each update, whatever the sampling rate
+        updates = min(method.horizon or STEPS, STEPS)
+        assert expected == len(x) * updates * (2 if name == "pur-oracle" else 1)
+        assert happened == expected
+    else:
+        assert abs(happened - expected) < 5 * expected**0.5
+
+
 @every(sorted(set(METHODS) - {"pur-oracle"}))
 def test_early_stop_is_within_and_one_step_more_is_not(name):
     oracle = LiteralOracle([World(1), World(2)], STEPS)
