@@ -84,13 +84,13 @@ def fit_tracked(
     import torch
 
     reach = fit.reach
-    slope_seen, curvature_seen = _coefficients(losses, reach)
     # A first difference of two noises has variance 2 deviation^2, a second one 1 + 1 + 4 = 6.
-    slope, slope_variance = _filter(
-        fit.slope, fit.slope_variance, slope_seen, deviation**2 / (2.0 * reach**2)
-    )
-    curvature, curvature_variance = _filter(
-        fit.curvature, fit.curvature_variance, curvature_seen, 6.0 * deviation**2 / reach**4
+    noise = (deviation / reach) ** 2
+    (slope, curvature), (slope_variance, curvature_variance) = _filter(
+        torch.stack([fit.slope, fit.curvature]),
+        torch.stack([fit.slope_variance, fit.curvature_variance]),
+        torch.stack(_coefficients(losses, reach)),
+        torch.stack([noise / 2.0, 6.0 * noise / reach**2]),
     )
     visible = (curvature > resolution * curvature_variance.sqrt()) & (curvature > 0)
     best = slope / curvature
