@@ -83,8 +83,9 @@ def fit(
     candidates: Sequence[Mapping[str, float]],
     secrets: Sequence[bytes],
     loss: Any = cross_entropy,
+    on_step: Callable[[int, Mapping[str, torch.Tensor]], None] | None = None,
 ) -> TrainingResult:
-    """Train candidates on the CPU with one thread."""
+    """Train candidates on the CPU with one thread; ``on_step`` is called after every step."""
     return train(
         method,
         schedule,
@@ -94,6 +95,7 @@ def fit(
         candidates=candidates,
         secrets=secrets,
         device="cpu",
+        on_step=on_step,
     )
 
 

@@ -141,12 +141,13 @@ class Laplace(Event):
 
 @dataclass(frozen=True)
 class Joint(Event):
-    """Several Gaussian releases about the same records: one Gaussian with `1/s² = Σ 1/s_j²`.
+    """Several Gaussian and Laplace releases about the same records.
 
     Inside `PoissonSampled` all of them see one sample. That is dearer than sampling anew for each.
+    The Gaussian releases equal a single one with `1/s² = Σ 1/s_j²`.
 
     Args:
-        events: The Gaussian releases, at least one.
+        events: The gaussian and laplace releases, at least one.
     """
 
     type: ClassVar[str] = "joint"
@@ -155,20 +156,25 @@ class Joint(Event):
     def __init__(self, events: Sequence[Event]) -> None:
         _set(self, "events", _events("events", events))
         for event in self.events:
-            if not isinstance(event, Gaussian):
+            if not isinstance(event, Gaussian | Laplace):
                 raise InvalidInputError(
-                    "events", event.type, "a joint event holds gaussian events only"
+                    "events", event.type, "a joint event holds gaussian and laplace events only"
                 )
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise multiplier of the single Gaussian release that is equivalent."""
+        """The noise multiplier of the one Gaussian that the Gaussian releases equal; inf if none."""
         precision = math.fsum(
             (1.0 / event.noise_multiplier) ** 2
             for event in self.events
             if isinstance(event, Gaussian)
         )
-        return 1.0 / math.sqrt(precision)
+        return 1.0 / math.sqrt(precision) if precision > 0.0 else math.inf
+
+    @property
+    def laplace_multipliers(self) -> tuple[float, ...]:
+        """The noise multipliers of the Laplace releases, ascending."""
+        return tuple(sorted(e.noise_multiplier for e in self.events if isinstance(e, Laplace)))
 
     def _fields(self) -> dict[str, Any]:
         return {"events": [event.to_dict() for event in self.events]}
@@ -428,7 +434,9 @@ def flatten(event: Event) -> dict[Event, int]:
     """Return the distinct parts that `event` composes, each with its multiplicity.
 
     The only place where counts are multiplied and added. The value never changes: composition is
-    commutative and associative. A `Joint` becomes the Gaussian that it equals.
+    commutative and associative, and releases about all records are a composition. The Gaussians of
+    a `Joint` become the one that they equal; a `Joint` stays only where Laplace releases share a
+    sample with others.
     """
     parts: dict[Event, int] = {}
     stack: list[tuple[Event, int]] = [(event, 1)]
@@ -439,19 +447,23 @@ def flatten(event: Event) -> dict[Event, int]:
         elif isinstance(part, Composed):
             stack.extend((child, count) for child in reversed(part.events))
         else:
-            leaf = _simplest(part)
-            parts[leaf] = parts.get(leaf, 0) + count
+            for leaf in _leaves(part):
+                parts[leaf] = parts.get(leaf, 0) + count
     return parts
 
 
-def _simplest(event: Event) -> Event:
-    """Return the equal event without `Joint`, without sampling at rate 1."""
+def _leaves(event: Event) -> tuple[Event, ...]:
+    """Return what an event that composes nothing is made of: releases of one sample, merged."""
     if isinstance(event, Joint):
-        return Gaussian(event.noise_multiplier)
+        sigma = event.noise_multiplier
+        gaussian = (Gaussian(sigma),) if math.isfinite(sigma) else ()
+        return (*gaussian, *map(Laplace, event.laplace_multipliers))
     if isinstance(event, PoissonSampled):
-        inner = _simplest(event.event)
-        return inner if event.rate == 1.0 else PoissonSampled(event.rate, inner)
-    return event
+        inner = _leaves(event.event)
+        if event.rate == 1.0:
+            return inner
+        return (PoissonSampled(event.rate, inner[0] if len(inner) == 1 else Joint(inner)),)
+    return (event,)
 
 
 _TYPES: dict[str, type[Event]] = {

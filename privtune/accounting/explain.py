@@ -109,7 +109,10 @@ def _text(event: Event) -> str:
     if isinstance(event, Gaussian | Laplace):
         return f"{event.type}, noise multiplier {event.noise_multiplier:.6g}"
     if isinstance(event, Joint):
-        return f"{len(event.events)} releases of one sample = noise {event.noise_multiplier:.6g}"
+        sigma = event.noise_multiplier
+        noises = [f"noise {sigma:.6g}"] if math.isfinite(sigma) else []
+        noises += [f"Laplace {scale:.6g}" for scale in event.laplace_multipliers]
+        return f"{len(event.events)} releases of one sample = {', '.join(noises)}"
     if isinstance(event, PoissonSampled):
         return f"Poisson sample at rate {event.rate:.6g}: {_text(event.event)}"
     if isinstance(event, Repeated):

@@ -1,10 +1,11 @@
 """HyFreeDP (Bu and Liu 2025): its event, and the noise of its losses by the joint account.
 
 Every step releases the noisy normalised gradient; every `interval`-th step also three noisy losses.
-On the same Poisson batch all of them see one sample, hence one Poisson-sampled Gaussian with
-`1/σ² = 1/σ_g² + 3/σ_l²`. The paper composes the losses as if each were sampled separately (its
+On the same Poisson batch all of them see one sample: with Gaussian losses one Poisson-sampled
+Gaussian with `1/σ² = 1/σ_g² + 3/σ_l²`, with Laplace losses the sampled product of a Gaussian and
+three Laplace releases. The paper composes the losses as if each were sampled separately (its
 equation 9), which understates the cost. With a separate Poisson batch for the losses they are one
-sampled Gaussian of `σ_l/√3`.
+sampled step of their own, for Gaussians of `σ_l/√3`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from privtune.accounting.events import (
     Event,
     Gaussian,
     Joint,
+    Laplace,
     PoissonSampled,
     Repeated,
 )
@@ -29,6 +31,7 @@ __all__ = ["HyFreeNoise", "hyfreedp_event", "hyfreedp_loss_steps", "hyfreedp_noi
 
 _LOSSES = 3
 _LOSS_BATCHES = ("same", "separate")
+_MECHANISMS: dict[str, type[Gaussian | Laplace]] = {"gaussian": Gaussian, "laplace": Laplace}
 GRADIENT_NOISE_FACTOR = 1.01  # the paper's γ: about 1% of the budget goes to the losses
 
 
@@ -38,7 +41,7 @@ class HyFreeNoise:
 
     Args:
         gradient_noise: σ_g, on the sum of normalised gradients.
-        loss_noise: σ_l, on the sum of each clipped loss.
+        loss_noise: σ_l, on the sum of each clipped loss; for Laplace noise its scale.
         loss_batch: "same" or "separate".
         event: The event of the whole training.
         guarantee: Its guarantee, at most the target.
@@ -66,6 +69,7 @@ def hyfreedp_event(
     gradient_noise: float,
     loss_noise: float,
     loss_batch: str = "same",
+    mechanism: str = "gaussian",
 ) -> Event:
     """Return the event of one HyFreeDP training.
 
@@ -74,15 +78,18 @@ def hyfreedp_event(
         steps: Number of gradient steps.
         interval: A step releases three losses when its number, from 0, is a multiple of this.
         gradient_noise: σ_g over the sensitivity of the gradient sum.
-        loss_noise: σ_l over the sensitivity of each loss sum.
+        loss_noise: σ_l over the sensitivity of each loss sum; for Laplace noise its scale.
         loss_batch: "same": the losses see the batch of the gradient; "separate": one batch of
             their own, drawn independently at the same rate.
+        mechanism: Noise of the losses, "gaussian" or "laplace".
     """
     if loss_batch not in _LOSS_BATCHES:
         raise InvalidInputError("loss_batch", loss_batch, "must be same or separate")
+    if mechanism not in _MECHANISMS:
+        raise InvalidInputError("mechanism", mechanism, "must be gaussian or laplace")
     with_losses = hyfreedp_loss_steps(steps, interval)
     gradient = Gaussian(gradient_noise)
-    losses = [Gaussian(loss_noise)] * _LOSSES
+    losses = [_MECHANISMS[mechanism](loss_noise)] * _LOSSES
     if loss_batch == "separate":
         return Composed(
             [
@@ -105,6 +112,7 @@ def hyfreedp_noise(
     delta: float,
     loss_batch: str = "auto",
     gradient_noise_factor: float = GRADIENT_NOISE_FACTOR,
+    mechanism: str = "gaussian",
 ) -> HyFreeNoise:
     """Return the noise with which a HyFreeDP training meets a target.
 
@@ -120,6 +128,7 @@ def hyfreedp_noise(
         loss_batch: "same", "separate", or "auto" for the one with the smaller loss noise.
         gradient_noise_factor: σ_g over σ, above 1. Small batches need more than the paper's 1.01
             to learn anything from their losses.
+        mechanism: Noise of the losses, "gaussian" or "laplace".
 
     Raises:
         CalibrationError: No noise meets the target.
@@ -147,6 +156,7 @@ def hyfreedp_noise(
             gradient_noise=gradient_noise,
             loss_noise=loss_noise,
             loss_batch=kind,
+            mechanism=mechanism,
         )
 
     def cost(kind: str, loss_noise: float) -> float:

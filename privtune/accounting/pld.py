@@ -24,6 +24,7 @@ from privtune.accounting.events import (
     ApproximateDP,
     Event,
     Gaussian,
+    Joint,
     Laplace,
     Parallel,
     PoissonSampled,
@@ -33,6 +34,7 @@ from privtune.accounting.events import (
     WorstOf,
     flatten,
 )
+from privtune.accounting.joint import joint_deviation
 from privtune.accounting.pmf import LossPmf, compose, from_profile, mixture
 from privtune.accounting.rdp import rdp_curve, rdp_delta, rdp_epsilon
 from privtune.accounting.releases import Direction, loss_deviation, sampled_gaussian
@@ -56,6 +58,7 @@ _COARSE = 0.1  # lattice step over the deviation of one loss; adds about 5e-4 to
 _MANY = 64  # different parts beyond which only the Rényi account is computed
 _SHARE = 4e-3  # of ε, by which rounding may raise it on the coarsest lattice
 _THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
+_JOINT = 0.01  # the same for releases that share a sample, which are composed before it is drawn
 _PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabulated
 
 
@@ -149,6 +152,9 @@ def _deviation(part: Event) -> float:
         return min(1.0 / part.noise_multiplier, 1.0)
     if isinstance(part, PoissonSampled) and isinstance(part.event, Laplace):
         return min(part.rate * math.expm1(min(1.0 / part.event.noise_multiplier, 1.0)), 1.0)
+    if isinstance(part, PoissonSampled) and isinstance(part.event, Joint):
+        joint = part.event
+        return joint_deviation(part.rate, joint.noise_multiplier, joint.laplace_multipliers)
     if isinstance(part, ApproximateDP):
         return max(part.epsilon, 1e-3)
     if isinstance(part, ZCDP):
@@ -191,9 +197,10 @@ def _leaf_pair(part: Event, step: float) -> Pair:
             sampled_gaussian(part.rate, noise, step, Direction.ADD),
         )
     if isinstance(part, Laplace):
-        return _laplace_pair(1.0, part.noise_multiplier, step)
-    if isinstance(part, PoissonSampled) and isinstance(part.event, Laplace):
-        return _laplace_pair(part.rate, part.event.noise_multiplier, step)
+        return _laplace_pair(part.noise_multiplier, step)
+    if isinstance(part, PoissonSampled):
+        pair = _unsampled_pair(part.event, step / _deviation(part))
+        return Pair(*amplified(pair.remove, pair.add, part.rate, step))
     if isinstance(part, ApproximateDP):
         return _approximate_pair(part.epsilon, part.delta, step)
     if isinstance(part, ZCDP):
@@ -217,21 +224,28 @@ def _approximate_pair(epsilon: float, delta: float, step: float) -> Pair:
     return _symmetric(profile, step, epsilon)
 
 
-def _laplace_pair(rate: float, scale: float, step: float) -> Pair:
-    kinds = privacy_loss_mechanism.AdjacencyType
+def _laplace_pair(scale: float, step: float) -> Pair:
+    loss = privacy_loss_mechanism.LaplacePrivacyLoss(scale)
 
-    def profile(kind: object) -> Profile:
-        loss = privacy_loss_mechanism.LaplacePrivacyLoss(
-            scale, sampling_prob=rate, adjacency_type=kind
-        )
-        return lambda points: np.asarray(loss.get_delta_for_epsilon(points))
+    def profile(points: Floats) -> Floats:
+        return np.asarray(loss.get_delta_for_epsilon(points))
 
-    remove, add = profile(kinds.REMOVE), profile(kinds.ADD)
-    reach = max(math.ceil(1.0 / scale / step) + 1, 2)
-    return Pair(
-        from_profile(remove, add, step, -reach, reach),
-        from_profile(add, remove, step, -reach, reach),
-    )
+    return _symmetric(profile, step, 1.0 / scale)
+
+
+@lru_cache(maxsize=16)
+def _unsampled_pair(event: Event, share: float) -> Pair:
+    """Return the (product) pair of the releases about one sample, before any sampling.
+
+    Args:
+        event: The releases: laplace or joint.
+        share: Step of the lattice of the composition over the deviation of the sampled loss; the
+            lattice of the product is a tenth of that against its own deviation, so that what is
+            read between its points adds little.
+    """
+    parts = flatten(event)
+    deviation = math.sqrt(sum(count * _deviation(part) ** 2 for part, count in parts.items()))
+    return event_pair(parts, min(max(0.1 * share, _JOINT / 8.0), _JOINT) * deviation)
 
 
 def _on_lattice(pair: Pair, step: float) -> Pair:
@@ -312,13 +326,9 @@ def _subsampled_pair(part: SubsampledTuning, fineness: float) -> Pair:
         return Pair(
             *tabulate((first.remove, first.add), (second.remove, second.add), part.rate, step)
         )
-    removed, added = amplified(tuning.remove, tuning.add, part.rate)
-    step = training.remove.step
-    top = math.ceil(max(float(tuning.remove.losses[-1]), step) / step) + 1
-    bottom = math.ceil(min(-math.log1p(-part.rate), 60.0) / step) + 1
+    removed, added = amplified(tuning.remove, tuning.add, part.rate, training.remove.step)
     return Pair(
-        compose([(from_profile(removed, added, step, -bottom, top), 1), (training.remove, 1)]),
-        compose([(from_profile(added, removed, step, -top, bottom), 1), (training.add, 1)]),
+        compose([(removed, 1), (training.remove, 1)]), compose([(added, 1), (training.add, 1)])
     )
 
 

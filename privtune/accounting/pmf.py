@@ -287,14 +287,22 @@ def _log_moment(parts: Sequence[tuple[LossPmf, int]], tilt: float) -> float:
     return total
 
 
-def _chernoff(moment: Callable[[float], float], start: float, tail: float) -> tuple[float, float]:
-    """Return (min over θ of (moment(θ) + tail)/θ, the θ), by golden section on log θ."""
+def _chernoff(
+    moment: Callable[[float], float], start: float, tail: float, most: float
+) -> tuple[float, float]:
+    """Return (min over θ <= most of (moment(θ) + tail)/θ, the θ), by golden section on log θ.
+
+    Where losses are bounded, θ would grow forever, until it takes all digits of what it is
+    multiplied with.
+    """
     ratio = 2.0
-    best = start
+    best = min(start, most)
     value = (moment(best) + tail) / best
     while ratio > 1.3:
         moved = False
         for candidate in (best * ratio, best / ratio):
+            if candidate > most:
+                continue
             new = (moment(candidate) + tail) / candidate
             if new < value:
                 best, value, moved = candidate, new, True
@@ -348,9 +356,10 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
         return _log_moment(parts, -1.0 - theta)
 
     start = math.sqrt(2.0 * _TAIL / max(_variance(parts), 1e-12))
-    top, theta = _chernoff(upper, start, _TAIL)
-    bottom, _ = _chernoff(lower, start, _TAIL)
-    _, theta = _chernoff(upper, theta, _TILT)
+    most = _NEGLIGIBLE / step  # a larger tilt leaves nothing of an atom beside the next one
+    top, theta = _chernoff(upper, start, _TAIL, most)
+    bottom, _ = _chernoff(lower, start, _TAIL, most)
+    _, theta = _chernoff(upper, theta, _TILT, most)
     # A measure tilted to the far tail reaches further up than P itself.
     top += _STRETCH * (top - sum(count * pmf.mean for pmf, count in parts))
     theta = _fitting_tilt(upper, theta, top)
@@ -368,7 +377,7 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
     masses = np.zeros(window.size)
     for tilt in (0.0, -1.0, theta):
         values, noise, log_scale = _tilted(parts, tilt, size)
-        exponent = log_scale - tilt * losses
+        exponent = log_scale - tilt * losses + _exponent_rounding(parts, tilt)
         log_noise = exponent + math.log(noise)
         better = log_noise < best_noise
         best_noise[better] = log_noise[better]
@@ -380,6 +389,14 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
     if low > origin:  # Q(loss < low) <= exp(-60), hence P(loss < low) <= exp(low - 60): raise it
         masses[0] += math.exp(min(low * step, 0.0) - _TAIL)
     return LossPmf(step, low, np.minimum(masses, 1.0), min(infinite, 1.0))
+
+
+def _exponent_rounding(parts: Sequence[tuple[LossPmf, int]], tilt: float) -> float:
+    """Return a bound on the rounding of the exponents that a tilt adds and takes away again."""
+    reach = sum(
+        count * max(abs(float(pmf.losses[0])), abs(float(pmf.losses[-1]))) for pmf, count in parts
+    )
+    return 4.0 * _EPS * abs(tilt) * reach
 
 
 def _variance(parts: Sequence[tuple[LossPmf, int]]) -> float:

@@ -22,6 +22,7 @@ from privtune.accounting.events import (
     ApproximateDP,
     Event,
     Gaussian,
+    Joint,
     Laplace,
     NonPrivate,
     Parallel,
@@ -32,6 +33,7 @@ from privtune.accounting.events import (
     WorstOf,
     flatten,
 )
+from privtune.accounting.joint import joint_curve
 from privtune.accounting.moments import sampled_gaussian_curve, sampled_gaussian_curves
 from privtune.accounting.runs import Binomial, Geometric, NegativeBinomial, Poisson, RunLaw
 from privtune.accounting.subsampled import amplified_curve, split_curve
@@ -141,6 +143,9 @@ def _compute_leaf(event: Event) -> Floats:
             return _sampled_laplace(event.rate, inner.noise_multiplier, ORDERS)
         if isinstance(inner, Gaussian):
             return sampled_gaussian_curve(event.rate, inner.noise_multiplier, ORDERS)
+        if isinstance(inner, Joint):
+            noise, scales = inner.noise_multiplier, inner.laplace_multipliers
+            return joint_curve(event.rate, noise, scales, ORDERS)
     if isinstance(event, ApproximateDP):
         if event.delta > 0.0:
             return np.full_like(ORDERS, np.inf)

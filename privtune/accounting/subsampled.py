@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from privtune.accounting.pmf import LossPmf, from_profile
+from privtune.accounting.pmf import GridError, LossPmf, from_profile
 
 __all__ = [
     "amplified",
@@ -32,30 +32,60 @@ Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
 _TOP_DELTA = 1e-16
 _MAX_ORDER = 256
+_MAX_CELLS = 2**22
 
 
-def amplified(remove: LossPmf, add: LossPmf, rate: float) -> tuple[Curve, Curve]:
-    """Return both profiles, for ε >= 0, of a mechanism on a Poisson subset.
+def amplified(remove: LossPmf, add: LossPmf, rate: float, step: float) -> tuple[LossPmf, LossPmf]:
+    """Return the pair (remove, add) of a mechanism on a Poisson subset, from its own pair.
 
-    The pair `((1-q) Q + q P, Q)` has the profile `q δ_PQ(log(1 + (e^ε - 1)/q))`, the swapped one
-    `c δ_QP(log(q e^ε / c))` with `c = 1 - (1-q) e^ε`, and 0 where c <= 0.
+    With the record removed `(P, Q)` becomes `((1-q) Q + q P, Q)`, a loss l becomes
+    `log(1 - q + q e^l)`; with it added `(Q, P)` becomes `(Q, (1-q) Q + q P)`. Every atom is moved,
+    and spread on two lattice points so that both of its masses are kept.
+
+    Args:
+        remove: Pair of the mechanism, the record removed.
+        add: The same, the record added.
+        rate: q, in (0, 1).
+        step: Lattice step of the result.
+
+    Raises:
+        GridError: More than 2^22 lattice points would be needed.
+
+    References:
+        Zhu, Dong, Wang, arXiv:2106.08567, Theorem 11.
     """
-
-    def removed(epsilon: Floats) -> Floats:
-        shifted = np.where(
-            epsilon > 30.0,
-            epsilon - math.log(rate),
-            np.log1p(np.expm1(np.minimum(epsilon, 30.0)) / rate),
-        )
-        return np.asarray(rate * remove.delta(shifted))
-
-    def added(epsilon: Floats) -> Floats:
-        kept = -np.expm1(epsilon + math.log1p(-rate))
-        safe = np.maximum(kept, 1e-300)
-        value = kept * add.delta(epsilon + math.log(rate) - np.log(safe))
-        return np.where(kept > 0.0, value, 0.0)
-
+    log_out = math.log1p(-rate)
+    # Removed: the Q-mass where P has none gets the smallest loss, log(1-q).
+    q_mass = np.exp(remove.log_masses - remove.losses)
+    lost = max(1.0 - float(q_mass.sum()), 0.0)
+    losses = np.append(_mixed_loss(remove.losses, rate), log_out)
+    masses = np.append((1.0 - rate) * q_mass + rate * remove.masses, (1.0 - rate) * lost)
+    removed = _on_lattice(losses, masses, step, rate * remove.infinite)
+    # Added: what had an infinite loss gets the largest, -log(1-q).
+    losses = np.append(-_mixed_loss(-add.losses, rate), -log_out)
+    added = _on_lattice(losses, np.append(add.masses, max(add.infinite, 0.0)), step, 0.0)
     return removed, added
+
+
+def _mixed_loss(losses: Floats, rate: float) -> Floats:
+    """Return `log(1 - q + q e^l)`."""
+    small = np.log1p(rate * np.expm1(np.minimum(losses, 600.0)))
+    return np.asarray(np.where(losses > 600.0, losses + math.log(rate), small))
+
+
+def _on_lattice(losses: Floats, masses: Floats, step: float, infinite: float) -> LossPmf:
+    """Spread atoms on their lattice neighbours so that the P- and the Q-mass of each is kept."""
+    place = np.floor(losses / step)
+    first = float(place.min())
+    size = int(place.max() - first) + 2
+    if size > _MAX_CELLS:
+        raise GridError(f"one release needs {size} lattice cells")
+    rest = np.clip(losses - place * step, 0.0, step)
+    raised = masses * (np.expm1(-rest) / math.expm1(-step))
+    index = (place - first).astype(np.int64)
+    spread = np.asarray(np.bincount(index, masses - raised, size), np.float64)
+    spread += np.bincount(index + 1, raised, size)
+    return LossPmf(step, int(first), spread, max(infinite, 0.0))
 
 
 def split_delta(tuning: LossPmf, training: LossPmf, rate: float, epsilon: float) -> float:

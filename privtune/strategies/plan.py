@@ -80,7 +80,7 @@ class TrainingPlan:
     @property
     def expected_gradient_evaluations(self) -> float:
         """Expected per-sample gradients of one such training."""
-        return self.method.gradients_per_step * self.schedule.expected_gradient_evaluations
+        return self.method.gradient_evaluations(self.schedule)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ class _Drawn:
     index: torch.Tensor
     mask: torch.Tensor
     sizes: npt.NDArray[np.int64]
+    fetched: list[Rows] = field(default_factory=list)  # kept if one piece holds them all
 
 
 class StackOracle:
@@ -144,17 +145,18 @@ class StackOracle:
         sensitivity = bound.detach().to("cpu", torch.float64).expand(self.candidates)
         if not bool((sensitivity.isfinite() & (sensitivity > 0.0)).all()):
             raise InvalidInputError("bound", bound, "must be finite and above 0")
+        totals = params[0].new_zeros(len(params), self.candidates)
+        limit = bound.to(totals).unsqueeze(-1)
+        for rows in self._physical(drawn):
+            values = torch.stack([self._kernel.losses(point, rows) for point in params])
+            usable = (rows.mask > 0) & values.isfinite()
+            clipped = values.clamp_(min=0.0).minimum(limit)
+            totals += torch.where(usable, clipped, 0.0).sum(dim=-1)
         answers = []
-        for point in params:
-            total = point.new_zeros(self.candidates)
-            for rows in self._physical(drawn):
-                values = self._kernel.losses(point, rows)
-                usable = (rows.mask > 0) & values.isfinite()
-                clipped = values.clamp(min=0.0).minimum(bound.to(values)[:, None])
-                total += torch.where(usable, clipped, 0.0).sum(dim=1)
+        for total in totals:
             scale = self._charge(drawn, mechanism, noise_multiplier, sensitivity)
-            answers.append(self._noisy(total, scale, mechanism) / self._normaliser(drawn))
-        return torch.stack(answers)
+            answers.append(self._noisy(total, scale, mechanism))
+        return torch.stack(answers) / self._normaliser(drawn)
 
     def _noisy(self, total: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
         """Add noise to one number of each candidate."""
@@ -195,6 +197,9 @@ class StackOracle:
 
     def _physical(self, drawn: _Drawn) -> Iterator[Rows]:
         """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time."""
+        if drawn.fetched:
+            yield drawn.fetched[0]
+            return
         for start in range(0, drawn.index.shape[1], self._physical_rows):
             stop = start + self._physical_rows
             index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
@@ -210,7 +215,10 @@ class StackOracle:
                 else (np.clip(drawn.sizes - start, 0, width))
             )
             x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
-            yield Rows(x, y, sizes, mask, self._dropout)
+            rows = Rows(x, y, sizes, mask, self._dropout)
+            if start == 0 and stop >= drawn.index.shape[1]:
+                drawn.fetched.append(rows)
+            yield rows
 
     def _gradient(
         self,

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from privtune.accounting.gaussian import gaussian_epsilon
 from privtune.errors import InvalidInputError
 from privtune.training.methods import PUR, PURConstant
-from privtune.training.methods.pur import LogisticConstants
+from privtune.training.methods.logistic import LogisticConstants
 from privtune.training.schedule import Schedule
 from privtune.training.transcript import Transcript
 from studies.harness import mnist, study

@@ -50,10 +50,12 @@ def finite_pmf(p, q, step=2e-3):
 positive = st.floats(0.05, 50.0, allow_nan=False)
 rates = st.floats(1e-4, 1.0)
 gaussians = st.builds(Gaussian, positive)
+laplaces = st.builds(Laplace, positive)
 singles = st.one_of(
     gaussians,
-    st.builds(Laplace, positive),
+    laplaces,
     st.builds(Joint, st.lists(gaussians, min_size=1, max_size=3)),
+    st.builds(Joint, st.lists(st.one_of(gaussians, laplaces), min_size=1, max_size=3)),
 )
 laws = st.one_of(
     st.builds(Geometric, st.floats(1.0, 200.0)),

@@ -91,3 +91,12 @@ def test_thousands_of_runs_at_tiny_deltas(base, runs, level):
     event = PrivateSelection(base, runs)
     answer = epsilon(event, level)
     assert 0.0 <= lower_bound(event, level) <= answer.epsilon < math.inf
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rate", [1e-9, 1e-7])
+@pytest.mark.parametrize("count", [60, 1000])
+def test_calibration_at_tiny_rates_warns_of_nothing(rate, count):
+    """Losses so rare leave the tilt of the composition without an end of its own."""
+    answer = calibrate(steps(rate, 1.0, count), epsilon=4.0, delta=1e-5)
+    assert answer.guarantee.epsilon <= 4.0

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from privtune.accounting.gaussian import gaussian_delta
@@ -57,6 +57,25 @@ def test_composition_by_direct_convolution():
     expected = direct[start : start + ours.masses.size]
     assert (ours.masses >= expected * (1 - 1e-9) - 1e-18).all()
     np.testing.assert_allclose(ours.masses, expected, rtol=1e-6, atol=1e-15)
+
+
+@given(st.floats(1e-3, 0.02), st.floats(0.5, 20.0), st.integers(2, 8))
+@example(0.003464101615137755, 5.0, 3)  # once lost the atom at the largest loss, 5% of all mass
+@settings(max_examples=40, deadline=None)
+def test_bounded_losses_keep_all_their_mass(step, scale, count):
+    """Laplace losses: a heavy atom at the largest loss, which no tilt may round away."""
+    kept = np.array([1.0, math.exp(-1.0 / scale)]) / 2.0
+    inside = max(1.0 - kept.sum(), 0.0)
+    p, q = np.array([kept[0], inside, kept[1]]), np.array([kept[1], inside, kept[0]])
+    pmf = finite_pmf(p, q, step=step)
+    direct = pmf.masses
+    for _ in range(count - 1):
+        direct = np.convolve(direct, pmf.masses)
+    ours = compose([(pmf, count)])
+    start = ours.lowest - count * pmf.lowest
+    expected = direct[start : start + ours.masses.size]
+    assert (ours.masses >= expected * (1 - 1e-9) - 1e-15).all()
+    assert ours.masses.sum() + ours.infinite == pytest.approx(1.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(

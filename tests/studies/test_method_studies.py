@@ -1,12 +1,16 @@
-"""Every reproduction still runs: its smoke mode, on a public stand-in, in seconds."""
+"""Every reproduction still runs: its smoke mode, on a public stand-in, in seconds; its study plans."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from privtune.cli import main as command_line
 
 STUDIES = ("adadp", "adaclip", "hyfreedp", "pur")
 FOLDER = Path(__file__).parents[2] / "studies"
@@ -44,3 +48,42 @@ def test_a_wrong_result_is_noticed(name):
         return value + 30.0 if isinstance(value, float) else value
 
     assert module.compare(shifted(results), expected)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_folder_holds_all_that_a_reproduction_needs(name):
+    present = {path.name for path in (FOLDER / name).iterdir()}
+    assert present >= {
+        "README.md",
+        "spec.yaml",
+        "study.yaml",
+        "run.py",
+        "expected.json",
+        "results.json",
+    }
+    spec = yaml.safe_load((FOLDER / name / "spec.yaml").read_text())
+    assert set(spec["smoke"]) <= set(spec["full"])
+    expected = json.loads((FOLDER / name / "expected.json").read_text())
+    assert any("tolerance" in key or "factor" in key for key in expected)
+    readme = (FOLDER / name / "README.md").read_text()
+    for part in ("**Claim**", "**Result", "**Deviation", f"studies/{name}/study.yaml"):
+        assert part in readme, part
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_its_study_can_be_planned(name, capsys, monkeypatch):
+    """The product trains the method of the paper: every arm plans and all fit the budget."""
+    path = FOLDER / name / "study.yaml"
+    monkeypatch.setattr(sys, "argv", ["privtune", "study", "plan", str(path), "--json"])
+    with pytest.raises(SystemExit) as done:
+        command_line()
+    assert not done.value.code
+    plan = json.loads(capsys.readouterr().out)
+    spec = yaml.safe_load(path.read_text())
+    assert [arm["arm"] for arm in plan["arms"]] == [arm["name"] for arm in spec["arms"]]
+    strategies = [arm["strategy"] for arm in spec["arms"]]
+    assert strategies[0] == name
+    assert plan["total"]["epsilon"] <= spec["budget"]["epsilon"]
+    for arm, strategy in zip(plan["arms"], strategies, strict=True):
+        if strategy.startswith("pur"):  # full batches: all 4,000 records in each update
+            assert arm["expected_gradient_evaluations"] % 4000 == 0

@@ -58,9 +58,6 @@ class Method(Protocol[S]):
     releases: ClassVar[str]
     """What one step releases, in words."""
 
-    gradients_per_step: ClassVar[int]
-    """Per-sample gradients that one step takes of each record of a sample."""
-
     @classmethod
     def for_budget(cls, *args: Any, **options: Any) -> Self:
         """Build the method with the least noise that keeps one training at a target.
@@ -72,6 +69,10 @@ class Method(Protocol[S]):
 
     def event(self, schedule: Schedule) -> Event:
         """Return the privacy event of one training with this schedule. Pure."""
+        ...
+
+    def gradient_evaluations(self, schedule: Schedule) -> float:
+        """Return the expected per-sample gradients of one training with this schedule. Pure."""
         ...
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> S:

@@ -6,7 +6,7 @@ They differ in how they clip and in what they make of the gradient; their event 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from privtune.training.methods._common import build, check_nonnegative, noise_scale_for
 
@@ -34,8 +34,6 @@ class SampledGradient:
 
     noise_multiplier: float
 
-    gradients_per_step: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
         check_nonnegative("noise_multiplier", self.noise_multiplier)
 
@@ -57,6 +55,10 @@ class SampledGradient:
         unit = build(cls, options, noise_multiplier=1.0)
         scale = noise_scale_for(unit.event(schedule), epsilon=epsilon, delta=delta)
         return build(cls, options, noise_multiplier=scale)
+
+    def gradient_evaluations(self, schedule: Schedule) -> float:
+        """Return one per-sample gradient for each record of a sample."""
+        return schedule.expected_gradient_evaluations
 
     def event(self, schedule: Schedule) -> Event:
         """Return T Poisson-sampled Gaussian releases."""

@@ -3,8 +3,8 @@
 What differs from the paper:
 
 * The account. The paper composes the loss releases as if each had been sampled separately, but all
-  of them see one batch; ``event`` charges one joint Gaussian release (``loss_batch="same"``), or
-  the losses have a batch of their own (``loss_batch="separate"``).
+  of them see one batch; ``event`` charges one joint release (``loss_batch="same"``), or the losses
+  have a batch of their own (``loss_batch="separate"``). So it is for Laplace noise on the losses.
 * Guards. A noisy loss may be negative, and so may a fitted coefficient: the loss bound stays above
   its initial value, and the learning rate moves only by a fit whose coefficients are both positive.
 * The fit, unless ``fit="paper"``. At the initial rate of 1e-4 the three losses of a small batch
@@ -20,7 +20,7 @@ What differs from the paper:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
@@ -34,6 +34,7 @@ from privtune.training.methods._common import (
     rows,
 )
 from privtune.training.methods._optimizers import SGD, AdamW, InnerOptimizer, Moments
+from privtune.training.methods._parabola import Fit, fit_paper, fit_tracked, next_bound
 
 if TYPE_CHECKING:
     import torch
@@ -43,36 +44,11 @@ if TYPE_CHECKING:
     from privtune.training.oracle import Oracle, Sample
     from privtune.training.schedule import Schedule
 
-__all__ = ["Fit", "HyFreeDP", "HyFreeDPState", "fit_paper", "fit_tracked"]
+__all__ = ["HyFreeDP", "HyFreeDPState"]
 
 _LOSS_BATCHES = ("same", "separate")
+_DEVIATIONS = {"gaussian": 1.0, "laplace": 2.0**0.5}  # of noise of scale 1
 _FITS = ("tracked", "paper")
-_BOUND_CEILING = 1e6
-_BOUND_SHRINK = 0.5  # the bound at most halves at an update: a noisy sum may be far too small
-_SATURATED = 0.9  # losses above this part of their bound are flat because they were clipped
-_GROWTH = 4.0  # of the reach, while no curvature is visible
-_DRIFT = 0.3  # relative change of slope and curvature from one update to the next
-
-
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """What is known of the loss along the step direction; every field has shape ``[K]``.
-
-    Args:
-        learning_rate: The rate to step with.
-        reach: How far along the direction the next losses are probed.
-        slope: Estimate of the loss's decrease per unit of reach.
-        slope_variance: Its variance; infinite before the first estimate.
-        curvature: Estimate of the second derivative.
-        curvature_variance: Its variance.
-    """
-
-    learning_rate: torch.Tensor
-    reach: torch.Tensor
-    slope: torch.Tensor
-    slope_variance: torch.Tensor
-    curvature: torch.Tensor
-    curvature_variance: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +69,12 @@ class HyFreeDP:
 
     Args:
         gradient_noise_multiplier: Noise standard deviation of the normalised gradient sum, >= 0.
-        loss_noise_multiplier: Noise standard deviation of each loss sum over its bound, >= 0.
+        loss_noise_multiplier: Noise scale of each loss sum over its bound, >= 0: the standard
+            deviation of Gaussian noise, the scale of Laplace noise.
         interval: Steps K from one update of the learning rate to the next, >= 1.
         loss_batch: ``"same"`` asks for the losses about the gradient's batch, ``"separate"`` about
             an independent one.
+        loss_noise: ``"gaussian"`` or ``"laplace"`` (Algorithm 2): the noise on the losses.
         optimizer: ``"sgd"`` or ``"adamw"``: what the noisy gradient goes through.
         learning_rate: Initial learning rate, above 0.
         loss_bound: Initial bound on a record's loss, above 0; also its floor.
@@ -107,7 +85,8 @@ class HyFreeDP:
         weight_decay: Weight decay of the optimizer; None takes 0 for SGD and 0.01 for AdamW.
 
     **Guarantee**: each step is one Poisson-sampled Gaussian release; with ``loss_batch="same"``
-    a step that also releases losses is one joint release.
+    a step that also releases losses is one joint release. A record moves a loss sum by its bound
+    at most, in either norm.
 
     References:
         Bu & Liu 2025, Algorithm 1 and 2; Bu et al. 2023, arXiv 2206.07136 (automatic clipping).
@@ -117,6 +96,7 @@ class HyFreeDP:
     loss_noise_multiplier: float
     interval: int = 5
     loss_batch: str = "same"
+    loss_noise: str = "gaussian"
     optimizer: str = "sgd"
     learning_rate: float = 1e-4
     loss_bound: float = 1.0
@@ -129,7 +109,6 @@ class HyFreeDP:
     name: ClassVar[str] = "hyfreedp"
     summary: ClassVar[str] = "Learning rate fitted to three noisy losses, normalised gradients"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
-    gradients_per_step: ClassVar[int] = 1
     parameters: ClassVar[tuple[str, ...]] = ()
     releases: ClassVar[str] = (
         "one normalised noisy gradient; every K-th step also three clipped noisy losses"
@@ -141,6 +120,7 @@ class HyFreeDP:
         if self.interval < 1:
             raise InvalidInputError("interval", self.interval, "must be a whole number >= 1")
         check_choice("loss_batch", self.loss_batch, _LOSS_BATCHES)
+        check_choice("loss_noise", self.loss_noise, tuple(_DEVIATIONS))
         check_choice("optimizer", self.optimizer, ("sgd", "adamw"))
         check_positive("learning_rate", self.learning_rate)
         check_positive("loss_bound", self.loss_bound)
@@ -175,7 +155,12 @@ class HyFreeDP:
         """
         from privtune.accounting import hyfreedp_noise
 
-        defaults = {"interval": 5, "loss_batch": "auto", "gradient_noise_factor": 1.01}
+        defaults = {
+            "interval": 5,
+            "loss_batch": "auto",
+            "loss_noise": "gaussian",
+            "gradient_noise_factor": 1.01,
+        }
         chosen: dict[str, Any] = defaults | options
         factor = chosen.pop("gradient_noise_factor")
         build(  # refuses what is no option before it takes time to solve for the noise
@@ -192,6 +177,7 @@ class HyFreeDP:
             delta=delta,
             loss_batch=chosen["loss_batch"],
             gradient_noise_factor=factor,
+            mechanism=chosen["loss_noise"],
         )
         return build(
             cls,
@@ -199,6 +185,10 @@ class HyFreeDP:
             gradient_noise_multiplier=noise.gradient_noise,
             loss_noise_multiplier=noise.loss_noise,
         )
+
+    def gradient_evaluations(self, schedule: Schedule) -> float:
+        """Return one per-sample gradient for each record of a sample."""
+        return schedule.expected_gradient_evaluations
 
     def event(self, schedule: Schedule) -> Event:
         """Return T gradient releases, every K-th of them with three losses beside it."""
@@ -213,6 +203,7 @@ class HyFreeDP:
             gradient_noise=self.gradient_noise_multiplier,
             loss_noise=self.loss_noise_multiplier,
             loss_batch=self.loss_batch,
+            mechanism=self.loss_noise,
         )
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> HyFreeDPState:
@@ -259,22 +250,23 @@ class HyFreeDP:
             (state.params + step, state.params, state.params - step),
             bound=state.loss_bound,
             noise_multiplier=self.loss_noise_multiplier,
+            mechanism=self.loss_noise,
         )
         if self.fit == "paper":
             fit = fit_paper(state.fit, losses)
         else:
-            batch = oracle.schedule.expected_batch_size
+            scale = self.loss_noise_multiplier / oracle.schedule.expected_batch_size
             fit = fit_tracked(
                 state.fit,
                 losses,
-                deviation=self.loss_noise_multiplier * state.loss_bound / batch,
+                deviation=_DEVIATIONS[self.loss_noise] * scale * state.loss_bound,
                 bound=state.loss_bound,
                 resolution=self.resolution,
             )
         return replace(
             state,
             fit=fit,
-            loss_bound=_next_bound(state.loss_bound, losses, self.loss_bound),
+            loss_bound=next_bound(state.loss_bound, losses, self.loss_bound),
             loss=losses[1],
         )
 
@@ -285,111 +277,3 @@ class HyFreeDP:
             "loss_bound": state.loss_bound,
             "loss": state.loss,
         }
-
-
-def fit_paper(fit: Fit, losses: torch.Tensor) -> Fit:
-    """Return the minimiser of the parabola through three losses (equation 6, Algorithm 1).
-
-    Args:
-        fit: What is known; the losses were probed at its reach.
-        losses: Shape ``[3, K]``: a step backward, here, a step forward.
-
-    Returns:
-        The fit with a new rate where both coefficients are positive and the rate is finite.
-    """
-    import torch
-
-    slope, curvature = _coefficients(losses, fit.reach)
-    rate = slope / curvature
-    good = (slope > 0) & (curvature > 0) & torch.isfinite(rate) & (rate > 0)
-    rate = torch.where(good, rate, fit.learning_rate)
-    return replace(fit, learning_rate=rate, reach=rate, slope=slope, curvature=curvature)
-
-
-def fit_tracked(
-    fit: Fit,
-    losses: torch.Tensor,
-    *,
-    deviation: torch.Tensor,
-    bound: torch.Tensor,
-    resolution: float,
-) -> Fit:
-    """Update slope, curvature, rate and reach from three losses whose noise is known.
-
-    Args:
-        fit: What is known; the losses were probed at its reach.
-        losses: Shape ``[3, K]``: a step backward, here, a step forward.
-        deviation: Shape ``[K]``: standard deviation of each loss's noise, which is public.
-        bound: Shape ``[K]``: what the losses were clipped to.
-        resolution: Standard deviations that make a curvature visible.
-
-    Returns:
-        The updated fit; unchanged where the losses are clipped or not finite.
-    """
-    import torch
-
-    reach = fit.reach
-    slope_seen, curvature_seen = _coefficients(losses, reach)
-    # A first difference of two noises has variance 2 deviation^2, a second one 1 + 1 + 4 = 6.
-    slope, slope_variance = _filter(
-        fit.slope, fit.slope_variance, slope_seen, deviation**2 / (2.0 * reach**2)
-    )
-    curvature, curvature_variance = _filter(
-        fit.curvature, fit.curvature_variance, curvature_seen, 6.0 * deviation**2 / reach**4
-    )
-    visible = (curvature > resolution * curvature_variance.sqrt()) & (curvature > 0)
-    best = slope / curvature
-    good = visible & torch.isfinite(best) & (best > 0)
-    best = torch.where(good, best, fit.learning_rate)
-    # The reach at which one probe by itself would show this curvature; never below the best rate.
-    needed = (resolution * 6.0**0.5 * deviation / curvature).sqrt()
-    aim = torch.where(visible, torch.maximum(best, needed), _GROWTH * reach)
-    updated = Fit(
-        # Never farther than was probed: beyond, the parabola is a guess.
-        learning_rate=torch.minimum(best, torch.maximum(reach, fit.learning_rate)),
-        reach=torch.minimum(aim, _GROWTH * reach),
-        slope=slope,
-        slope_variance=slope_variance,
-        curvature=curvature,
-        curvature_variance=curvature_variance,
-    )
-    seen = torch.isfinite(losses).all(dim=0) & (losses[1] < _SATURATED * bound)
-    return Fit(
-        *(
-            torch.where(seen, getattr(updated, field.name), getattr(fit, field.name))
-            for field in fields(fit)
-        )
-    )
-
-
-def _coefficients(losses: torch.Tensor, reach: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return slope and curvature of the parabola through three losses."""
-    backward, here, forward = losses
-    slope = (backward - forward) / (2.0 * reach)
-    return slope, (backward + forward - 2.0 * here) / reach**2
-
-
-def _filter(
-    mean: torch.Tensor, variance: torch.Tensor, seen: torch.Tensor, noise: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take one step of a scalar Kalman filter whose state drifts in proportion to itself."""
-    import torch
-
-    prior = variance + (_DRIFT * mean) ** 2
-    # No prior, or no noise: take what was seen.
-    gain = torch.where(torch.isinf(prior) | (noise == 0.0), 1.0, prior / (prior + noise))
-    return mean + gain * (seen - mean), gain * noise
-
-
-def _next_bound(bound: torch.Tensor, losses: torch.Tensor, floor: float) -> torch.Tensor:
-    """Return the paper's conservative bound, the sum of the three losses, kept above a floor.
-
-    Without the floor it may feed on itself: losses clipped to a bound that is too small sum to a
-    smaller bound, and in the end the losses say nothing.
-    """
-    import torch
-
-    total = losses.sum(dim=0)
-    least = (_BOUND_SHRINK * bound).clamp_min(floor)
-    updated = torch.maximum(total, least).clamp_max(_BOUND_CEILING)
-    return torch.where(torch.isfinite(total), updated, bound)

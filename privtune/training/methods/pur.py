@@ -34,65 +34,11 @@ if TYPE_CHECKING:
     from privtune.training.oracle import Oracle
     from privtune.training.schedule import Schedule
 
-__all__ = ["PUR", "LogisticConstants", "PURConstant", "PUROracle", "PURState"]
+__all__ = ["PUR", "PURConstant", "PUROracle", "PURState"]
 
 _REGIMES = ("non-convex", "convex", "strongly-convex")
 _ROUNDING = 1e-9  # the account may sum in another order
 _ADJACENCIES = ("replace-one", "add-remove")
-
-
-@dataclass(frozen=True)
-class LogisticConstants:
-    """What the schedules need to know of regularised logistic regression, from public bounds.
-
-    Args:
-        feature_bound: Z, a public bound on the norm of a record's features, above 0. Features have
-            to be scaled to it by public constants, not by statistics of the data.
-        regularisation: λ, the weight of ``λ/2 |θ|²``, at least 0.
-        radius: R, a public bound on ``|θ_t - θ*|``; None derives ``sqrt(2 log 2 / λ)``, since
-            ``λ/2 |θ*|² <= F(θ*) <= F(0) = log 2``. It must be given where λ = 0.
-    """
-
-    feature_bound: float
-    regularisation: float = 0.0
-    radius: float | None = None
-
-    def __post_init__(self) -> None:
-        check_positive("feature_bound", self.feature_bound)
-        check_nonnegative("regularisation", self.regularisation)
-        if self.radius is not None:
-            check_positive("radius", self.radius)
-        elif self.regularisation == 0.0:
-            raise InvalidInputError(
-                "radius", None, "must be given where there is no regularisation to bound it"
-            )
-
-    @property
-    def distance(self) -> float:
-        """R, the bound on the distance from the minimiser."""
-        if self.radius is not None:
-            return self.radius
-        return math.sqrt(2.0 * math.log(2.0) / self.regularisation)
-
-    @property
-    def lipschitz(self) -> float:
-        """Z: the regulariser is the same for all records, so it moves no difference of sums."""
-        return self.feature_bound
-
-    @property
-    def paper_lipschitz(self) -> float:
-        """``λ R + Z``, what the paper takes for L; never smaller than needed."""
-        return self.regularisation * self.distance + self.feature_bound
-
-    @property
-    def smoothness(self) -> float:
-        """``M = λ + Z²/4``."""
-        return self.regularisation + self.feature_bound**2 / 4.0
-
-    @property
-    def gap(self) -> float:
-        """``log 2``: the loss at θ = 0 is a constant, and no loss is below 0."""
-        return math.log(2.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +86,6 @@ class _FullBatchDescent:
     regularisation: float = 0.0
     adjacency: str = "replace-one"
 
-    gradients_per_step: ClassVar[int] = 1
     parameters: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -165,6 +110,10 @@ class _FullBatchDescent:
 
     def _updates(self, schedule: Schedule) -> int:
         return schedule.steps if self.horizon is None else min(schedule.steps, self.horizon)
+
+    def gradient_evaluations(self, schedule: Schedule) -> float:
+        """Return N per-sample gradients for each update of the horizon, whatever the rate."""
+        return float(schedule.records * self._updates(schedule))
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> PURState:
         """Make the state of K candidates; a candidate gives nothing."""
@@ -379,7 +328,6 @@ class PUROracle(_FullBatchDescent):
     summary: ClassVar[str] = "NOT PRIVATE: noise follows the un-noised gradient norm"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "noise")
     releases: ClassVar[str] = "the gradient of all records without noise: no privacy"
-    gradients_per_step: ClassVar[int] = 2
 
     @classmethod
     def for_budget(
@@ -394,6 +342,10 @@ class PUROracle(_FullBatchDescent):
         raise InvalidInputError(
             "strategy", cls.name, "is not private, so no budget pays for it", "Use pur instead."
         )
+
+    def gradient_evaluations(self, schedule: Schedule) -> float:
+        """Return twice those of the private schedules: it looks before it steps."""
+        return 2.0 * super().gradient_evaluations(schedule)
 
     def event(self, schedule: Schedule) -> Event:
         """Return the event that says that nothing is guaranteed."""

@@ -66,7 +66,6 @@ class QuantileClipping:
 
     name: ClassVar[str] = "quantile-clipping"
     summary: ClassVar[str] = "Clipping norm follows a quantile of the gradient norms"
-    gradients_per_step: ClassVar[int] = 1
     adapts: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
     releases: ClassVar[str] = "one clipped noisy gradient and the noisy fraction not clipped"
@@ -110,6 +109,10 @@ class QuantileClipping:
             )
         gradient = (joint**-2 - count**-2) ** -0.5
         return build(cls, chosen, noise_multiplier=gradient, count_noise_multiplier=count)
+
+    def gradient_evaluations(self, schedule: Schedule) -> float:
+        """Return one per-sample gradient for each record of a sample."""
+        return schedule.expected_gradient_evaluations
 
     def event(self, schedule: Schedule) -> Event:
         """Return T Poisson-sampled joint releases of a gradient and a count."""

@@ -52,11 +52,8 @@ def every(ids):
     return pytest.mark.parametrize("name", ids)
 
 
-@every(METHODS)
-def test_transcript_equals_the_event_exactly(name):
-    x, y = blobs()
-    schedule = Schedule(len(x), 0.1, STEPS)
-    method = planned(name, schedule, DIMENSION)
+def check_transcript(method, schedule, x, y):
+    """Train two candidates: what was released is what the event charges, look by look."""
     result = train(
         method,
         schedule,
@@ -73,6 +70,56 @@ def test_transcript_equals_the_event_exactly(name):
     for transcript in result.transcripts:
         assert transcript.looks() == looks_of(event)
     assert not any(result.diverged)
+
+
+@every(METHODS)
+def test_transcript_equals_the_event_exactly(name):
+    x, y = blobs()
+    schedule = Schedule(len(x), 0.1, STEPS)
+    check_transcript(planned(name, schedule, DIMENSION), schedule, x, y)
+
+
+@pytest.mark.parametrize("batch", ["same", "separate"])
+def test_laplace_losses_are_in_the_transcript(batch):
+    x, y = blobs()
+    schedule = Schedule(len(x), 0.1, STEPS)
+    method = METHODS["hyfreedp"].for_budget(
+        schedule, epsilon=4.0, delta=1e-5, loss_noise="laplace", loss_batch=batch
+    )
+    check_transcript(method, schedule, x, y)
+    looks = looks_of(method.event(schedule))
+    kinds = sorted("".join(kind[0] for kind, _ in atoms) for _, atoms in looks)
+    assert kinds == (["g", "glll"] if batch == "same" else ["g", "lll"])
+    assert looks.total() == (STEPS if batch == "same" else STEPS + 3)
+    reached = epsilon(method.event(schedule), 1e-5).epsilon
+    assert 0.99 * 4.0 < reached <= 4.0
+    with pytest.raises(InvalidInputError, match="gaussian, laplace"):
+        METHODS["hyfreedp"].for_budget(schedule, epsilon=4.0, delta=1e-5, loss_noise="cauchy")
+
+
+@every(METHODS)
+def test_planned_gradient_evaluations_are_those_that_happen(name):
+    """In expectation: within 5 standard deviations for samples, exactly for whole batches."""
+    x, y = blobs()
+    schedule = Schedule(len(x), 0.1, STEPS)
+    method = planned(name, schedule, DIMENSION)
+    (happened,) = train(
+        method,
+        schedule,
+        model=mlp,
+        loss=cross_entropy,
+        data=TensorData(x, y),
+        candidates=[candidate(method)],
+        secrets=secrets(1),
+        device="cpu",
+    ).gradient_evaluations
+    expected = method.gradient_evaluations(schedule)
+    if name.startswith("pur"):  # all records in each update, whatever the sampling rate
+        updates = min(method.horizon or STEPS, STEPS)
+        assert expected == len(x) * updates * (2 if name == "pur-oracle" else 1)
+        assert happened == expected
+    else:
+        assert abs(happened - expected) < 5 * expected**0.5
 
 
 @every(sorted(set(METHODS) - {"pur-oracle"}))

@@ -142,7 +142,7 @@ def test_hyfreedp_without_noise_is_gen(fit):
 
 def test_hyfreedp_guards():
     """A bad fit moves nothing: negative slope, negative curvature, losses that are not finite."""
-    from privtune.training.methods.hyfreedp import Fit, _next_bound, fit_paper, fit_tracked
+    from privtune.training.methods._parabola import Fit, fit_paper, fit_tracked, next_bound
 
     rate = torch.full((5,), 0.1, dtype=torch.float64)
     none, unknown = torch.zeros_like(rate), torch.full_like(rate, torch.inf)
@@ -173,9 +173,9 @@ def test_hyfreedp_guards():
     assert torch.equal(far.reach, 4 * rate)
     assert torch.equal(tracked.learning_rate[1:], rate[1:])
     assert tracked.reach[3] == rate[3]
-    bound = _next_bound(torch.full((4,), 3.0), torch.tensor([[-4.0, 2.0, torch.nan, 0.6]] * 3), 1.0)
+    bound = next_bound(torch.full((4,), 3.0), torch.tensor([[-4.0, 2.0, torch.nan, 0.6]] * 3), 1.0)
     assert bound.tolist() == [1.5, 6.0, 3.0, pytest.approx(1.8)]
-    assert _next_bound(torch.ones(1), torch.zeros(3, 1), 1.0).item() == 1.0
+    assert next_bound(torch.ones(1), torch.zeros(3, 1), 1.0).item() == 1.0
 
 
 def test_adaclip_without_noise_and_clipping_is_sgd():

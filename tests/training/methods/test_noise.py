@@ -67,6 +67,7 @@ class Spy:
         answer = self.inner.losses(
             sample, params, bound=bound, noise_multiplier=noise_multiplier, mechanism=mechanism
         )
+        self.mechanism = mechanism
         self.losses_.append((noise_multiplier, (answer / bound).numpy()))
         return answer
 
@@ -74,12 +75,12 @@ class Spy:
         return self.inner.transcripts()
 
 
-def observe(name, *, x, y, rate, steps=STEPS, seeds=4):
+def observe(name, *, x, y, rate, steps=STEPS, seeds=4, **more):
     """Run a method on the engine's oracle; return the spy and the event."""
     schedule = Schedule(len(x), rate, steps)
     plan = Schedule(len(x), max(rate, 0.1), steps)
     method = METHODS[name].for_budget(
-        plan, epsilon=1e3 if name == "pur" else 4.0, delta=1e-5, **options(name, WIDTH * 10)
+        plan, epsilon=1e3 if name == "pur" else 4.0, delta=1e-5, **options(name, WIDTH * 10), **more
     )
     streams = [Streams(secret) for secret in secrets(seeds, tag=9)]
     data, cpu = TensorData(x, y), torch.device("cpu")
@@ -136,6 +137,33 @@ def test_variance_of_every_release_matches_the_charge(name):
         check_variance(spy.losses_, rate * len(x))
     if name == "quantile-clipping":
         check_variance(spy.counts, rate * len(x))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("batch", ["same", "separate"])
+def test_laplace_noise_on_losses_matches_the_charge(batch):
+    """On empty samples. If X is Laplace of scale b, 2|X|/b is a chi-square variable of 2 degrees."""
+    x, y = torch.zeros(50, WIDTH), torch.zeros(50, dtype=torch.long)
+    more = {"loss_noise": "laplace", "loss_batch": batch, "interval": 1}
+    spy, looks = observe("hyfreedp", x=x, y=y, rate=1e-9, seeds=12, **more)
+    assert spy.mechanism == "laplace"
+    check_variance(spy.gradients, 1e-9 * len(x))
+    values = np.concatenate([np.ravel(v) * 1e-9 * len(x) / b for b, v in spy.losses_])
+    assert values.size == STEPS * 3 * 12
+
+    def rejected(claimed):
+        p = stats.chi2.cdf(2 * np.abs(values / claimed).sum(), 2 * values.size)
+        return min(p, 1 - p) < 0.5e-4
+
+    assert not rejected(1.0)
+    assert rejected(2 / 3)
+    assert rejected(3 / 2)
+    # And it is Laplace, not a Gaussian of the same size: Kolmogorov and Smirnov at 1e-4.
+    assert stats.kstest(values, stats.laplace.cdf).pvalue > 1e-4
+    assert stats.kstest(values, stats.norm(0, 2**0.5).cdf).pvalue < 1e-4
+    atoms = {atom for (_, atoms), _ in looks.items() for atom in atoms}
+    used = {("gaussian", m) for m, _ in spy.gradients} | {("laplace", m) for m, _ in spy.losses_}
+    assert used == atoms
 
 
 @pytest.mark.parametrize("name", PRIVATE)

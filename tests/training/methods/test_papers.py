@@ -337,8 +337,13 @@ def kalman(mean, variance, seen, noise):
 
 
 @few
-@given(seed=seeds, sigma=sigmas, loss_sigma=st.sampled_from([0.2, 1.0, 4.0]))
-def test_hyfreedp_tracked(seed, sigma, loss_sigma):
+@given(
+    seed=seeds,
+    sigma=sigmas,
+    loss_sigma=st.sampled_from([0.2, 1.0, 4.0]),
+    kind=st.sampled_from(["gaussian", "laplace"]),
+)
+def test_hyfreedp_tracked(seed, sigma, loss_sigma, kind):
     """The documented filter, written for one candidate with plain numbers."""
 
     def literal(world, candidate):
@@ -350,9 +355,10 @@ def test_hyfreedp_tracked(seed, sigma, loss_sigma):
             noisy = []
             for sign in (+1, 0, -1):
                 total = sum(min(world.loss(i, theta + sign * reach * g), bound) for i in rows)
-                noisy.append((total + loss_sigma * bound * world.noise(1)[0]) / world.batch)
+                noise = world.laplace() if kind == "laplace" else world.noise(1)[0]
+                noisy.append((total + loss_sigma * bound * noise) / world.batch)
             plus, here, minus = noisy
-            dev = loss_sigma * bound / world.batch
+            dev = loss_sigma * bound / world.batch * (math.sqrt(2) if kind == "laplace" else 1)
             if here < 0.9 * bound:
                 slope, slope_var = kalman(
                     slope, slope_var, (plus - minus) / (2 * reach), dev**2 / (2 * reach**2)
@@ -372,7 +378,9 @@ def test_hyfreedp_tracked(seed, sigma, loss_sigma):
             yield theta, rate, reach, bound
 
     check(
-        HyFreeDP(sigma, loss_sigma, interval=1, learning_rate=1e-2, loss_bound=5.0),
+        HyFreeDP(
+            sigma, loss_sigma, interval=1, learning_rate=1e-2, loss_bound=5.0, loss_noise=kind
+        ),
         [{}, {}],
         literal,
         steps=3 * STEPS,

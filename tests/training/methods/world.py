@@ -33,6 +33,9 @@ class World:
     def noise(self, size):
         return self.noising.normal(size=size)
 
+    def laplace(self):
+        return self.noising.laplace()
+
     def gradient(self, i, theta):
         return -self.y[i] * self.x[i] * expit(-self.y[i] * (self.x[i] @ theta))
 
@@ -128,7 +131,9 @@ class LiteralOracle:
             for k, world in enumerate(self.worlds):
                 limit = float(bound[k])
                 total = sum(min(world.loss(i, point[k].numpy()), limit) for i in rows[k])
-                noise = world.noise(1)[0] if multipliers[k] else 0.0
+                noise = 0.0
+                if multipliers[k]:
+                    noise = world.noise(1)[0] if mechanism == "gaussian" else world.laplace()
                 out[j, k] = (total + multipliers[k] * limit * noise) / (rate * world.records)
         return torch.tensor(out)
 
