@@ -8,6 +8,7 @@ from typing import Any
 
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import (
+    PRUNED,
     Outcome,
     Round,
     Strategy,
@@ -28,6 +29,7 @@ from privtune.strategies.subsampled import SubsampledTuningStrategy as Subsample
 from privtune.training.methods import METHODS
 
 __all__ = [
+    "PRUNED",
     "STRATEGIES",
     "Cost",
     "Everything",

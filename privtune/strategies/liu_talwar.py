@@ -18,10 +18,12 @@ __all__ = ["LiuTalwar"]
 class LiuTalwar(Selection):
     """Random stopping: after every run stop with probability γ, then release the best so far.
 
-    With a known threshold the release is the first candidate whose score reaches it, or "nothing".
-    That is the selection under the order that knows only "reached" and "not reached", so its price
-    is the same: given that some run reached the threshold, the first one and a uniformly drawn one
-    have the same law.
+    With a known threshold the release is the first candidate whose score reaches it, or "nothing",
+    and the round ends there: later candidates are not run. That is the selection under the order
+    that knows only "reached" and "not reached", so its price is the same: given that some run
+    reached the threshold, the first one and a uniformly drawn one have the same law. Runs after the
+    first have no part in the release, whether they run or not. How many did run stays sealed, and
+    the plan's expectations are those of a round that runs them all.
 
     Args:
         gamma: Probability of stopping after a run, in (0, 1]; or give ``mean_runs``.
@@ -82,6 +84,7 @@ class LiuTalwar(Selection):
         """Draw K, train K candidates, release the best, or the first that reaches the threshold."""
         if self.threshold is None:
             return super().run(plan, trials)
+        # In the order of the rows: not in that of time, which differs from machine to machine.
         for result in trials.select(plan):
             if result.score is not None and result.score >= self.threshold:
                 return Outcome(result)

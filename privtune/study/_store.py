@@ -167,12 +167,15 @@ class StudyStore:
         asked.set_user_attr(_INDEX, number)
         return asked
 
-    def tell(self, name: str, arm: str, number: int, score: float) -> None:
-        """Tell Optuna the score of trial ``number``. A row is told once."""
+    def tell(self, name: str, arm: str, number: int, *, score: float, pruned: bool) -> None:
+        """Tell Optuna how trial ``number`` ended. A row is told once."""
         study = self._load(_arm_name(name, arm))
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.user_attrs.get(_INDEX) == number:
-                study.tell(trial.number, -math.inf if math.isnan(score) else score)
+                # A pruned trial counts with its last report, which pruners and TPE know to read.
+                state = TrialState.PRUNED if pruned else TrialState.COMPLETE
+                value = None if pruned else -math.inf if math.isnan(score) else score
+                study.tell(trial.number, value, state)
 
     def add_arm(self, name: str, arm: str) -> None:
         """Make room for an arm's trials and values."""

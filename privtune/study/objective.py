@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from optuna.exceptions import TrialPruned
+
 from privtune.errors import PrivTuneError
 from privtune.execution.training import PROGRAM_ERRORS, failed
 from privtune.priors import IndependentSampler
@@ -150,7 +152,7 @@ class ObjectiveFiles(Files):
                 value = self.objective(trial)
         except (PrivTuneError, *PROGRAM_ERRORS):
             raise  # a refusal or a typo: it hangs on the program, not on the data
-        except self.catch as error:
+        except (TrialPruned, *self.catch) as error:
             return failed(number, trial.params, error)
         finally:
             refuse_autologging(sealed)
