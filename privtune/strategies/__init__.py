@@ -23,7 +23,7 @@ from privtune.strategies.liu_talwar import LiuTalwar
 from privtune.strategies.non_private import NonPrivateError, NonPrivateGrid
 from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
 from privtune.strategies.release import Cost, Release
-from privtune.strategies.scoring import ScorePlan, Scoring
+from privtune.strategies.scoring import ScorePlan, Scoring, validation_metric
 from privtune.strategies.selection import NoRunFitsError, PapernotSteinke
 from privtune.strategies.subsampled import SubsampledTuningStrategy as SubsampledTuning
 from privtune.training.methods import METHODS
@@ -56,6 +56,7 @@ __all__ = [
     "TrialResult",
     "make_strategy",
     "selection_instead",
+    "validation_metric",
 ]
 
 STRATEGIES: Mapping[str, type[Any]] = {

@@ -18,7 +18,6 @@ VIEW_KEY = "privtune"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 
 _COLUMNS = {
-    "metrics.`acc/test`": 110,
     "metrics.`eps/total`": 110,
     "metrics.`eps/one_run`": 120,
     "metrics.`eps/left`": 100,
@@ -55,26 +54,28 @@ def run_url(base: str, experiment_id: str, run_id: str, artifact: str = "") -> s
     return f"{url}?workflowType=machine_learning"
 
 
-def saved_view(*, params: Sequence[str], curves: Sequence[str]) -> str:
+def saved_view(*, params: Sequence[str], curves: Sequence[str], utility: str = "acc/test") -> str:
     """Return the value of the experiment tag :data:`VIEW_TAG`.
 
     Args:
         params: Released hyperparameters, for the parallel coordinates.
         curves: Names of the step metrics of arms that are not sealed.
+        utility: The metric that arms are compared by; the best comes first.
     """
     section = "privtune-budget"
-    charts = _charts(section, params, curves)
+    charts = _charts(section, params, curves, utility)
+    columns = {f"metrics.`{utility}`": 110, **_COLUMNS}
     state = {
         "searchFilter": "",
-        "orderByKey": "metrics.`acc/test`",
-        "orderByAsc": False,
+        "orderByKey": f"metrics.`{utility}`",
+        "orderByAsc": utility.startswith("loss/"),
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
-        "selectedColumns": list(_COLUMNS),
-        "columnOrder": list(_COLUMNS),
-        "columnWidths": _COLUMNS,
+        "selectedColumns": list(columns),
+        "columnOrder": list(columns),
+        "columnWidths": columns,
         "runsHiddenMode": "SHOW_ALL",
         "runsHidden": [],
         "runListHidden": False,
@@ -102,12 +103,14 @@ def saved_view(*, params: Sequence[str], curves: Sequence[str]) -> str:
     return json.dumps({**envelope, "state": json.dumps(state)})
 
 
-def _charts(section: str, params: Sequence[str], curves: Sequence[str]) -> list[dict[str, Any]]:
+def _charts(
+    section: str, params: Sequence[str], curves: Sequence[str], utility: str
+) -> list[dict[str, Any]]:
     charts: list[dict[str, Any]] = [
         {
             "type": "SCATTER",
             "xaxis": {"key": "eps/total", "type": "METRIC"},
-            "yaxis": {"key": "acc/test", "type": "METRIC"},
+            "yaxis": {"key": utility, "type": "METRIC"},
             "runsCountToCompare": 100,
         },
         _bar("eps/total", "ε of each arm"),
@@ -124,7 +127,7 @@ def _charts(section: str, params: Sequence[str], curves: Sequence[str]) -> list[
             {
                 "type": "PARALLEL",
                 "selectedParams": list(params),
-                "selectedMetrics": ["acc/test"],
+                "selectedMetrics": [utility],
                 "showAllRuns": False,
                 "runsCountToCompare": 100,
             }
