@@ -39,8 +39,8 @@ __all__ = ["render_arm", "render_study"]
 _UTILITY = {
     "test accuracy": "Test accuracy of each released model, with 95% intervals over the public test "
     "records,",
-    "validation accuracy": "The validation accuracy that each arm was chosen by, noised where the split is private,",
-    "validation loss": "The validation loss that each arm was chosen by, noised where the split is private,",
+    "validation accuracy": "The validation accuracy that each arm was chosen by, noised if private,",
+    "validation loss": "The validation loss that each arm was chosen by, noised if private,",
 }
 
 
