@@ -279,10 +279,21 @@ def print_comparison(study: Study) -> None:
     for line in footnotes(study):
         console.print(line, soft_wrap=True, highlight=False)
     console.print(
-        f"Open it in MLflow: [bold]{program()} ui --study {study.name} --storage {study.storage}[/]",
+        f"Open it in MLflow: [bold]{program()} ui --study {study.name}{_storage(study)}[/]",
         soft_wrap=True,
         highlight=False,
     )
+
+
+def _storage(study: Study) -> str:
+    """Return the option that names the storage, where it needs one; never a password."""
+    from sqlalchemy.engine import make_url
+
+    if study.storage == os.environ.get("PRIVTUNE_STORAGE", DEFAULT_STORAGE):
+        return ""
+    if make_url(study.storage).password is not None:
+        return " (with PRIVTUNE_STORAGE set)"
+    return f" --storage {study.storage}"
 
 
 class _OpenOnly(ProgressColumn):

@@ -37,7 +37,7 @@ def ui(
 
     if not (artifact_root(storage) / "mlflow.db").exists():
         raise PrivTuneError(
-            f"Nothing has been logged for {storage} yet. Run a study first: privtune study run NAME."
+            "Nothing has been logged for this storage yet. Run a study first: privtune study run NAME."
         )
     uri = local_uri(storage)
     with open_client(storage, uri) as client:

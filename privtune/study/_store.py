@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.trial import TrialState
-from sqlalchemy.engine import make_url
 
 from privtune.errors import PrivTuneError
+from privtune.ledger.failures import translated
+from privtune.ledger.storage import NO_DRIVER, checked_url
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -46,14 +48,23 @@ class StudyStore:
 
     Args:
         url: SQLAlchemy URL; the ledger may share it.
+
+    Raises:
+        PrivTuneError: If there is no such database, or it cannot be reached.
     """
 
     def __init__(self, url: str) -> None:
+        checked = checked_url(url)
         self.url = url
-        self._storage = optuna.storages.RDBStorage(
-            url,
-            engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {},
-        )
+        sqlite = checked.get_backend_name() == "sqlite"
+        try:
+            with translated(checked.render_as_string(hide_password=True)):
+                self._storage = optuna.storages.RDBStorage(
+                    checked.render_as_string(hide_password=False),
+                    engine_kwargs={"connect_args": {"timeout": 60}} if sqlite else {},
+                )
+        except ImportError as error:
+            raise PrivTuneError(NO_DRIVER) from error
 
     def create(
         self, name: str, arms: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]
@@ -223,19 +234,22 @@ class StudyStore:
 
 
 def artifact_root(url: str) -> Path:
-    """Return the folder for models and trackers' files: beside an SQLite file, else here.
+    """Return the folder for models and trackers' files.
 
     Args:
         url: The storage's URL.
 
     Returns:
-        ``<stem>-artifacts`` beside the database; the folder need not exist.
+        What ``PRIVTUNE_ARTIFACTS`` says; else ``<stem>-artifacts`` beside an SQLite file, or
+        ``<database>-artifacts`` in the working directory. The folder need not exist.
     """
-    database = make_url(url).database
-    if url.startswith("sqlite") and database not in (None, "", ":memory:"):
-        path = Path(str(database)).absolute()
+    if given := os.environ.get("PRIVTUNE_ARTIFACTS"):
+        return Path(given).absolute()
+    checked = checked_url(url)
+    if checked.get_backend_name() == "sqlite":
+        path = Path(str(checked.database)).absolute()
         return path.with_name(f"{path.stem}-artifacts")
-    return Path("privtune-artifacts").absolute()
+    return Path(f"{checked.database or 'postgres'}-artifacts").absolute()
 
 
 def _arm_name(name: str, arm: str) -> str:
