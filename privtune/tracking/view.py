@@ -1,8 +1,8 @@
 """The saved view that goes with a study's experiment, and the links into MLflow's UI.
 
 MLflow keeps saved views of its runs page as experiment tags in a format of its own, which is not
-documented: a browser test holds it against the version that is installed. A version that does not
-know the tag shows a notice and its plain runs page.
+documented: a browser test holds it against the version that is installed, and `VIEW_VERSIONS` lists
+those that were. With another version links open the plain runs page; the view stays in the menu.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["VIEW_KEY", "experiment_url", "run_url", "saved_view"]
+__all__ = ["VIEW_KEY", "VIEW_VERSIONS", "experiment_url", "knows_view", "run_url", "saved_view"]
 
 VIEW_KEY = "privtune"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
+
+VIEW_VERSIONS = ("3.17",)
+"""Minor versions of MLflow whose pages were seen to understand the view."""
 
 _COLUMNS = {
     "metrics.`eps/total`": 110,
@@ -27,6 +30,16 @@ _COLUMNS = {
     "tags.`privtune.strategy`": 150,
     "tags.`privtune.visibility`": 190,
 }
+
+
+def knows_view(version: str) -> bool:
+    """Return whether a version of MLflow was seen to understand the view.
+
+    Example:
+        >>> knows_view("3.17.2"), knows_view("3.18.0rc1")
+        (True, False)
+    """
+    return ".".join(version.split(".")[:2]) in VIEW_VERSIONS
 
 
 def experiment_url(
