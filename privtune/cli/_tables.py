@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from privtune.study import Study, StudySpec
 
 __all__ = [
+    "arm_view",
     "ceil_to",
     "comparison_document",
     "comparison_table",
@@ -96,6 +97,22 @@ def examples_table(drawn: list[dict[str, Any]]) -> Table:
 def show_value(value: Any) -> str:
     """Return a hyperparameter as text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def arm_view(plan: Plan, arm: dict[str, Any]) -> Table:
+    """Return one arm of what ``privtune study show`` prints, from its part of the comparison."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("state", arm["state"])
+    private = arm["epsilon"] is not None
+    epsilon = f"{ceil_to(arm['epsilon'], 4):.4f} by {arm['bound']}" if private else "∞ NOT PRIVATE"
+    table.add_row("ε", epsilon)
+    table.add_row("event", describe_event(plan.event.to_dict()))
+    if arm["params"]:
+        shown = ", ".join(f"{k} = {show_value(v)}" for k, v in arm["params"].items())
+        table.add_row("released parameters", shown)
+    return table
 
 
 def comparison_document(study: Study) -> dict[str, Any]:
@@ -192,7 +209,10 @@ def footnotes(study: Study) -> list[str]:
     lines = [
         f"Budget {budget.name}: ε = {ceil_to(spent.epsilon, 3):.3f} of {budget.epsilon:g} charged, "
         f"{math.floor(study.remaining() * 1000) / 1000:.3f} left (δ = {budget.delta:g}, "
-        f"{budget.adjacency}, by {spent.method}: the composition of all arms, not their sum).",
+        f"{budget.adjacency}, by {spent.method}: the composition of all arms, not their sum)."
+        if spent.epsilon > 0
+        else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
+        f"{budget.delta:g}, {budget.adjacency}).",
         _of_utility(study),
         "Gradient evaluations are the plan's expectation: sizes of Poisson samples are private.",
     ]

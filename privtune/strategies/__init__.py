@@ -14,8 +14,8 @@ from privtune.strategies._base import (
     Strategy,
     StrategyError,
     TrialResult,
-    reject_unknown_options,
 )
+from privtune.strategies._options import check_types, reject_unknown_options
 from privtune.strategies.everything import Everything, selection_instead
 from privtune.strategies.in_run import Fixed, InRun
 from privtune.strategies.linear_scaling import LinearScaling
@@ -88,15 +88,22 @@ def make_strategy(name: str, *, arm: str, options: Mapping[str, Any]) -> Strateg
     Raises:
         InvalidInputError: If the name or an option is unknown.
     """
+    where = f"arm {arm!r}"
     if name in STRATEGIES:
         cls = STRATEGIES[name]
         fields = [f.name for f in dataclasses.fields(cls) if f.name != "arm"]
         reject_unknown_options(name, options, fields)
+        check_types(cls, options, where=where)
+        method = str(options.get("method", ""))
+        if method in METHODS:
+            check_types(METHODS[method], options.get("options", {}), where=where)
         strategy: Strategy = cls(arm=arm, **options)
         return strategy
     if name in METHODS:
         own = dict(options)
         parameters = own.pop("parameters", {})
+        check_types(InRun, {"parameters": parameters}, where=where)
+        check_types(METHODS[name], own, where=where)
         return InRun(arm=arm, method=name, parameters=parameters, options=own)
     known = ", ".join(sorted({*STRATEGIES, *METHODS}))
     raise InvalidInputError("strategy", name, f"must be one of {known}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import PrivTuneError
 
 if TYPE_CHECKING:
     import torch
@@ -166,15 +166,3 @@ def best_of(results: Sequence[TrialResult], streams: Streams) -> TrialResult:
         return (-math.inf if worst or score is None else score, float(tie_break[position]))
 
     return results[max(range(len(results)), key=rank)]
-
-
-def reject_unknown_options(
-    strategy: str, options: Mapping[str, Any], allowed: Sequence[str]
-) -> None:
-    """Refuse options that a strategy does not take, naming those that it takes."""
-    if unknown := sorted(set(options) - set(allowed)):
-        raise InvalidInputError(
-            f"options of strategy {strategy!r}",
-            unknown,
-            f"are not known; it takes {', '.join(sorted(allowed)) or 'none'}",
-        )

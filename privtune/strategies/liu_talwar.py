@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privtune.accounting import RunLaw, run_law_from_dict
+from privtune.accounting import RunLaw
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round
 from privtune.strategies.plan import Plan, PlanningContext
-from privtune.strategies.selection import MeanRuns, Selection, unused_price
+from privtune.strategies.selection import MeanRuns, Selection, law_of_runs, unused_price
 
 __all__ = ["LiuTalwar"]
 
@@ -62,7 +62,7 @@ class LiuTalwar(Selection):
 
     def _law(self, mean: float | str) -> RunLaw:
         fields: dict[str, Any] = {"law": "geometric", "mean": mean}
-        return run_law_from_dict(fields | ({"maximum": self.maximum} if self.maximum else {}))
+        return law_of_runs(fields | ({"maximum": self.maximum} if self.maximum else {}))
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan a random stopping of at most ``epsilon`` as a whole. Touches no data."""

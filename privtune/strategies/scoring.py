@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Event, Gaussian, Laplace, calibrate
 from privtune.errors import InvalidInputError
+from privtune.strategies._options import check_types
 
 if TYPE_CHECKING:
     from privtune.accounting import Adjacency
@@ -68,6 +69,7 @@ class Scoring:
         known = ("metric", "mechanism", "bound", "folds")
         if unknown := sorted(set(data) - set(known)):
             raise InvalidInputError("scoring", unknown, f"knows {', '.join(known)}")
+        check_types(cls, data, where="scoring")
         return cls(**data)
 
     def plan(
