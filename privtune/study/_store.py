@@ -8,9 +8,11 @@ boundary. Everything is stored as JSON with a schema version.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +77,8 @@ class StudyStore:
             StudyExistsError: If the name is taken.
         """
         try:
-            study = optuna.create_study(study_name=name, storage=self._storage)
+            with _quiet():
+                study = optuna.create_study(study_name=name, storage=self._storage)
         except optuna.exceptions.DuplicatedStudyError:
             raise StudyExistsError(
                 f"A study named {name!r} exists already in this storage. Choose another name, or "
@@ -190,12 +193,13 @@ class StudyStore:
 
     def add_arm(self, name: str, arm: str) -> None:
         """Make room for an arm's trials and values."""
-        optuna.create_study(
-            study_name=_arm_name(name, arm),
-            storage=self._storage,
-            direction="maximize",
-            load_if_exists=True,
-        )
+        with _quiet():
+            optuna.create_study(
+                study_name=_arm_name(name, arm),
+                storage=self._storage,
+                direction="maximize",
+                load_if_exists=True,
+            )
 
     def update(self, name: str, document: Mapping[str, Any]) -> None:
         """Replace a study's document."""
@@ -250,6 +254,18 @@ def artifact_root(url: str) -> Path:
         path = Path(str(checked.database)).absolute()
         return path.with_name(f"{path.stem}-artifacts")
     return Path(f"{checked.database or 'postgres'}-artifacts").absolute()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna from announcing studies of its own: one for each arm is ours to know."""
+    log = logging.getLogger("optuna.storages")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _arm_name(name: str, arm: str) -> str:
