@@ -36,6 +36,14 @@ _KINDS: Mapping[str, tuple[type[Any], frozenset[str]]] = {
     "mixture": (Mixture, frozenset({"components", "weights"})),
 }
 
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "float": ("low", "high"),
+    "int": ("low", "high"),
+    "categorical": ("choices",),
+    "log_normal": ("median", "sigma"),
+    "mixture": ("components",),
+}
+
 
 class DependentSamplerError(PrivTuneError):
     """Private selection was asked to draw candidates that are not i.i.d."""
@@ -133,6 +141,8 @@ def _law(where: str, fields: Mapping[str, Any]) -> BaseDistribution | Prior:
         arguments["components"] = tuple(_prior(_law(where, part)) for part in parts)
         if arguments.get("weights") is not None:
             arguments["weights"] = tuple(arguments["weights"])
+    if missing := [name for name in _NEEDED[kind] if name not in arguments]:
+        raise InvalidInputError(where, dict(fields), f"a {kind} also needs {', '.join(missing)}")
     try:
         made: BaseDistribution | Prior = law(**arguments)
     except (TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from privtune.strategies import selection_instead
-from privtune.tracking.text import ceil_to, describe_event
+from privtune.tracking.text import ceil_to, describe_event, utility_column
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from privtune.study import Study, StudySpec
 
 __all__ = [
+    "arm_view",
     "ceil_to",
     "comparison_document",
     "comparison_table",
@@ -98,6 +99,22 @@ def show_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def arm_view(plan: Plan, arm: dict[str, Any]) -> Table:
+    """Return one arm of what ``privtune study show`` prints, from its part of the comparison."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("state", arm["state"])
+    private = arm["epsilon"] is not None
+    epsilon = f"{ceil_to(arm['epsilon'], 4):.4f} by {arm['bound']}" if private else "∞ NOT PRIVATE"
+    table.add_row("ε", epsilon)
+    table.add_row("event", describe_event(plan.event.to_dict()))
+    if arm["params"]:
+        shown = ", ".join(f"{k} = {show_value(v)}" for k, v in arm["params"].items())
+        table.add_row("released parameters", shown)
+    return table
+
+
 def comparison_document(study: Study) -> dict[str, Any]:
     """Return a study's comparison as JSON-ready data."""
     budget = study.spec.budget
@@ -117,6 +134,7 @@ def comparison_document(study: Study) -> dict[str, Any]:
                 "sealed": status.plan.is_sealed,
                 "params": None if status.release is None else dict(status.release.params),
                 "score": None if status.release is None else _score(status.release.score),
+                "score_metric": None if status.plan.score is None else status.plan.score.metric,
                 "note": "" if status.release is None else status.release.note,
                 "trials": []
                 if status.release is None
@@ -155,12 +173,13 @@ def comparison_table(study: Study) -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
+    utility, values = utility_column(study.status())
     for column in (
         "arm",
         "strategy",
         "ε",
         "δ",
-        "test\naccuracy",
+        utility.replace(" ", "\n", 1),
         "gradient\nevaluations",
         "seconds",
     ):
@@ -168,7 +187,6 @@ def comparison_table(study: Study) -> Table:
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for arm in document["arms"]:
         mark = " †" if arm["sealed"] else ""
-        accuracy = (arm["utility"] or {}).get("test_accuracy")
         seconds = arm["wall_seconds"]
         table.add_row(
             arm["arm"],
@@ -177,7 +195,7 @@ def comparison_table(study: Study) -> Table:
             if arm["epsilon"] is None
             else f"{ceil_to(arm['epsilon'], 3):.3f}",
             f"{arm['delta']:g}",
-            arm["state"] if accuracy is None else f"{accuracy:.1%}",
+            values.get(arm["arm"], arm["state"]),
             f"{arm['gradient_evaluations']:,.0f}{mark}",
             "—" if seconds is None else f"{seconds:.1f}{mark}",
         )
@@ -191,8 +209,11 @@ def footnotes(study: Study) -> list[str]:
     lines = [
         f"Budget {budget.name}: ε = {ceil_to(spent.epsilon, 3):.3f} of {budget.epsilon:g} charged, "
         f"{math.floor(study.remaining() * 1000) / 1000:.3f} left (δ = {budget.delta:g}, "
-        f"{budget.adjacency}, by {spent.method}: the composition of all arms, not their sum).",
-        "Test accuracy is of the released model, on the test split, which the task declares public.",
+        f"{budget.adjacency}, by {spent.method}: the composition of all arms, not their sum)."
+        if spent.epsilon > 0
+        else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
+        f"{budget.delta:g}, {budget.adjacency}).",
+        _of_utility(study),
         "Gradient evaluations are the plan's expectation: sizes of Poisson samples are private.",
     ]
     if any(plan.is_sealed for plan in study.plans):
@@ -216,6 +237,19 @@ def footnotes(study: Study) -> list[str]:
             f"Fixed seed {study.spec.seed}: no guarantee holds against whoever knows the seed."
         )
     return lines
+
+
+def _of_utility(study: Study) -> str:
+    title, _ = utility_column(study.status())
+    if title == "test accuracy":
+        return (
+            "Test accuracy is of the released model, on the test split, which the task declares "
+            "public."
+        )
+    return (
+        f"{title.capitalize()} is the score that the arm was chosen by: noised and charged, unless "
+        "the validation split is public."
+    )
 
 
 def _score(value: float | None) -> float | None:

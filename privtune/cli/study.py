@@ -158,7 +158,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a study: its arms, their states, what they cost."""
-    from privtune.cli._tables import comparison_document, describe_event, show_value
+    from privtune.cli._tables import arm_view, comparison_document
 
     study = _load(name, storage)
     try:
@@ -169,20 +169,10 @@ def show(
         if as_json:
             emit_json({**document, "sealed_trials": sealed} if curator else document)
             return
-        table = Table(title=f"Study {study.name} on {study.spec.task_name}", show_lines=True)
-        for column in ("arm", "strategy", "state", "ε", "event", "released parameters"):
-            table.add_column(column, overflow="fold")
+        console.print(f"Study [bold]{study.name}[/] on {study.spec.task_name}", highlight=False)
         for plan, arm in zip(study.plans, document["arms"], strict=True):
-            params = arm["params"] or {}
-            table.add_row(
-                arm["arm"],
-                arm["strategy"],
-                arm["state"],
-                "∞ NOT PRIVATE" if arm["epsilon"] is None else f"{arm['epsilon']:.4f}",
-                describe_event(plan.event.to_dict()),
-                ", ".join(f"{k}={show_value(v)}" for k, v in params.items()),
-            )
-        console.print(table)
+            console.print(f"[bold]{plan.arm}[/] ({plan.strategy})", highlight=False)
+            console.print(Padding(arm_view(plan, arm), (0, 0, 1, 2)), highlight=False)
         if curator:
             _print_sealed(sealed)
     finally:
@@ -278,11 +268,24 @@ def print_comparison(study: Study) -> None:
     console.print(comparison_table(study))
     for line in footnotes(study):
         console.print(line, soft_wrap=True, highlight=False)
+    if not study.releases():
+        return
     console.print(
-        f"Open it in MLflow: [bold]{program()} ui --study {study.name} --storage {study.storage}[/]",
+        f"Open it in MLflow: [bold]{program()} ui --study {study.name}{_storage(study)}[/]",
         soft_wrap=True,
         highlight=False,
     )
+
+
+def _storage(study: Study) -> str:
+    """Return the option that names the storage, where it needs one; never a password."""
+    from privtune.ledger.storage import checked_url
+
+    if study.storage == os.environ.get("PRIVTUNE_STORAGE", DEFAULT_STORAGE):
+        return ""
+    if checked_url(study.storage).password is not None:
+        return " (with PRIVTUNE_STORAGE set)"
+    return f" --storage {study.storage}"
 
 
 class _OpenOnly(ProgressColumn):

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 import webbrowser
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -34,10 +35,11 @@ def ui(
     """Open MLflow's UI on the releases, on this machine only, at the view "Privacy budget"."""
     from privtune.study._store import artifact_root
     from privtune.tracking.store import local_uri, open_client
+    from privtune.tracking.view import VIEW_VERSIONS, knows_view
 
     if not (artifact_root(storage) / "mlflow.db").exists():
         raise PrivTuneError(
-            f"Nothing has been logged for {storage} yet. Run a study first: privtune study run NAME."
+            "Nothing has been logged for this storage yet. Run a study first: privtune study run NAME."
         )
     uri = local_uri(storage)
     with open_client(storage, uri) as client:
@@ -48,8 +50,15 @@ def ui(
     if study is None and len(found) == 1:
         (study,) = found
     base = f"http://127.0.0.1:{port}"
-    address = _address(base, None if study is None else found[study])
+    running = version("mlflow")
+    address = _address(base, None if study is None else found[study], running)
     console.print(f"MLflow: {address}", soft_wrap=True, highlight=False)
+    if not knows_view(running):
+        console.print(
+            f"This MLflow is {running}; the view was tested with {', '.join(VIEW_VERSIONS)}, so the "
+            'link is to the plain list of runs. Try "Privacy budget" under Views there.',
+            soft_wrap=True,
+        )
     console.print("Stop it with Ctrl-C.")
     if browser:
         threading.Thread(target=_open_when_up, args=(base, address), daemon=True).start()
@@ -73,15 +82,17 @@ def _serve(command: list[str], environment: dict[str, str]) -> int:
             signal.signal(signal.SIGTERM, before)
 
 
-def _address(base: str, experiment: object) -> str:
-    """Return the link to an experiment's saved view, or to its plain page if it has none."""
-    from privtune.tracking.view import VIEW_TAG, experiment_url
+def _address(base: str, experiment: object, running: str) -> str:
+    """Return the link to an experiment's saved view, or its plain page if MLflow cannot show it."""
+    from privtune.tracking.view import VIEW_TAG, experiment_url, knows_view
 
     if experiment is None:
         return base
     tags = getattr(experiment, "tags", {})
     return experiment_url(
-        base, str(getattr(experiment, "experiment_id", "")), view=VIEW_TAG in tags
+        base,
+        str(getattr(experiment, "experiment_id", "")),
+        view=VIEW_TAG in tags and knows_view(running),
     )
 
 

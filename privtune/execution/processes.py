@@ -15,6 +15,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 __all__ = ["WorkersDiedError", "run_workers"]
 
 _POLL = 0.2
+_GRACE = 5.0  # seconds for a worker to see that no row is open, and leave
 _QUICK_DEATHS = 5  # workers that die in a row without any progress
 
 
@@ -68,7 +69,10 @@ def run_workers(
                 deaths = 0
     finally:
         for worker in workers:
-            if left:
+            # With no row open, a worker that is still busy trains what a round's early end made
+            # useless, or would hand in a second result.
+            worker.join(_GRACE if not left else 0)
+            if worker.is_alive():
                 worker.terminate()
             worker.join()
 

@@ -35,6 +35,7 @@ def work_through(
     *,
     stack: int,
     dropped: Callable[[Handed], None] | None = None,
+    enough: float | None = None,
     lease_seconds: float = LEASE_SECONDS,
 ) -> None:
     """Lease rows and run them until none is open; wait for rows that others hold.
@@ -44,7 +45,8 @@ def work_through(
         charge_id: The round's charge.
         run: Trains leased rows together; yields each as soon as it is done.
         stack: How many rows to lease at once.
-        dropped: Told of a result that came second and was not accepted.
+        dropped: Told of a result that came second, or after the round's end, and was not accepted.
+        enough: A score that ends the round; rows after the first that reaches it need not run.
         lease_seconds: How long a lease lasts.
     """
     worker = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -58,7 +60,8 @@ def work_through(
         held = {lease.number: lease for lease in leases}
         with _kept(rounds, held, lease_seconds):
             for lease, score, document in run(leases):
-                accepted = rounds.complete(lease, score, document)
+                last = enough is not None and score >= enough
+                accepted = rounds.complete(lease, score, document, last=last)
                 held.pop(lease.number, None)
                 if not accepted and dropped is not None:
                     dropped((lease, score, document))

@@ -22,11 +22,19 @@ from privtune.ledger.errors import (
 from privtune.ledger.ledger import Ledger
 from privtune.ledger.migrate import upgrade_storage
 from privtune.ledger.page import render_certificate, write_file
-from privtune.ledger.rounds import Lease, Round, RoundNotFinishedError, Rounds, TaskResult
+from privtune.ledger.rounds import (
+    SKIPPED,
+    Lease,
+    Round,
+    RoundNotFinishedError,
+    Rounds,
+    TaskResult,
+)
 from privtune.ledger.values import Admission, Budget, Charge, ChargeRequest, ChargeState
 from privtune.ledger.verify import Verification, verify
 
 __all__ = [
+    "SKIPPED",
     "Admission",
     "Budget",
     "BudgetClosedError",

@@ -11,6 +11,8 @@ The contract, for whoever runs trials (inline, in processes, on a cluster):
   counted twice does not hang on them, nor on any clock.
 - The first result of a row is accepted, every later one is dropped: one output per trial is ever
   seen.
+- A result may end its round: rows after it that have none are closed unrun, in the same transaction.
+  Rows before it stay open, so which row is the first to end the round hangs on the seeds alone.
 - A worker's death is a retry, and charges nothing. A failure of the training itself is a result,
   with score −∞: its trial is not dropped. A task that has killed ``max_attempts`` workers gets
   such a result too, because a crash may depend on the data.
@@ -41,7 +43,7 @@ from privtune.ledger.ledger import Ledger
 from privtune.ledger.schema import rounds, tasks
 from privtune.ledger.values import ChargeRequest
 
-__all__ = ["Lease", "Round", "RoundNotFinishedError", "Rounds", "TaskResult"]
+__all__ = ["SKIPPED", "Lease", "Round", "RoundNotFinishedError", "Rounds", "TaskResult"]
 
 
 class RoundNotFinishedError(LedgerError):
@@ -102,6 +104,10 @@ class TaskResult:
     number: int
     score: float
     result: Mapping[str, Any]
+
+
+SKIPPED = "skipped"
+"""Key of the result of a task that was not run: an earlier one had ended the round."""
 
 
 class Rounds:
@@ -228,20 +234,33 @@ class Rounds:
             lease.charge_id, lease.number, lease.worker, lease.attempt, expires, lease.seed
         )
 
-    def complete(self, lease: Lease, score: float, result: Mapping[str, Any]) -> bool:
+    def complete(
+        self, lease: Lease, score: float, result: Mapping[str, Any], *, last: bool = False
+    ) -> bool:
         """Hand in a task's result. The first one stays, whoever holds the lease by now.
 
         Args:
             lease: What was worked on.
             score: The score; NaN counts as −∞.
             result: JSON-ready.
+            last: Whether it ends the round: later tasks that have no result are closed unrun. It
+                must be a function of the result alone.
 
         Returns:
             Whether this result was the first.
         """
         with self._ledger.log.storage.write() as connection:
             self._lock(connection, lease.charge_id)
-            return _finish(connection, lease.charge_id, lease.number, score, result)
+            accepted = _finish(connection, lease.charge_id, lease.number, score, result)
+            if accepted and last:
+                connection.execute(
+                    sa.update(tasks)
+                    .where(
+                        *_round(lease.charge_id), tasks.c.number > lease.number, tasks.c.done == 0
+                    )
+                    .values(done=1, score=None, result=canonical({SKIPPED: True}))
+                )
+            return accepted
 
     def fail(self, lease: Lease, reason: str) -> bool:
         """Hand in the failure of the training itself: a result with score −∞."""

@@ -24,7 +24,7 @@ from privtune.errors import InvalidInputError
 from privtune.ledger.errors import LedgerBusyError, LedgerError
 from privtune.ledger.failures import translated
 
-__all__ = ["Storage"]
+__all__ = ["Storage", "checked_url"]
 
 _WRITE = "privtune_write"
 
@@ -40,7 +40,7 @@ class Storage:
     """
 
     def __init__(self, url: str, *, patience: float = 60.0) -> None:
-        self.url = _checked(url)
+        self.url = checked_url(url)
         self.patience = patience
         self.dialect = self.url.get_backend_name()
         self._pid = os.getpid()
@@ -116,7 +116,12 @@ def _busy(url: str, patience: float) -> str:
     )
 
 
-def _checked(url: str) -> URL:
+def checked_url(url: str) -> URL:
+    """Return a storage's URL with its driver.
+
+    Raises:
+        InvalidInputError: If it is no URL, neither SQLite nor PostgreSQL, or its folder is missing.
+    """
     try:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
@@ -136,6 +141,7 @@ def _checked(url: str) -> URL:
     return parsed
 
 
+NO_DRIVER = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
 _EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
 
 
@@ -153,9 +159,7 @@ def _engine(url: URL, patience: float) -> Engine:
             connect_args={"connect_timeout": 10},
         )
     except ModuleNotFoundError as error:
-        raise LedgerError(
-            "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
-        ) from error
+        raise LedgerError(NO_DRIVER) from error
 
     def on_connect(connection: Any, _record: object) -> None:
         with connection.cursor() as cursor:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from privtune.accounting import epsilon
 from privtune.plots._style import apply_style, colours, new_figure
+from privtune.strategies import validation_metric
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from privtune.study import Study
+    from privtune.study import ArmStatus, Study
 
 __all__ = ["plot_cost", "plot_utility", "wilson_interval"]
 
@@ -45,11 +46,13 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
 
     Args:
         study: A study with at least one release.
-        metric: Which metric of the releases; it must be on records declared public.
+        metric: A metric of the releases on records declared public; or ``validation_accuracy`` or
+            ``validation_loss``, the score that an arm chose by.
 
     Returns:
-        A figure. Bars are 95% intervals over the public test records. A hollow marker stands at
-        the ε of the released model's training alone: what is reported when the search is forgotten.
+        A figure. Bars are 95% intervals over the public test records; a score has none, for it was
+        chosen by. A hollow marker stands at the ε of the released model's training alone: what is
+        reported when the search is forgotten.
         Arms at the same ε are moved apart a little; hovering shows the exact ε. An arm without any
         guarantee has no place on the axis.
     """
@@ -63,10 +66,11 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
     arms = [status for status in study.status() if math.isfinite(status.guarantee.epsilon)]
     apart = 0.012 * max((status.guarantee.epsilon for status in arms), default=0.0)
     for place, status in enumerate(arms):
-        if status.release is None or metric not in status.release.utility:
+        arm, value = status.plan.arm, _value_of(status, metric)
+        if value is None:
             continue
-        arm, value = status.plan.arm, status.release.utility[metric]
-        low, high = wilson_interval(value, records)
+        scored = metric.startswith("validation_")
+        low, high = (value, value) if scored else wilson_interval(value, records)
         total = status.guarantee.epsilon
         one = epsilon(status.plan.training.event, budget.delta, adjacency=budget.adjacency).epsilon
         if status.plan.is_sealed:
@@ -90,19 +94,31 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
                 marker={"color": palette[arm], "size": 12},
                 error_y={
                     "type": "data",
+                    "visible": not scored,
                     "symmetric": False,
                     "array": [high - value],
                     "arrayminus": [value - low],
                     "thickness": 1.5,
                     "width": 6,
                 },
-                hovertemplate=f"{arm}<br>{value:.1%} [{low:.1%}, {high:.1%}]<br>"
+                hovertemplate=f"{arm}<br>{value:.4f}<br>ε = {total:.4f}<extra></extra>"
+                if scored
+                else f"{arm}<br>{value:.1%} [{low:.1%}, {high:.1%}]<br>"
                 f"ε = {total:.4f}<extra></extra>",
             )
         )
-    figure.update_yaxes(tickformat=".0%")
+    if not metric.endswith("loss"):
+        figure.update_yaxes(tickformat=".0%")
     figure.update_xaxes(rangemode="tozero")
     return figure
+
+
+def _value_of(status: ArmStatus, metric: str) -> float | None:
+    release = status.release
+    if release is None:
+        return None
+    scores = validation_metric(status.plan.score, release.score)
+    return {**scores, **release.utility}.get(metric)
 
 
 def plot_cost(study: Study) -> go.Figure:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import PrivTuneError
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from privtune.strategies.plan import Plan, PlanningContext, TrainingPlan
     from privtune.training.streams import Streams
 
-__all__ = ["Outcome", "Round", "Strategy", "StrategyError", "TrialResult", "best_of"]
+__all__ = ["PRUNED", "Outcome", "Round", "Strategy", "StrategyError", "TrialResult", "best_of"]
+
+PRUNED = "TrialPruned"
+"""What :attr:`TrialResult.failed` says of a trial that a pruner stopped."""
 
 
 class StrategyError(PrivTuneError):
@@ -83,7 +86,12 @@ class Round(Protocol):
         ...
 
     def select(self, plan: Plan) -> Sequence[TrialResult]:
-        """Run the sealed round: K i.i.d. candidates of the plan's search, K drawn once."""
+        """Run the sealed round: K i.i.d. candidates of the plan's search, K drawn once.
+
+        Returns:
+            Results in the order of their index. If the plan has a threshold, those up to the first
+            that reaches it; some after it may be there or not.
+        """
         ...
 
     def train(
@@ -102,8 +110,8 @@ class Round(Protocol):
         """Draw trial ``number`` with an Optuna sampler made for the space; it sees earlier scores."""
         ...
 
-    def tell(self, number: int, score: float) -> None:
-        """Tell the sampler the score of trial ``number``."""
+    def tell(self, number: int, result: TrialResult) -> None:
+        """Tell the sampler how trial ``number`` ended: its score, or that it was pruned."""
         ...
 
 
@@ -158,15 +166,3 @@ def best_of(results: Sequence[TrialResult], streams: Streams) -> TrialResult:
         return (-math.inf if worst or score is None else score, float(tie_break[position]))
 
     return results[max(range(len(results)), key=rank)]
-
-
-def reject_unknown_options(
-    strategy: str, options: Mapping[str, Any], allowed: Sequence[str]
-) -> None:
-    """Refuse options that a strategy does not take, naming those that it takes."""
-    if unknown := sorted(set(options) - set(allowed)):
-        raise InvalidInputError(
-            f"options of strategy {strategy!r}",
-            unknown,
-            f"are not known; it takes {', '.join(sorted(allowed)) or 'none'}",
-        )

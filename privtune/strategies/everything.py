@@ -111,7 +111,7 @@ class Everything(Selection):
             params = {**plan.params, **trials.ask(number, make)}
             training = plan.search.training_of(params)
             result = trials.train(plan, training, params, name=f"trial-{number}", scored=True)
-            trials.tell(number, float("-inf") if result.score is None else result.score)
+            trials.tell(number, result)
             results.append(result)
         return Outcome(best_of(results, trials.streams), trials=tuple(results))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -91,7 +92,7 @@ def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, 
     """Check that exactly the hyperparameters are given that the method leaves to the user.
 
     Raises:
-        InvalidInputError: Naming what is missing and what is too much.
+        InvalidInputError: Naming what is missing, what is too much, and what is no number above 0.
     """
     needed = set(method.parameters)
     if missing := sorted(needed - set(given)):
@@ -106,6 +107,12 @@ def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, 
             extra,
             f"method {method.name!r} takes {', '.join(sorted(needed)) or 'none'} and no others",
         )
+    for name, value in given.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0.0 < value < math.inf:
+            raise InvalidInputError(
+                f"{name} of arm {arm!r}", value, "must be a finite number above 0"
+            )
 
 
 def _require_adjacency(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privtune.accounting import RunLaw, run_law_from_dict
+from privtune.accounting import RunLaw
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round
 from privtune.strategies.plan import Plan, PlanningContext
-from privtune.strategies.selection import MeanRuns, Selection, unused_price
+from privtune.strategies.selection import MeanRuns, Selection, law_of_runs, unused_price
 
 __all__ = ["LiuTalwar"]
 
@@ -18,10 +18,12 @@ __all__ = ["LiuTalwar"]
 class LiuTalwar(Selection):
     """Random stopping: after every run stop with probability γ, then release the best so far.
 
-    With a known threshold the release is the first candidate whose score reaches it, or "nothing".
-    That is the selection under the order that knows only "reached" and "not reached", so its price
-    is the same: given that some run reached the threshold, the first one and a uniformly drawn one
-    have the same law.
+    With a known threshold the release is the first candidate whose score reaches it, or "nothing",
+    and the round ends there: later candidates are not run. That is the selection under the order
+    that knows only "reached" and "not reached", so its price is the same: given that some run
+    reached the threshold, the first one and a uniformly drawn one have the same law. Runs after the
+    first have no part in the release, whether they run or not. How many did run stays sealed, and
+    the plan's expectations are those of a round that runs them all.
 
     Args:
         gamma: Probability of stopping after a run, in (0, 1]; or give ``mean_runs``.
@@ -60,7 +62,7 @@ class LiuTalwar(Selection):
 
     def _law(self, mean: float | str) -> RunLaw:
         fields: dict[str, Any] = {"law": "geometric", "mean": mean}
-        return run_law_from_dict(fields | ({"maximum": self.maximum} if self.maximum else {}))
+        return law_of_runs(fields | ({"maximum": self.maximum} if self.maximum else {}))
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan a random stopping of at most ``epsilon`` as a whole. Touches no data."""
@@ -82,6 +84,7 @@ class LiuTalwar(Selection):
         """Draw K, train K candidates, release the best, or the first that reaches the threshold."""
         if self.threshold is None:
             return super().run(plan, trials)
+        # In the order of the rows: not in that of time, which differs from machine to machine.
         for result in trials.select(plan):
             if result.score is not None and result.score >= self.threshold:
                 return Outcome(result)

@@ -186,8 +186,13 @@ class Plan:
         return self.runs is not None
 
     @property
+    def threshold(self) -> float | None:
+        """The known score at which a sealed round ends early; ``None`` if all its runs run."""
+        return self.details.get("threshold")
+
+    @property
     def expected_runs(self) -> float:
-        """Expected number of trainings."""
+        """Expected number of trainings; with a :attr:`threshold`, the most it can be."""
         last = 1.0 if self.final else 0.0
         if self.runs is not None:
             return self.runs.expected_runs + last

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Event, Gaussian, Laplace, calibrate
 from privtune.errors import InvalidInputError
+from privtune.strategies._options import check_types
 
 if TYPE_CHECKING:
     from privtune.accounting import Adjacency
 
-__all__ = ["ScorePlan", "Scoring"]
+__all__ = ["ScorePlan", "Scoring", "validation_metric"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Scoring:
         known = ("metric", "mechanism", "bound", "folds")
         if unknown := sorted(set(data) - set(known)):
             raise InvalidInputError("scoring", unknown, f"knows {', '.join(known)}")
+        check_types(cls, data, where="scoring")
         return cls(**data)
 
     def plan(
@@ -128,3 +131,22 @@ class ScorePlan:
             return self
         noise = self.noise_multiplier * factor
         return ScorePlan(self.records, noise, self.mechanism, self.metric, self.bound)
+
+
+def validation_metric(plan: ScorePlan | None, score: float | None) -> dict[str, float]:
+    """Return a score under the name of its metric, as people read it.
+
+    Args:
+        plan: How the trial was scored; ``None`` if it was not.
+        score: The score: higher is better, so that of a loss is its negative.
+
+    Returns:
+        ``validation_accuracy`` or ``validation_loss``; nothing without a finite score.
+
+    Example:
+        >>> validation_metric(ScorePlan(100, 2.0, metric="loss"), -0.25)
+        {'validation_loss': 0.25}
+    """
+    if plan is None or score is None or not math.isfinite(score):
+        return {}
+    return {f"validation_{plan.metric}": -score if plan.metric == "loss" else score}

@@ -104,7 +104,7 @@ class Selection:
         require_parameters(
             self.arm,
             method_class(self.method),
-            {**self.parameters, **dict.fromkeys(searched, 0.0)},
+            {**self.parameters, **dict.fromkeys(searched, 1.0)},
         )
 
     def base(
@@ -279,7 +279,7 @@ class PapernotSteinke(Selection):
         for name in ("shape", "n", "maximum"):
             if getattr(self, name) is not None:
                 fields[name] = getattr(self, name)
-        return run_law_from_dict(fields)
+        return law_of_runs(fields)
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan a selection of at most ``epsilon`` as a whole. Touches no data."""
@@ -324,6 +324,16 @@ def require_random(arm: str, sampler: str) -> None:
             "categorical choices, drawn with replacement), or the strategy 'everything', which pays "
             "for every trial."
         )
+
+
+def law_of_runs(fields: Mapping[str, Any]) -> RunLaw:
+    """Return a law of the number of runs; its mean is called as the arm's option is."""
+    try:
+        return run_law_from_dict(fields)
+    except InvalidInputError as error:
+        if error.name != "mean":
+            raise
+        raise InvalidInputError("mean_runs", error.value, error.allowed, error.remedy) from None
 
 
 def check_price(value: object) -> float:

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from privtune.strategies import validation_metric
+
 if TYPE_CHECKING:
+    from privtune.strategies import Plan, Release
     from privtune.study._study import Study
 
 __all__ = ["comparison"]
@@ -19,9 +22,10 @@ def comparison(study: Study) -> pd.DataFrame:
         study: The study.
 
     Returns:
-        Columns: ``strategy``, ``state``, ``epsilon``, ``delta``, ``bound``, ``sealed``, ``score``,
-        ``gradient_evaluations`` (expected), ``wall_seconds`` (expected where sealed), each
-        utility, each released hyperparameter as ``params.NAME``; the index is the arm.
+        Columns: ``strategy``, ``state``, ``epsilon``, ``delta``, ``bound``, ``sealed``, ``score``
+        (higher is better; a loss is negated), ``gradient_evaluations`` (expected), ``wall_seconds``
+        (expected where sealed), ``validation_accuracy`` or ``validation_loss``, each utility, each
+        released hyperparameter as ``params.NAME``; the index is the arm.
     """
     rows: list[dict[str, Any]] = []
     for status in study.status():
@@ -38,7 +42,7 @@ def comparison(study: Study) -> pd.DataFrame:
                 "score": None if release is None else release.score,
                 "gradient_evaluations": status.plan.expected_gradient_evaluations,
                 "wall_seconds": None if release is None else release.cost.wall_seconds,
-                **({} if release is None else release.utility),
+                **({} if release is None else _metrics(status.plan, release)),
                 **(
                     {} if release is None else {f"params.{k}": v for k, v in release.params.items()}
                 ),
@@ -46,3 +50,7 @@ def comparison(study: Study) -> pd.DataFrame:
         )
     columns = ["arm"] if not rows else None
     return pd.DataFrame(rows, columns=columns).set_index("arm")
+
+
+def _metrics(plan: Plan, release: Release) -> dict[str, float]:
+    return {**validation_metric(plan.score, release.score), **release.utility}

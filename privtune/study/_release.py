@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Guarantee
+from privtune.errors import PrivTuneError
 from privtune.execution.files import read_result, write_result
 from privtune.execution.training import accuracy
 from privtune.strategies import Cost, Outcome, Plan, Release, TrialResult
@@ -98,7 +99,16 @@ def release_document(release: Release) -> dict[str, Any]:
 def load_release(
     plan: Plan, folder: Path, document: Mapping[str, Any], guarantee: Guarantee
 ) -> Release:
-    """Return a release as it was saved."""
+    """Return a release as it was saved.
+
+    Raises:
+        PrivTuneError: If its files are elsewhere.
+    """
+    if not (folder / "model.safetensors").exists():
+        raise PrivTuneError(
+            f"Arm {plan.arm!r} was released, but its model is not in {folder}. Work in the directory "
+            "where the study was run, or say where its files are: PRIVTUNE_ARTIFACTS=FOLDER."
+        )
     trials = tuple(read_result(path) for path in sorted((folder / "trials").glob("*.safetensors")))
     return _release(
         plan,

@@ -13,7 +13,8 @@ from privtune.execution.files import read_result, write_result
 from privtune.execution.processes import run_workers
 from privtune.execution.table import Handed, make_rounds, work_through
 from privtune.execution.training import OnStep, part_of, train_trials
-from privtune.strategies import Plan, TrainingPlan, TrialResult
+from privtune.ledger import SKIPPED
+from privtune.strategies import PRUNED, Plan, TrainingPlan, TrialResult
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from privtune.study._store import StudyStore
     from privtune.tasks import Task, TaskData
 
-__all__ = ["Files", "StudyRound", "TrialFiles", "work_on_rows"]
+__all__ = ["STACK", "Files", "StudyRound", "TrialFiles", "work_on_rows"]
 
-_STACK = 16  # candidates that are trained together
+STACK = 16  # candidates that are trained together
+_CAUTIOUS = 4  # likewise, where what comes after the first that is good enough is thrown away
 _TRIALS, _FINAL = 10_000_000, 20_000_000
 
 
@@ -119,9 +121,17 @@ class TrialFiles(Files):
         )
 
 
-def work_on_rows(rounds: Rounds, charge_id: str, files: Files, *, stack: int = _STACK) -> None:
+def work_on_rows(rounds: Rounds, charge_id: str, files: Files, *, stack: int = STACK) -> None:
     """Work through a round's rows in this process."""
-    work_through(rounds, charge_id, files.run_rows, stack=stack, dropped=files.drop)
+    threshold = files.plan.threshold
+    work_through(
+        rounds,
+        charge_id,
+        files.run_rows,
+        stack=stack if threshold is None else min(stack, _CAUTIOUS),
+        dropped=files.drop,
+        enough=threshold,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +172,11 @@ class StudyRound:
             return ()
         rounds = make_rounds(self.ledger)
         self._work(rounds, self.charge_id)
-        results = [self._row(row.number, row.result) for row in rounds.results(self.charge_id)]
+        results = [
+            self._row(row.number, row.result)
+            for row in rounds.results(self.charge_id)
+            if SKIPPED not in row.result
+        ]
         self.store.record(self.study, plan.arm, space=self.space, results=results)
         return results
 
@@ -193,9 +207,15 @@ class StudyRound:
             self.study, self.files.plan.arm, number, space=self.space, sampler=make(self.space)
         )
 
-    def tell(self, number: int, score: float) -> None:
-        """Tell Optuna a score, once."""
-        self.store.tell(self.study, self.files.plan.arm, number, score)
+    def tell(self, number: int, result: TrialResult) -> None:
+        """Tell Optuna how a trial ended, once."""
+        self.store.tell(
+            self.study,
+            self.files.plan.arm,
+            number,
+            score=-math.inf if result.score is None else result.score,
+            pruned=result.failed == PRUNED,
+        )
 
     def discard(self) -> None:
         """Delete all results: losing models have no further use, and are private."""

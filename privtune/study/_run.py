@@ -100,7 +100,7 @@ def _run_arm(
         charge_id=charge_id,
         files=files,
         n_jobs=n_jobs,
-        worker=(work, (study.storage, study.name, plan.arm, charge_id)),
+        worker=(work, (study.storage, study.name, plan.arm, charge_id, n_jobs)),
     )
     started = time.perf_counter()
     try:

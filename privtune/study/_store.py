@@ -8,16 +8,20 @@ boundary. Everything is stored as JSON with a schema version.
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.trial import TrialState
-from sqlalchemy.engine import make_url
 
 from privtune.errors import PrivTuneError
+from privtune.ledger.failures import translated
+from privtune.ledger.storage import NO_DRIVER, checked_url
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -46,14 +50,23 @@ class StudyStore:
 
     Args:
         url: SQLAlchemy URL; the ledger may share it.
+
+    Raises:
+        PrivTuneError: If there is no such database, or it cannot be reached.
     """
 
     def __init__(self, url: str) -> None:
+        checked = checked_url(url)
         self.url = url
-        self._storage = optuna.storages.RDBStorage(
-            url,
-            engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {},
-        )
+        sqlite = checked.get_backend_name() == "sqlite"
+        try:
+            with translated(checked.render_as_string(hide_password=True)):
+                self._storage = optuna.storages.RDBStorage(
+                    checked.render_as_string(hide_password=False),
+                    engine_kwargs={"connect_args": {"timeout": 60}} if sqlite else {},
+                )
+        except ImportError as error:
+            raise PrivTuneError(NO_DRIVER) from error
 
     def create(
         self, name: str, arms: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]
@@ -64,7 +77,8 @@ class StudyStore:
             StudyExistsError: If the name is taken.
         """
         try:
-            study = optuna.create_study(study_name=name, storage=self._storage)
+            with _quiet():
+                study = optuna.create_study(study_name=name, storage=self._storage)
         except optuna.exceptions.DuplicatedStudyError:
             raise StudyExistsError(
                 f"A study named {name!r} exists already in this storage. Choose another name, or "
@@ -167,21 +181,25 @@ class StudyStore:
         asked.set_user_attr(_INDEX, number)
         return asked
 
-    def tell(self, name: str, arm: str, number: int, score: float) -> None:
-        """Tell Optuna the score of trial ``number``. A row is told once."""
+    def tell(self, name: str, arm: str, number: int, *, score: float, pruned: bool) -> None:
+        """Tell Optuna how trial ``number`` ended. A row is told once."""
         study = self._load(_arm_name(name, arm))
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.user_attrs.get(_INDEX) == number:
-                study.tell(trial.number, -math.inf if math.isnan(score) else score)
+                # A pruned trial counts with its last report, which pruners and TPE know to read.
+                state = TrialState.PRUNED if pruned else TrialState.COMPLETE
+                value = None if pruned else -math.inf if math.isnan(score) else score
+                study.tell(trial.number, value, state)
 
     def add_arm(self, name: str, arm: str) -> None:
         """Make room for an arm's trials and values."""
-        optuna.create_study(
-            study_name=_arm_name(name, arm),
-            storage=self._storage,
-            direction="maximize",
-            load_if_exists=True,
-        )
+        with _quiet():
+            optuna.create_study(
+                study_name=_arm_name(name, arm),
+                storage=self._storage,
+                direction="maximize",
+                load_if_exists=True,
+            )
 
     def update(self, name: str, document: Mapping[str, Any]) -> None:
         """Replace a study's document."""
@@ -220,19 +238,34 @@ class StudyStore:
 
 
 def artifact_root(url: str) -> Path:
-    """Return the folder for models and trackers' files: beside an SQLite file, else here.
+    """Return the folder for models and trackers' files.
 
     Args:
         url: The storage's URL.
 
     Returns:
-        ``<stem>-artifacts`` beside the database; the folder need not exist.
+        What ``PRIVTUNE_ARTIFACTS`` says; else ``<stem>-artifacts`` beside an SQLite file, or
+        ``<database>-artifacts`` in the working directory. The folder need not exist.
     """
-    database = make_url(url).database
-    if url.startswith("sqlite") and database not in (None, "", ":memory:"):
-        path = Path(str(database)).absolute()
+    if given := os.environ.get("PRIVTUNE_ARTIFACTS"):
+        return Path(given).absolute()
+    checked = checked_url(url)
+    if checked.get_backend_name() == "sqlite":
+        path = Path(str(checked.database)).absolute()
         return path.with_name(f"{path.stem}-artifacts")
-    return Path("privtune-artifacts").absolute()
+    return Path(f"{checked.database or 'postgres'}-artifacts").absolute()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna from announcing studies of its own: one for each arm is ours to know."""
+    log = logging.getLogger("optuna.storages")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _arm_name(name: str, arm: str) -> str:

@@ -353,8 +353,8 @@ class Study:
 
     def _settle(self, plan: Plan, charge: Charge | None) -> None:
         """Forget what is sealed, settle the charge, and certify the release."""
-        for path in (self.folder / "sealed" / plan.arm).glob("*.safetensors"):
-            path.unlink()
+        # Whole: a worker that was stopped may have left a part of a file.
+        shutil.rmtree(self.folder / "sealed" / plan.arm, ignore_errors=True)
         # With the secret, noise could be drawn again and subtracted.
         self._store.set(self.name, plan.arm, "secret", None)
         if charge is None or self._ledger.charge(charge.id).state == "settled":

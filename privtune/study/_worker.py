@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
 from privtune.execution.table import make_rounds
 from privtune.ledger import Ledger
 from privtune.strategies import Plan
-from privtune.study._round import TrialFiles, work_on_rows
+from privtune.study._round import STACK, TrialFiles, work_on_rows
 from privtune.study._store import StudyStore, artifact_root
 from privtune.study.spec import StudySpec
 
@@ -38,8 +39,8 @@ def make_files(
     )
 
 
-def work(url: str, study: str, arm: str, charge_id: str) -> None:
-    """Work through an arm's rows. Runs in a process of its own."""
+def work(url: str, study: str, arm: str, charge_id: str, jobs: int) -> None:
+    """Work through an arm's rows beside ``jobs - 1`` others. Runs in a process of its own."""
     store = StudyStore(url)
     document = store.document(study)
     spec = StudySpec.parse(document["spec"])
@@ -47,5 +48,8 @@ def work(url: str, study: str, arm: str, charge_id: str) -> None:
     task = spec.load_task()
     files = make_files(store, spec, plan, task=task, data=task.load_checked())
     with Ledger(url) as ledger:
-        work_on_rows(make_rounds(ledger), charge_id, files)
+        rounds = make_rounds(ledger)
+        # Not all rows for the one who comes first.
+        share = math.ceil(rounds.open_count(charge_id) / jobs)
+        work_on_rows(rounds, charge_id, files, stack=max(1, min(share, STACK)))
     store.close()

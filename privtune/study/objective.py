@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from optuna.exceptions import TrialPruned
+
 from privtune.errors import PrivTuneError
 from privtune.execution.training import PROGRAM_ERRORS, failed
 from privtune.priors import IndependentSampler
@@ -145,12 +147,13 @@ class ObjectiveFiles(Files):
             sampler=self.sampler,
             live=self.live.get(number),
         )
+        caught: tuple[type[BaseException], ...] = (TrialPruned, *self.catch)
         try:
             with _seeded(streams):
                 value = self.objective(trial)
         except (PrivTuneError, *PROGRAM_ERRORS):
             raise  # a refusal or a typo: it hangs on the program, not on the data
-        except self.catch as error:
+        except caught as error:
             return failed(number, trial.params, error)
         finally:
             refuse_autologging(sealed)

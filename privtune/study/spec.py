@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from privtune.accounting import Adjacency
 from privtune.errors import PrivTuneError
@@ -124,7 +126,7 @@ class StudySpec(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the spec"
-            raise SpecError(f"Study spec, {where}: {first['msg']}.") from error
+            raise SpecError(f"Study spec, {where}: {_in_words(first)}.") from error
 
     @classmethod
     def from_file(cls, path: Path) -> StudySpec:
@@ -187,3 +189,45 @@ class StudySpec(BaseModel):
             adjacency=self.budget.adjacency,
             scoring=Scoring.from_dict(self.scoring),
         )
+
+
+_IN_WORDS: Mapping[str, str] = {
+    "missing": "is missing",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of names to values",
+    "mapping_type": "must be a mapping of names to values",
+    "model_type": "must be a mapping of names to values",
+    "string_type": "must be text",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "string_pattern_mismatch": "must begin with a letter or a digit, and hold letters, digits and "
+    "_ . - only",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "value_error": "{error}",
+}
+"""Pydantic's kinds of errors, in the words of a spec."""
+
+
+def _in_words(error: ErrorDetails) -> str:
+    """Return what is wrong with a field, what is allowed, and what was given."""
+    if error["type"] == "extra_forbidden":
+        model = BudgetSpec if error["loc"][0] == "budget" else StudySpec
+        name = str(error["loc"][-1])
+        if close := difflib.get_close_matches(name, model.model_fields, n=1):
+            return f"is not a field of it; {close[0]} is"
+        return f"is not a field of it; these are: {', '.join(model.model_fields)}"
+    words = _IN_WORDS.get(error["type"])
+    if words is None:
+        return error["msg"]
+    said = words.format(**error.get("ctx", {}))
+    given = error["input"]
+    shown = isinstance(given, str | int | float) and error["type"] != "value_error"
+    return f"{said}, not {given!r}" if shown else said

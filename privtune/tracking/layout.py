@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import epsilon
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.plots._style import colours
+from privtune.strategies import validation_metric
 from privtune.tracking.curves import epsilon_spent
 from privtune.tracking.machine import machine_state
 from privtune.tracking.text import budget_line, ceil_to, describe_event, floor_to, show_epsilon
@@ -37,9 +38,11 @@ CURVE_NAMES = {
     "learning_rate": "lr",
     "max_grad_norm": "clip",
     "val_accuracy": "acc/val",
+    "validation_accuracy": "acc/val",
+    "validation_loss": "loss/val",
     "test_accuracy": "acc/test",
 }
-"""Short names of step metrics: MLflow cuts its columns at about thirteen characters."""
+"""Short names of metrics: MLflow cuts its columns at about thirteen characters."""
 
 LEDGER_TABLE = "privacy/ledger.json"
 
@@ -121,7 +124,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         "eps/one_run": ceil_to(one_run, 4),
         "eps/left": floor_to(view.left, 4),
         **{_utility_name(name): _rounded(value, 4) for name, value in release.utility.items()},
-        "acc/val": _score(release),
+        **_score(plan, release),
         "cost/gradient_evaluations": _rounded(release.cost.gradient_evaluations, 0),
         "cost/wall_seconds": _rounded(release.cost.wall_seconds, 1),
     }
@@ -208,7 +211,6 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def _child(plan: Plan, trial: TrialResult) -> ArmRecord:
-    score = _score(trial)
     return ArmRecord(
         arm=f"{plan.arm}/{trial.index}",
         digest=f"{plan.digest()}/{trial.index}",
@@ -220,14 +222,18 @@ def _child(plan: Plan, trial: TrialResult) -> ArmRecord:
             **({"privtune.failed": trial.failed} if trial.failed else {}),
         },
         params={name: str(value) for name, value in trial.params.items()},
-        points=(*([] if score is None else [("acc/val", score, 0)]), *_curves(trial.curves)),
+        points=(*((n, v, 0) for n, v in _score(plan, trial).items()), *_curves(trial.curves)),
         note=f"Trial {trial.index} of {plan.arm}: every trial of this arm is paid for.",
     )
 
 
-def _score(result: Release | TrialResult) -> float | None:
+def _score(plan: Plan, result: Release | TrialResult) -> dict[str, float]:
     """Return the score, unless there is a curve of it: it would stand at the curve's first step."""
-    return None if "val_accuracy" in result.curves else _rounded(result.score, 4)
+    return {
+        CURVE_NAMES[name]: round(value, 4)
+        for name, value in validation_metric(plan.score, result.score).items()
+        if not (name == "validation_accuracy" and "val_accuracy" in result.curves)
+    }
 
 
 def _curves(curves: Mapping[str, Sequence[float]]) -> list[Point]:

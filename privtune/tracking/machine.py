@@ -5,9 +5,11 @@ For arms that are not sealed alone: a load that rises and falls tells how many t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +103,13 @@ def _gpus() -> list[Any]:
 def _gpu_values(index: int, handle: Any) -> dict[str, float]:
     import pynvml
 
+    readings: dict[str, Callable[[], float]] = {
+        "memory_usage_megabytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 1e6,
+        "utilization_percentage": lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+    }
     values: dict[str, float] = {}
-    # One reading that fails (MIG slices have no utilisation) must not lose the other.
-    try:
-        values[f"system/gpu_{index}_memory_usage_megabytes"] = (
-            pynvml.nvmlDeviceGetMemoryInfo(handle).used / 1e6
-        )
-        values[f"system/gpu_{index}_utilization_percentage"] = float(
-            pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
-        )
-    except pynvml.NVMLError:
-        return values
+    for name, read in readings.items():
+        # One reading that fails (MIG slices have no utilisation) must not lose the other.
+        with contextlib.suppress(pynvml.NVMLError):
+            values[f"system/gpu_{index}_{name}"] = read()
     return values

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from privtune.strategies import validation_metric
 from privtune.tracking.guard import guard_of
 from privtune.tracking.layout import CURVE_NAMES, arm_record, budget_view, study_note
 from privtune.tracking.machine import MachineSampler, read_samples, write_samples
@@ -156,8 +157,21 @@ def _write(
 
 def _view(study: Study, releases: Sequence[Release]) -> str:
     curves = {CURVE_NAMES.get(name, name) for release in releases for name in release.curves}
-    params = [name for name in study.spec.space if any(name in r.params for r in releases)]
-    return saved_view(params=params, curves=sorted(curves))
+    released = dict.fromkeys(name for release in releases for name in release.params)
+    # An open study's space is what its function suggests: all that is released belongs to it.
+    params = [name for name in study.spec.space or released if name in released]
+    return saved_view(params=params, curves=sorted(curves), utility=_utility(study, releases))
+
+
+def _utility(study: Study, releases: Sequence[Release]) -> str:
+    """Return what arms are compared by: test accuracy, or their score where no test is public."""
+    scores = {plan.arm: plan.score for plan in study.plans}
+    found = [
+        name
+        for release in releases
+        for name in (*release.utility, *validation_metric(scores[release.arm], release.score))
+    ]
+    return CURVE_NAMES["test_accuracy" if "test_accuracy" in found or not found else found[0]]
 
 
 def _samples_path(study: Study, arm: str) -> Path:

@@ -18,15 +18,30 @@ from privtune.tracking.page import (
     text,
 )
 from privtune.tracking.statement import privacy_statement
-from privtune.tracking.text import budget_line, ceil_to, describe_event, show_epsilon, show_params
+from privtune.tracking.text import (
+    budget_line,
+    ceil_to,
+    describe_event,
+    show_epsilon,
+    show_params,
+    utility_column,
+)
 
 if TYPE_CHECKING:
     from privtune.accounting import Explanation
     from privtune.ledger import Charge
+    from privtune.strategies import Plan
     from privtune.study import ArmStatus, Study
     from privtune.tracking.layout import ArmRecord, BudgetView
 
 __all__ = ["render_arm", "render_study"]
+
+_UTILITY = {
+    "test accuracy": "Test accuracy of each released model, with 95% intervals over the public test "
+    "records,",
+    "validation accuracy": "The validation accuracy that each arm was chosen by, noised if private,",
+    "validation loss": "The validation loss that each arm was chosen by, noised if private,",
+}
 
 
 def render_arm(record: ArmRecord, view: BudgetView) -> str:
@@ -106,11 +121,11 @@ def _weakened(study: Study) -> Html:
 
 
 def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
+    utility, values = utility_column(arms)
     rows = []
     for arm in arms:
         release = arm.release
         mark = " †" if arm.plan.is_sealed else ""
-        accuracy = None if release is None else release.utility.get("test_accuracy")
         seconds = None if release is None else release.cost.wall_seconds
         params = {} if release is None else release.params
         rows.append(
@@ -118,7 +133,7 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
                 arm.plan.arm,
                 arm.plan.strategy,
                 show_epsilon(arm.guarantee.epsilon),
-                arm.state if accuracy is None else f"{accuracy:.1%}",
+                values.get(arm.plan.arm, arm.state),
                 f"{arm.plan.expected_gradient_evaluations:,.0f}{mark}",
                 "—" if seconds is None else f"{seconds:.1f}{mark}",
                 show_params(params) or "—",
@@ -128,7 +143,7 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
         "arm",
         "strategy",
         "ε",
-        "test accuracy",
+        utility,
         "gradients",
         "seconds",
         "released parameters",
@@ -139,7 +154,7 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
             columns,
             rows,
             caption="What each arm reached, at what ε, at what cost",
-            numeric=["ε", "test accuracy", "gradients", "seconds"],
+            numeric=["ε", utility, "gradients", "seconds"],
         ),
         Html(
             '<p class="quiet">Gradient evaluations are expectations: sizes of Poisson samples are '
@@ -152,38 +167,20 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
 
 def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
     from privtune import plots
-    from privtune.plots._budget import shares
-    from privtune.plots._runs import costs_at_other_means
 
-    parts = table(
-        ["charge", "ε added", "ε alone"],
-        [(label, f"{added:.4f}", f"{alone:.4f}") for label, added, alone in shares(study)],
-        caption="What each charge added to the composition",
-        numeric=["ε added", "ε alone"],
-    )
-    shown = [
-        section(
-            "The budget",
-            figure(
-                "budget",
-                plots.plot_budget(study),
-                caption="What each arm added to the budget, in the order of charging. The parts are "
-                "increments of the composition; costs alone do not add up.",
-                numbers=parts,
-            ),
-        )
-    ]
-    released = [arm for arm in arms if arm.release is not None]
-    if any("test_accuracy" in arm.release.utility for arm in released if arm.release):
+    released = [arm.release for arm in arms if arm.release is not None]
+    shown = [_budget_figure(study)]
+    utility, values = utility_column(arms)
+    if values and " or " not in utility:  # losses and accuracies have no axis in common
         shown.append(
             section(
                 "Utility against ε",
                 figure(
                     "utility",
-                    plots.plot_utility(study),
-                    caption="Test accuracy of each released model against the ε of its procedure, "
-                    "with 95% intervals over the public test records. The hollow marker is the ε of "
-                    "the released training alone, which forgets the search.",
+                    plots.plot_utility(study, metric=utility.replace(" ", "_")),
+                    caption=f"{_UTILITY[utility]} against the ε of its "
+                    "procedure. The hollow marker is the ε of the released training alone, which "
+                    "forgets the search.",
                 ),
             )
         )
@@ -199,7 +196,7 @@ def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
                 ),
             )
         )
-    if any(arm.release.curves for arm in released if arm.release):
+    if any(release.curves for release in released):
         shown.append(
             section(
                 "What the trainings did with their hyperparameters",
@@ -210,29 +207,52 @@ def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
                 ),
             )
         )
-    for number, plan in enumerate(plan for plan in study.plans if plan.runs is not None):
-        costs = table(
-            ["mean runs", "ε"],
-            [
-                (f"{mean:g}", show_epsilon(cost, 4))
-                for mean, cost in costs_at_other_means(study, plan)
-            ],
-            caption="ε of the selection at other means, with the same noise",
-            numeric=["mean runs", "ε"],
-        )
-        shown.append(
-            section(
-                f"The number of runs of {plan.arm}",
-                figure(
-                    f"runs-{number}",
-                    plots.plot_runs(study, arm=plan.arm),
-                    caption="The law from which the secret number of runs K was drawn, and what the "
-                    "selection would cost at other means with the same noise. What K was is sealed.",
-                    numbers=costs,
-                ),
-            )
-        )
-    return shown
+    laws = [plan for plan in study.plans if plan.runs is not None]
+    return shown + [_law_figure(study, plan, number) for number, plan in enumerate(laws)]
+
+
+def _budget_figure(study: Study) -> Html:
+    from privtune import plots
+    from privtune.plots._budget import shares
+
+    parts = table(
+        ["charge", "ε added", "ε alone"],
+        [(label, f"{added:.4f}", f"{alone:.4f}") for label, added, alone in shares(study)],
+        caption="What each charge added to the composition",
+        numeric=["ε added", "ε alone"],
+    )
+    return section(
+        "The budget",
+        figure(
+            "budget",
+            plots.plot_budget(study),
+            caption="What each arm added to the budget, in the order of charging. The parts are "
+            "increments of the composition; costs alone do not add up.",
+            numbers=parts,
+        ),
+    )
+
+
+def _law_figure(study: Study, plan: Plan, number: int) -> Html:
+    from privtune import plots
+    from privtune.plots._runs import costs_at_other_means
+
+    costs = table(
+        ["mean runs", "ε"],
+        [(f"{mean:g}", show_epsilon(cost, 4)) for mean, cost in costs_at_other_means(study, plan)],
+        caption="ε of the selection at other means, with the same noise",
+        numeric=["mean runs", "ε"],
+    )
+    return section(
+        f"The number of runs of {plan.arm}",
+        figure(
+            f"runs-{number}",
+            plots.plot_runs(study, arm=plan.arm),
+            caption="The law from which the secret number of runs K was drawn, and what the "
+            "selection would cost at other means with the same noise. What K was is sealed.",
+            numbers=costs,
+        ),
+    )
 
 
 def _charges(study: Study, view: BudgetView) -> Html:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from privtune.errors import PrivTuneError
 from privtune.study._store import artifact_root
@@ -19,6 +21,7 @@ from privtune.tracking.machine import Sample
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import RunInfo
 
 __all__ = [
     "TrackingUnavailableError",
@@ -143,9 +146,11 @@ def write_record(
 
     now = int(time.time() * 1000)
     started = now - int(record.seconds * 1000)
-    run = _create(client, experiment, record, started)
+    tables = json.dumps([{"path": LEDGER_TABLE, "type": "table"}])
+    created = _create(client, experiment, record, started, {"mlflow.loggedArtifacts": tables})
+    run = str(created.run_id)
     for child in record.children:
-        below = _create(client, experiment, child, now, {"mlflow.parentRunId": run})
+        below = _create(client, experiment, child, now, {"mlflow.parentRunId": run}).run_id
         _log(client, below, child, [Metric(name, value, now, s) for name, value, s in child.points])
         client.set_terminated(below, status="FINISHED", end_time=now)
     metrics = [Metric(name, value, now, step) for name, value, step in record.points]
@@ -154,10 +159,9 @@ def write_record(
         for step, (seconds, values) in enumerate(samples)
         for name, value in values.items()
     ]
-    tables = json.dumps([{"path": LEDGER_TABLE, "type": "table"}])
-    _log(client, run, record, metrics, {"mlflow.loggedArtifacts": tables})
+    _log(client, run, record, metrics)
     client.log_inputs(run, [_dataset(record)])
-    _write_files(client, run, record, model=model, report=report)
+    _write_files(client, created, record, model=model, report=report)
     client.set_terminated(run, status="FINISHED", end_time=now)
     return run
 
@@ -167,10 +171,18 @@ def _create(
     experiment: str,
     record: ArmRecord,
     started: int,
-    tags: Mapping[str, str] | None = None,
-) -> str:
-    named = {"mlflow.runName": record.arm, _DIGEST: record.digest, **(tags or {})}
-    return str(client.create_run(experiment, start_time=started, tags=named).info.run_id)
+    tags: Mapping[str, str],
+) -> RunInfo:
+    # With its tags from the start: one insert, where later each would be looked up and merged.
+    all_tags = {
+        **record.tags,
+        "mlflow.runName": record.arm,
+        "mlflow.note.content": record.note,
+        _DIGEST: record.digest,
+        **tags,
+    }
+    info: RunInfo = client.create_run(experiment, start_time=started, tags=all_tags).info
+    return info
 
 
 def _log(
@@ -178,41 +190,50 @@ def _log(
     run: str,
     record: ArmRecord,
     metrics: Sequence[Any],
-    tags: Mapping[str, str] | None = None,
 ) -> None:
-    from mlflow.entities import Param, RunTag
+    from mlflow.entities import Param
 
-    all_tags = {**record.tags, "mlflow.note.content": record.note, **(tags or {})}
-    client.log_batch(
-        run,
-        metrics[:_BATCH],
-        [Param(name, value) for name, value in record.params.items()],
-        [RunTag(name, value) for name, value in all_tags.items()],
-    )
+    params = [Param(name, value) for name, value in record.params.items()]
+    client.log_batch(run, metrics[:_BATCH], params)
     for start in range(_BATCH, len(metrics), _BATCH):
         client.log_batch(run, metrics[start : start + _BATCH])
 
 
 def _write_files(
     client: MlflowClient,
-    run: str,
+    run: RunInfo,
     record: ArmRecord,
     *,
     model: Path | None,
     report: Callable[[], str] | None,
 ) -> None:
+    if (place := _local_folder(run.artifact_uri)) is not None:
+        # MLflow would look the run up again, and copy what we had to write somewhere else first.
+        _fill(place, record, model=model, report=report)
+        return
     with tempfile.TemporaryDirectory(prefix="privtune-") as name:
-        folder = Path(name)
-        (folder / "privacy").mkdir()
-        for path, document in record.documents.items():
-            text = json.dumps(document, indent=1, ensure_ascii=False)
-            (folder / path).write_text(text + "\n", encoding="utf-8")
-        if report is not None:
-            (folder / "privacy" / "report.html").write_text(report(), encoding="utf-8")
-        if model is not None:
-            (folder / "model").mkdir()
-            (folder / "model" / model.name).write_bytes(model.read_bytes())
-        client.log_artifacts(run, str(folder))
+        _fill(Path(name), record, model=model, report=report)
+        client.log_artifacts(run.run_id, name)
+
+
+def _fill(
+    folder: Path, record: ArmRecord, *, model: Path | None, report: Callable[[], str] | None
+) -> None:
+    (folder / "privacy").mkdir(parents=True, exist_ok=True)
+    for path, document in record.documents.items():
+        text = json.dumps(document, indent=1, ensure_ascii=False)
+        (folder / path).write_text(text + "\n", encoding="utf-8")
+    if report is not None:
+        (folder / "privacy" / "report.html").write_text(report(), encoding="utf-8")
+    if model is not None:
+        (folder / "model").mkdir()
+        (folder / "model" / model.name).write_bytes(model.read_bytes())
+
+
+def _local_folder(artifact_uri: str) -> Path | None:
+    """Return the folder that a run's artifacts are kept in, if that is on this machine."""
+    parts = urlsplit(artifact_uri)
+    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
 
 
 def _dataset(record: ArmRecord) -> Any:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from privtune.strategies import validation_metric
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
+    from privtune.study import ArmStatus
     from privtune.study.spec import BudgetSpec
 
-__all__ = ["budget_line", "ceil_to", "describe_event", "floor_to", "show_epsilon", "show_params"]
+__all__ = [
+    "budget_line",
+    "ceil_to",
+    "describe_event",
+    "floor_to",
+    "show_epsilon",
+    "show_params",
+    "utility_column",
+]
 
 
 def ceil_to(value: float, digits: int) -> float:
@@ -36,6 +47,30 @@ def show_params(params: Mapping[str, Any]) -> str:
         f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}"
         for name, value in params.items()
     )
+
+
+def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:
+    """Return what arms are compared by, and its text for every arm that has it.
+
+    That is the accuracy on a test split that the task declares public; where no arm has one, as in
+    open studies, the score on the validation split under the name of its metric.
+    """
+    released = [(arm.plan, arm.release) for arm in arms if arm.release is not None]
+    test = {
+        plan.arm: f"{release.utility['test_accuracy']:.1%}"
+        for plan, release in released
+        if "test_accuracy" in release.utility
+    }
+    scores = {plan.arm: validation_metric(plan.score, r.score) for plan, r in released}
+    if test or not any(scores.values()):
+        return "test accuracy", test
+    title = " or ".join(dict.fromkeys(name for score in scores.values() for name in score))
+    shown = {
+        arm: f"{value:.4f}" if name == "validation_loss" else f"{value:.1%}"
+        for arm, score in scores.items()
+        for name, value in score.items()
+    }
+    return title.replace("_", " "), shown
 
 
 def budget_line(budget: BudgetSpec, spent: Guarantee, left: float) -> str:

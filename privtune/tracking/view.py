@@ -1,8 +1,8 @@
 """The saved view that goes with a study's experiment, and the links into MLflow's UI.
 
 MLflow keeps saved views of its runs page as experiment tags in a format of its own, which is not
-documented: a browser test holds it against the version that is installed. A version that does not
-know the tag shows a notice and its plain runs page.
+documented: a browser test holds it against the version that is installed, and `VIEW_VERSIONS` lists
+those that were. With another version links open the plain runs page; the view stays in the menu.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["VIEW_KEY", "experiment_url", "run_url", "saved_view"]
+__all__ = ["VIEW_KEY", "VIEW_VERSIONS", "experiment_url", "knows_view", "run_url", "saved_view"]
 
 VIEW_KEY = "privtune"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 
+VIEW_VERSIONS = ("3.17",)
+"""Minor versions of MLflow whose pages were seen to understand the view."""
+
 _COLUMNS = {
-    "metrics.`acc/test`": 110,
     "metrics.`eps/total`": 110,
     "metrics.`eps/one_run`": 120,
     "metrics.`eps/left`": 100,
@@ -28,6 +30,16 @@ _COLUMNS = {
     "tags.`privtune.strategy`": 150,
     "tags.`privtune.visibility`": 190,
 }
+
+
+def knows_view(version: str) -> bool:
+    """Return whether a version of MLflow was seen to understand the view.
+
+    Example:
+        >>> knows_view("3.17.2"), knows_view("3.18.0rc1")
+        (True, False)
+    """
+    return ".".join(version.split(".")[:2]) in VIEW_VERSIONS
 
 
 def experiment_url(
@@ -55,26 +67,28 @@ def run_url(base: str, experiment_id: str, run_id: str, artifact: str = "") -> s
     return f"{url}?workflowType=machine_learning"
 
 
-def saved_view(*, params: Sequence[str], curves: Sequence[str]) -> str:
+def saved_view(*, params: Sequence[str], curves: Sequence[str], utility: str = "acc/test") -> str:
     """Return the value of the experiment tag :data:`VIEW_TAG`.
 
     Args:
         params: Released hyperparameters, for the parallel coordinates.
         curves: Names of the step metrics of arms that are not sealed.
+        utility: The metric that arms are compared by; the best comes first.
     """
     section = "privtune-budget"
-    charts = _charts(section, params, curves)
+    charts = _charts(section, params, curves, utility)
+    columns = {f"metrics.`{utility}`": 110, **_COLUMNS}
     state = {
         "searchFilter": "",
-        "orderByKey": "metrics.`acc/test`",
-        "orderByAsc": False,
+        "orderByKey": f"metrics.`{utility}`",
+        "orderByAsc": utility.startswith("loss/"),
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
-        "selectedColumns": list(_COLUMNS),
-        "columnOrder": list(_COLUMNS),
-        "columnWidths": _COLUMNS,
+        "selectedColumns": list(columns),
+        "columnOrder": list(columns),
+        "columnWidths": columns,
         "runsHiddenMode": "SHOW_ALL",
         "runsHidden": [],
         "runListHidden": False,
@@ -102,12 +116,14 @@ def saved_view(*, params: Sequence[str], curves: Sequence[str]) -> str:
     return json.dumps({**envelope, "state": json.dumps(state)})
 
 
-def _charts(section: str, params: Sequence[str], curves: Sequence[str]) -> list[dict[str, Any]]:
+def _charts(
+    section: str, params: Sequence[str], curves: Sequence[str], utility: str
+) -> list[dict[str, Any]]:
     charts: list[dict[str, Any]] = [
         {
             "type": "SCATTER",
             "xaxis": {"key": "eps/total", "type": "METRIC"},
-            "yaxis": {"key": "acc/test", "type": "METRIC"},
+            "yaxis": {"key": utility, "type": "METRIC"},
             "runsCountToCompare": 100,
         },
         _bar("eps/total", "ε of each arm"),
@@ -124,7 +140,7 @@ def _charts(section: str, params: Sequence[str], curves: Sequence[str]) -> list[
             {
                 "type": "PARALLEL",
                 "selectedParams": list(params),
-                "selectedMetrics": ["acc/test"],
+                "selectedMetrics": [utility],
                 "showAllRuns": False,
                 "runsCountToCompare": 100,
             }

@@ -10,6 +10,7 @@ import pytest
 from privtune.accounting import Gaussian
 from privtune.errors import InvalidInputError
 from privtune.ledger import (
+    SKIPPED,
     Budget,
     BudgetExceededError,
     ChargeRequest,
@@ -181,3 +182,22 @@ def test_the_log_says_nothing_about_the_rows(ledger: Ledger, rounds: Rounds) -> 
     assert [charge.state for charge in ledger.charges("b")] == ["started"]
     history = ledger.log.current("b")
     assert history.seq == 3
+
+
+def test_a_result_can_end_its_round_and_leaves_the_rows_before_it_open(rounds: Rounds) -> None:
+    charge = rounds.reserve("b", ASKED, count=6).charge_id
+    leases = [rounds.lease(charge, "a") for _ in range(4)]
+    assert all(lease is not None for lease in leases)
+    assert rounds.complete(leases[2], 0.9, {}, last=True)
+    assert rounds.open_count(charge) == 2, "rows 0 and 1 still decide who is the first"
+    assert not rounds.complete(leases[3], 0.99, {}, last=True), "too late: its row is closed"
+    assert rounds.renew(leases[3]) is None
+    assert rounds.lease(charge, "b") is None
+    with pytest.raises(RoundNotFinishedError):
+        rounds.results(charge)
+    assert rounds.complete(leases[1], 0.8, {}, last=True)
+    assert rounds.complete(leases[0], 0.1, {})
+    results = rounds.results(charge)
+    assert [SKIPPED in r.result for r in results] == [False] * 3 + [True] * 3
+    assert [r.score for r in results[:3]] == [0.1, 0.8, 0.9]
+    assert all(r.score == -math.inf for r in results[3:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from privtune import plots
@@ -89,3 +91,19 @@ def test_epsilon_by_step(study: Study) -> None:
 def test_there_is_no_law_of_an_arm_without_one(study: Study) -> None:
     with pytest.raises(PrivTuneError, match="no arm 'defaults' that draws"):
         plots.plot_runs(study, arm="defaults")
+
+
+def test_a_loss_has_no_interval_and_no_percent(tmp_path: Path) -> None:
+    from tests.study.conftest import toy_spec
+
+    arm = {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2}
+    spec = toy_spec(arms=[arm], scoring={"metric": "loss", "bound": 3.0}, epochs=1, seed=1)
+    study = Study.create(spec, f"sqlite:///{tmp_path / 'p.db'}")
+    (release,) = study.run()
+    figure = plots.plot_utility(study, metric="validation_loss")
+    point = figure.data[-1]
+    assert release.score is not None
+    assert list(point.y) == [-release.score]
+    assert point.error_y.visible is False
+    assert figure.layout.yaxis.tickformat is None
+    assert figure.layout.yaxis.title.text == "validation loss"

@@ -49,7 +49,7 @@ class FakeRound:
         self.count = count
         self.score = score
         self.trained: list[tuple[str, TrainingPlan, dict[str, Any]]] = []
-        self.told: dict[int, float] = {}
+        self.told: dict[int, float | None] = {}
 
     def _result(self, index: int, params: Mapping[str, Any]) -> TrialResult:
         score = self.score(params)
@@ -83,5 +83,5 @@ class FakeRound:
         make(self.space)
         return self.space.draw(self.streams, number)
 
-    def tell(self, number: int, score: float) -> None:
-        self.told[number] = score
+    def tell(self, number: int, result: TrialResult) -> None:
+        self.told[number] = result.score

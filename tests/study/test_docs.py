@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
-from privtune.study import StudySpec
+from privtune.errors import PrivTuneError
+from privtune.study import StudySpec, plan_study
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -21,3 +23,39 @@ def test_the_documented_spec_is_a_spec() -> None:
     # Each arm can be planned at a generous target: its options exist and fit together.
     for strategy in strategies:
         assert strategy.plan(context, epsilon=6.0).arm == strategy.arm
+
+
+BASE = {
+    "name": "refused",
+    "task": "digits-mlp",
+    "budget": {"name": "digits", "epsilon": 8.0, "delta": 1e-5},
+    "space": {
+        "learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True},
+        "max_grad_norm": {"type": "float", "low": 0.1, "high": 10.0, "log": True},
+    },
+    "epochs": 20,
+    "expected_batch_size": 64,
+}
+
+
+def refusals() -> list[tuple[str, str]]:
+    """The fields of a spec and the text that they are refused with, as the guide has them."""
+    section = (DOCS / "guide.md").read_text("utf-8").split("## What is refused")[1]
+    return re.findall(r"```yaml\n(.*?)```\n\n```text\n(.*?)```", section, re.DOTALL)
+
+
+def test_the_guide_s_refusals_are_there() -> None:
+    assert len(refusals()) == 10
+
+
+@pytest.mark.parametrize(("fields", "printed"), refusals())
+def test_a_documented_refusal_is_what_is_printed(fields: str, printed: str) -> None:
+    with pytest.raises(PrivTuneError) as caught:
+        plan_study(StudySpec.parse({**BASE, **yaml.safe_load(fields)}))
+    assert str(caught.value) == " ".join(printed.split())
+
+
+def test_the_guide_s_objective_takes_25_lines_and_compiles() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "guide.md").read_text("utf-8"), re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) <= 25
+    compile(code, "guide.md", "exec")

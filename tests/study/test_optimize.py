@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import types
 from typing import Any
@@ -400,3 +401,17 @@ def test_deleting_a_study_never_deletes_a_charge(storage: str) -> None:
         privtune.load_study("loop", storage=storage)
     with Ledger(storage) as ledger:
         assert ledger.spent("loop") == spent
+
+
+def test_a_progress_bar_says_no_more_than_that_a_sealed_arm_runs(
+    storage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    release = make(storage, seed=3).optimize(
+        objective, strategy=PapernotSteinke(mean_runs=4), show_progress_bar=True, **ARGUMENTS
+    )
+    assert not release.is_nothing
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert "papernot-steinke (sealed)" in shown
+    assert not re.search(r"\d", shown), "no count, no time"

@@ -32,6 +32,22 @@ def test_a_bad_field_is_one_sentence_that_names_it(changes: dict, message: str) 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epoch": 3}, "epoch: is not a field of it; epochs is"),
+        ({"arms": "none"}, "arms: must be a list, not 'none'"),
+        ({"space": [1]}, "space: must be a mapping of names to values"),
+        ({"expected_batch_size": 2.5}, "expected_batch_size: must be a whole number, not 2.5"),
+        ({"device": "tpu"}, "must be 'auto', 'cpu' or 'cuda', not 'tpu'"),
+    ],
+)
+def test_a_bad_field_is_told_in_the_words_of_a_spec(changes: dict, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        toy_spec(**changes)
+    assert message in str(caught.value)
+
+
 def test_two_arms_of_one_name_are_refused() -> None:
     arm = {"name": "a", "strategy": "hyfreedp"}
     with pytest.raises(SpecError, match="two arms are called a"):
@@ -45,6 +61,20 @@ def test_two_arms_of_one_name_are_refused() -> None:
         ({"name": "a", "strategy": "papernot-steinke", "mean": 3}, "it takes"),
         ({"name": "a", "strategy": "papernot-steinke", "mean_runs": 0.5}, "mean"),
         ({"name": "a", "strategy": "papernot-steinke", "law": "uniform"}, "law"),
+        ({"name": "a", "strategy": "papernot-steinke", "mean_runs": "many"}, "a number or auto"),
+        ({"name": "a", "strategy": "papernot-steinke", "mean_runs": 0}, "mean_runs = 0"),
+        ({"name": "a", "strategy": "liu-talwar", "threshold": "high"}, "threshold of arm 'a'"),
+        ({"name": "a", "strategy": "everything", "trials": "ten"}, "trials .*a whole number"),
+        ({"name": "a", "strategy": "hyfreedp", "interval": "five"}, "interval .*a whole number"),
+        ({"name": "a", "strategy": "hyfreedp", "parameters": 3}, "a mapping of names to values"),
+        (
+            {
+                "name": "a",
+                "strategy": "fixed",
+                "parameters": {"learning_rate": "fast", "max_grad_norm": 1.0},
+            },
+            "learning_rate of arm 'a' = 'fast': must be a finite number above 0",
+        ),
         ({"name": "a", "strategy": "fixed"}, "learning_rate"),
         ({"name": "a", "strategy": "fixed", "parameters": {"learning_rate": 1.0}}, "max_grad_norm"),
         (

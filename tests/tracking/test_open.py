@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import mlflow
+import optuna
 import pytest
 import torch
 from mlflow import MlflowClient
 from torch import nn
 
 import privtune
-from privtune.strategies import Fixed, PapernotSteinke
+from privtune.strategies import Everything, Fixed, PapernotSteinke
 from privtune.study import Study
 from privtune.tracking.guard import SealedError
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.tracking.store import local_uri
+from privtune.tracking.view import VIEW_TAG
 from tests.toy import blobs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -41,9 +44,14 @@ def make(folder: Path, **options: Any) -> Study:
     return privtune.create_study("open", budget=budget, storage=storage, seed=1, **options)
 
 
+def experiment(study: Study) -> Any:
+    client = MlflowClient(tracking_uri=local_uri(study.storage))
+    return client.get_experiment_by_name(study.name)
+
+
 def logged(study: Study) -> dict[str, Any]:
     client = MlflowClient(tracking_uri=local_uri(study.storage))
-    found = client.get_experiment_by_name(study.name)
+    found = experiment(study)
     if found is None:
         return {}
     return {run.info.run_name: run for run in client.search_runs([found.experiment_id])}
@@ -129,3 +137,34 @@ def test_an_objective_whose_trials_are_paid_for_may_log(tmp_path: Path) -> None:
     study = make(tmp_path)
     study.optimize(talks, strategy=Fixed(parameters={"rate": 0.5}), training=LOOP)
     assert client.get_run(run).data.tags["rate"] == "0.5"
+
+
+def test_paid_for_trials_of_an_open_study_are_child_runs(tmp_path: Path) -> None:
+    study = make(tmp_path)
+    observer = MlflowObserver(study)
+    release = study.optimize(
+        objective,
+        strategy=Everything(trials=3),
+        sampler=optuna.samplers.TPESampler(seed=1, n_startup_trials=1),
+        training=LOOP,
+        validation=SPLIT,
+        observer=observer,
+    )
+    assert observer.unavailable is None
+    runs = logged(study)
+    parent = runs.pop("everything")
+    assert parent.data.tags["privtune.visibility"] == "everything"
+    assert 0 <= parent.data.metrics["eps/total"] - release.guarantee.epsilon < 1e-4
+    assert set(runs) == {"everything/0", "everything/1", "everything/2"}
+    for trial in release.trials:
+        child = runs[f"everything/{trial.index}"]
+        assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert child.data.params == {"rate": str(trial.params["rate"])}
+        assert child.data.metrics["acc/val"] == round(trial.score or 0.0, 4)
+        assert "eps/total" not in child.data.metrics
+    assert len({run.data.params["rate"] for run in runs.values()}) == 3
+    # There is no test split to compare by: the view takes the score, and all that was suggested.
+    state = json.loads(json.loads(experiment(study).tags[VIEW_TAG])["state"])
+    assert state["orderByKey"] == "metrics.`acc/val`"
+    chosen = [c["selectedParams"] for c in state["compareRunCharts"] if c["type"] == "PARALLEL"]
+    assert chosen == [["rate"]]

@@ -66,3 +66,34 @@ def test_links() -> None:
     page = "http://127.0.0.1:5000/#/experiments/3/runs/abc"
     assert run_url(base, "3", "abc") == f"{page}?workflowType=machine_learning"
     assert run_url(base, "3", "abc", "privacy/report.html").startswith(f"{page}/artifacts/privacy/")
+
+
+@pytest.mark.parametrize(
+    ("running", "tagged", "view"),
+    [
+        ("3.17.2", True, True),
+        ("3.17.2", False, False),
+        ("3.18.0", True, False),
+        ("4.0", True, False),
+    ],
+)
+def test_a_version_that_does_not_know_the_view_gets_a_plain_link(
+    running: str, tagged: bool, view: bool
+) -> None:
+    from mlflow.entities import Experiment, ExperimentTag
+
+    from privtune.cli.ui import _address
+
+    tags = [ExperimentTag(VIEW_TAG, saved_view(params=[], curves=[]))] if tagged else []
+    experiment = Experiment("7", "study", "file:///x", "active", tags=tags)
+    address = _address("http://127.0.0.1:5000", experiment, running)
+    assert address == experiment_url("http://127.0.0.1:5000", "7", view=view)
+    assert ("viewStateShareKey" in address) == view
+
+
+def test_the_installed_version_is_one_that_the_browser_tests_look_at() -> None:
+    from importlib.metadata import version
+
+    from privtune.tracking.view import knows_view
+
+    assert knows_view(version("mlflow"))

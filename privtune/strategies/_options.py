@@ -1,0 +1,87 @@
+"""Options of strategies as they come from a spec: known by name, and of the type they are declared."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from privtune.errors import InvalidInputError
+
+__all__ = ["check_types", "reject_unknown_options"]
+
+_WORDS: Mapping[Any, str] = {
+    float: "a number",
+    int: "a whole number",
+    str: "text",
+    type(None): "left out",
+}
+
+
+def reject_unknown_options(
+    strategy: str, options: Mapping[str, Any], allowed: Sequence[str]
+) -> None:
+    """Refuse options that a strategy does not take, naming those that it takes."""
+    if unknown := sorted(set(options) - set(allowed)):
+        raise InvalidInputError(
+            f"options of strategy {strategy!r}",
+            unknown,
+            f"are not known; it takes {', '.join(sorted(allowed)) or 'none'}",
+        )
+
+
+def check_types(cls: type[Any], options: Mapping[str, Any], *, where: str) -> None:
+    """Refuse options of another type than the fields of a dataclass have.
+
+    YAML reads ``ten`` as text and ``yes`` as true: found here, nothing is planned or charged with it.
+
+    Args:
+        cls: The dataclass.
+        options: Values by the name of the field; other names are left to whoever knows them.
+        where: Whose options they are, for the message.
+
+    Raises:
+        InvalidInputError: Naming the option and what it must be.
+    """
+    hints = typing.get_type_hints(cls)
+    for name, value in options.items():
+        if name in hints and not _fits(value, hints[name]):
+            raise InvalidInputError(f"{name} of {where}", value, f"must be {_words(hints[name])}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return value in parts
+    if origin is tuple:
+        return (
+            isinstance(value, Sequence)
+            and len(value) == len(parts)
+            and all(map(_fits, value, parts))
+        )
+    if hint is float:
+        # Ranges are the field's own affair; NaN is in none.
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and not math.isnan(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
+        return callable(value)
+    return hint is Any or isinstance(value, hint if origin is None else origin)
+
+
+def _words(hint: Any) -> str:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_words(part) for part in parts)
+    if origin is Literal:
+        return " or ".join(map(str, parts))
+    if origin is tuple:
+        return f"a list of {len(parts)}, each {_words(parts[0])}"
+    if origin is not None:
+        return "a mapping of names to values" if issubclass(origin, Mapping) else "a function"
+    return _WORDS.get(hint, "a value")

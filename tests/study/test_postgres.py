@@ -1,0 +1,124 @@
+"""A whole study with its ledger and its store on PostgreSQL; and storages that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from privtune.ledger import Ledger
+from tests.cli.conftest import Cli, cli
+from tests.ledger.conftest import POSTGRES, PostgresSchemas
+
+__all__ = ["cli"]
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+SPEC = {
+    "name": "served",
+    "task": "tests.toy:blobs",
+    "budget": {"name": "toy", "epsilon": 6.0, "delta": 1e-5},
+    "space": {
+        "learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True},
+        "max_grad_norm": {"type": "float", "low": 0.1, "high": 10.0, "log": True},
+    },
+    "arms": [
+        {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
+        {"name": "all", "strategy": "everything", "trials": 2},
+    ],
+    "epochs": 1,
+    "expected_batch_size": 24,
+    "device": "cpu",
+}
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A fresh schema; models go below the test's folder."""
+    if not POSTGRES:
+        pytest.skip("PRIVTUNE_TEST_POSTGRES_URL is not set")
+    monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(tmp_path / "artifacts"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with PostgresSchemas() as schemas:
+        yield schemas.fresh()
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+def test_a_study_lives_on_postgres(
+    served: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(yaml.safe_dump(SPEC))
+    monkeypatch.setenv("PRIVTUNE_STORAGE", served)
+    assert cli("study", "create", str(spec)).code == 0
+    again = cli("study", "create", str(spec))
+    assert again.code == 1
+    assert "exists already" in again.err
+
+    # Two worker processes share the sealed round, over connections of their own.
+    run = cli("study", "run", "served", "--jobs", "2", "--no-mlflow", "--json")
+    assert run.code == 0, run.err
+    document = json.loads(run.out)
+    assert [arm["state"] for arm in document["arms"]] == ["settled", "settled"]
+    assert document["budget"]["charged"] <= 6.0
+    finished = cli("study", "run", "served")
+    assert (finished.code, "nothing was spent" in finished.err) == (1, True)
+    with Ledger(served) as ledger:
+        assert len(ledger.charges("toy")) == 2
+
+    compared = cli("study", "compare", "served", "--json")
+    assert json.loads(compared.out)["arms"] == document["arms"]
+    logged = cli("study", "sync", "served", "--json")
+    assert json.loads(logged.out)["logged"] == ["selection", "all"]
+    assert "Nothing to log" in cli("study", "sync", "served").out
+    assert cli("budget", "verify", "toy").code == 0
+    assert json.loads(cli("study", "list", "--json").out) == ["served"]
+
+    assert cli("study", "delete", "served", "--yes").code == 0
+    with Ledger(served) as ledger:
+        assert len(ledger.charges("toy")) == 2, "charges stay"
+
+
+@pytest.mark.postgres
+def test_models_that_are_elsewhere(
+    served: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    arm = {"name": "fixed", "strategy": "fixed"}
+    parameters = {"learning_rate": 0.5, "max_grad_norm": 1.0}
+    spec.write_text(yaml.safe_dump({**SPEC, "arms": [{**arm, "parameters": parameters}]}))
+    monkeypatch.setenv("PRIVTUNE_STORAGE", served)
+    assert cli("study", "create", str(spec)).code == 0
+    assert cli("study", "run", "served", "--no-mlflow").code == 0
+    monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(tmp_path / "elsewhere"))
+    done = cli("study", "compare", "served")
+    assert done.code == 1
+    assert "PRIVTUNE_ARTIFACTS=FOLDER" in done.err
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("nonsense", "is no database URL"),
+        ("mysql://there/x", "must be SQLite or PostgreSQL"),
+        ("sqlite:////not/there/x.db", "the folder /not/there does not exist"),
+        ("postgresql://me:hunter2@127.0.0.1:1/x", "the connection failed"),
+    ],
+)
+@pytest.mark.parametrize("command", ["list", "compare x", "create"])
+def test_a_storage_that_cannot_be_used_is_one_sentence(
+    storage: str, message: str, command: str, tmp_path: Path, cli: Cli
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(yaml.safe_dump(SPEC))
+    words = [*command.split(), *([str(spec)] if command == "create" else [])]
+    done = cli("study", *words, "--storage", storage)
+    assert done.code == 1
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert "hunter2" not in done.err
+    assert len(done.err.strip().splitlines()) == 1

@@ -1,0 +1,109 @@
+"""Selection up to a known score: the round ends at the first row that reaches it, and keeps quiet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import privtune
+from privtune.execution.table import make_rounds
+from privtune.ledger import SKIPPED, Ledger
+from privtune.strategies import LiuTalwar, Release
+from privtune.study import Study
+from tests.study.conftest import toy_spec
+from tests.toy import blobs
+
+NEVER = 2.0  # an accuracy plus noise stays far below
+DATA = blobs().load()
+SEED = 5
+
+
+def run(folder: Path, threshold: float, **options: Any) -> tuple[Study, Release]:
+    arm = {"name": "arm", "strategy": "liu-talwar", "mean_runs": 12, "threshold": threshold}
+    storage = f"sqlite:///{folder / f'{threshold}-{len(options)}.db'}"
+    study = Study.create(toy_spec(arms=[arm], seed=SEED), storage)
+    (release,) = study.run(**options)
+    return study, release
+
+
+def rows(study: Study) -> list[bool]:
+    """Whether each row of the round was run."""
+    with Ledger(study.storage) as ledger:
+        (charge,) = ledger.charges("toy")
+        return [SKIPPED not in row.result for row in make_rounds(ledger).results(charge.id)]
+
+
+@pytest.fixture(scope="module")
+def scores(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The scores of all K rows, from a study of the same seed whose threshold nothing reaches."""
+    study, release = run(tmp_path_factory.mktemp("all"), NEVER)
+    assert release.is_nothing
+    assert all(rows(study)), "without a row that reaches it, every row runs"
+    return [trial["score"] for trial in study.sealed_trials("arm")]
+
+
+@pytest.fixture(scope="module")
+def first(scores: list[float]) -> int:
+    """A row whose score is clearly above those before it, with many rows after it."""
+    found = [n for n in range(1, 5) if scores[n] > max(scores[:n]) + 1e-3]
+    assert found
+    assert len(scores) > found[0] + 8, "the seed was chosen so that there is something to save"
+    return found[0]
+
+
+@pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_first_row_that_reaches_it_is_released_and_ends_the_round(
+    tmp_path: Path, scores: list[float], first: int, n_jobs: int
+) -> None:
+    study, release = run(tmp_path, scores[first] - 5e-4, n_jobs=n_jobs)
+    assert release.score == pytest.approx(scores[first], abs=1e-6)
+    ran = rows(study)
+    assert len(ran) == len(scores), "K was drawn as ever"
+    assert all(ran[: first + 1])
+    assert not all(ran)
+
+
+def test_how_many_ran_stays_sealed(tmp_path: Path, scores: list[float], first: int) -> None:
+    study, release = run(tmp_path, scores[first] - 5e-4)
+    whole, _ = run(tmp_path, NEVER)
+    (plan,) = study.plans
+    assert release.cost.gradient_evaluations == plan.expected_gradient_evaluations
+    assert plan.expected_gradient_evaluations == whole.plans[0].expected_gradient_evaluations
+    assert plan.event == whole.plans[0].event
+    exported = json.dumps(study.export())
+    assert SKIPPED not in exported
+    assert repr(scores[0]) not in exported
+    assert not (study.folder / "sealed" / "arm").exists()
+
+
+def test_an_objective_is_not_called_after_the_threshold(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def objective(trial: privtune.Trial) -> float:
+        calls.append(trial.number)
+        model = nn.Linear(6, 3)
+        private = trial.make_private(model, torch.optim.SGD(model.parameters(), 0.5), DATA.train)
+        for x, y in private.batches():
+            private.step(nn.functional.cross_entropy(private.model(x), y, reduction="none"))
+        return trial.score(model, DATA.validation)
+
+    study = privtune.create_study(
+        "open",
+        budget=privtune.Budget(6.0, 1e-5, name="toy"),
+        storage=f"sqlite:///{tmp_path / 'open.db'}",
+        seed=SEED,
+    )
+    release = study.optimize(
+        objective,
+        strategy=LiuTalwar(mean_runs=12, threshold=0.0),
+        training=privtune.DPSGD(records=240, epochs=1, expected_batch_size=24),
+        validation=privtune.Validation(records=60, public=True),
+    )
+    assert not release.is_nothing
+    assert calls == [0]
+    assert len(rows(study)) > 1

@@ -1,0 +1,91 @@
+"""A score that is a loss is shown as a loss: under its name, positive, the smallest first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from privtune.cli._tables import comparison_document
+from privtune.study import Study
+from privtune.tracking.mlflow import MlflowObserver
+from privtune.tracking.report import render_study
+from privtune.tracking.store import local_uri
+from privtune.tracking.text import utility_column
+from privtune.tracking.view import VIEW_TAG
+from tests.study.conftest import toy_spec
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+ARMS = [
+    {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2},
+    {"name": "all", "strategy": "everything", "trials": 2, "sampler": "random"},
+]
+LOSS = {"metric": "loss", "bound": 3.0}
+
+
+def run(folder: Path, task: str) -> tuple[Study, dict, dict]:
+    storage = f"sqlite:///{folder / 'privtune.db'}"
+    study = Study.create(toy_spec(arms=ARMS, task=task, scoring=LOSS, epochs=1, seed=1), storage)
+    study.run(MlflowObserver(study))
+    client = MlflowClient(tracking_uri=local_uri(storage))
+    experiment = client.get_experiment_by_name("toy")
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id])
+    state = json.loads(json.loads(experiment.tags[VIEW_TAG])["state"])
+    return study, {run.info.run_name: run for run in found}, state
+
+
+def test_a_loss_is_logged_under_its_own_name(tmp_path: Path) -> None:
+    study, runs, state = run(tmp_path, "tests.toy:blobs")
+    for release in study.releases():
+        metrics = runs[release.arm].data.metrics
+        assert release.score is not None
+        assert metrics["loss/val"] == round(-release.score, 4)
+        assert "acc/val" not in metrics
+    for trial in study.release("all").trials:
+        assert runs[f"all/{trial.index}"].data.metrics["loss/val"] == round(-trial.score, 4)
+    # A cross-entropy of three classes is positive; the noise of 60 records is far smaller.
+    assert all(run.data.metrics["loss/val"] > 0 for run in runs.values())
+
+    frame = study.compare()
+    assert list(frame["validation_loss"]) == [-r.score for r in study.releases()]
+    assert "validation_accuracy" not in frame
+    assert {arm["score_metric"] for arm in comparison_document(study)["arms"]} == {"loss"}
+    # The task declares its test split public: arms are compared by that.
+    assert state["orderByKey"] == "metrics.`acc/test`"
+
+
+def test_on_a_public_split_the_loss_stands_beside_the_accuracy_by_step(tmp_path: Path) -> None:
+    study, runs, _ = run(tmp_path, "tests.toy:public_blobs")
+    trial = study.release("all").trials[0]
+    metrics = runs["all/0"].data.metrics
+    assert metrics["loss/val"] == round(-trial.score, 4)
+    assert metrics["acc/val"] == pytest.approx(trial.curves["val_accuracy"][-1])
+
+
+def test_without_a_public_test_split_arms_are_compared_by_the_loss(tmp_path: Path) -> None:
+    study, runs, state = run(tmp_path, "tests.tracking.test_loss:sealed_test")
+    assert not any("acc/test" in run.data.metrics for run in runs.values())
+    assert state["orderByKey"] == "metrics.`loss/val`"
+    assert state["orderByAsc"] is True
+    assert state["selectedColumns"][0] == "metrics.`loss/val`"
+    axes = [c["yaxis"]["key"] for c in state["compareRunCharts"] if c["type"] == "SCATTER"]
+    assert axes == ["loss/val"]
+    title, values = utility_column(study.status())
+    assert title == "validation loss"
+    assert values == {r.arm: f"{-r.score:.4f}" for r in study.releases()}
+    page = render_study(study)
+    assert "validation loss" in page
+    assert all(value in page for value in values.values())
+    assert "test accuracy</th>" not in page
+
+
+def sealed_test():  # type: ignore[no-untyped-def]
+    from dataclasses import replace
+
+    from tests.toy import blobs
+
+    return replace(blobs(), public_test=False)

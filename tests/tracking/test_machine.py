@@ -1,0 +1,82 @@
+"""System metrics: the GPU's through NVML, of which a test has only the interface."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from privtune.tracking.machine import SEALED_STATE, MachineSampler, machine_state
+
+
+class NVMLError(Exception):
+    pass
+
+
+def nvml(*, driver: bool = True, mig: bool = False) -> types.ModuleType:
+    """An NVML with two GPUs; of MIG slices it cannot tell the utilisation."""
+    module = types.ModuleType("pynvml")
+
+    def init() -> None:
+        if not driver:
+            raise NVMLError("Driver Not Loaded")
+
+    def rates(handle: int) -> types.SimpleNamespace:
+        if mig:
+            raise NVMLError("Not Supported")
+        return types.SimpleNamespace(gpu=40 + handle)
+
+    contents = {
+        "NVMLError": NVMLError,
+        "nvmlInit": init,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(used=1_000_000 * (h + 1)),
+        "nvmlDeviceGetUtilizationRates": rates,
+    }
+    for name, value in contents.items():
+        setattr(module, name, value)
+    return module
+
+
+def gpu_metrics() -> dict[str, float]:
+    (*_, (_, values)) = MachineSampler(interval=60.0).stop()
+    assert values["system/process_memory_megabytes"] > 1
+    return {name: value for name, value in values.items() if "gpu" in name}
+
+
+def test_memory_and_utilisation_of_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    assert machine_state(sealed=False) == "CPU, memory and GPU"
+    assert gpu_metrics() == {
+        "system/gpu_0_memory_usage_megabytes": 1.0,
+        "system/gpu_0_utilization_percentage": 40.0,
+        "system/gpu_1_memory_usage_megabytes": 2.0,
+        "system/gpu_1_utilization_percentage": 41.0,
+    }
+
+
+def test_a_reading_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(mig=True))
+    assert gpu_metrics() == {
+        "system/gpu_0_memory_usage_megabytes": 1.0,
+        "system/gpu_1_memory_usage_megabytes": 2.0,
+    }
+
+
+def test_without_a_driver_the_tag_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(driver=False))
+    assert machine_state(sealed=False) == "CPU and memory; GPU off: Driver Not Loaded"
+    assert gpu_metrics() == {}
+
+
+def test_without_the_package_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert machine_state(sealed=False).startswith("CPU and memory; GPU off: ")
+    assert gpu_metrics() == {}
+
+
+def test_of_a_sealed_arm_there_are_none_and_the_tag_says_why() -> None:
+    assert machine_state(sealed=True) == SEALED_STATE
+    assert "how long a sealed round took" in SEALED_STATE
