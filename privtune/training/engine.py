@@ -15,7 +15,15 @@ from torch import nn
 from privtune.errors import InvalidInputError
 from privtune.training.batched import BatchedKernel, NotBatchableError
 from privtune.training.data import Data, TensorData, targets_are_classes
-from privtune.training.kernel import Kernel, Layout, Loss, flatten_params, load_params, same_fixed
+from privtune.training.kernel import (
+    FallbackWarning,
+    Kernel,
+    Layout,
+    Loss,
+    flatten_params,
+    load_params,
+    same_fixed,
+)
 from privtune.training.noise import NoiseOptions
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
@@ -73,6 +81,7 @@ def train(
     secrets: Sequence[bytes],
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
+    compiled: bool = False,
     steps: Sequence[int] | None = None,
     noise: NoiseOptions | None = None,
     on_step: OnStep | None = None,
@@ -90,6 +99,7 @@ def train(
         secrets: 32 bytes a candidate; with them, its result does not depend on its stack.
         device: ``"auto"`` (CUDA when there is one), ``"cpu"`` or ``"cuda"``.
         stack: How many candidates to train at once, or ``"auto"``.
+        compiled: Whether to compile what is common: seconds for each shape, then faster steps.
         steps: Steps of each candidate, at most ``schedule.steps``; those that are done leave the
             stack. None for ``schedule.steps`` each.
         noise: Where noise comes from and how it is treated; None for the defaults.
@@ -101,6 +111,7 @@ def train(
 
     Raises:
         InvalidInputError: If an argument is outside its domain.
+        CompileError: If it is to be compiled, and there is no compiler.
         TranscriptMismatchError: If more was released than ``method.event(schedule)`` charges.
 
     **Guarantee**: each candidate's parameters and report are an output of the mechanism that
@@ -115,7 +126,7 @@ def train(
     place = _device(device)
     local = data.to(place)
     counts = _steps(schedule, steps, len(candidates))
-    kernel = choose_kernel(model, loss, local, place, schedule)
+    kernel = choose_kernel(model, loss, local, place, schedule, compiled=compiled)
     memory = memory_model(kernel, longest=longest_sample(schedule))
     sizes = stack_sizes(kernel, memory, len(candidates), stack=None if stack == "auto" else stack)
     outcomes: list[Outcome] = []
@@ -171,16 +182,20 @@ def choose_kernel(
     data: Data,
     device: torch.device,
     schedule: Schedule,
+    *,
+    compiled: bool = False,
 ) -> Kernel:
     """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
     x, y = data.take(torch.zeros(1, dtype=torch.long, device=device))
     classes = targets_are_classes(data)
-    key = (model, loss, x.shape, x.dtype, y.shape, y.dtype, device, classes)
+    key = (model, loss, x.shape, x.dtype, y.shape, y.dtype, device, classes, compiled)
     try:
         if key not in _kernels:
             while len(_kernels) >= _KERNELS:
                 _kernels.pop(next(iter(_kernels)))
-            _kernels[key] = BatchedKernel(model, loss, x=x, y=y, device=device, all_classes=classes)
+            _kernels[key] = BatchedKernel(
+                model, loss, x=x, y=y, device=device, all_classes=classes, compiled=compiled
+            )
         return _kernels[key]
     except NotBatchableError as reason:
         records = math.ceil(schedule.expected_batch_size)
@@ -203,10 +218,6 @@ def _say_once(message: str) -> None:
     if message not in _said:
         _said.add(message)
         warnings.warn(message, FallbackWarning, stacklevel=4)
-
-
-class FallbackWarning(UserWarning):
-    """A model takes a slower path than the batched engine. Results and privacy are the same."""
 
 
 def _joined(outcomes: Sequence[Outcome], steps: int) -> TrainingResult:

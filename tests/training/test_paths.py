@@ -123,7 +123,7 @@ def test_one_by_one_through_opacus_gives_the_same_training(mode, monkeypatch):
     monkeypatch.setattr(
         engine,
         "choose_kernel",
-        lambda model, loss, data, device, schedule: OpacusKernel(
+        lambda model, loss, data, device, schedule, **_: OpacusKernel(
             model, loss, x=data.x[:1], y=data.y[:1], device=device, mode=mode
         ),
     )
