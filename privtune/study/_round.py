@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from privtune.execution.processes import run_workers
 from privtune.execution.table import Handed, make_rounds, work_through
 from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.strategies import Plan, TrainingPlan, TrialResult
+from privtune.training.compute import Compute
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class Files(ABC):
     secret: bytes
     folder: Path
     space: SearchSpace
+
+    @property
+    def at_once(self) -> int:
+        """How many rows to take at once."""
+        return 1
 
     @property
     def streams(self) -> Streams:
@@ -91,14 +97,19 @@ class TrialFiles(Files):
     Args:
         task: The task.
         data: Its data; the arm's charge has been started.
-        device: ``auto``, ``cpu`` or ``cuda``.
+        compute: Where, how many at once, compiled or not.
         on_step: Progress.
     """
 
     task: Task
     data: TaskData
-    device: str = "auto"
+    compute: Compute = field(default_factory=Compute)
     on_step: OnStep | None = None
+
+    @property
+    def at_once(self) -> int:
+        """How many rows to take at once: those of a stack."""
+        return _STACK if self.compute.stack == "auto" else self.compute.stack
 
     def train(
         self, training: TrainingPlan, trials: Mapping[int, Mapping[str, Any]], *, scored: bool
@@ -112,16 +123,16 @@ class TrialFiles(Files):
             score=self.plan.score if scored else None,
             trials=trials,
             secrets={index: self.streams.key("trial", index) for index in trials},
-            device=self.device,
+            compute=self.compute,
             on_step=self.on_step,
             # Sealed trials and private splits have no curves: nothing would have paid for them.
             validated=self.task.public_validation and not self.plan.is_sealed,
         )
 
 
-def work_on_rows(rounds: Rounds, charge_id: str, files: Files, *, stack: int = _STACK) -> None:
+def work_on_rows(rounds: Rounds, charge_id: str, files: Files) -> None:
     """Work through a round's rows in this process."""
-    work_through(rounds, charge_id, files.run_rows, stack=stack, dropped=files.drop)
+    work_through(rounds, charge_id, files.run_rows, stack=files.at_once, dropped=files.drop)
 
 
 @dataclass(frozen=True, kw_only=True)

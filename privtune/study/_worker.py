@@ -34,7 +34,7 @@ def make_files(
         task=task,
         data=data,
         space=spec.search_space(),
-        device=spec.device,
+        compute=spec.compute,
     )
 
 

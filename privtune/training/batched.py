@@ -21,7 +21,8 @@ from privtune.training.capture import (
 )
 from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
-from privtune.training.compiling import CompiledSums, CompileError, require_compiler
+from privtune.training.compiling import CompiledSums
+from privtune.training.compute import CompileError, require_compiler
 from privtune.training.graph import PEAK
 from privtune.training.kernel import Layout, Loss, Rows
 from privtune.training.sums import Pairs, add_sums, gradients_of, norms_of, pairs_of

@@ -6,56 +6,28 @@ that is common, and saves a third or so of every step from then on. It needs a C
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-import sysconfig
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from privtune.errors import PrivTuneError
 from privtune.training.capture import Plan, tape_of
 from privtune.training.check import synthetic
 from privtune.training.clipping import Clipping
+from privtune.training.compute import CompileError
 from privtune.training.kernel import FallbackWarning, Layout, Loss, Rows
 from privtune.training.sums import add_sums, norms_of, pairs_of
 
-__all__ = ["CompileError", "CompiledSums", "require_compiler"]
+__all__ = ["CompiledSums"]
 
 Tensors = tuple[torch.Tensor, ...]
 Rule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _COMMON = 48  # times that a shape is seen before a program for it is made
 _TOLERANCE = 1e-5
-
-
-class CompileError(PrivTuneError):
-    """A training was to be compiled, and cannot be."""
-
-
-def require_compiler() -> None:
-    """Check that there is what Inductor compiles with; imports no torch, touches no data.
-
-    Raises:
-        CompileError: If there is no C++ compiler, or Python's headers are missing.
-    """
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(name) is None:
-        raise CompileError(
-            f"compile needs a C++ compiler and there is no {name}: install one, name yours in CXX, "
-            "or leave compile off."
-        )
-    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        raise CompileError(
-            "compile needs Python's C headers and there is no Python.h: install them (python3-dev "
-            "on Debian), or leave compile off."
-        )
 
 
 class CompiledSums:

@@ -9,7 +9,8 @@ from torch import nn
 from privtune.training import compiling
 from privtune.training.batched import BatchedKernel
 from privtune.training.clipping import Automatic, Flat, PerLayer
-from privtune.training.compiling import CompiledSums, CompileError, require_compiler
+from privtune.training.compiling import CompiledSums
+from privtune.training.compute import CompileError, require_compiler
 from privtune.training.engine import TensorData, train
 from privtune.training.kernel import FallbackWarning, Rows
 from privtune.training.schedule import Schedule
@@ -71,15 +72,16 @@ def test_compiled_clipped_sums_equal_records_taken_one_by_one(build, shape, monk
         for k, n in enumerate(sizes)
     ]
     bound = float(torch.cat([g.norm(dim=1) for g in gradients]).median())
-    clippings = {
-        Flat(bound): lambda own: clipped_sum(own, bound),
-        Automatic(0.1): lambda own: (own / (own.norm(dim=1, keepdim=True) + 0.1)).sum(0),
-    }
-    for clipping, expected in clippings.items():
-        out = torch.ones_like(params)
-        assert kernel.accumulate(params, rows, clipping, out=out) is None
-        for k, own in enumerate(gradients):
-            close(out[k] - 1.0, expected(own))
+    out = torch.ones_like(params)
+    assert kernel.accumulate(params, rows, Flat(bound), out=out) is None
+    for k, own in enumerate(gradients):
+        close(out[k] - 1.0, clipped_sum(own, bound))
+    if build is conv:  # each clipping is a program of its own, and takes seconds
+        return
+    out = torch.zeros_like(params)
+    kernel.accumulate(params, rows, Automatic(0.1), out=out)
+    for k, own in enumerate(gradients):
+        close(out[k], (own / (own.norm(dim=1, keepdim=True) + 0.1)).sum(0))
     layers = kernel.layout.layers.values()
     spans = [(kernel.layout.spans[n[0]][0], kernel.layout.spans[n[-1]][1]) for n in layers]
     bounds = torch.linspace(0.05, 0.3, len(spans))
@@ -92,28 +94,28 @@ def test_compiled_clipped_sums_equal_records_taken_one_by_one(build, shape, monk
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e38])
-def test_poison_adds_nothing_and_touches_no_bit_of_another_candidate(poison, monkeypatch):
+def test_poison_adds_nothing_and_touches_no_bit_of_another_candidate(monkeypatch):
     at_once(monkeypatch)
     x, y = (t.view(3, 64, *t.shape[1:]) for t in blobs(records=192))
     kernel = BatchedKernel(mlp, cross_entropy, x=x[0], y=y[0], device=CPU, compiled=True)
     params = torch.randn(3, kernel.layout.size) * 0.3
-    clean, dirty = torch.zeros_like(params), torch.zeros_like(params)
-    halves = torch.zeros(3), torch.zeros(3)
+    clean, halves = torch.zeros_like(params), torch.zeros(3)
 
     def rows(inputs):
         return Rows(inputs, y, [64] * 3, torch.ones(3, 64), [torch.Generator() for _ in range(3)])
 
-    kernel.accumulate(params, rows(x), Flat(0.5), out=clean, halves=halves[0])
-    bad = x.clone()
-    bad[1, ::3] = poison
-    counts = kernel.accumulate(params, rows(bad), Flat(0.5), out=dirty, halves=halves[1])
-    assert counts.tolist() == [0, 22, 0]
-    assert torch.equal(clean[[0, 2]], dirty[[0, 2]])
-    assert torch.equal(halves[0][[0, 2]], halves[1][[0, 2]])
+    kernel.accumulate(params, rows(x), Flat(0.5), out=clean, halves=halves)
     good = torch.arange(64) % 3 != 0
     own = per_sample_gradients(mlp(), params[1], x[1][good], y[1][good], cross_entropy)
-    torch.testing.assert_close(dirty[1], clipped_sum(own, 0.5), rtol=1e-4, atol=1e-5)
+    for poison in (float("nan"), float("inf"), 1e38):
+        bad = x.clone()
+        bad[1, ::3] = poison
+        dirty, dirty_halves = torch.zeros_like(params), torch.zeros(3)
+        counts = kernel.accumulate(params, rows(bad), Flat(0.5), out=dirty, halves=dirty_halves)
+        assert counts.tolist() == [0, 22, 0]
+        assert torch.equal(clean[[0, 2]], dirty[[0, 2]])
+        assert torch.equal(halves[[0, 2]], dirty_halves[[0, 2]])
+        torch.testing.assert_close(dirty[1], clipped_sum(own, 0.5), rtol=1e-4, atol=1e-5)
 
 
 @needs_compiler
@@ -128,7 +130,7 @@ def test_dropout_and_whole_trainings_come_out_alike(monkeypatch):
     results = [
         train(
             SimpleDPSGD(1.0),
-            Schedule(200, 0.1, 3),
+            Schedule(200, 1.0, 3),
             model=model,
             loss=cross_entropy,
             data=TensorData(x, y),
