@@ -108,7 +108,7 @@ def engine(work: Work, data: TensorData, candidates: int, device: torch.device, 
         gradient = oracle.gradient(
             oracle.sample(), params[0], clipping=Flat(bound), noise_multiplier=1.0
         )
-        params[0] = params[0] - RATE * gradient
+        params[0] = torch.sub(params[0], gradient, alpha=RATE)  # one pass, as the methods take it
 
     return step
 
