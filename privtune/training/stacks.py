@@ -14,7 +14,7 @@ from privtune.training.kernel import Kernel
 from privtune.training.releases import StackOracle
 from privtune.training.transcript import Transcript
 
-__all__ = ["Memory", "Outcome", "memory_model", "run_stack", "stack_sizes"]
+__all__ = ["Memory", "Outcome", "memory_model", "run_stack", "split", "stack_sizes"]
 
 OnStep = Callable[[int, Mapping[str, torch.Tensor]], None]
 
@@ -78,6 +78,36 @@ def stack_sizes(kernel: Kernel, memory: Memory, candidates: int, *, stack: int |
         stack = 1 if single else max(1, largest)
     count = -(-candidates // stack)
     return [candidates // count + (i < candidates % count) for i in range(count)]
+
+
+def split(
+    kernel: Kernel,
+    memory: Memory,
+    *,
+    steps: Sequence[int],
+    stack: int | None,
+    together: bool,
+) -> list[list[int]]:
+    """Split candidates into stacks by number.
+
+    Args:
+        kernel: The kernel.
+        memory: The memory model.
+        steps: Steps of each candidate.
+        stack: How many to train at once, or None to choose.
+        together: Whether candidates of unequal steps may share a stack. If not, those of each
+            number of steps are split by themselves: a method that looks at the number of steps
+            then sees the candidate's own.
+    """
+    groups: dict[int, list[int]] = {}
+    for candidate, count in enumerate(steps):
+        groups.setdefault(0 if together else count, []).append(candidate)
+    stacks = []
+    for group in groups.values():
+        left = iter(group)
+        for size in stack_sizes(kernel, memory, len(group), stack=stack):
+            stacks.append([next(left) for _ in range(size)])
+    return stacks
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,6 +35,7 @@ class SampledGradient:
     noise_multiplier: float
 
     gradients_per_step: ClassVar[int] = 1
+    open_ended: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_nonnegative("noise_multiplier", self.noise_multiplier)

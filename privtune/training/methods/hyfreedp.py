@@ -130,6 +130,7 @@ class HyFreeDP:
     summary: ClassVar[str] = "Learning rate fitted to three noisy losses, normalised gradients"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
     gradients_per_step: ClassVar[int] = 1
+    open_ended: ClassVar[bool] = True
     parameters: ClassVar[tuple[str, ...]] = ()
     releases: ClassVar[str] = (
         "one normalised noisy gradient; every K-th step also three clipped noisy losses"

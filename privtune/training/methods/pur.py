@@ -145,6 +145,7 @@ class _FullBatchDescent:
     adjacency: str = "replace-one"
 
     gradients_per_step: ClassVar[int] = 1
+    open_ended: ClassVar[bool] = False
     parameters: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
