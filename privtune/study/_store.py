@@ -50,10 +50,13 @@ class StudyStore:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._storage = optuna.storages.RDBStorage(
+        self._database = optuna.storages.RDBStorage(
             url,
             engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {},
         )
+        # Loading a study wraps a bare storage in a new cache each time, which then reads every
+        # trial again. This one is kept: what it holds of finished trials never changes.
+        self._storage = optuna.storages.get_storage(self._database)
 
     def create(
         self, name: str, arms: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]
@@ -206,8 +209,8 @@ class StudyStore:
 
     def close(self) -> None:
         """Close the connections."""
-        self._storage.remove_session()
-        self._storage.engine.dispose()
+        self._database.remove_session()
+        self._database.engine.dispose()
 
     def _load(self, name: str) -> optuna.Study:
         try:

@@ -23,7 +23,7 @@ from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.compiling import CompiledSums
 from privtune.training.compute import CompileError, require_compiler
-from privtune.training.graph import PEAK
+from privtune.training.graph import HELD, PEAK
 from privtune.training.kernel import Layout, Loss, Rows
 from privtune.training.sums import Pairs, add_sums, gradients_of, norms_of, pairs_of
 from privtune.training.uses import ConvUse, Use
@@ -217,11 +217,12 @@ class BatchedKernel:
             add_sums(uses, saved, coefficients, targets, layout=layout)
             return _count(clipping, norms, rows, bad, halves)
 
-    def row_bytes(self, rows: int = 32) -> float:
-        """Return the bytes of work space that a record takes: the memory model.
+    def row_bytes(self, rows: int = 32) -> tuple[float, float]:
+        """Return the bytes of work space that a record takes in a step, and while it is captured.
 
         The pass itself is followed tensor by tensor; what norms and sums add is the cache of the
-        layers in the direct form, and the scaled copy of the largest output gradient.
+        layers in the direct form, and the scaled copy of the largest output gradient. A capture
+        holds every tensor of a pass, and its results once more to compare them.
         """
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
         masks = tuple(
@@ -243,8 +244,11 @@ class BatchedKernel:
             if t.untyped_storage().data_ptr() not in held
         )
         scaled = max(g.nbytes for g in tape[1::2])
-        peak = int(program.meta[PEAK])  # type: ignore[attr-defined]
-        return (peak + extra + scaled - example.nbytes) / rows
+        results = sum(t.nbytes for t in tape)
+        meta = program.meta  # type: ignore[attr-defined]
+        working = (int(meta[PEAK]) + extra + scaled - example.nbytes) / rows
+        captured = (int(meta[HELD]) + 2 * results - example.nbytes) / rows
+        return working, max(working, captured)
 
     @property
     def module(self) -> nn.Module:

@@ -16,10 +16,13 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["polish"]
+__all__ = ["HELD", "PEAK", "polish"]
 
 PEAK = "peak_bytes"
 """Key in a polished graph's ``meta``: the most bytes that one run holds, inputs included."""
+
+HELD = "held_bytes"
+"""Likewise: the bytes of every tensor of one run, which is what capturing it holds at once."""
 
 _aten = torch.ops.aten
 
@@ -146,7 +149,9 @@ def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> fx.Graph
         polished.recompile()
         found = polished(*example)
     peak = _peak(graph.graph, recorder.geometry)
+    held = {g.storage: g.bytes for g in recorder.geometry.values()}
     polished.meta[PEAK] = graph.meta[PEAK] = peak
+    polished.meta[HELD] = graph.meta[HELD] = sum(held.values())
     same = all(torch.equal(f, e) or f.isnan().any() for f, e in zip(found, expected, strict=True))
     return polished if same else graph
 
