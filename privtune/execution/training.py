@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
 from privtune.strategies import Plan, ScorePlan, TrainingPlan, TrialResult
+from privtune.training.compute import CompileError, Compute
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ As results they would spend a whole charge on a typo. Nothing is released; who s
 the trust boundary."""
 
 _TIMED = 8  # candidates in the stack that a dry run times
+
+_COMPUTE = Compute()
 
 OnStep = Callable[[int, int], None]
 """Called with the steps done and the steps planned."""
@@ -57,7 +60,7 @@ def train_trials(
     score: ScorePlan | None,
     trials: Mapping[int, Mapping[str, Any]],
     secrets: Mapping[int, bytes],
-    device: str = "auto",
+    compute: Compute = _COMPUTE,
     on_step: OnStep | None = None,
     validated: bool = False,
 ) -> list[TrialResult]:
@@ -71,7 +74,7 @@ def train_trials(
         score: How to score, or None.
         trials: Hyperparameters by the trial's index in the round.
         secrets: The secret of each trial, by index: everything random in it derives from it.
-        device: ``auto``, ``cpu`` or ``cuda``.
+        compute: Where, how many at once, compiled or not.
         on_step: Progress.
         validated: Whether to note the validation accuracy by step, in the curve ``val_accuracy``,
             NaN where it was not looked at. Only for a public validation split and trials that are
@@ -84,6 +87,7 @@ def train_trials(
     Raises:
         PrivTuneError: If a private validation split is to be shown.
         TranscriptMismatchError: If more was released than was charged: that is a defect.
+        CompileError: If this machine cannot compile what is to be compiled.
         PROGRAM_ERRORS: Mistakes of the program.
     """
     from privtune.training.transcript import TranscriptMismatchError
@@ -101,11 +105,11 @@ def train_trials(
             score=score,
             trials=trials,
             secrets=secrets,
-            device=device,
+            compute=compute,
             on_step=on_step,
             validated=validated,
         )
-    except (TranscriptMismatchError, *PROGRAM_ERRORS):
+    except (TranscriptMismatchError, CompileError, *PROGRAM_ERRORS):
         raise
     except Exception as error:
         if len(trials) == 1:
@@ -122,7 +126,7 @@ def train_trials(
             score=score,
             trials={index: params},
             secrets=secrets,
-            device=device,
+            compute=compute,
             on_step=on_step,
             validated=validated,
         )
@@ -151,7 +155,7 @@ def _train(
     score: ScorePlan | None,
     trials: Mapping[int, Mapping[str, Any]],
     secrets: Mapping[int, bytes],
-    device: str,
+    compute: Compute,
     on_step: OnStep | None,
     validated: bool,
 ) -> list[TrialResult]:
@@ -167,7 +171,9 @@ def _train(
         data=records,
         candidates=[{name: params[name] for name in wanted} for params in trials.values()],
         secrets=[secrets[index] for index in trials],
-        device=device,
+        device=compute.device,
+        stack=compute.stack,
+        compiled=compute.compiled,
         on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
         snapshots_at=training.schedule.checkpoints() if validated else (),
     )
@@ -249,7 +255,7 @@ def noised_score(
     return value + float(unit) * score.standard_deviation
 
 
-def dry_run(plan: Plan, task: Task, *, device: str = "auto", steps: int = 16) -> float:
+def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int = 16) -> float:
     """Train a few steps on made-up records. Touches no data.
 
     A model that cannot be trained privately is found out here, before anything is charged.
@@ -257,7 +263,7 @@ def dry_run(plan: Plan, task: Task, *, device: str = "auto", steps: int = 16) ->
     Args:
         plan: The arm's plan.
         task: Gives the shapes.
-        device: Where to run.
+        compute: Where, how many at once. Compiling is only tried: it does not pay in a few steps.
         steps: How many steps to time.
 
     Returns:
@@ -290,7 +296,9 @@ def dry_run(plan: Plan, task: Task, *, device: str = "auto", steps: int = 16) ->
         data=made_up,
         candidates=[{"learning_rate": 1e-3, "max_grad_norm": 1.0}] * stack,
         secrets=[index.to_bytes(32, "big") for index in range(stack)],
-        device=device,
+        device=compute.device,
+        stack=compute.stack,
+        compiled=compute.compiled,
         on_step=lambda *_: clock.append(time.perf_counter()),
     )
     # The median: some steps capture or allocate once, and are not what a step costs. The engine may

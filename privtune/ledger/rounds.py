@@ -190,9 +190,7 @@ class Rounds:
         with self._ledger.log.storage.write() as connection:
             opened = self._lock(connection, charge_id)
             now = self._now(connection)
-            for row in self._open_tasks(connection, charge_id):
-                if row.leased_until > now:
-                    continue
+            while (row := self._first_free(connection, charge_id, now)) is not None:
                 if row.attempts >= self._max_attempts:
                     reason = {"failed": f"gave up after {row.attempts} attempts"}
                     _finish(connection, charge_id, row.number, -math.inf, reason)
@@ -269,7 +267,7 @@ class Rounds:
     def open_count(self, charge_id: str) -> int:
         """Return how many tasks have no result yet. Sealed, like everything here."""
         with self._ledger.log.storage.read() as connection:
-            return len(self._open_tasks(connection, charge_id))
+            return self._open_tasks(connection, charge_id)
 
     def results(self, charge_id: str) -> tuple[TaskResult, ...]:
         """Return every task's result, once all are there.
@@ -315,9 +313,19 @@ class Rounds:
         return Round(charge_id, row.tasks, bytes.fromhex(row.secret))
 
     @staticmethod
-    def _open_tasks(connection: Connection, charge_id: str) -> list[Row[Any]]:
-        query = sa.select(tasks).where(*_round(charge_id), tasks.c.done == 0)
-        return list(connection.execute(query.order_by(tasks.c.number)))
+    def _open_tasks(connection: Connection, charge_id: str) -> int:
+        query = sa.select(sa.func.count()).select_from(tasks)
+        return int(
+            connection.execute(query.where(*_round(charge_id), tasks.c.done == 0)).scalar_one()
+        )
+
+    @staticmethod
+    def _first_free(connection: Connection, charge_id: str, now: float) -> Row[Any] | None:
+        """Return the first open task that nobody works on: one row, however many there are."""
+        query = sa.select(tasks).where(
+            *_round(charge_id), tasks.c.done == 0, tasks.c.leased_until <= now
+        )
+        return connection.execute(query.order_by(tasks.c.number).limit(1)).one_or_none()
 
     def _now(self, connection: Connection) -> float:
         if self._clock is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from privtune.execution.table import Handed, make_rounds, work_through
 from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.ledger import SKIPPED
 from privtune.strategies import PRUNED, Plan, TrainingPlan, TrialResult
+from privtune.training.compute import Compute
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from privtune.study._store import StudyStore
     from privtune.tasks import Task, TaskData
 
-__all__ = ["STACK", "Files", "StudyRound", "TrialFiles", "work_on_rows"]
+__all__ = ["Files", "StudyRound", "TrialFiles", "work_on_rows"]
 
-STACK = 16  # candidates that are trained together
+_STACK = 16  # candidates that are trained together
 _CAUTIOUS = 4  # likewise, where what comes after the first that is good enough is thrown away
 _TRIALS, _FINAL = 10_000_000, 20_000_000
 
@@ -47,6 +48,11 @@ class Files(ABC):
     secret: bytes
     folder: Path
     space: SearchSpace
+
+    @property
+    def at_once(self) -> int:
+        """How many rows to take at once."""
+        return 1
 
     @property
     def streams(self) -> Streams:
@@ -93,14 +99,19 @@ class TrialFiles(Files):
     Args:
         task: The task.
         data: Its data; the arm's charge has been started.
-        device: ``auto``, ``cpu`` or ``cuda``.
+        compute: Where, how many at once, compiled or not.
         on_step: Progress.
     """
 
     task: Task
     data: TaskData
-    device: str = "auto"
+    compute: Compute = field(default_factory=Compute)
     on_step: OnStep | None = None
+
+    @property
+    def at_once(self) -> int:
+        """How many rows to take at once: those of a stack."""
+        return _STACK if self.compute.stack == "auto" else self.compute.stack
 
     def train(
         self, training: TrainingPlan, trials: Mapping[int, Mapping[str, Any]], *, scored: bool
@@ -114,16 +125,17 @@ class TrialFiles(Files):
             score=self.plan.score if scored else None,
             trials=trials,
             secrets={index: self.streams.key("trial", index) for index in trials},
-            device=self.device,
+            compute=self.compute,
             on_step=self.on_step,
             # Sealed trials and private splits have no curves: nothing would have paid for them.
             validated=self.task.public_validation and not self.plan.is_sealed,
         )
 
 
-def work_on_rows(rounds: Rounds, charge_id: str, files: Files, *, stack: int = STACK) -> None:
-    """Work through a round's rows in this process."""
+def work_on_rows(rounds: Rounds, charge_id: str, files: Files, *, most: int | None = None) -> None:
+    """Work through a round's rows in this process, at most `most` at once."""
     threshold = files.plan.threshold
+    stack = files.at_once if most is None else min(files.at_once, most)
     work_through(
         rounds,
         charge_id,

@@ -39,7 +39,7 @@ def run_study(
     for plan in study.plans:
         if study._store.get(study.name, plan.arm, "release") is None:
             with observer.guard(plan):
-                seconds[plan.arm] = dry_run(plan, task, device=study.spec.device)
+                seconds[plan.arm] = dry_run(plan, task, compute=study.spec.compute)
     charges = study._reserve()
     loaded: TaskData | None = None
     releases = []

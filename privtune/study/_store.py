@@ -61,12 +61,15 @@ class StudyStore:
         sqlite = checked.get_backend_name() == "sqlite"
         try:
             with translated(checked.render_as_string(hide_password=True)):
-                self._storage = optuna.storages.RDBStorage(
+                self._database = optuna.storages.RDBStorage(
                     checked.render_as_string(hide_password=False),
                     engine_kwargs={"connect_args": {"timeout": 60}} if sqlite else {},
                 )
         except ImportError as error:
             raise PrivTuneError(NO_DRIVER) from error
+        # Loading a study wraps a bare storage in a new cache each time, which then reads every
+        # trial again. This one is kept: what it holds of finished trials never changes.
+        self._storage = optuna.storages.get_storage(self._database)
 
     def create(
         self, name: str, arms: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]
@@ -224,8 +227,8 @@ class StudyStore:
 
     def close(self) -> None:
         """Close the connections."""
-        self._storage.remove_session()
-        self._storage.engine.dispose()
+        self._database.remove_session()
+        self._database.engine.dispose()
 
     def _load(self, name: str) -> optuna.Study:
         try:

@@ -9,7 +9,7 @@ from privtune.errors import PrivTuneError
 from privtune.execution.table import make_rounds
 from privtune.ledger import Ledger
 from privtune.strategies import Plan
-from privtune.study._round import STACK, TrialFiles, work_on_rows
+from privtune.study._round import TrialFiles, work_on_rows
 from privtune.study._store import StudyStore, artifact_root
 from privtune.study.spec import StudySpec
 
@@ -35,7 +35,7 @@ def make_files(
         task=task,
         data=data,
         space=spec.search_space(),
-        device=spec.device,
+        compute=spec.compute,
     )
 
 
@@ -51,5 +51,5 @@ def work(url: str, study: str, arm: str, charge_id: str, jobs: int) -> None:
         rounds = make_rounds(ledger)
         # Not all rows for the one who comes first.
         share = math.ceil(rounds.open_count(charge_id) / jobs)
-        work_on_rows(rounds, charge_id, files, stack=max(1, min(share, STACK)))
+        work_on_rows(rounds, charge_id, files, most=max(1, share))
     store.close()

@@ -195,12 +195,11 @@ class ObjectiveRound(StudyRound):
 
     def _work(self, rounds: Rounds, charge_id: str) -> None:
         if self.n_jobs == 1:
-            work_on_rows(rounds, charge_id, self.own, stack=1)
+            work_on_rows(rounds, charge_id, self.own)
             return
         with ThreadPoolExecutor(self.n_jobs) as pool:
             jobs = [
-                pool.submit(work_on_rows, rounds, charge_id, self.own, stack=1)
-                for _ in range(self.n_jobs)
+                pool.submit(work_on_rows, rounds, charge_id, self.own) for _ in range(self.n_jobs)
             ]
             for job in jobs:
                 job.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -17,6 +17,7 @@ from privtune.ledger import Budget
 from privtune.spaces import SearchSpace
 from privtune.strategies import PlanningContext, Scoring, Strategy, make_strategy
 from privtune.tasks import Task, get_task
+from privtune.training.compute import Compute, require_compiler
 from privtune.training.schedule import Schedule
 
 __all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
@@ -78,6 +79,8 @@ class StudySpec(BaseModel):
         expected_batch_size: Expected records in one Poisson sample.
         epsilon: What all arms together may cost; the whole budget unless given.
         device: ``auto``, ``cpu`` or ``cuda``.
+        stack: How many candidates to train at once, or ``auto``.
+        compile: Whether to compile the training: for long studies of small models.
         seed: Makes the study reproducible, and its guarantee void against whoever knows the seed.
     """
 
@@ -93,6 +96,8 @@ class StudySpec(BaseModel):
     expected_batch_size: int | None = Field(default=None, ge=1)
     epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    stack: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    compile: bool = False
     seed: int | None = Field(default=None, ge=0)
 
     @field_validator("arms")
@@ -155,6 +160,11 @@ class StudySpec(BaseModel):
         """What all arms together may cost."""
         return self.budget.epsilon if self.epsilon is None else self.epsilon
 
+    @property
+    def compute(self) -> Compute:
+        """How trainings are computed; it changes no result."""
+        return Compute(self.device, self.stack, self.compile)
+
     def search_space(self) -> SearchSpace:
         """Return what candidates are drawn from."""
         return SearchSpace.from_dict(self.space)
@@ -173,7 +183,13 @@ class StudySpec(BaseModel):
         return get_task(self.task)
 
     def planning_context(self) -> PlanningContext:
-        """Return the public facts that the arms plan with."""
+        """Return the public facts that the arms plan with.
+
+        Raises:
+            CompileError: If the training is to be compiled and there is no compiler here.
+        """
+        if self.compile:
+            require_compiler()
         task = self.load_task()
         if self.epochs is None or self.expected_batch_size is None:
             raise SpecError(f"Study {self.name!r} needs epochs and expected_batch_size.")

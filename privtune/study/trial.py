@@ -100,6 +100,7 @@ class Trial:
         dataset: Any,
         *,
         max_grad_norm: float = 1.0,
+        max_physical_batch_size: int | None = None,
     ) -> PrivateTraining:
         """Make a training private, in Opacus' manner: noise, rate and steps come from the plan.
 
@@ -109,10 +110,12 @@ class Trial:
             dataset: ``TensorData``, a pair of tensors, or a map-style dataset, of exactly the
                 number of records that the plan declares.
             max_grad_norm: Each record's gradient is clipped to this norm, above 0.
+            max_physical_batch_size: Most records that are computed at once: a longer sample comes
+                in several batches, and the last of them takes the step. None for whole samples.
 
         Returns:
             ``batches()`` yields the planned Poisson samples, ``step(losses)`` follows each, with
-            one loss a record.
+            one loss a record, and says whether the optimizer stepped.
 
         Raises:
             SealedTrialError: If the trial has made one already: a second was not charged.
@@ -141,6 +144,7 @@ class Trial:
             clipping=Flat(max_grad_norm),
             noise_multiplier=self._training.method.noise_multiplier,  # type: ignore[attr-defined]
             secret=self._streams.key("training"),
+            max_physical_batch_size=max_physical_batch_size,
         )
         self._model = model
         return self._private

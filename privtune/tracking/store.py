@@ -110,7 +110,7 @@ def published(client: MlflowClient, experiment: str) -> dict[str, str]:
     replaced rather than filled up.
     """
     complete = {}
-    for run in client.search_runs([experiment], max_results=1_000):
+    for run in _all_runs(client, experiment):
         if (digest := run.data.tags.get(_DIGEST)) is None:
             continue  # somebody else's
         if run.info.status == "FINISHED":
@@ -118,6 +118,18 @@ def published(client: MlflowClient, experiment: str) -> dict[str, str]:
         else:
             client.delete_run(run.info.run_id)
     return complete
+
+
+def _all_runs(client: MlflowClient, experiment: str) -> list[Any]:
+    """Return every run of an experiment; MLflow hands out a thousand at a time."""
+    runs: list[Any] = []
+    page: str | None = None
+    while True:
+        found = client.search_runs([experiment], max_results=1_000, page_token=page)
+        runs += found
+        page = found.token
+        if not page:
+            return runs
 
 
 def write_record(

@@ -21,9 +21,12 @@ from privtune.training.capture import (
 )
 from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
-from privtune.training.graph import PEAK
+from privtune.training.compiling import CompiledSums
+from privtune.training.compute import CompileError, require_compiler
+from privtune.training.graph import HELD, PEAK
 from privtune.training.kernel import Layout, Loss, Rows
-from privtune.training.uses import ConvUse, Saved, Use
+from privtune.training.sums import Pairs, add_sums, gradients_of, norms_of, pairs_of
+from privtune.training.uses import ConvUse, Use
 
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
@@ -74,8 +77,10 @@ class BatchedKernel:
         y: Targets of a few records, likewise.
         device: Where to compute.
         all_classes: Whether no target is negative, so that none can be an index to ignore.
+        compiled: Whether to compile passes of common shapes; the check then covers that, too.
 
     Raises:
+        CompileError: If passes are to be compiled, and cannot be.
         InvalidInputError: If layers couple the records of a batch, or the loss couples them.
         NotBatchableError: If the model cannot run under ``vmap``, or the check fails: norms and
             clipped sums of a few synthetic records must equal those of records taken one by one.
@@ -90,7 +95,10 @@ class BatchedKernel:
         y: torch.Tensor,
         device: torch.device,
         all_classes: bool = False,
+        compiled: bool = False,
     ) -> None:
+        if compiled:
+            require_compiler()
         self._module = model().to(device)
         self._device = device
         self._x, self._y = synthetic(x, y, (1, 1), device)
@@ -98,13 +106,11 @@ class BatchedKernel:
         refuse_coupling(self._module)
         self.layout = Layout(self._module)
         self._loss = loss
-        self._lengths = [end - start for start, end in self.layout.spans.values()]
-        layers = enumerate(self.layout.layers.values())
-        self._layer = {name: i for i, names in layers for name in names}
         self._seen: Counter[tuple[int, int]] = Counter()
         self._rare: dict[tuple[int, int], Tape] = {}
         self._programs: dict[tuple[int, int], Tape] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
+        self._compiled: CompiledSums | None = None
         example = synthetic(x, y, (2, 3), device)
         try:
             self.plan = plan_model(
@@ -122,6 +128,19 @@ class BatchedKernel:
             raise
         except Exception as error:
             raise NotBatchableError(f"{type(error).__name__}: {error}") from error
+        if compiled:
+            self._compile(*example)
+
+    def _compile(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Compile the pass of the check and check that, too."""
+        self._compiled = CompiledSums(
+            self._module, self._loss, layout=self.layout, plan=self.plan, x=self._x, y=self._y
+        )
+        try:
+            check_kernel(self, self._module, self._loss, x, y, sites=self.plan.sites)
+        except KernelMismatchError as error:
+            raise CompileError(f"compile: {error}; leave compile off.") from error
+        self._compiled.settle()
 
     def accumulate(
         self,
@@ -134,41 +153,76 @@ class BatchedKernel:
     ) -> torch.Tensor | None:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
         masks = self._masks(rows)
-        program, uses = self._program(params, rows, masks)
+        if self._compiled is None or isinstance(clipping, CoordinateTransform):
+            return self._add(params, rows, masks, clipping, out=out, halves=halves)
+        done = self._compiled(_plain(params), rows, masks, clipping)
+        if done is None:
+            return self._add(params, rows, masks, clipping, out=out, halves=halves)
+        sums, norms = done
+        with torch.inference_mode():
+            bad = _nonfinite(norms)
+            if bad is None:
+                out += sums
+                return _count(clipping, norms, rows, None, halves)
+        # Candidates with such records go the other way. All others keep the sums that they have,
+        # so that one candidate's records touch no bit of another's.
+        lost = bad.any(dim=1)
+        again = torch.zeros_like(out)
+        counted = None if halves is None else torch.zeros_like(halves)
+        counts = self._add(params, rows, masks, clipping, out=again, halves=counted)
+        with torch.inference_mode():
+            out += torch.where(lost.unsqueeze(1), again, sums)
+            if halves is not None and counted is not None:
+                kept = torch.zeros_like(halves)
+                _count(clipping, norms, rows, bad, kept)
+                halves += torch.where(lost, counted, kept)
+        return counts
+
+    def _add(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        masks: tuple[torch.Tensor, ...],
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums by the captured pass, and by book-keeping on its tape."""
         plain = _plain(params)
+        program, uses = self._program(params, rows, masks)
         early = (
             None if isinstance(program, fx.GraphModule) else program(plain, rows.x, rows.y, *masks)
         )
         with torch.inference_mode():
             tape = program(plain, rows.x, rows.y, *masks) if early is None else early
-            pairs = list(zip(tape[::2], tape[1::2], strict=True))
+            pairs = pairs_of(tape)
             if isinstance(clipping, CoordinateTransform):
                 return self._transformed(
                     uses, pairs, rows=rows, clipping=clipping, out=out, halves=halves
                 )
-            norms, saved = self._norms(uses, pairs, by_layer=clipping.by_layer)
+            layout, by_layer = self.layout, clipping.by_layer
+            norms, saved = norms_of(uses, pairs, layout=layout, by_layer=by_layer)
             bad = _nonfinite(norms)
             if bad is None:
                 coefficients = clipping.factors(norms).mul_(rows.mask)
             else:
-                norms, saved = self._norms(uses, _without(pairs, bad), by_layer=clipping.by_layer)
+                norms, saved = norms_of(
+                    uses, _without(pairs, bad), layout=layout, by_layer=by_layer
+                )
                 norms.masked_fill_(bad, torch.inf)
                 coefficients = clipping.coefficients(norms).mul_(rows.mask)
-            targets = dict(
-                zip(self.layout.spans, torch.split(out, self._lengths, dim=1), strict=True)
-            )
-            groups = coefficients.unbind()
-            for use, kept in zip(uses, saved, strict=True):
-                use.accumulate(
-                    groups[self._layer[use.weight] if clipping.by_layer else 0], kept, targets
-                )
+            parts = torch.split(out, layout.lengths, dim=1)
+            targets = dict(zip(layout.spans, parts, strict=True))
+            add_sums(uses, saved, coefficients, targets, layout=layout)
             return _count(clipping, norms, rows, bad, halves)
 
-    def row_bytes(self, rows: int = 32) -> float:
-        """Return the bytes of work space that a record takes: the memory model.
+    def row_bytes(self, rows: int = 32) -> tuple[float, float]:
+        """Return the bytes of work space that a record takes in a step, and while it is captured.
 
         The pass itself is followed tensor by tensor; what norms and sums add is the cache of the
-        layers in the direct form, and the scaled copy of the largest output gradient.
+        layers in the direct form, and the scaled copy of the largest output gradient. A capture
+        holds every tensor of a pass, and its results once more to compare them.
         """
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
         masks = tuple(
@@ -181,8 +235,7 @@ class BatchedKernel:
         )
         with torch.inference_mode():
             tape = program(example, x, y, *masks)
-            pairs = list(zip(tape[::2], tape[1::2], strict=True))
-            _, saved = self._norms(uses, pairs, by_layer=False)
+            _, saved = norms_of(uses, pairs_of(tape), layout=self.layout, by_layer=False)
         held = {t.untyped_storage().data_ptr() for t in tape}
         extra = sum(
             t.untyped_storage().nbytes()
@@ -191,8 +244,11 @@ class BatchedKernel:
             if t.untyped_storage().data_ptr() not in held
         )
         scaled = max(g.nbytes for g in tape[1::2])
-        peak = int(program.meta[PEAK])  # type: ignore[attr-defined]
-        return (peak + extra + scaled - example.nbytes) / rows
+        results = sum(t.nbytes for t in tape)
+        meta = program.meta  # type: ignore[attr-defined]
+        working = (int(meta[PEAK]) + extra + scaled - example.nbytes) / rows
+        captured = (int(meta[HELD]) + 2 * results - example.nbytes) / rows
+        return working, max(working, captured)
 
     @property
     def module(self) -> nn.Module:
@@ -245,31 +301,10 @@ class BatchedKernel:
             masks.append(mask)
         return tuple(masks)
 
-    def _norms(
-        self,
-        uses: Sequence[Use],
-        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        *,
-        by_layer: bool,
-    ) -> tuple[torch.Tensor, list[Saved]]:
-        """Return norms ``[G, K, B]``, over everything or by layer, and what the sums need."""
-        results = [use.squared_norms(a, g) for use, (a, g) in zip(uses, pairs, strict=True)]
-        saved = [kept for _, kept in results]
-        if not by_layer:
-            total = results[0][0]
-            for squared, _ in results[1:]:
-                total = total.add_(squared)
-            return total.sqrt_().unsqueeze(0), saved
-        shape = (len(self.layout.layers), *results[0][0].shape)
-        squares = torch.zeros(shape, dtype=self.layout.dtype, device=results[0][0].device)
-        for use, (squared, _) in zip(uses, results, strict=True):
-            squares[self._layer[use.weight]] += squared
-        return squares.sqrt(), saved
-
     def _transformed(
         self,
         uses: Sequence[Use],
-        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        pairs: Pairs,
         *,
         rows: Rows,
         clipping: CoordinateTransform,
@@ -277,11 +312,7 @@ class BatchedKernel:
         halves: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """Clip ``(g - center) / scale``: that needs the gradients themselves."""
-        gradients = out.new_zeros(*rows.mask.shape, self.layout.size)
-        for use, (a, g) in zip(uses, pairs, strict=True):
-            for name, values in use.instantiate(a, g).items():
-                start, end = self.layout.spans[name]
-                gradients[:, :, start:end] = values
+        gradients = gradients_of(uses, pairs, layout=self.layout)
         gradients -= clipping.center.unsqueeze(1)
         gradients /= clipping.scale.unsqueeze(1)
         norms = torch.linalg.vector_norm(gradients, dim=-1).unsqueeze(0)
@@ -307,9 +338,7 @@ def _nonfinite(norms: torch.Tensor) -> torch.Tensor | None:
     return bad if bool(bad.any()) else None
 
 
-def _without(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], bad: torch.Tensor
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _without(pairs: Pairs, bad: torch.Tensor) -> Pairs:
     """Empty the rows of bad records; copies keep their layout, and so every other row its bits."""
 
     def clean(tensor: torch.Tensor) -> torch.Tensor:

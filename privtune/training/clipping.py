@@ -34,11 +34,20 @@ class Clipping(ABC):
         """Return the sensitivity of each candidate's sum, shape ``[K]``, float64."""
 
     @abstractmethod
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
-        """Map finite norms, shape ``[G, K, B]``, to new coefficients of the same shape.
+    def limits(self, norms: torch.Tensor) -> torch.Tensor:
+        """Return what ``rule`` takes beside norms ``[G, K, B]``: of a shape that broadcasts to it.
 
         G is 1, or the number of layers when ``by_layer`` is set.
         """
+
+    @staticmethod
+    @abstractmethod
+    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+        """Map finite norms to new coefficients: tensor operations alone, so it can be compiled."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        """Map finite norms, shape ``[G, K, B]``, to new coefficients of the same shape."""
+        return self.rule(norms, self.limits(norms))
 
     def coefficients(self, norms: torch.Tensor) -> torch.Tensor:
         """Map norms to coefficients as ``factors`` does, and norms that are not finite to zero."""
@@ -64,10 +73,14 @@ class Flat(Clipping):
         """Return ``max_grad_norm`` of each candidate."""
         return _column("max_grad_norm", self.max_grad_norm, candidates)
 
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+    def limits(self, norms: torch.Tensor) -> torch.Tensor:
+        """Return the bounds, shape ``[K, 1]``."""
+        return _as_rows(self.sensitivity(norms.shape[1]), norms)
+
+    @staticmethod
+    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
         """Return ``min(1, max_grad_norm / norm)``."""
-        bound = _as_rows(self.sensitivity(norms.shape[1]), norms)
-        return (bound / norms).clamp_(max=1.0)
+        return (limits / norms).clamp_(max=1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +103,14 @@ class Automatic(Clipping):
         """Return 1: a normalised gradient is shorter than that."""
         return _column("max_grad_norm", 1.0, candidates)
 
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+    def limits(self, norms: torch.Tensor) -> torch.Tensor:
+        """Return the stabilizer."""
+        return norms.new_full((1, 1), self.stabilizer)
+
+    @staticmethod
+    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
         """Return ``1 / (norm + stabilizer)``."""
-        return (norms + self.stabilizer).reciprocal_()
+        return (norms + limits).reciprocal_()
 
     def unclipped(self, norms: torch.Tensor) -> torch.Tensor:
         """Return 1 where the norm is at most 1."""
@@ -116,8 +134,8 @@ class PerLayer(Clipping):
         """Return the root of the sum of the squared norms."""
         return self._bounds(candidates).square().sum(dim=1).sqrt()
 
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return ``min(1, max_grad_norm / norm)``, layer by layer."""
+    def limits(self, norms: torch.Tensor) -> torch.Tensor:
+        """Return the bounds, shape ``[L, K, 1]``."""
         bounds = self._bounds(norms.shape[1])
         if bounds.shape[1] != norms.shape[0]:
             raise InvalidInputError(
@@ -125,8 +143,12 @@ class PerLayer(Clipping):
                 tuple(self.max_grad_norms.shape),
                 f"must give one norm to each of the {norms.shape[0]} layers",
             )
-        bound = bounds.T.to(norms).unsqueeze(-1)
-        return (bound / norms).clamp_(max=1.0)
+        return bounds.T.to(norms).unsqueeze(-1)
+
+    @staticmethod
+    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+        """Return ``min(1, max_grad_norm / norm)``, layer by layer."""
+        return Flat.rule(norms, limits)
 
     def _bounds(self, candidates: int) -> torch.Tensor:
         import torch
@@ -160,9 +182,14 @@ class CoordinateTransform(Clipping):
         """Return ``max_norm``, in transformed coordinates."""
         return _column("max_norm", self.max_norm, candidates)
 
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+    def limits(self, norms: torch.Tensor) -> torch.Tensor:
+        """Return ``max_norm`` for every candidate, shape ``[K, 1]``."""
+        return Flat(self.max_norm).limits(norms)
+
+    @staticmethod
+    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
         """Return ``min(1, max_norm / norm)`` for norms in transformed coordinates."""
-        return Flat(self.max_norm).factors(norms)
+        return Flat.rule(norms, limits)
 
 
 _columns: dict[tuple[float, int], tuple[object, int, torch.Tensor]] = {}

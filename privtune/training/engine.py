@@ -15,13 +15,21 @@ from torch import nn
 from privtune.errors import InvalidInputError
 from privtune.training.batched import BatchedKernel, NotBatchableError
 from privtune.training.data import Data, TensorData, targets_are_classes
-from privtune.training.kernel import Kernel, Layout, Loss, flatten_params, load_params, same_fixed
+from privtune.training.kernel import (
+    FallbackWarning,
+    Kernel,
+    Layout,
+    Loss,
+    flatten_params,
+    load_params,
+    same_fixed,
+)
 from privtune.training.noise import NoiseOptions
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
 from privtune.training.sampling import padded
 from privtune.training.schedule import Schedule
-from privtune.training.stacks import OnStep, Outcome, memory_model, run_stack, stack_sizes
+from privtune.training.stacks import OnStep, Outcome, memory_model, run_stack, split
 from privtune.training.streams import Streams
 from privtune.training.transcript import Transcript
 
@@ -73,6 +81,7 @@ def train(
     secrets: Sequence[bytes],
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
+    compiled: bool = False,
     steps: Sequence[int] | None = None,
     noise: NoiseOptions | None = None,
     on_step: OnStep | None = None,
@@ -90,8 +99,10 @@ def train(
         secrets: 32 bytes a candidate; with them, its result does not depend on its stack.
         device: ``"auto"`` (CUDA when there is one), ``"cpu"`` or ``"cuda"``.
         stack: How many candidates to train at once, or ``"auto"``.
+        compiled: Whether to compile what is common: seconds for each shape, then faster steps.
         steps: Steps of each candidate, at most ``schedule.steps``; those that are done leave the
-            stack. None for ``schedule.steps`` each.
+            stack, unless the method looks at the number of steps: then each number has stacks of
+            its own. None for ``schedule.steps`` each.
         noise: Where noise comes from and how it is treated; None for the defaults.
         on_step: Called after every step with its number and the stack's report.
         snapshots_at: Steps, counted from 0, after which to keep a copy of the parameters.
@@ -101,6 +112,7 @@ def train(
 
     Raises:
         InvalidInputError: If an argument is outside its domain.
+        CompileError: If it is to be compiled, and there is no compiler.
         TranscriptMismatchError: If more was released than ``method.event(schedule)`` charges.
 
     **Guarantee**: each candidate's parameters and report are an output of the mechanism that
@@ -115,15 +127,20 @@ def train(
     place = _device(device)
     local = data.to(place)
     counts = _steps(schedule, steps, len(candidates))
-    kernel = choose_kernel(model, loss, local, place, schedule)
+    kernel = choose_kernel(model, loss, local, place, schedule, compiled=compiled)
     memory = memory_model(kernel, longest=longest_sample(schedule))
-    sizes = stack_sizes(kernel, memory, len(candidates), stack=None if stack == "auto" else stack)
-    outcomes: list[Outcome] = []
-    for size in sizes:
-        rows = slice(len(outcomes), len(outcomes) + size)
-        streams = [Streams(secret) for secret in secrets[rows]]
+    stacks = split(
+        kernel,
+        memory,
+        steps=counts,
+        stack=None if stack == "auto" else stack,
+        together=getattr(method, "open_ended", False),
+    )
+    outcomes: dict[int, Outcome] = {}
+    for members in stacks:
+        streams = [Streams(secrets[k]) for k in members]
         oracle = StackOracle(
-            schedule,
+            dataclasses.replace(schedule, steps=max(counts[k] for k in members)),
             data=local,
             kernel=kernel,
             streams=streams,
@@ -132,19 +149,19 @@ def train(
             noise=noise,
         )
         params = torch.stack([_initial(model, s, kernel) for s in streams]).to(place)
-        state = method.init(params, candidates[rows])
-        outcomes += run_stack(
+        done = run_stack(
             method,
-            state,
+            method.init(params, [candidates[k] for k in members]),
             oracle,
-            steps=counts[rows],
+            steps=[counts[k] for k in members],
             on_step=on_step,
             snapshots_at=snapshots_at,
         )
-    for outcome, count in zip(outcomes, counts, strict=True):
+        outcomes.update(zip(members, done, strict=True))
+    for k, count in enumerate(counts):
         event = method.event(dataclasses.replace(schedule, steps=count))
-        outcome.transcript.check_within(event)
-    return _joined(outcomes, schedule.steps)
+        outcomes[k].transcript.check_within(event)
+    return _joined([outcomes[k] for k in range(len(counts))], schedule.steps)
 
 
 def longest_sample(schedule: Schedule) -> int:
@@ -171,16 +188,20 @@ def choose_kernel(
     data: Data,
     device: torch.device,
     schedule: Schedule,
+    *,
+    compiled: bool = False,
 ) -> Kernel:
     """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
     x, y = data.take(torch.zeros(1, dtype=torch.long, device=device))
     classes = targets_are_classes(data)
-    key = (model, loss, x.shape, x.dtype, y.shape, y.dtype, device, classes)
+    key = (model, loss, x.shape, x.dtype, y.shape, y.dtype, device, classes, compiled)
     try:
         if key not in _kernels:
             while len(_kernels) >= _KERNELS:
                 _kernels.pop(next(iter(_kernels)))
-            _kernels[key] = BatchedKernel(model, loss, x=x, y=y, device=device, all_classes=classes)
+            _kernels[key] = BatchedKernel(
+                model, loss, x=x, y=y, device=device, all_classes=classes, compiled=compiled
+            )
         return _kernels[key]
     except NotBatchableError as reason:
         records = math.ceil(schedule.expected_batch_size)
@@ -205,10 +226,6 @@ def _say_once(message: str) -> None:
         warnings.warn(message, FallbackWarning, stacklevel=4)
 
 
-class FallbackWarning(UserWarning):
-    """A model takes a slower path than the batched engine. Results and privacy are the same."""
-
-
 def _joined(outcomes: Sequence[Outcome], steps: int) -> TrainingResult:
     """Put the outcomes of all candidates side by side."""
     params = torch.stack([o.params for o in outcomes])
@@ -216,10 +233,8 @@ def _joined(outcomes: Sequence[Outcome], steps: int) -> TrainingResult:
     for name in outcomes[0].report:
         columns = [o.report[name] for o in outcomes]
         if any(len(column) < steps for column in columns):
-            columns = [
-                torch.cat([c.to(params), params.new_full((steps - len(c),), math.nan)])
-                for c in columns
-            ]
+            columns = [c if c.is_floating_point() else c.to(params) for c in columns]
+            columns = [torch.cat([c, c.new_full((steps - len(c),), math.nan)]) for c in columns]
         report[name] = torch.stack(columns, dim=1)
     return TrainingResult(
         params=params,

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-__all__ = ["polish"]
+__all__ = ["HELD", "PEAK", "polish"]
 
 PEAK = "peak_bytes"
 """Key in a polished graph's ``meta``: the most bytes that one run holds, inputs included."""
+
+HELD = "held_bytes"
+"""Likewise: the bytes of every tensor of one run, which is what capturing it holds at once."""
 
 _aten = torch.ops.aten
 
@@ -63,6 +66,21 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
     _aten.sigmoid.default: torch.sigmoid,
     _aten.sub.Tensor: torch.sub,
     _aten.tanh.default: torch.tanh,
+}
+
+# Operations that may write over their first argument, and the method that does. Each reads an
+# element of it no later than it writes that element.
+_OVER: dict[Any, str] = {
+    _aten.add.Tensor: "add_",
+    _aten.exp.default: "exp_",
+    _aten.masked_fill.Scalar: "masked_fill_",
+    _aten.mul.Tensor: "mul_",
+    _aten.neg.default: "neg_",
+    _aten.relu.default: "relu_",
+    _aten.scatter_add.default: "scatter_add_",
+    _aten.sigmoid.default: "sigmoid_",
+    _aten.sub.Tensor: "sub_",
+    _aten.tanh.default: "tanh_",
 }
 
 
@@ -120,6 +138,8 @@ def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> fx.Graph
         ones = {twins[n] for n, value in recorder.constants.items() if bool((value == 1).all())}
         _drop_ones(polished.graph, geometry, ones)
         _fold_views(polished.graph, geometry)
+        polished.graph.eliminate_dead_code()
+        _write_over(polished.graph, geometry)
         for node in polished.graph.nodes:
             if node.op == "call_function" and node.target in _DIRECT:
                 node.target = _DIRECT[node.target]
@@ -129,7 +149,9 @@ def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> fx.Graph
         polished.recompile()
         found = polished(*example)
     peak = _peak(graph.graph, recorder.geometry)
+    held = {g.storage: g.bytes for g in recorder.geometry.values()}
     polished.meta[PEAK] = graph.meta[PEAK] = peak
+    polished.meta[HELD] = graph.meta[HELD] = sum(held.values())
     same = all(torch.equal(f, e) or f.isnan().any() for f, e in zip(found, expected, strict=True))
     return polished if same else graph
 
@@ -166,6 +188,41 @@ def _drop_ones(graph: fx.Graph, geometry: dict[fx.Node, _Geometry], ones: set[fx
                 same = geometry[left].stride == geometry[node].stride
                 if same:
                     node.replace_all_uses_with(left)
+
+
+def _write_over(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> None:
+    """Let operations write over an argument that nothing reads any more: fewer cold caches."""
+    last: dict[int, fx.Node] = {}
+    held: set[int] = set()
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        for source in node.all_input_nodes:
+            if source in geometry:
+                last[geometry[source].storage] = node
+        if node in geometry and (node.op != "call_function" or node.target is torch.full_like):
+            held.add(geometry[node].storage)
+    for node in order:
+        over = node.op == "call_function" and node.args and node.args[0] in geometry
+        if not over or node not in geometry:
+            continue
+        source, here, there = node.args[0], geometry[node], geometry[node.args[0]]
+        same = (here.size, here.stride, here.dtype) == (there.size, there.stride, there.dtype)
+        others = {geometry[n].storage for n in node.all_input_nodes[1:] if n in geometry}
+        free = last.get(there.storage) is node and there.storage not in held | others
+        if not (same and free and here.storage != there.storage):
+            continue
+        if node.target is _aten.threshold_backward.default:
+            node.target = _aten.threshold_backward.grad_input
+            node.kwargs = {**node.kwargs, "grad_input": source}
+        elif node.target in _OVER:
+            node.op, node.target = "call_method", _OVER[node.target]
+        else:
+            continue
+        # What was the result's storage is the argument's from here on.
+        last[there.storage] = last.get(here.storage, node)
+        for other, known in geometry.items():
+            if known.storage == here.storage:
+                geometry[other] = replace(known, storage=there.storage)
 
 
 def _fold_constants(

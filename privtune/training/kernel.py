@@ -41,6 +41,10 @@ class Rows:
     dropout: Sequence[torch.Generator]
 
 
+class FallbackWarning(UserWarning):
+    """A model takes a slower path than it could. Results and privacy are the same."""
+
+
 class Kernel(Protocol):
     """Computes clipped sums of per-sample gradients for a stack of K candidates."""
 
@@ -111,6 +115,8 @@ class Layout:
             self.spans[name] = (at, at + shape.numel())
             at += shape.numel()
         self.size = at
+        self.lengths = [end - start for start, end in self.spans.values()]
+        self.layer_of = {name: i for i, names in enumerate(self.layers.values()) for name in names}
 
     @property
     def layers(self) -> Mapping[str, tuple[str, ...]]:

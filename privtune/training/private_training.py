@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -34,10 +35,21 @@ class PlanExhaustedError(PrivTuneError):
     """A loop asked for more than its plan charged. No data was touched for it."""
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """What the loop holds: records of sample ``number``, the last of them or not."""
+
+    number: int
+    size: int
+    last: bool
+
+
 class PrivateTraining:
     """Private batches and steps for a loop of one's own.
 
-    Per-sample gradients are held, ``4 * B * P`` bytes; for large models ``train`` is lighter.
+    Per-sample gradients are held, ``4 * B * P`` bytes for batches of B records: where that is too
+    much, ``max_physical_batch_size`` bounds B; the sums of a sample's batches are added up and get
+    noise once. For large models ``train`` is lighter.
 
     Args:
         model: The model, in training mode; it is wrapped with hooks as ``model``.
@@ -48,6 +60,8 @@ class PrivateTraining:
         clipping: Bounds each record's gradient, and says by how much; fixed for the whole run.
         noise_multiplier: Noise standard deviation over the clipping's sensitivity, from the plan.
         secret: 32 bytes to derive sampling and noise from; None for OS entropy.
+        max_physical_batch_size: Most records that are computed at once, at least 1; None for whole
+            samples. It changes nothing but memory and time.
 
     Raises:
         InvalidInputError: If an argument is outside its domain, or the model couples records.
@@ -66,7 +80,12 @@ class PrivateTraining:
         clipping: Clipping,
         noise_multiplier: float,
         secret: bytes | None = None,
+        max_physical_batch_size: int | None = None,
     ) -> None:
+        if max_physical_batch_size is not None and max_physical_batch_size < 1:
+            raise InvalidInputError(
+                "max_physical_batch_size", max_physical_batch_size, "must be at least 1, or None"
+            )
         local = DatasetData(data) if isinstance(data, Dataset) else data
         if len(local) != schedule.records and not local.sealed_size:
             raise InvalidInputError(
@@ -98,13 +117,16 @@ class PrivateTraining:
         )
         self._scale = noise_scale(self._noise_multiplier, clipping.sensitivity(1)).to(device)
         self._drawn = 0
-        self._open: tuple[int, int] | None = None
+        self._physical = max_physical_batch_size
+        self._open: _Batch | None = None
+        self._total = torch.zeros(self.layout.size, dtype=self.layout.dtype, device=device)
         self._checked = False
 
     def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the inputs and targets of each planned sample; ``step`` must follow each.
 
-        An empty sample does not reach the loop: its step is taken here, on noise alone.
+        A sample of more than ``max_physical_batch_size`` records comes in several batches. An empty
+        sample does not reach the loop: its step is taken here, on noise alone.
 
         Raises:
             PlanExhaustedError: If every planned sample was already drawn.
@@ -118,18 +140,27 @@ class PrivateTraining:
             self._drawn += 1
             index, sizes = self._sampler()
             number, size = self.transcript.open_sample(self.schedule.sample_rate), int(sizes[0])
+            self._total.zero_()
             if size == 0:
-                self._release(number, torch.zeros(self.layout.size, dtype=self.layout.dtype))
+                self._release(number)
                 continue
-            self._open = (number, size)
-            yield self._data.take(torch.from_numpy(index[0, :size].copy()))
+            drawn = torch.from_numpy(index[0, :size].copy())
+            for piece in torch.split(drawn, self._physical or size):
+                self._open = _Batch(number, len(piece), last=bool(piece[-1] == drawn[-1]))
+                yield self._data.take(piece)
 
-    def step(self, losses: torch.Tensor) -> None:
-        """Take one optimizer step along the noisy clipped mean gradient.
+    def step(self, losses: torch.Tensor) -> bool:
+        """Take one optimizer step along the noisy clipped mean gradient of the sample.
+
+        Where the sample comes in several batches, the step is taken with the last of them.
 
         Args:
             losses: One loss a record of the last batch, shape ``[B]``, as ``reduction="none"``
                 gives it.
+
+        Returns:
+            Whether the optimizer stepped: a learning rate scheduler steps then, and not with every
+            batch.
 
         Raises:
             PlanExhaustedError: If no batch is open: every batch has one step.
@@ -140,7 +171,7 @@ class PrivateTraining:
             raise PlanExhaustedError(
                 "There is no open batch: every batch that batches() yields has exactly one step."
             )
-        number, size = self._open
+        batch, size = self._open, self._open.size
         if losses.shape != (size,) or not losses.requires_grad:
             raise InvalidInputError(
                 "losses",
@@ -150,13 +181,19 @@ class PrivateTraining:
             )
         self._refuse_other_ways(losses)
         self._open = None
-        self._release(number, self._clipped_sum(losses))
+        self._total += self._clipped_sum(losses)
+        self._clear()
+        if batch.last:
+            self._release(batch.number)
+        return batch.last
 
-    def _release(self, number: int, total: torch.Tensor) -> None:
-        """Add the noise, note the release, and step."""
+    def _release(self, number: int) -> None:
+        """Add the noise to the sum, note the release, and step."""
         self.transcript.record(number, "gaussian", self._noise_multiplier)
         noise = self._noise.gaussian(self.layout.size)
-        noisy = add_noise(total.view(1, -1).to(noise), noise, self._scale, self._noise.options)
+        noisy = add_noise(
+            self._total.view(1, -1).to(noise), noise, self._scale, self._noise.options
+        )
         mean = noisy[0] / self.schedule.expected_batch_size
         for name, value in self.layout.unflatten(mean).items():
             self._params[name].grad = value.clone()

@@ -234,7 +234,7 @@ class StackOracle:
         scale = self._charge(drawn, "gaussian", noise_multiplier, sensitivity)
         noise = self._noise.gaussian(params.shape[1])
         wide = self._noise.options.wide
-        out = torch.zeros_like(params) if wide else noise * scale.unsqueeze(1)
+        out = torch.zeros_like(params) if wide else noise.mul_(scale.unsqueeze(1))
         for rows in self._physical(drawn):
             bad = self._kernel.accumulate(params, rows, clipping, out=out, halves=halves)
             if bad is not None:

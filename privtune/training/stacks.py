@@ -14,7 +14,7 @@ from privtune.training.kernel import Kernel
 from privtune.training.releases import StackOracle
 from privtune.training.transcript import Transcript
 
-__all__ = ["Memory", "Outcome", "memory_model", "run_stack", "stack_sizes"]
+__all__ = ["Memory", "Outcome", "memory_model", "run_stack", "split", "stack_sizes"]
 
 OnStep = Callable[[int, Mapping[str, torch.Tensor]], None]
 
@@ -22,6 +22,8 @@ _STACK_BYTES = 128 * 2**20  # larger work spaces fall out of the caches, and sta
 _PIECE_BYTES = 256 * 2**20  # of one candidate's physical batch
 _LARGEST = 256
 _VECTORS = 8  # parameters, gradient, noise, and up to five vectors of a method's state
+_SLACK = 1.25  # an allocator keeps pieces that nothing fits into
+_FIXED_BYTES = 32 * 2**20  # programs, kernels and pools of the libraries, whatever is trained
 
 
 @dataclass(frozen=True)
@@ -29,21 +31,32 @@ class Memory:
     """The memory model of a training.
 
     Args:
-        row_bytes: Work space of a record.
+        row_bytes: Work space of a record in a step.
+        captured_bytes: Work space of a record while its pass is captured: at least as much.
         state_bytes: Vectors of the length of the parameters, for one candidate.
         rows: Records of a candidate's sample that are computed at once.
         piece: Most records of a candidate that may be computed at once.
     """
 
     row_bytes: float
+    captured_bytes: float
     state_bytes: int
     rows: int
     piece: int
 
     @property
     def candidate_bytes(self) -> float:
-        """Bytes of one candidate in a stack."""
+        """Bytes that one candidate of a stack works on in a step: what should stay in caches."""
         return self.state_bytes + self.rows * self.row_bytes
+
+    def peak_bytes(self, candidates: int) -> int:
+        """Return a bound on what training a stack adds to the memory of a process.
+
+        Captures, what an allocator cannot give back, and a fixed amount are counted; the data, and
+        Inductor where passes are compiled, are not.
+        """
+        own = self.state_bytes + self.rows * self.captured_bytes
+        return int(_FIXED_BYTES + _SLACK * candidates * own)
 
 
 def memory_model(kernel: Kernel, *, longest: int) -> Memory:
@@ -54,9 +67,12 @@ def memory_model(kernel: Kernel, *, longest: int) -> Memory:
         longest: Records of the largest sample that is to be expected. A larger physical batch
             than fits is computed in pieces; their size does not depend on the stack.
     """
-    row = kernel.row_bytes() if isinstance(kernel, BatchedKernel) else 4.0 * kernel.layout.size
+    gradient = 4.0 * kernel.layout.size
+    row = captured = gradient
+    if isinstance(kernel, BatchedKernel):
+        row, captured = kernel.row_bytes()
     piece = max(8, min(max(longest, 1024), int(_PIECE_BYTES / max(row, 1.0))))
-    return Memory(row, _VECTORS * 4 * kernel.layout.size, min(longest, piece), piece)
+    return Memory(row, captured, _VECTORS * 4 * kernel.layout.size, min(longest, piece), piece)
 
 
 def stack_sizes(kernel: Kernel, memory: Memory, candidates: int, *, stack: int | None) -> list[int]:
@@ -78,6 +94,36 @@ def stack_sizes(kernel: Kernel, memory: Memory, candidates: int, *, stack: int |
         stack = 1 if single else max(1, largest)
     count = -(-candidates // stack)
     return [candidates // count + (i < candidates % count) for i in range(count)]
+
+
+def split(
+    kernel: Kernel,
+    memory: Memory,
+    *,
+    steps: Sequence[int],
+    stack: int | None,
+    together: bool,
+) -> list[list[int]]:
+    """Split candidates into stacks by number.
+
+    Args:
+        kernel: The kernel.
+        memory: The memory model.
+        steps: Steps of each candidate.
+        stack: How many to train at once, or None to choose.
+        together: Whether candidates of unequal steps may share a stack. If not, those of each
+            number of steps are split by themselves: a method that looks at the number of steps
+            then sees the candidate's own.
+    """
+    groups: dict[int, list[int]] = {}
+    for candidate, count in enumerate(steps):
+        groups.setdefault(0 if together else count, []).append(candidate)
+    stacks = []
+    for group in groups.values():
+        left = iter(group)
+        for size in stack_sizes(kernel, memory, len(group), stack=stack):
+            stacks.append([next(left) for _ in range(size)])
+    return stacks
 
 
 @dataclass(frozen=True, eq=False)

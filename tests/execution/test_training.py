@@ -14,6 +14,7 @@ from privtune.execution import training as module
 from privtune.execution.files import read_result, write_result
 from privtune.execution.training import noised_score, part_of, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
+from privtune.training.compute import CompileError, Compute
 from privtune.training.engine import train
 from privtune.training.methods import DPSGD
 from privtune.training.streams import Streams
@@ -28,8 +29,14 @@ TRAINING = TrainingPlan(SCHEDULE, DPSGD(noise_multiplier=1.0))
 PARAMS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 
 
+ON_CPU = Compute("cpu")
+
+
 def run(
-    trials: dict, training: TrainingPlan = TRAINING, records: object = DATA.train
+    trials: dict,
+    training: TrainingPlan = TRAINING,
+    records: object = DATA.train,
+    compute: Compute = ON_CPU,
 ) -> list[TrialResult]:
     return train_trials(
         training,
@@ -39,8 +46,14 @@ def run(
         score=ScorePlan(60, 1.0),
         trials=trials,
         secrets={n: bytes([n]) * 32 for n in trials},
-        device="cpu",
+        compute=compute,
     )
+
+
+def test_a_machine_without_a_compiler_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(CompileError, match="leave compile off"):
+        run({0: PARAMS}, compute=Compute("cpu", compiled=True))
 
 
 def test_one_failure_in_a_stack_is_one_result(monkeypatch: pytest.MonkeyPatch) -> None:

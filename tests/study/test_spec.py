@@ -6,6 +6,7 @@ import pytest
 
 from privtune.errors import PrivTuneError
 from privtune.study import SpecError, StudySpec, plan_study
+from privtune.training.compute import CompileError, Compute
 from tests.study.conftest import toy_spec
 from tests.toy import LOADS
 
@@ -24,6 +25,7 @@ from tests.toy import LOADS
         ({"learning_rate": 3}, "learning_rate"),
         ({"name": "../etc"}, "name"),
         ({"expected_batch_size": 0}, "expected_batch_size"),
+        ({"stack": 0}, "stack"),
     ],
 )
 def test_a_bad_field_is_one_sentence_that_names_it(changes: dict, message: str) -> None:
@@ -90,6 +92,21 @@ def test_two_arms_of_one_name_are_refused() -> None:
 def test_a_bad_arm_is_refused_while_planning(arm: dict, message: str) -> None:
     with pytest.raises(PrivTuneError, match=message):
         plan_study(toy_spec(arms=[arm]))
+
+
+def test_compiling_without_a_compiler_is_refused_while_planning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    plan_study(toy_spec())
+    with pytest.raises(CompileError, match=r"needs a C\+\+ compiler.* or leave compile off"):
+        plan_study(toy_spec(compile=True))
+
+
+def test_how_it_is_computed_comes_from_the_spec() -> None:
+    assert toy_spec(device="auto").compute == Compute("auto", "auto", compiled=False)
+    given = toy_spec(device="cpu", stack=3, compile=True)
+    assert given.compute == Compute("cpu", 3, compiled=True)
 
 
 def test_planning_touches_no_data() -> None:

@@ -13,6 +13,7 @@ from privtune.execution.training import accuracy, train_trials
 from privtune.study import Study
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.tracking.store import local_uri
+from privtune.training.compute import Compute
 from tests.study.conftest import toy_spec
 from tests.toy import blobs, public_blobs
 from tests.tracked import ARMS, Tracked
@@ -96,6 +97,6 @@ def test_the_accuracy_on_a_private_split_is_refused(tmp_path: Path) -> None:
             score=None,
             trials={0: plan.params},
             secrets={0: bytes(32)},
-            device="cpu",
+            compute=Compute("cpu"),
             validated=True,
         )

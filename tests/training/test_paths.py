@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,7 +126,7 @@ def test_one_by_one_through_opacus_gives_the_same_training(mode, monkeypatch):
     monkeypatch.setattr(
         engine,
         "choose_kernel",
-        lambda model, loss, data, device, schedule: OpacusKernel(
+        lambda model, loss, data, device, schedule, **_: OpacusKernel(
             model, loss, x=data.x[:1], y=data.y[:1], device=device, mode=mode
         ),
     )
@@ -493,6 +496,73 @@ def test_stacks_follow_the_memory_model():
     )
     cheap = memory_model(convolutional, longest=64)
     assert stack_sizes(convolutional, cheap, 3, stack=None) == [1, 1, 1]
+
+
+_MEASURE = """
+import sys
+import torch
+from torch import nn
+from privtune.training.batched import BatchedKernel
+from privtune.training.data import TensorData
+from privtune.training.engine import longest_sample, train
+from privtune.training.methods import DPSGD
+from privtune.training.schedule import Schedule
+from privtune.training.stacks import memory_model
+
+torch.set_num_threads(1)
+kind, candidates = sys.argv[1], int(sys.argv[2])
+
+def mlp():
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+def conv():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(576, 10)
+    )
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+model, shape = (mlp, (64,)) if kind == "mlp" else (conv, (1, 14, 14))
+x, y = torch.randn(2000, *shape), torch.randint(10, (2000,))
+schedule = Schedule(2000, 0.064, 40)
+kernel = BatchedKernel(model, loss, x=x[:1], y=y[:1], device=torch.device("cpu"))
+bound = memory_model(kernel, longest=longest_sample(schedule)).peak_bytes(candidates)
+
+def peak():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+before = peak()
+train(
+    DPSGD(1.0),
+    schedule,
+    model=model,
+    loss=loss,
+    data=TensorData(x, y),
+    candidates=[{"learning_rate": 0.1, "max_grad_norm": 1.0}] * candidates,
+    secrets=[bytes([k]) * 32 for k in range(candidates)],
+    device="cpu",
+    stack=candidates,
+)
+print(bound, peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+@pytest.mark.parametrize(("kind", "candidates"), [("mlp", 24), ("conv", 8)])
+def test_measured_memory_stays_below_the_model(kind, candidates):
+    """The peak of a process of its own; the case is large enough for captures to show."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE, kind, str(candidates)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    bound, grown = map(int, done.stdout.split())
+    assert 2**20 < grown <= bound
 
 
 def test_what_is_frozen_must_be_the_same_every_time():

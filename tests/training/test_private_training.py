@@ -87,6 +87,71 @@ def test_empty_samples_release_noise_without_the_loop():
     assert sum(private.transcript.looks().values()) == 3
 
 
+@pytest.mark.parametrize("clipping", [Flat(0.5), PerLayer(torch.tensor([0.1, 0.2]))])
+def test_physical_batches_change_nothing(clipping):
+    """Momentum and a rate that decays by step would show a step too many, or noise added twice."""
+    found = []
+    for physical in (None, 7, 1):
+        model = mlp()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.linspace(-0.3, 0.3, p.numel()).view_as(p))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+        private = start(
+            model,
+            optimizer=optimizer,
+            clipping=clipping,
+            noise=1.0,
+            steps=6,
+            max_physical_batch_size=physical,
+        )
+        sizes = []
+        for x, y in private.batches():
+            sizes.append(len(x))
+            if private.step(losses(private, x, y)):
+                decay.step()
+        assert physical is None or max(sizes) <= physical
+        assert len(sizes) > 6 if physical else len(sizes) == 6
+        private.transcript.check_within(Repeated(6, PoissonSampled(0.1, Gaussian(1.0))))
+        assert sum(private.transcript.looks().values()) == 6
+        assert decay.last_epoch == 6
+        found.append(flatten_params(private.model._module))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-5, atol=1e-6)
+
+
+def test_physical_batches_around_empty_samples():
+    """About every third sample is empty here: its step is noise alone, with nothing left over."""
+    found = []
+    for physical in (None, 1):
+        private = start(noise=0.5, rate=1.1 / 200, steps=12, max_physical_batch_size=physical)
+        yielded = [private.step(losses(private, x, y)) for x, y in private.batches()]
+        assert sum(yielded) < 12
+        assert sum(private.transcript.looks().values()) == 12
+        found.append((len(yielded), flatten_params(private.model._module)))
+    assert found[1][0] > found[0][0]
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_that_is_skipped_releases_nothing_of_it():
+    private = start(noise=0.0, steps=1, max_physical_batch_size=5)
+    model, total, before = mlp(), 0.0, flatten_params(private.model._module)
+    for number, (x, y) in enumerate(private.batches()):
+        if number == 1:
+            continue
+        own = per_sample_gradients(model, before, x, y, cross_entropy)
+        total = total + clipped_sum(own, 0.5)
+        private.step(losses(private, x, y))
+    moved = before - flatten_params(private.model._module)
+    torch.testing.assert_close(moved * 20.0, total, rtol=1e-4, atol=1e-5)
+
+
+def test_a_physical_batch_has_a_record():
+    with pytest.raises(InvalidInputError, match="max_physical_batch_size"):
+        start(max_physical_batch_size=0)
+
+
 def test_a_mean_loss_is_refused():
     private = start()
     x, y = next(private.batches())

@@ -22,6 +22,7 @@ __all__ = [
     "check_fraction",
     "check_nonnegative",
     "check_positive",
+    "descend",
     "noise_scale_for",
     "rows",
 ]
@@ -84,6 +85,13 @@ def candidate_column(
 def rows(values: torch.Tensor) -> torch.Tensor:
     """Turn shape ``[K]`` into ``[K, 1]``, to scale rows of ``[K, P]``."""
     return values.unsqueeze(-1)
+
+
+def descend(params: torch.Tensor, rate: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+    """Return ``params - rate * direction``, for a rate of each candidate, in one pass."""
+    import torch
+
+    return torch.addcmul(params, rate.unsqueeze(-1), direction, value=-1.0)
 
 
 def noise_scale_for(event: Event, *, epsilon: float, delta: float) -> float:

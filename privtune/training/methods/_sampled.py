@@ -6,7 +6,7 @@ They differ in how they clip and in what they make of the gradient; their event 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.training.methods._common import build, check_nonnegative, noise_scale_for
 
@@ -33,6 +33,8 @@ class SampledGradient:
     """
 
     noise_multiplier: float
+
+    open_ended: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_nonnegative("noise_multiplier", self.noise_multiplier)

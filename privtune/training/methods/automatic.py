@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.training.clipping import Automatic
-from privtune.training.methods._common import candidate_column, check_positive, rows
+from privtune.training.methods._common import candidate_column, check_positive, descend
 from privtune.training.methods._optimizers import SGD, Moments
 from privtune.training.methods._sampled import SampledGradient
 
@@ -72,9 +72,8 @@ class AutomaticClipping(SampledGradient):
         """Take one step along the noisy mean of normalised gradients."""
         gradient = self._gradient(oracle, state.params, Automatic(self.stabilizer))
         direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
-        return replace(
-            state, params=state.params - rows(state.learning_rate) * direction, moments=moments
-        )
+        params = descend(state.params, state.learning_rate, direction)
+        return replace(state, params=params, moments=moments)
 
     def report(self, state: LearningRateState) -> Mapping[str, torch.Tensor]:
         """Return the learning rate: a constant."""

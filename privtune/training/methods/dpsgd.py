@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.training.clipping import Flat
-from privtune.training.methods._common import candidate_column, rows
+from privtune.training.methods._common import candidate_column, descend
 from privtune.training.methods._optimizers import SGD, Moments
 from privtune.training.methods._sampled import SampledGradient
 
@@ -71,9 +71,8 @@ class DPSGD(SampledGradient):
         """Take one step along the noisy clipped gradient."""
         gradient = self._gradient(oracle, state.params, Flat(state.max_grad_norm))
         direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
-        return replace(
-            state, params=state.params - rows(state.learning_rate) * direction, moments=moments
-        )
+        params = descend(state.params, state.learning_rate, direction)
+        return replace(state, params=params, moments=moments)
 
     def report(self, state: DPSGDState) -> Mapping[str, torch.Tensor]:
         """Return the learning rate and the clipping norm: constants."""

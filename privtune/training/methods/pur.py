@@ -52,8 +52,12 @@ class _WholeRecord(Clipping):
         factor = 2.0 if self.adjacency == "replace-one" else 1.0
         return factor * Flat(self.max_grad_norm).sensitivity(candidates)
 
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
-        return Flat(self.max_grad_norm).factors(norms)
+    def limits(self, norms: torch.Tensor) -> torch.Tensor:
+        return Flat(self.max_grad_norm).limits(norms)
+
+    @staticmethod
+    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+        return Flat.rule(norms, limits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +90,7 @@ class _FullBatchDescent:
     regularisation: float = 0.0
     adjacency: str = "replace-one"
 
+    open_ended: ClassVar[bool] = False
     parameters: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:

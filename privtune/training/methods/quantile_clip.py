@@ -66,6 +66,7 @@ class QuantileClipping:
 
     name: ClassVar[str] = "quantile-clipping"
     summary: ClassVar[str] = "Clipping norm follows a quantile of the gradient norms"
+    open_ended: ClassVar[bool] = True
     adapts: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
     releases: ClassVar[str] = "one clipped noisy gradient and the noisy fraction not clipped"

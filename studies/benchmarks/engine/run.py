@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,13 +28,16 @@ from torch.utils.data import DataLoader, TensorDataset
 from privtune.training.batched import BatchedKernel
 from privtune.training.clipping import Flat
 from privtune.training.data import TensorData
+from privtune.training.engine import longest_sample
 from privtune.training.releases import StackOracle
 from privtune.training.schedule import Schedule
+from privtune.training.stacks import memory_model, stack_sizes
 from privtune.training.streams import Streams
 
 Step = Callable[[], None]
 RECORDS = 6000
 RATE = 0.1  # learning rate
+WARM = 5.0  # seconds of CPU time before anything is timed
 
 
 @dataclass(frozen=True)
@@ -79,20 +84,82 @@ WORKS = {
     "mlp-wide": Work(
         "MLP 784-256-256-10, B = 256", (784, 256, 256, 10), 256, (1, 16), {16: (1.85, 12, 0.85)}
     ),
-    "cnn": Work("small CNN, 28x28, B = 256", (), 256, (1, 4), {1: (2.5, 2.3, 1.35)}),
+    "cnn": Work(
+        "small CNN, 28x28, B = 256", (), 256, (1, 4, 16), dict.fromkeys((1, 4, 16), (2.5, 2.3, 1.35))
+    ),
 }  # fmt: skip
 
 
-def engine(work: Work, data: TensorData, candidates: int, device: torch.device, **options) -> Step:
-    kernel = BatchedKernel(
+def kernel_of(
+    work: Work, data: TensorData, device: torch.device, *, compiled: bool = False
+) -> BatchedKernel:
+    return BatchedKernel(
         work.model,
         cross_entropy,
         x=data.x[:1],
         y=data.y[:1],
         device=device,
         all_classes=True,
-        **options,
+        compiled=compiled,
     )
+
+
+def engine(
+    work: Work, data: TensorData, candidates: int, device: torch.device, *, compiled: bool = False
+) -> Step:
+    """All candidates in one stack."""
+    kernel = kernel_of(work, data, device, compiled=compiled)
+    step = stack_step(work, data, candidates, device, kernel)
+    if compiled:
+        compile_common(kernel, step)
+    return step
+
+
+def engine_auto(
+    work: Work, data: TensorData, candidates: int, device: torch.device
+) -> tuple[Step, int]:
+    """What ``stack="auto"`` does: stacks one after the other. Returns a step, and its candidates.
+
+    The stacks take turns of 64 steps; in a training each would run to its end.
+    """
+    kernel = kernel_of(work, data, device)
+    longest = longest_sample(Schedule(RECORDS, work.batch / RECORDS, 1))
+    sizes = stack_sizes(kernel, memory_model(kernel, longest=longest), candidates, stack=None)
+    steps = [stack_step(work, data, size, device, kernel) for size in sizes]
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        steps[count // 64 % len(steps)]()
+        count += 1
+
+    return step, max(sizes)
+
+
+def compile_common(kernel: BatchedKernel, step: Step) -> None:
+    """Compile the common shapes before anything is timed."""
+    kernel._compiled.patience = 20
+    start, cpu = time.perf_counter(), cpu_seconds()
+    for _ in range(150):
+        step()
+    kernel._compiled.patience = 10**9
+    shapes = len(kernel._compiled._programs)
+    print(
+        f"compiled {shapes} shapes: {(time.perf_counter() - start) / shapes:.1f} s of wall time and "
+        f"{(cpu_seconds() - cpu) / shapes:.1f} s of CPU time each",
+        file=sys.stderr,
+    )
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of the compilers that it has called."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def stack_step(
+    work: Work, data: TensorData, candidates: int, device: torch.device, kernel: BatchedKernel
+) -> Step:
     oracle = StackOracle(
         Schedule(RECORDS, work.batch / RECORDS, 10**6),
         data=data,
@@ -108,7 +175,7 @@ def engine(work: Work, data: TensorData, candidates: int, device: torch.device, 
         gradient = oracle.gradient(
             oracle.sample(), params[0], clipping=Flat(bound), noise_multiplier=1.0
         )
-        params[0] = params[0] - RATE * gradient
+        params[0] = torch.sub(params[0], gradient, alpha=RATE)  # one pass, as the methods take it
 
     return step
 
@@ -204,9 +271,11 @@ def measure(steps: dict[str, tuple[Step, int]], rounds: int, seconds: float) -> 
     clock = time.perf_counter if cuda else time.process_time
     counts, seen = {}, {name: [] for name in steps}
     for name, (step, _) in steps.items():
-        start = clock()
-        for _ in range(30):
+        # The first steps of every shape run without a capture: they are no part of a long training.
+        start, warm = clock(), 0
+        while warm < 30 or (warm < 600 and clock() - start < WARM):
             step()
+            warm += 1
         start = clock()
         for _ in range(5):
             step()
@@ -224,12 +293,25 @@ def measure(steps: dict[str, tuple[Step, int]], rounds: int, seconds: float) -> 
     return {name: statistics.median(values) for name, values in seen.items()}
 
 
+def print_row(work: Work, times: dict[str, float], name: str, k: int, title: str) -> None:
+    own = times[name]
+    ratios = [times[other] / own for other in ("ghost", "default", "plain")]
+    floor = f"{own / times[f'floor {k}']:.2f} times slower" if work.widths else "-"
+    bars = work.bars.get(k) if name.startswith("engine") else None
+    bar = " / ".join(f"{0.75 * b:.3g}" for b in bars) if bars else "-"
+    met = bars and all(r >= 0.75 * b for r, b in zip(ratios, bars, strict=True))
+    verdict = f"{bar} ({'met' if met else 'missed'})" if bars else bar
+    cells = " | ".join(f"{ratio:.3g}" for ratio in ratios)
+    print(f"| {title} | {k} | {own:.1f} | {cells} | {floor} | {verdict} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("works", nargs="*", default=[], metavar="WORK", help=", ".join(WORKS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.4, help="of each competitor and round")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--compile", action="store_true", help="measure compiled passes, too")
     parser.add_argument("--json", help="write the numbers to this file")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -252,33 +334,21 @@ def main() -> None:
             "default": (opacus_step(work, data, device, ghost=False), 1),
             "plain": (plain(work, data, device), 1),
         }
+        rows: list[tuple[str, int, str]] = []
         for k in work.stacks:
-            steps[f"engine {k}"] = (engine(work, data, k, device), k)
+            steps[f"engine {k}"] = engine_auto(work, data, k, device)
+            rows.append((f"engine {k}", k, work.title))
+            if arguments.compile and k == (64 if name == "logistic" else 16):
+                steps[f"compiled {k}"] = (engine(work, data, k, device, compiled=True), k)
+                rows.append((f"compiled {k}", k, f"{work.title}, compiled"))
             if work.widths:
                 steps[f"floor {k}"] = (batched_plain(work, data, k, device), k)
-        times = found[name] = measure(steps, arguments.rounds, arguments.seconds)
-        for k in work.stacks:
-            own = times[f"engine {k}"]
-            ratios = [times[other] / own for other in ("ghost", "default", "plain")]
-            floor = f"{own / times[f'floor {k}']:.2f} times slower" if work.widths else "-"
-            bars = work.bars.get(k)
-            bar = " / ".join(f"{0.75 * b:.3g}" for b in bars) if bars else "-"
-            met = (
-                ""
-                if not bars
-                else (
-                    " (met)"
-                    if all(r >= 0.75 * b for r, b in zip(ratios, bars, strict=True))
-                    else " (missed)"
-                )
-            )
-            cells = [f"{ratio:.3g}" for ratio in ratios]
-            print(
-                f"| {work.title} | {k} | {own:.1f} | "
-                + " | ".join(cells)
-                + f" | {floor} | {bar}{met} |",
-                flush=True,
-            )
+        if not work.widths:
+            steps["purpose 4"] = (engine(work, data, 4, device), 4)
+            rows.append(("purpose 4", 4, f"{work.title}, stacked on purpose"))
+        times = found[work.title] = measure(steps, arguments.rounds, arguments.seconds)
+        for row in rows:
+            print_row(work, times, *row)
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(found, file, indent=2)

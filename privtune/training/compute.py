@@ -1,0 +1,56 @@
+"""How trainings are computed: where, how many at once, compiled or not. Changes no result.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from privtune.errors import PrivTuneError
+
+__all__ = ["CompileError", "Compute", "require_compiler"]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How to compute trainings.
+
+    Args:
+        device: ``"auto"`` (CUDA when there is one), ``"cpu"`` or ``"cuda"``.
+        stack: How many candidates to train at once, or ``"auto"``.
+        compiled: Whether to compile what is common: seconds for each shape, then faster steps.
+    """
+
+    device: str = "auto"
+    stack: int | Literal["auto"] = "auto"
+    compiled: bool = False
+
+
+class CompileError(PrivTuneError):
+    """A training was to be compiled, and cannot be."""
+
+
+def require_compiler() -> None:
+    """Check that there is what Inductor compiles with; touches no data.
+
+    Raises:
+        CompileError: If there is no C++ compiler, or Python's headers are missing.
+    """
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(name) is None:
+        raise CompileError(
+            f"compile needs a C++ compiler and there is no {name}: install one, name yours in CXX, "
+            "or leave compile off."
+        )
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        raise CompileError(
+            "compile needs Python's C headers and there is no Python.h: install them (python3-dev "
+            "on Debian), or leave compile off."
+        )
