@@ -25,7 +25,8 @@ from privtune.training.compiling import CompiledSums
 from privtune.training.compute import CompileError, require_compiler
 from privtune.training.graph import HELD, PEAK
 from privtune.training.kernel import Layout, Loss, Rows
-from privtune.training.sums import Pairs, add_sums, gradients_of, norms_of, pairs_of
+from privtune.training.sums import Pairs, add_sums, norms_of, pairs_of
+from privtune.training.transforms import Transformed
 from privtune.training.uses import ConvUse, Use
 
 if TYPE_CHECKING:
@@ -311,16 +312,14 @@ class BatchedKernel:
         out: torch.Tensor,
         halves: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """Clip ``(g - center) / scale``: that needs the gradients themselves."""
-        gradients = gradients_of(uses, pairs, layout=self.layout)
-        gradients -= clipping.center.unsqueeze(1)
-        gradients /= clipping.scale.unsqueeze(1)
-        norms = torch.linalg.vector_norm(gradients, dim=-1).unsqueeze(0)
+        """Clip ``(g - center) / scale``."""
+        sums = Transformed(uses, self.layout, clipping)
+        norms, saved = sums.norms(pairs)
         bad = _nonfinite(norms)
         if bad is not None:
-            gradients.masked_fill_(bad.unsqueeze(-1), 0.0)
-        coefficients = (clipping.coefficients(norms) * rows.mask)[0]
-        out.unsqueeze(1).baddbmm_(coefficients.unsqueeze(1), gradients)
+            norms, saved = sums.norms(_without(pairs, bad))
+            norms.masked_fill_(bad, torch.inf)
+        sums.add((clipping.coefficients(norms) * rows.mask)[0], saved, out)
         return _count(clipping, norms, rows, bad, halves)
 
 

@@ -9,7 +9,7 @@ import torch
 from privtune.training.kernel import Layout
 from privtune.training.uses import Saved, Use
 
-__all__ = ["Pairs", "add_sums", "gradients_of", "norms_of", "pairs_of"]
+__all__ = ["Pairs", "add_sums", "norms_of", "pairs_of"]
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """``(a, g)`` of every use: what went in, and the gradient of what came out."""
@@ -51,14 +51,3 @@ def add_sums(
     for use, kept in zip(uses, saved, strict=True):
         group = groups[layout.layer_of[use.weight] if len(groups) > 1 else 0]
         use.accumulate(group, kept, targets)
-
-
-def gradients_of(uses: Sequence[Use], pairs: Pairs, *, layout: Layout) -> torch.Tensor:
-    """Return the per-sample gradients themselves, shape ``[K, B, P]``."""
-    a, _ = pairs[0]
-    gradients = torch.zeros((*a.shape[:2], layout.size), dtype=layout.dtype, device=a.device)
-    for use, (a, g) in zip(uses, pairs, strict=True):
-        for name, values in use.instantiate(a, g).items():
-            start, end = layout.spans[name]
-            gradients[:, :, start:end] = values
-    return gradients

@@ -269,6 +269,30 @@ def test_other_clippings(name):
         close(out[k], clipped_sum((own - center[k]) / scale[k], 1.0))
 
 
+@pytest.mark.parametrize(
+    "name", ["mlp relu in place", "conv2d 1x1 ghost", "linear sequence direct"]
+)
+def test_a_transform_does_not_lose_to_cancellation(name):
+    """Centers next to the gradients and tiny scales: three large terms that nearly cancel."""
+    kernel, params, rows, gradients = make(name, 2, 6, [6, 4], dtype=torch.float64)
+    center = torch.stack([own.mean(0) for own in gradients])
+    center += 1e-6 * torch.randn(center.shape, dtype=torch.float64)
+    for scale in (1.0, 1e-5):
+        scales = torch.full_like(center, scale)
+        out = torch.zeros_like(params)
+        kernel.accumulate(params, rows, CoordinateTransform(center, scales), out=out)
+        for k, own in enumerate(gradients):
+            expected = clipped_sum((own - center[k]) / scale, 1.0)
+            torch.testing.assert_close(out[k], expected, rtol=1e-6, atol=1e-7)
+    # In single precision one record's share of the sum stays within the norm it is charged for.
+    kernel, params, rows, gradients = make(name, 1, 1, [1])
+    center = gradients[0].mean(0, keepdim=True) * (1.0 + 1e-6)
+    out = torch.zeros_like(params)
+    clipping = CoordinateTransform(center, torch.full_like(center, 1e-9))
+    kernel.accumulate(params, rows, clipping, out=out)
+    assert float(out.double().norm()) <= 1.0 + 1e-5
+
+
 def test_layers_take_the_form_that_they_should():
     kernel, *_ = make("linear sequence ghost", 1, 2, [2])
     assert [use.form for use in kernel.plan.uses] == ["ghost", "outer"]
