@@ -29,7 +29,7 @@ from privtune.accounting.pld import (
 from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import rdp_curve, rdp_epsilon
 from privtune.accounting.rearrangement import Rearranged
-from privtune.accounting.runs import NegativeBinomial
+from privtune.accounting.runs import Geometric, NegativeBinomial
 from privtune.accounting.selection import Tuner, profile_shift
 
 __all__ = ["basic_bounds", "numerical_bounds", "quick_epsilon"]
@@ -82,7 +82,12 @@ def numerical_bounds(parts: dict[Event, int], wanted: str, target: float) -> dic
         return _selection_bounds(single, wanted, target)
     if isinstance(single, ThresholdSelection):
         tuned = single
-        return {"threshold": _stable(lambda f: _worse(threshold_bounds(tuned, f), wanted, target))}
+        # Given that some run passed, the first is distributed as the best under "passed or not".
+        best = PrivateSelection(single.event, Geometric(1.0 / single.stop))
+        return {
+            "threshold": _stable(lambda f: _worse(threshold_bounds(tuned, f), wanted, target)),
+            "envelope": _selection_bounds(best, wanted, target)["envelope"],
+        }
     level = target if wanted == "epsilon" else 1e-6
 
     def composed(fineness: float) -> float:

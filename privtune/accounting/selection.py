@@ -36,8 +36,8 @@ class Tuner:
         self.runs = runs
 
     @cached_property
-    def levels(self) -> tuple[Floats, Floats]:
-        """Vertices (u, F) of a polygon above the ROC curve, from u = 0 to u = 1."""
+    def vertices(self) -> tuple[Floats, Floats, Floats]:
+        """Vertices (u, F) of the ROC curve, u from 0 to 1, and the slope after each."""
         base = self.base
         p, losses = base.masses[::-1], base.losses[::-1]
         with np.errstate(over="ignore", divide="ignore"):
@@ -49,14 +49,24 @@ class Tuner:
         # The likelihood ratio of the atom right after each vertex; 0 after the last one.
         slope = np.append(np.exp(np.minimum(losses[: level.size - 1], 700.0)), 0.0)
         # Q-mass that the pair gives up (at loss -∞): F reaches 1 no later than u = 1.
-        roc, level, slope = np.append(roc, 1.0), np.append(level, 1.0), np.append(slope, 0.0)
-        resolution = min(max(math.sqrt(8e-5 * base.deviation), 1e-3), 2e-2)
-        level, roc = _resolve(self.runs, level, roc, slope, resolution)
-        # Near 1 a law with a heavy tail feels the rounding of the sums, which is charged.
-        return (
-            np.append(np.maximum(level - _ROUNDING, 0.0), 1.0),
-            np.append(np.minimum(roc + _ROUNDING, 1.0), 1.0),
-        )
+        return np.append(level, 1.0), np.append(roc, 1.0), np.append(slope, 0.0)
+
+    @cached_property
+    def levels(self) -> tuple[Floats, Floats]:
+        """Vertices (u, F) of a polygon above the ROC curve, as many as φ' needs."""
+        level, roc, slope = self.vertices
+        level, roc = _thin(self.runs, level, roc, slope, self._resolution)
+        return _charged(*_refine(self.runs, level, roc, self._resolution))
+
+    @cached_property
+    def all_levels(self) -> tuple[Floats, Floats]:
+        """The same with every vertex of the ROC curve: F is right relative to itself, too."""
+        level, roc, _ = self.vertices
+        return _charged(*_refine(self.runs, level, roc, self._resolution))
+
+    @property
+    def _resolution(self) -> float:
+        return min(max(math.sqrt(8e-5 * self.base.deviation), 1e-3), 2e-2)
 
     @cached_property
     def _hull(self) -> tuple[Floats, Floats, Floats]:
@@ -149,7 +159,7 @@ class Threshold:
     def __init__(self, base: LossPmf, stop: float) -> None:
         self.base = base
         self.stop = stop
-        level, roc = Tuner(base, Geometric(1.0 / stop)).levels
+        level, roc = Tuner(base, Geometric(1.0 / stop)).all_levels
         go_on = 1.0 - stop
 
         def passing(u: Floats) -> Floats:
@@ -274,14 +284,21 @@ def _upper_hull(slopes: Floats, offsets: Floats) -> NDArray[np.int64]:
     return np.asarray([index for _, _, index in kept], dtype=np.int64)
 
 
-def _resolve(
+def _charged(level: Floats, roc: Floats) -> tuple[Floats, Floats]:
+    """Charge the rounding of the sums: near 1 a law with a heavy tail feels it."""
+    return (
+        np.append(np.maximum(level - _ROUNDING, 0.0), 1.0),
+        np.append(np.minimum(roc + _ROUNDING, 1.0), 1.0),
+    )
+
+
+def _thin(
     runs: RunLaw, level: Floats, roc: Floats, slope: Floats, resolution: float
 ) -> tuple[Floats, Floats]:
-    """Return a polygon above the ROC curve whose edges change log φ' by about `resolution`.
+    """Return a polygon above the ROC curve with a vertex where log φ' moves by `resolution`.
 
     Vertices across which little changes are dropped, and the two tangents at the remaining
     neighbours are prolonged to where they meet, which keeps the polygon above the concave curve.
-    Then long edges are split; F is linear on an edge, so splitting is exact.
     """
     height = _height(runs, level, roc)
     kept = np.flatnonzero(np.diff(np.floor(height / resolution), prepend=-np.inf) > 0.0)
@@ -302,7 +319,11 @@ def _resolve(
     shift = np.where(hidden, 0.0, shift)
     place = np.searchsorted(kept, start, side="right")
     level = np.insert(level[kept], place, level[start] + shift)
-    roc = np.insert(roc[kept], place, roc[start] + lift)
+    return level, np.insert(roc[kept], place, roc[start] + lift)
+
+
+def _refine(runs: RunLaw, level: Floats, roc: Floats, resolution: float) -> tuple[Floats, Floats]:
+    """Split edges across which log φ' moves by more; F is linear on an edge: this is exact."""
     for _ in range(3):
         pieces = np.ceil(np.diff(_height(runs, level, roc)) / (2.0 * resolution))
         pieces = np.clip(pieces, 1, _MAX_PIECES).astype(np.int64)

@@ -15,6 +15,7 @@ from privtune.accounting import (
     PrivateSelection,
     Repeated,
     SubsampledTuning,
+    ThresholdSelection,
     WorstOf,
     scale_noise,
 )
@@ -75,7 +76,7 @@ def _trainings(events: Sequence[Event]) -> Iterator[tuple[int, float]]:
                 yield from _trainings([step])
         elif isinstance(event, Composed | WorstOf):
             yield from _trainings(event.events)
-        elif isinstance(event, PrivateSelection):
+        elif isinstance(event, PrivateSelection | ThresholdSelection):
             yield from _trainings([event.event])
         elif isinstance(event, SubsampledTuning):
             yield from _trainings([event.training])

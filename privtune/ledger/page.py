@@ -167,6 +167,11 @@ def _describe(event: Mapping[str, Any]) -> str:
             f"the best of a random number of runs ({law['law']}, mean {law.get('mean', '?')}) of: "
             f"{_describe(event['event'])}"
         )
+    if kind == "threshold_selection":
+        return (
+            f"runs until a known score is reached, given up with probability "
+            f"{_number(event['stop'])} after each, of: {_describe(event['event'])}"
+        )
     if kind in ("composed", "joint", "worst_of", "parallel"):
         parts = event["events"]
         inner = "; ".join(_describe(part) for part in parts[:3])

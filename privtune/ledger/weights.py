@@ -18,6 +18,7 @@ from privtune.accounting import (
     PrivateSelection,
     Repeated,
     SubsampledTuning,
+    ThresholdSelection,
 )
 from privtune.accounting.accountant import check_adjacency
 from privtune.accounting.events import flatten
@@ -91,7 +92,9 @@ def slack_of(delta: float) -> float:
 
 def _paired(part: Event, count: int, order: float) -> Weight | None:
     """Return the weight by the dominating pair, where there is one and it says more."""
-    if not isinstance(part, PoissonSampled | PrivateSelection | SubsampledTuning):
+    if not isinstance(
+        part, PoissonSampled | PrivateSelection | ThresholdSelection | SubsampledTuning
+    ):
         return None
     try:
         pair = _pair(part if count == 1 else Repeated(count, part))

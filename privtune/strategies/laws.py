@@ -116,6 +116,7 @@ def largest_mean(
     base: Event,
     family: Callable[[float], RunLaw],
     *,
+    whole: Callable[[Event, RunLaw], Event] = PrivateSelection,
     epsilon: float,
     delta: float,
     adjacency: Adjacency,
@@ -125,6 +126,7 @@ def largest_mean(
     Args:
         base: One run, its noise given.
         family: Maps a mean to a law. Means up to 1000 are tried, and up to the most runs of the law.
+        whole: Makes the event of the selection.
         epsilon: Target of the whole selection.
         delta: Target, in (0, 1).
         adjacency: The neighbouring relation.
@@ -136,7 +138,7 @@ def largest_mean(
     """
 
     def fits(thousandths: int) -> bool:
-        event = PrivateSelection(base, family(thousandths / _GRAIN))
+        event = whole(base, family(thousandths / _GRAIN))
         return account(event, delta, adjacency=adjacency).epsilon <= epsilon
 
     most = family(1.0).most

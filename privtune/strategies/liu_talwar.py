@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privtune.accounting import RunLaw
+from privtune.accounting import Event, RunLaw, ThresholdSelection
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round
 from privtune.strategies.plan import Plan, PlanningContext
@@ -19,11 +19,11 @@ class LiuTalwar(Selection):
     """Random stopping: after every run stop with probability γ, then release the best so far.
 
     With a known threshold the release is the first candidate whose score reaches it, or "nothing",
-    and the round ends there: later candidates are not run. That is the selection under the order
-    that knows only "reached" and "not reached", so its price is the same: given that some run
-    reached the threshold, the first one and a uniformly drawn one have the same law. Runs after the
-    first have no part in the release, whether they run or not. How many did run stays sealed, and
-    the plan's expectations are those of a round that runs them all.
+    and the round ends there: later candidates are not run, and would have no part in the release.
+    That is cheaper than the best of all: 2ε in place of 3ε for a pure run. With a hard cap it is
+    charged as the selection under the order that knows only "reached" and "not reached": given that
+    some run reached the threshold, the first one and a uniformly drawn one have the same law. How
+    many did run stays sealed, and the plan's expectations are those of a round that runs them all.
 
     Args:
         gamma: Probability of stopping after a run, in (0, 1]; or give ``mean_runs``.
@@ -63,6 +63,12 @@ class LiuTalwar(Selection):
     def _law(self, mean: float | str) -> RunLaw:
         fields: dict[str, Any] = {"law": "geometric", "mean": mean}
         return law_of_runs(fields | ({"maximum": self.maximum} if self.maximum else {}))
+
+    def whole(self, base: Event, law: RunLaw) -> Event:
+        """Return what the selection costs; Algorithm 1 has a known threshold and no cap."""
+        if self.threshold is None or self.maximum is not None:
+            return super().whole(base, law)
+        return ThresholdSelection(base, 1.0 / law.expected_runs)
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan a random stopping of at most ``epsilon`` as a whole. Touches no data."""

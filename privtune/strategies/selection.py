@@ -134,6 +134,10 @@ class Selection:
         training = search_event(search, weighted=self.guarantee == "weighted")
         return training if score.event is None else Parallel((training, score.event))
 
+    def whole(self, base: Event, law: RunLaw) -> Event:
+        """Return what the selection costs, all its runs together."""
+        return PrivateSelection(base, law)
+
     def plan_selection(
         self,
         context: PlanningContext,
@@ -147,7 +151,7 @@ class Selection:
         # the whole is then scaled by one factor until the selection meets the target.
         search, score = self.base(context, epsilon=epsilon / 2)
         scale = calibrate(
-            PrivateSelection(self.run_event(search, score), law),
+            self.whole(self.run_event(search, score), law),
             epsilon=epsilon,
             delta=context.delta,
             adjacency=context.adjacency,
@@ -189,9 +193,9 @@ class Selection:
         scale = calibrate(self.run_event(search, score), epsilon=price, **terms).scale
         search, score = scaled(search, scale), score.scaled(scale)
         base = self.run_event(search, score)
-        law = largest_mean(base, family, epsilon=epsilon, **terms)
+        law = largest_mean(base, family, whole=self.whole, epsilon=epsilon, **terms)
         if law is None:
-            smallest = PrivateSelection(base, family(1.0))
+            smallest = self.whole(base, family(1.0))
             raise NoRunFitsError(
                 f"Arm {self.arm!r}: mean_runs: auto with training_epsilon = {price:g} costs "
                 f"epsilon = {account(smallest, **terms).epsilon:.4g} at a mean of a single run, but "
@@ -209,7 +213,7 @@ class Selection:
         return Plan(
             arm=self.arm,
             strategy=getattr(self, "name", "selection"),
-            event=PrivateSelection(self.run_event(search, score), law),
+            event=self.whole(self.run_event(search, score), law),
             training=search.trainings[0],
             params=dict(self.parameters),
             runs=law,

@@ -104,6 +104,9 @@ def describe_event(event: dict[str, Any]) -> str:
         case "private_selection":
             law = event["runs"]
             return f"best of K ~ {law['law']}(mean {law['mean']:g}) of [{describe_event(event['event'])}]"
+        case "threshold_selection":
+            inside = describe_event(event["event"])
+            return f"first past a threshold (γ = {event['stop']:.4g}) of [{inside}]"
         case "subsampled_tuning":
             tuned, last = describe_event(event["tuning"]), describe_event(event["training"])
             where = "the rest" if event["variant"] == 1 else "all"

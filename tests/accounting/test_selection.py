@@ -239,6 +239,17 @@ def test_threshold_by_exact_enumeration(first, second, stop):
                 assert exact <= bound.delta(e) + 1e-9
 
 
+@pytest.mark.parametrize("mean", [1, 2, 5, 10, 50])
+@pytest.mark.parametrize("base", [(0.05, 1.5, 200), (256 / 60000, 1.0, 2340)])
+def test_a_known_threshold_costs_less_than_the_best_of_as_many(base, mean):
+    """What passes is a post-processing of the best under "passed or not", ties broken at random."""
+    threshold = epsilon(ThresholdSelection(steps(*base), 1.0 / mean), 1e-5)
+    best = epsilon(PrivateSelection(steps(*base), Geometric(mean)), 1e-5)
+    alone = epsilon(steps(*base), 1e-5)
+    assert threshold.method == ("threshold" if mean > 1 else "envelope")
+    assert alone.epsilon * (1 - 2e-3) <= threshold.epsilon <= best.epsilon * (1 + 2e-3)
+
+
 def test_pure_dp_recovers_the_published_constants():
     """Liu and Talwar: 3ε for the best of a geometric number of runs, 2ε with a threshold."""
     base = ApproximateDP(1.0, 0.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from privtune.accounting import PrivateSelection, epsilon, run_law_from_dict
+from privtune.accounting import PrivateSelection, ThresholdSelection, epsilon, run_law_from_dict
 from privtune.errors import PrivTuneError
 from privtune.strategies import LiuTalwar, NoRunFitsError, PapernotSteinke
 from privtune.strategies import SubsampledTuning as Subsampled
@@ -30,13 +30,14 @@ AUTO: dict[str, Any] = {"mean_runs": "auto", "training_epsilon": 1.0}
 )
 def test_the_mean_is_the_largest_that_fits(strategy: Any) -> None:
     plan = strategy.plan(context(), epsilon=1.5)
-    assert isinstance(plan.event, PrivateSelection)
-    assert plan.event.runs == plan.runs
+    runs = plan.runs
+    assert isinstance(plan.event, PrivateSelection | ThresholdSelection)
+    assert plan.event == strategy.whole(plan.event.event, runs)
     one = epsilon(plan.event.event, 1e-5).epsilon
     assert 0.999 < one <= 1.0, "each run costs what was said"
     assert epsilon(plan.event, 1e-5).epsilon <= 1.5
-    more = {**plan.runs.to_dict(), "mean": plan.runs.to_dict()["mean"] + 0.001}
-    above = PrivateSelection(plan.event.event, run_law_from_dict(more))
+    more = {**runs.to_dict(), "mean": runs.to_dict()["mean"] + 0.001}
+    above = strategy.whole(plan.event.event, run_law_from_dict(more))
     assert epsilon(above, 1e-5).epsilon > 1.5, "one thousandth more does not fit"
     assert plan.details["mean_runs_auto"]["training_epsilon"] == 1.0
     assert plan.details["mean_runs_auto"]["mean_runs"] == plan.runs.expected_runs

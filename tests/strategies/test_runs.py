@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from privtune.accounting import PrivateSelection, ThresholdSelection
 from privtune.spaces import SearchSpace
 from privtune.strategies import (
     Everything,
@@ -67,6 +68,10 @@ def test_a_known_threshold_releases_the_first_that_reaches_it_or_nothing() -> No
     scores = [0.1, 0.6, 0.9, 0.7]
     strategy = LiuTalwar(threshold=0.5)
     plan = strategy.plan(context(), epsilon=2.0)
+    assert isinstance(plan.event, ThresholdSelection)
+    assert plan.event.stop == pytest.approx(0.1)
+    capped = LiuTalwar(threshold=0.5, maximum=40).plan(context(), epsilon=2.0)
+    assert isinstance(capped.event, PrivateSelection)
     given = iter(scores)
     outcome = strategy.run(plan, FakeRound(SPACE, score=lambda _: next(given)))
     assert outcome.result is not None
