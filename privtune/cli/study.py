@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import RenderableType
@@ -24,6 +24,7 @@ from rich.progress import (
 from rich.table import Table
 
 from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json, program
+from privtune.training.compute import check_stack
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
@@ -106,6 +107,10 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
     storage: Storage = DEFAULT_STORAGE,
     mlflow: Annotated[bool, typer.Option(help="Log releases to MLflow.")] = True,
     jobs: Annotated[int, typer.Option(help="Worker processes for sealed rounds.")] = 1,
+    stack: Annotated[
+        str | None,
+        typer.Option(help="Candidates trained in one pass: a number or auto; changes no result."),
+    ] = None,
     data: Data = None,
     non_private: Annotated[
         bool, typer.Option("--non-private", help="Let arms without any guarantee run.")
@@ -117,7 +122,14 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
         os.environ["PRIVTUNE_DATA"] = str(data.absolute())
     study = _load(name, storage)
     try:
-        run_study(study, mlflow=mlflow, quiet=as_json, jobs=jobs, non_private=non_private)
+        run_study(
+            study,
+            mlflow=mlflow,
+            quiet=as_json,
+            jobs=jobs,
+            stack=None if stack is None else check_stack(stack),
+            non_private=non_private,
+        )
         if as_json:
             from privtune.cli._tables import comparison_document
 
@@ -234,7 +246,13 @@ def delete(
 
 
 def run_study(
-    study: Study, *, mlflow: bool, quiet: bool, jobs: int = 1, non_private: bool = False
+    study: Study,
+    *,
+    mlflow: bool,
+    quiet: bool,
+    jobs: int = 1,
+    stack: int | Literal["auto"] | None = None,
+    non_private: bool = False,
 ) -> None:
     """Run a study with progress on the terminal and, if asked, releases to MLflow."""
     from privtune.tracking.guard import SealedGuard
@@ -257,6 +275,7 @@ def run_study(
         study.run(
             _Fanout([_ProgressObserver(progress), *observers]),
             n_jobs=jobs,
+            stack=stack,
             non_private=non_private,
         )
 

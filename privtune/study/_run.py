@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.execution.training import dry_run
 from privtune.strategies import NonPrivateError, Plan, Release, TrialResult
@@ -13,18 +13,25 @@ from privtune.study._round import StudyRound
 from privtune.study._study import StudyFinishedError
 from privtune.study._worker import make_files, work
 from privtune.study.spec import StudySpec
+from privtune.training.compute import check_stack
 
 if TYPE_CHECKING:
     from privtune.ledger import Charge
     from privtune.study._study import Study
     from privtune.study.observer import Observer
     from privtune.tasks import Task, TaskData
+    from privtune.training.compute import Compute
 
 __all__ = ["run_study"]
 
 
 def run_study(
-    study: Study, observer: Observer, *, n_jobs: int, non_private: bool
+    study: Study,
+    observer: Observer,
+    *,
+    n_jobs: int,
+    stack: int | Literal["auto"] | None,
+    non_private: bool,
 ) -> tuple[Release, ...]:
     """Run what has not been released: see :meth:`privtune.Study.run`."""
     task = study.spec.load_task()
@@ -35,11 +42,14 @@ def run_study(
         )
     if not non_private:
         _check_private(study)
+    compute = study.spec.compute
+    if stack is not None:
+        compute = replace(compute, stack=check_stack(stack))
     seconds = {}
     for plan in study.plans:
         if study._store.get(study.name, plan.arm, "release") is None:
             with observer.guard(plan):
-                seconds[plan.arm] = dry_run(plan, task, compute=study.spec.compute)
+                seconds[plan.arm] = dry_run(plan, task, compute=compute)
     charges = study._reserve()
     loaded: TaskData | None = None
     releases = []
@@ -58,6 +68,7 @@ def run_study(
                 observer=observer,
                 seconds=seconds[plan.arm],
                 n_jobs=n_jobs,
+                compute=compute,
             )
         study._settle(plan, charge)
         if not study._store.get(study.name, plan.arm, "announced"):
@@ -87,9 +98,12 @@ def _run_arm(
     observer: Observer,
     seconds: float,
     n_jobs: int,
+    compute: Compute,
 ) -> Release:
     observer.arm_started(plan)
-    files = make_files(study._store, study.spec, plan, task=task, data=data)
+    files = replace(
+        make_files(study._store, study.spec, plan, task=task, data=data), compute=compute
+    )
     if not plan.is_sealed:
         files = replace(files, on_step=lambda done, steps: observer.step(plan, done, steps))
     charge_id = None if charge is None else charge.id
@@ -100,7 +114,7 @@ def _run_arm(
         charge_id=charge_id,
         files=files,
         n_jobs=n_jobs,
-        worker=(work, (study.storage, study.name, plan.arm, charge_id, n_jobs)),
+        worker=(work, (study.storage, study.name, plan.arm, charge_id, n_jobs, compute.stack)),
     )
     started = time.perf_counter()
     try:

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
@@ -81,7 +81,12 @@ class Study:
         return cls(spec.name, storage)
 
     def run(
-        self, observer: Observer | None = None, *, n_jobs: int = 1, non_private: bool = False
+        self,
+        observer: Observer | None = None,
+        *,
+        n_jobs: int = 1,
+        stack: int | Literal["auto"] | None = None,
+        non_private: bool = False,
     ) -> tuple[Release, ...]:
         """Run every arm that has not been released, and return all releases.
 
@@ -90,6 +95,8 @@ class Study:
         Args:
             observer: Hears of the progress; the study's own :attr:`observer` unless given.
             n_jobs: Worker processes for the rounds of selections; 1 trains whole stacks here.
+            stack: How many candidates to train in one pass, or ``"auto"``; what the spec says
+                unless given. It changes no result.
             non_private: Whether arms without any guarantee may run.
 
         Returns:
@@ -102,7 +109,13 @@ class Study:
         """
         from privtune.study._run import run_study
 
-        return run_study(self, observer or self.observer, n_jobs=n_jobs, non_private=non_private)
+        return run_study(
+            self,
+            observer or self.observer,
+            n_jobs=n_jobs,
+            stack=stack,
+            non_private=non_private,
+        )
 
     def optimize(
         self,

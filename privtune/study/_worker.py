@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 from privtune.errors import PrivTuneError
 from privtune.execution.table import make_rounds
@@ -39,7 +40,14 @@ def make_files(
     )
 
 
-def work(url: str, study: str, arm: str, charge_id: str, jobs: int) -> None:
+def work(  # noqa: PLR0917 (a process is given them by position)
+    url: str,
+    study: str,
+    arm: str,
+    charge_id: str,
+    jobs: int,
+    stack: int | Literal["auto"],
+) -> None:
     """Work through an arm's rows beside ``jobs - 1`` others. Runs in a process of its own."""
     store = StudyStore(url)
     document = store.document(study)
@@ -47,6 +55,7 @@ def work(url: str, study: str, arm: str, charge_id: str, jobs: int) -> None:
     (plan,) = (p for p in map(Plan.from_dict, document["plans"]) if p.arm == arm)
     task = spec.load_task()
     files = make_files(store, spec, plan, task=task, data=task.load_checked())
+    files = replace(files, compute=replace(files.compute, stack=stack))
     with Ledger(url) as ledger:
         rounds = make_rounds(ledger)
         # Not all rows for the one who comes first.

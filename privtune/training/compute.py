@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = ["CompileError", "Compute", "require_compiler"]
+__all__ = ["CompileError", "Compute", "check_stack", "require_compiler"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,23 @@ class Compute:
 
 class CompileError(PrivTuneError):
     """A training was to be compiled, and cannot be."""
+
+
+def check_stack(value: object) -> int | Literal["auto"]:
+    """Return how many candidates to train at once, from what a user gave.
+
+    Raises:
+        InvalidInputError: If it is neither ``"auto"`` nor a whole number of at least 1.
+    """
+    if value == "auto":
+        return "auto"
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise InvalidInputError("stack", value, "must be a whole number of at least 1, or auto")
+    return number
 
 
 def require_compiler() -> None:

@@ -40,7 +40,7 @@ def test_epsilon_as_json_has_every_bound():
     assert document["adjacency"] == "add-remove"
     assert document["delta"] == 1e-5
     assert document["bounds"]["lower"] == lower_bound(TUNED, 1e-5)
-    assert set(document["bounds"]) == {"rdp", "envelope", "profile", "lower"}
+    assert set(document["bounds"]) == {"rdp", "envelope", "profile", "liu-talwar", "lower"}
     assert document["bounds"]["lower"] <= document["epsilon"] <= document["bounds"]["rdp"]
 
 

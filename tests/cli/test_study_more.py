@@ -71,6 +71,16 @@ def test_an_oracle_needs_its_flag(cli: Cli, tmp_path: Path, at: tuple[str, str])
     assert charges
 
 
+def test_a_stack_is_a_number_or_auto(cli: Cli, tmp_path: Path, at: tuple[str, str]) -> None:
+    chosen = {"name": "chosen", "strategy": "papernot-steinke", "mean_runs": 2}
+    assert cli("study", "create", write(tmp_path, arms=[chosen]), *at).code == 0
+    refused = cli("study", "run", "toy", *at, "--no-mlflow", "--stack", "many")
+    assert refused.code == 1
+    assert "must be a whole number of at least 1, or auto" in refused.err
+    assert refused.err.count("\n") == 1
+    assert cli("study", "run", "toy", *at, "--no-mlflow", "--stack", "2").code == 0
+
+
 def test_tasks_and_strategies_are_all_listed(cli: Cli) -> None:
     names = {row["name"] for row in json.loads(cli("tasks", "--json").out)}
     assert {"digits-cnn", "mnist-mlp", "iris-logistic", "breast-cancer-logistic"} <= names
