@@ -54,6 +54,12 @@ def plan(settings: dict[str, Any], schedule: Schedule, eps: float) -> dict[str, 
     methods[f"hyfreedp K={middle}, Laplace noise on the losses"] = HyFreeDP.for_budget(
         schedule, **budget, interval=middle, loss_noise="laplace"
     )
+    methods[f"hyfreedp K={middle}, momentum 0.9"] = HyFreeDP.for_budget(
+        schedule, **budget, interval=middle, momentum=0.9
+    )
+    methods[f"hyfreedp K={middle}, AdamW"] = HyFreeDP.for_budget(
+        schedule, **budget, interval=middle, optimizer="adamw"
+    )
     methods["prodigy"] = Prodigy.for_budget(schedule, **budget)
     methods["d-adaptation"] = DAdaptation.for_budget(schedule, **budget)
     return methods
