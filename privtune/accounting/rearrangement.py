@@ -41,6 +41,8 @@ class Rearranged:
         base = tuner.base
         self._losses, self._masses = base.losses[::-1], base.masses[::-1]
         self._depth = np.concatenate([[0.0], np.cumsum(self._masses)])
+        # Masses that rounding raised count in a depth as in F, except where F stops at 1.
+        self._excess = max(float(self._depth[-1]) + base.infinite - 1.0, 0.0)
         self._at_infinity = float(tuner.runs.pgf_derivative(1.0)) * base.infinite
 
     @cached_property
@@ -121,7 +123,7 @@ class Rearranged:
         right, roc, floor = self._cells
         for first, last in itertools.pairwise(edges):
             depth = float(self._depth[first])
-            below = np.interp(right + shrink * depth, right, roc) - depth
+            below = np.interp(right + shrink * depth, right, roc) - depth + self._excess
             below = np.clip(np.minimum(roc, below), 0.0, 1.0)
             top = self.tuner.runs.pgf_derivative(below)
             price = np.exp(np.minimum(epsilon - self._losses[first:last], 700.0))
