@@ -22,6 +22,7 @@ from optuna.trial import TrialState
 from privtune.errors import PrivTuneError
 from privtune.ledger.failures import translated
 from privtune.ledger.storage import NO_DRIVER, checked_url
+from privtune.ledger.urls import masked
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -60,7 +61,7 @@ class StudyStore:
         self.url = url
         sqlite = checked.get_backend_name() == "sqlite"
         try:
-            with translated(checked.render_as_string(hide_password=True)):
+            with translated(masked(checked.render_as_string(hide_password=False))):
                 self._database = optuna.storages.RDBStorage(
                     checked.render_as_string(hide_password=False),
                     engine_kwargs={"connect_args": {"timeout": 60}} if sqlite else {},
