@@ -40,7 +40,7 @@ def main(storage: str = "sqlite:///privtune.db", epochs: float = 10) -> privtune
         validation=privtune.Validation(records=360),
     )
     print(release.params)
-    print(f"noised validation accuracy {release.score:.1%}, ε = {release.guarantee.epsilon:.3f}")
+    print(f"noised validation accuracy {release.score:.1%} at {release.guarantee}")
     return study
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Context
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -66,6 +67,19 @@ class Guarantee:
     def __hash__(self) -> int:
         return hash((self.epsilon, self.delta, self.method, self.adjacency))
 
+    def __str__(self) -> str:
+        """One line for people; both numbers are rounded up."""
+        return (
+            f"(ε = {_rounded_up(self.epsilon)}, δ = {_rounded_up(self.delta)}) "
+            f"under {self.adjacency}, by {self.method}"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Guarantee(epsilon={self.epsilon!r}, delta={self.delta!r}, method={self.method!r}, "
+            f"adjacency={self.adjacency.value!r}, bounds={dict(self.bounds)!r})"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the guarantee as JSON-ready data; an infinite number becomes the text "inf"."""
 
@@ -79,6 +93,14 @@ class Guarantee:
             "adjacency": self.adjacency.value,
             "bounds": {name: number(value) for name, value in self.bounds.items()},
         }
+
+
+_FOUR_DIGITS = Context(prec=4, rounding=ROUND_CEILING)
+
+
+def _rounded_up(value: float) -> str:
+    """Show a number, or the next one above it that has four digits."""
+    return f"{float(_FOUR_DIGITS.create_decimal(repr(float(value)))):g}"
 
 
 def epsilon(

@@ -271,13 +271,16 @@ def run_study(
         console=console,
         disable=quiet,
     )
-    with progress:
+    try:
         study.run(
             _Fanout([_ProgressObserver(progress), *observers]),
             n_jobs=jobs,
             stack=stack,
             non_private=non_private,
         )
+    finally:
+        if progress.live.is_started:
+            progress.stop()
 
 
 def print_comparison(study: Study) -> None:
@@ -298,11 +301,11 @@ def print_comparison(study: Study) -> None:
 
 def _storage(study: Study) -> str:
     """Return the option that names the storage, where it needs one; never a password."""
-    from privtune.ledger.storage import checked_url
+    from privtune.ledger.urls import masked
 
     if study.storage == os.environ.get("PRIVTUNE_STORAGE", DEFAULT_STORAGE):
         return ""
-    if checked_url(study.storage).password is not None:
+    if masked(study.storage) != study.storage:
         return " (with PRIVTUNE_STORAGE set)"
     return f" --storage {study.storage}"
 
@@ -331,6 +334,8 @@ class _ProgressObserver:
     def arm_started(self, plan: Plan) -> None:
         label = f"{plan.arm} (sealed)" if plan.is_sealed else plan.arm
         total = None if plan.is_sealed else plan.training.schedule.steps
+        # With the first arm and no sooner: bars of nothing are an empty line.
+        self._progress.start()
         self._bars[plan.arm] = self._progress.add_task(label, total=total, sealed=plan.is_sealed)
 
     def step(self, plan: Plan, done: int, steps: int) -> None:

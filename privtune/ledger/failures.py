@@ -15,6 +15,7 @@ from privtune.ledger.errors import (
     LedgerFullError,
     LedgerReadOnlyError,
 )
+from privtune.ledger.urls import masked
 
 __all__ = ["translated"]
 
@@ -74,4 +75,5 @@ def translated(url: str) -> Iterator[None]:
 
 
 def _first_line(error: sa.exc.DBAPIError) -> str:
-    return (str(error.orig).strip().splitlines() or [type(error.orig).__name__])[0].rstrip(".")
+    lines = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
+    return masked(lines[0].rstrip("."))

@@ -23,6 +23,7 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from privtune.errors import InvalidInputError
 from privtune.ledger.errors import LedgerBusyError, LedgerError
 from privtune.ledger.failures import translated
+from privtune.ledger.urls import masked
 
 __all__ = ["Storage", "checked_url"]
 
@@ -53,7 +54,7 @@ class Storage:
     @property
     def safe_url(self) -> str:
         """The URL without its password, for messages."""
-        return self.url.render_as_string(hide_password=True)
+        return masked(self.url.render_as_string(hide_password=False))
 
     def close(self) -> None:
         """Close every connection."""
@@ -121,27 +122,32 @@ def checked_url(url: str) -> URL:
 
     Raises:
         InvalidInputError: If it is no URL, neither SQLite nor PostgreSQL, or its folder is missing.
+            The message shows no password.
     """
+    shown = masked(url)
     try:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
-    except (sa.exc.ArgumentError, AttributeError):
-        raise InvalidInputError("storage", url, "is no database URL", _EXAMPLES) from None
+    except (sa.exc.ArgumentError, AttributeError, ValueError):
+        raise InvalidInputError("storage", shown, "is no database URL", _EXAMPLES) from None
     if backend == "postgresql":
+        if "@" in (parsed.host or ""):
+            raise InvalidInputError("storage", shown, "has an '@' in its host", _ENCODE)
         return parsed.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
-        raise InvalidInputError("storage", url, "must be SQLite or PostgreSQL", _EXAMPLES)
+        raise InvalidInputError("storage", shown, "must be SQLite or PostgreSQL", _EXAMPLES)
     if parsed.database in (None, "", ":memory:"):
         allowed = "must name a file: a budget that is kept in memory is forgotten"
-        raise InvalidInputError("storage", url, allowed, _EXAMPLES)
+        raise InvalidInputError("storage", shown, allowed, _EXAMPLES)
     if not str(parsed.database).startswith("file:"):
         folder = Path(str(parsed.database)).absolute().parent
         if not folder.is_dir():
-            raise InvalidInputError("storage", url, f"the folder {folder} does not exist")
+            raise InvalidInputError("storage", shown, f"the folder {folder} does not exist")
     return parsed
 
 
 NO_DRIVER = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
+_ENCODE = "Percent-encode what is special in a password: @ is %40, / is %2F."
 _EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
 
 

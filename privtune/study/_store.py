@@ -22,6 +22,7 @@ from optuna.trial import TrialState
 from privtune.errors import PrivTuneError
 from privtune.ledger.failures import translated
 from privtune.ledger.storage import NO_DRIVER, checked_url
+from privtune.ledger.urls import masked
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.strategies import TrialResult
 
-__all__ = ["StudyExistsError", "StudyNotFoundError", "StudyStore", "artifact_root"]
+__all__ = ["StudyExistsError", "StudyNotFoundError", "StudyStore", "all_params", "artifact_root"]
 
 _SCHEMA = 1
 _PREFIX = "privtune:"
 _INDEX = "privtune:index"
+_OUTSIDE = "params:"
 
 
 class StudyExistsError(PrivTuneError):
@@ -60,7 +62,7 @@ class StudyStore:
         self.url = url
         sqlite = checked.get_backend_name() == "sqlite"
         try:
-            with translated(checked.render_as_string(hide_password=True)):
+            with translated(masked(checked.render_as_string(hide_password=False))):
                 self._database = optuna.storages.RDBStorage(
                     checked.render_as_string(hide_password=False),
                     engine_kwargs={"connect_args": {"timeout": 60}} if sqlite else {},
@@ -135,7 +137,11 @@ class StudyStore:
     def record(
         self, name: str, arm: str, *, space: SearchSpace, results: Sequence[TrialResult]
     ) -> None:
-        """Record the trials of a finished round, for the curator's tools. A row is written once."""
+        """Record the trials of a finished round, for the curator's tools. A row is written once.
+
+        Parameters outside of the space, as an objective suggests them, become user attributes: their
+        distributions may differ from trial to trial, which Optuna refuses.
+        """
         study = self._load(_arm_name(name, arm))
         there = {t.user_attrs.get(_INDEX) for t in study.get_trials(deepcopy=False)}
         for result in results:
@@ -148,7 +154,13 @@ class StudyStore:
                     params=params,
                     distributions={key: space[key] for key in params},
                     value=-math.inf if math.isnan(score) else score,
-                    user_attrs={_INDEX: result.index, "failed": result.failed},
+                    user_attrs={
+                        _INDEX: result.index,
+                        "failed": result.failed,
+                        **{
+                            f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params
+                        },
+                    },
                 )
             )
 
@@ -238,6 +250,16 @@ class StudyStore:
             raise StudyNotFoundError(
                 f"There is no study named {name!r} in this storage; it holds: {known}."
             ) from None
+
+
+def all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    """Return a recorded trial's parameters, those outside of the space included."""
+    outside = {
+        key.removeprefix(_OUTSIDE): value
+        for key, value in trial.user_attrs.items()
+        if key.startswith(_OUTSIDE)
+    }
+    return {**trial.params, **outside}
 
 
 def artifact_root(url: str) -> Path:

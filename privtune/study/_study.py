@@ -25,7 +25,7 @@ from privtune.study._release import (
     save_release,
     write_certificate,
 )
-from privtune.study._store import StudyStore, artifact_root
+from privtune.study._store import StudyStore, all_params, artifact_root
 from privtune.study.observer import ArmStatus, NullObserver, Observer
 from privtune.study.spec import StudySpec
 from privtune.training.streams import Streams
@@ -264,7 +264,7 @@ class Study:
     def sealed_trials(self, arm: str) -> Sequence[Mapping[str, Any]]:
         """Return the trials of an arm with their scores. For the curator alone, never to be shown."""
         return [
-            {"number": t.number, "state": t.state.name, "params": t.params, "score": t.value}
+            {"number": t.number, "state": t.state.name, "params": all_params(t), "score": t.value}
             for t in self._store.trials(self.name, arm)
         ]
 

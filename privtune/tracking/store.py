@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from privtune.errors import PrivTuneError
+from privtune.ledger.urls import masked
 from privtune.study._store import artifact_root
 from privtune.tracking.layout import LEDGER_TABLE, ArmRecord
 from privtune.tracking.machine import Sample
@@ -286,16 +287,6 @@ def _explain(uri: str, error: Exception) -> str:
     if "Invalid Host header" in text:
         return (
             f"The MLflow server refuses this host name. Start it with --allowed-hosts naming the host "
-            f"of {_safe(uri)}, or use 127.0.0.1."
+            f"of {masked(uri)}, or use 127.0.0.1."
         )
-    return f"MLflow at {_safe(uri)} cannot be used: {text[:300]}"
-
-
-def _safe(uri: str) -> str:
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        return make_url(uri).render_as_string(hide_password=True)
-    except ArgumentError:
-        return uri
+    return f"MLflow at {masked(uri)} cannot be used: {masked(text)[:300]}"

@@ -189,8 +189,11 @@ def run_one(
     *,
     masks: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """Return the loss of one record by itself, by plain autograd: the reference of the check."""
-    with Intercept(None, masks=masks):
+    """Return the loss of one record by itself, by plain autograd: the reference of the check.
+
+    Without masks nothing is dropped.
+    """
+    with Intercept(None, masks=masks, deterministic=not masks):
         return _one(module, loss, named, x, y)
 
 

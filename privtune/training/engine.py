@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +22,7 @@ from privtune.training.kernel import (
     flatten_params,
     load_params,
     same_fixed,
+    say_once,
 )
 from privtune.training.noise import NoiseOptions
 from privtune.training.opacus_adapter import OpacusKernel
@@ -206,7 +206,7 @@ def choose_kernel(
     except NotBatchableError as reason:
         records = math.ceil(schedule.expected_batch_size)
         kernel = OpacusKernel(model, loss, x=x, y=y, device=device, records=records)
-        _say_once(
+        say_once(
             f"{type(model()).__name__} cannot be trained in stacks ({reason}): candidates are "
             f"trained one by one through Opacus ({kernel.mode} mode), which costs several times as "
             "much for small models."
@@ -216,14 +216,6 @@ def choose_kernel(
 
 _KERNELS = 4  # what was captured for a model is kept for the next trial of it
 _kernels: dict[Hashable, BatchedKernel] = {}
-_said: set[str] = set()
-
-
-def _say_once(message: str) -> None:
-    """Warn about a fallback, the first time only."""
-    if message not in _said:
-        _said.add(message)
-        warnings.warn(message, FallbackWarning, stacklevel=4)
 
 
 def _joined(outcomes: Sequence[Outcome], steps: int) -> TrainingResult:

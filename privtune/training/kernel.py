@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -16,7 +17,17 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
 
-__all__ = ["Kernel", "Layout", "Loss", "Rows", "flatten_params", "load_params", "same_fixed"]
+__all__ = [
+    "FallbackWarning",
+    "Kernel",
+    "Layout",
+    "Loss",
+    "Rows",
+    "flatten_params",
+    "load_params",
+    "same_fixed",
+    "say_once",
+]
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A loss of each record: outputs and targets with a batch axis first, to shape ``[B]``."""
@@ -43,6 +54,16 @@ class Rows:
 
 class FallbackWarning(UserWarning):
     """A model takes a slower path than it could. Results and privacy are the same."""
+
+
+_said: set[str] = set()
+
+
+def say_once(message: str) -> None:
+    """Warn about a fallback, the first time only."""
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, FallbackWarning, stacklevel=4)
 
 
 class Kernel(Protocol):

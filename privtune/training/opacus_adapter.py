@@ -8,7 +8,7 @@ loaders, optimizers and accountants can disagree with the plan.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -21,12 +21,20 @@ from privtune.training.batched import refuse_coupling
 from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.intercept import Intercept
-from privtune.training.kernel import Layout, Loss, Rows, load_params
+from privtune.training.kernel import Layout, Loss, Rows, load_params, say_once
 
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
 
-__all__ = ["Mode", "OpacusKernel", "choose_mode", "has_exact_hook", "hook", "quiet_hooks"]
+__all__ = [
+    "Mode",
+    "OpacusKernel",
+    "choose_mode",
+    "has_exact_hook",
+    "hook",
+    "per_sample_gradients",
+    "quiet_hooks",
+]
 
 _HOOKS_BYTES = 32 * 2**20  # per-sample gradients above this size are slower than ghost norms
 
@@ -62,6 +70,14 @@ def hook(module: nn.Module, mode: Mode, *, sequences: bool) -> Any:
     if problems:
         raise InvalidInputError("model", type(module).__name__, "; ".join(str(p) for p in problems))
     options: dict[str, Any] = {"batch_first": True, "loss_reduction": "sum"}
+    without = sorted(
+        {type(m).__name__ for m in module.modules() if _trains(m) and not has_exact_hook(m)}
+    )
+    if without:
+        say_once(
+            f"Opacus has no formula for the layers {', '.join(without)} of {type(module).__name__}: "
+            "their per-sample gradients are computed by functorch, which is slower."
+        )
     if mode == "hooks":
         return GradSampleModule(module, **options)
     return GradSampleModuleFastGradientClipping(module, use_ghost_clipping=not sequences, **options)
@@ -72,6 +88,52 @@ def has_exact_hook(module: nn.Module) -> bool:
     from opacus.grad_sample import GradSampleModule
 
     return type(module) in GradSampleModule.GRAD_SAMPLERS
+
+
+def _trains(module: nn.Module) -> bool:
+    """Say whether a layer has trainable parameters of its own."""
+    return any(p.requires_grad for p in module.parameters(recurse=False))
+
+
+def _padded(module: nn.Module) -> list[nn.Embedding]:
+    """Return the tables with a row that is never trained, of which Opacus' formula knows nothing."""
+    return [
+        m for m in module.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None
+    ]
+
+
+def per_sample_gradients(
+    module: nn.Module, params: Mapping[str, nn.Parameter], records: int
+) -> torch.Tensor:
+    """Return what the hooks left after a backward pass, shape ``[records, P]``.
+
+    Args:
+        module: The model with the hooks.
+        params: Its trainable parameters, in the order of the result.
+        records: Records of the batch.
+
+    Raises:
+        InvalidInputError: If a layer saw something else than one row a record.
+    """
+    for table in _padded(module):
+        sample = getattr(table.weight, "grad_sample", None)
+        if sample is not None:
+            sample[:, table.padding_idx] = 0.0
+    rows = []
+    for name, parameter in params.items():
+        sample = cast(Any, parameter).grad_sample
+        if sample is None:
+            sample = parameter.new_zeros(records, *parameter.shape)
+        if len(sample) != records:
+            raise InvalidInputError(
+                "model",
+                f"{name}: {len(sample)} rows for {records} records",
+                "must give every layer one row of inputs a record",
+                "Expand what the records share to the batch: for the positions of a transformer, "
+                "pass position_ids=torch.arange(length).expand(len(x), -1).",
+            )
+        rows.append(sample.flatten(1))
+    return torch.cat(rows, dim=1)
 
 
 class OpacusKernel:
@@ -104,12 +166,14 @@ class OpacusKernel:
     ) -> None:
         self._inner = model().to(device)
         for part in self._inner.modules():
-            if any(p.requires_grad for p in part.parameters(recurse=False)):
+            if _trains(part):
                 part.training = True  # hooks sleep otherwise; dropout keeps the mode it has
         self.layout = Layout(self._inner)
         bare = deepcopy(self._inner)
         self._loss = loss
         self.mode: Mode = choose_mode(mode, self.layout.size, records)
+        if mode == "auto" and _padded(self._inner):
+            self.mode = "hooks"  # Opacus' ghost norms count the padding, too
         sequences = self.mode == "ghost" and self._sequential(x, device)
         self._module = hook(self._inner, self.mode, sequences=sequences)
         self._params = {n: p for n, p in self._inner.named_parameters() if p.requires_grad}
@@ -213,11 +277,7 @@ class OpacusKernel:
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Return clipped sum, number of unclipped records, number of bad records."""
         self._backward(x, y)
-        samples = []
-        for p in self._params.values():
-            sample = cast(Any, p).grad_sample
-            samples.append(p.new_zeros(len(x), p.numel()) if sample is None else sample.flatten(1))
-        gradients = torch.cat(samples, dim=1)
+        gradients = per_sample_gradients(self._inner, self._params, len(x))
         self._module.zero_grad(set_to_none=True)
         if isinstance(clipping, CoordinateTransform):
             gradients = (gradients - clipping.center[k]) / clipping.scale[k]

@@ -22,7 +22,12 @@ from privtune.training.clipping import Clipping
 from privtune.training.data import Data, DatasetData
 from privtune.training.kernel import Layout
 from privtune.training.noise import NoiseSource, add_noise, noise_scale
-from privtune.training.opacus_adapter import has_exact_hook, hook, quiet_hooks
+from privtune.training.opacus_adapter import (
+    has_exact_hook,
+    hook,
+    per_sample_gradients,
+    quiet_hooks,
+)
 from privtune.training.sampling import PoissonSampler
 from privtune.training.schedule import Schedule
 from privtune.training.streams import Streams
@@ -159,8 +164,9 @@ class PrivateTraining:
                 gives it.
 
         Returns:
-            Whether the optimizer stepped: a learning rate scheduler steps then, and not with every
-            batch.
+            Whether the optimizer stepped. Count steps of a learning rate with
+            ``optimizer.register_step_post_hook`` and not in the loop, which does not see empty
+            samples: a rate that hangs on how many were empty was not paid for.
 
         Raises:
             PlanExhaustedError: If no batch is open: every batch has one step.
@@ -208,13 +214,7 @@ class PrivateTraining:
     def _clipped_sum(self, losses: torch.Tensor) -> torch.Tensor:
         with quiet_hooks():
             torch.autograd.backward(losses.sum())
-        samples = []
-        for name, parameter in self._params.items():
-            sample = cast(Any, parameter).grad_sample
-            if sample is None:
-                sample = parameter.new_zeros(len(losses), *self.layout.shapes[name])
-            samples.append(sample.flatten(1))
-        gradients = torch.cat(samples, dim=1)
+        gradients = per_sample_gradients(self.model, self._params, len(losses))
         self._refuse_incomplete(gradients)
         groups = [(0, self.layout.size)]
         if self._clipping.by_layer:

@@ -309,3 +309,26 @@ def test_few_coarse_releases_never_cost_more_than_their_sum():
     assert "basic" not in epsilon(event, 1e-8).bounds
     assert "basic" not in epsilon(Composed([event, Gaussian(5.0)]), 1e-5).bounds
     assert delta(event, 0.71).delta == pytest.approx(1e-7, rel=1e-9)
+
+
+def test_a_guarantee_in_one_line() -> None:
+    found = Guarantee(1.80749, 1e-5, "envelope", Adjacency.ADD_REMOVE, {"envelope": 1.80749})
+    assert str(found) == "(ε = 1.808, δ = 1e-05) under add-remove, by envelope"
+    assert str(Guarantee(math.inf, 0.0, "none", REPLACE)).startswith("(ε = inf, δ = 0) under ")
+
+
+@pytest.mark.parametrize("value", [1e-9, 0.0123401, 0.99999, 3.00004, 123.411, 98765.4, 1.1e30])
+def test_a_printed_number_is_an_upper_bound_and_close(value: float) -> None:
+    printed = str(Guarantee(value, 0.5, "pld", REPLACE)).split("= ")[1].split(",")[0]
+    assert value <= float(printed) <= value * 1.001
+
+
+def test_a_guarantee_is_read_back_from_its_repr() -> None:
+    found = Guarantee(1.5, 1e-5, "rdp", Adjacency.ADD_REMOVE, {"rdp": 1.5, "pld": 1.7})
+    assert repr(found) == (
+        "Guarantee(epsilon=1.5, delta=1e-05, method='rdp', adjacency='add-remove', "
+        "bounds={'rdp': 1.5, 'pld': 1.7})"
+    )
+    same = Guarantee(1.5, 1e-5, "rdp", Adjacency.ADD_REMOVE)
+    assert same == found
+    assert hash(same) == hash(found)

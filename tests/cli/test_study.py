@@ -76,6 +76,7 @@ def test_a_whole_life(cli: Cli, spec: str, storage: str) -> None:
     finished = cli("study", "run", "toy", *at)
     assert finished.code == 1
     assert "nothing was spent" in finished.err
+    assert finished.out == ""
 
     document = json.loads(cli("study", "compare", "toy", *at, "--json").out)
     assert [arm["state"] for arm in document["arms"]] == ["settled"] * 3

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from privtune.ledger import (
     verify,
 )
 from privtune.ledger.storage import Storage
+from privtune.ledger.urls import masked
+from privtune.study._store import StudyStore
 
 ASKED = ChargeRequest(Gaussian(9.0))
 
@@ -65,6 +68,49 @@ def test_a_missing_server_is_one_error() -> None:
     with pytest.raises(LedgerError) as caught:
         Ledger("postgresql://nobody:secret@127.0.0.1:1/x")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://bob:hunter2@host/db",
+        "mysql://bob:hun@ter2/hunter2@host/db",
+        "bob:hunter2@host",
+        "postgresql//bob:hunter2@host/db",
+        "postgres:/bob:hunter2@host/db",
+        "postgresql://bob:hunter2@host:port/db",
+        "postgresql://bob:h@hunter2@127.0.0.1:1/db",
+        "postgresql://bob:h/hunter2@127.0.0.1:1/db",
+        "postgresql://127.0.0.1:1/db?user=bob&password=hunter2",
+        "postgresql://bob:hunter2@127.0.0.1:1/db?sslmode=disable&sslpassword=hunter2",
+    ],
+)
+@pytest.mark.parametrize("opened", [Ledger, StudyStore])
+def test_no_message_shows_a_password(url: str, opened: Callable[[str], object]) -> None:
+    with pytest.raises(PrivTuneError) as caught:
+        opened(url)
+    assert "hunter2" not in f"{caught.value} {caught.value.args} {vars(caught.value)}"
+    assert "***" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sqlite:///privtune.db",
+        "sqlite:////home/a@b/privtune.db",
+        "postgresql://bob@host:5432/db",
+        "http://127.0.0.1:5000",
+        "file:///C:/runs",
+    ],
+)
+def test_what_holds_no_password_is_shown_as_it_is(text: str) -> None:
+    assert masked(text) == text
+    assert masked(f"MLflow at '{text}' failed: 403") == f"MLflow at '{text}' failed: 403"
+
+
+def test_a_password_within_a_message() -> None:
+    message = "cannot reach 'http://bob:hunter2@host:5000/api?token=hunter2', gave up"
+    assert masked(message) == "cannot reach 'http://bob:***@host:5000/api?token=***', gave up"
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:

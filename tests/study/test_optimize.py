@@ -201,6 +201,11 @@ def test_a_failing_training_is_the_worst_result(storage: str) -> None:
     trials = privtune.load_study("loop", storage=storage, curator=True).trials
     assert len(trials) == len(calls)
     assert {t.value == -math.inf for t in trials} == {True, False}
+    done = [t for t in trials if t.value > -math.inf]
+    assert all(t.user_attrs["params:rate"] >= 0.5 for t in done)
+    (best,) = [t for t in done if t.value == release.score]
+    assert best.user_attrs["params:rate"] == release.params["rate"]
+    assert release.params in [t["params"] for t in study.sealed_trials(study.arms[0])]
 
 
 def test_a_round_where_all_fail_releases_nothing_and_says_what_stopped_it(storage: str) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from privtune.errors import InvalidInputError
 from privtune.training import engine
+from privtune.training import kernel as kernels
 from privtune.training.batched import BatchedKernel, NotBatchableError
 from privtune.training.clipping import Automatic, CoordinateTransform, Flat, PerLayer
 from privtune.training.data import DatasetData, TensorData
@@ -394,7 +395,7 @@ class Unstackable(nn.Module):
 
 
 def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once():
-    engine._said.clear()
+    kernels._said.clear()
     with pytest.warns(
         FallbackWarning, match=r"Unstackable cannot be trained in stacks.*hooks mode"
     ):

@@ -10,9 +10,12 @@ from torch.utils.data import TensorDataset
 
 from privtune.accounting import Gaussian, PoissonSampled, Repeated
 from privtune.errors import InvalidInputError
+from privtune.training import kernel
 from privtune.training.clipping import Flat, PerLayer
 from privtune.training.data import TensorData
 from privtune.training.engine import flatten_params
+from privtune.training.kernel import FallbackWarning
+from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.private_training import PlanExhaustedError, PrivateTraining
 from privtune.training.schedule import Schedule
 from tests.training.simple import blobs, clipped_sum, cross_entropy, mlp, per_sample_gradients
@@ -265,3 +268,77 @@ def test_two_backward_passes_before_a_step_drop_nothing():
     both = torch.cat([losses(private, *first), losses(private, *second)])
     with pytest.raises(InvalidInputError, match="one loss a record"):
         private.step(both)
+
+
+class Tokens(nn.Module):
+    """What transformers of Hugging Face do: padding, positions, dropout, layers of their own."""
+
+    class Conv1D(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(width) + 0.1)
+
+        def forward(self, x):
+            return x @ self.weight
+
+    def __init__(self, *, shared=False, drop=0.0):
+        super().__init__()
+        self.words, self.places = nn.Embedding(6, 4, padding_idx=0), nn.Embedding(5, 4)
+        self.mix, self.drop, self.head = self.Conv1D(4), nn.Dropout(drop), nn.Linear(4, 3)
+        self.shared = shared
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1]).unsqueeze(0)
+        places = places if self.shared else places.expand_as(x)
+        return self.head(self.drop(self.mix(self.words(x) + self.places(places))).mean(dim=1))
+
+
+def sentences():
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randint(0, 6, (200, 5), generator=generator)
+    return x, x.sum(dim=1) % 3
+
+
+def test_padding_is_not_trained_and_a_slower_layer_is_said_once():
+    kernel._said.clear()
+    torch.manual_seed(0)
+    model, reference = Tokens(), Tokens()
+    with pytest.warns(FallbackWarning, match="no formula for the layers Conv1D of Tokens"):
+        private = start(model, data=TensorData(*sentences()), steps=3)
+    for x, y in private.batches():
+        assert bool((x == 0).any())
+        before = flatten_params(model)
+        private.step(losses(private, x, y))
+        own = per_sample_gradients(reference, before, x, y, cross_entropy)
+        moved = (before - flatten_params(model)) * 20.0
+        torch.testing.assert_close(moved, clipped_sum(own, 0.5), rtol=1e-4, atol=1e-5)
+    start(Tokens(), data=TensorData(*sentences()))  # silent: warnings are errors here
+
+
+@pytest.mark.filterwarnings("ignore::privtune.training.kernel.FallbackWarning")
+def test_positions_that_the_batch_shares_are_refused():
+    private = start(Tokens(shared=True), data=TensorData(*sentences()))
+    x, y = next(private.batches())
+    with pytest.raises(
+        InvalidInputError, match=r"places.weight: 1 rows .* Expand what the records"
+    ):
+        private.step(losses(private, x, y))
+
+
+@pytest.mark.filterwarnings("ignore::privtune.training.kernel.FallbackWarning")
+def test_dropout_and_padding_through_opacus():
+    """Such a model passes the kernel's own check, which compares it with records one by one."""
+    x, y = sentences()
+    found = OpacusKernel(
+        lambda: Tokens(drop=0.5), cross_entropy, x=x[:1], y=y[:1], device=torch.device("cpu")
+    )
+    assert found.mode == "hooks"
+    for mode in ("hooks", "ghost"):
+        OpacusKernel(
+            lambda: nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5), nn.Linear(4, 3)),
+            cross_entropy,
+            x=blobs()[0][:1],
+            y=blobs()[1][:1],
+            device=torch.device("cpu"),
+            mode=mode,
+        )
