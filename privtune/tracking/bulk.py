@@ -57,7 +57,6 @@ def write_finished(
         MlflowException: If a name, a tag or a value is none that MLflow takes.
     """
     import mlflow
-    import sqlalchemy as sa
     from mlflow.store.tracking.dbmodels import models
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -83,7 +82,7 @@ def write_finished(
     with store.ManagedSessionMaker(read_only=False) as session:
         for table, own in zip(tables, rows, strict=True):
             if own:
-                session.execute(sa.insert(table), own)
+                session.execute(table.__table__.insert(), own)
     return True
 
 
