@@ -66,7 +66,7 @@ def write_finished(
     if type(store) is not SqlAlchemyStore or minor not in BULK_VERSIONS:
         return False
     location = client.get_experiment(experiment).artifact_location
-    tables = (
+    tables: tuple[Any, ...] = (
         models.SqlRun,
         models.SqlTag,
         models.SqlParam,
