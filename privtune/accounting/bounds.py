@@ -40,6 +40,10 @@ _MAX_FINENESS = 16.0
 _FINE = 2.0  # fineness of the lattice of one bound among several
 _ATOMS = 2048  # of the lattice on which the rearrangement is computed
 _EMPTY, _FULL = -300.0, -1.0  # log s in the theorem of Liu and Talwar; at the end δ = 2/e
+_SMALL_DELTA, _LARGE_DELTA = (
+    1e-15,
+    1e-3,
+)  # nobody asks for more; the filter's tables do, hundreds of times
 _MARGIN = 1e-9  # sums of masses are known to about 1e-13
 
 
@@ -107,7 +111,8 @@ def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> di
     }
     if bounds["envelope"] == 0.0:
         return bounds
-    depth = _rearranged(event, wanted, target)
+    level = target if wanted == "epsilon" else bounds["envelope"]
+    depth = _rearranged(event, wanted, target) if _SMALL_DELTA < level <= _LARGE_DELTA else None
     if depth is not None and depth < bounds["envelope"]:  # its lattice is coarser
         bounds["rearrangement"] = depth
     if isinstance(runs, NegativeBinomial) and runs.cap is None:
@@ -177,7 +182,7 @@ def _liu_talwar(base: Event, gamma: float, wanted: str, target: float) -> float:
     if wanted == "epsilon":
         return run(_bisect(lambda x: level(math.exp(x)) > target, _FULL, _EMPTY))
     # Every s is valid; ε₁ falls and 3 sqrt(2 δ₁) grows with it, so the first that fits is sought.
-    fitting = (x for x in np.linspace(_EMPTY, _FULL, 300).tolist() if run(x) <= target)
+    fitting = (x for x in np.linspace(_EMPTY, _FULL, 60).tolist() if run(x) <= target)
     first = next(fitting, None)
     if first is None:
         return 1.0
@@ -187,7 +192,7 @@ def _liu_talwar(base: Event, gamma: float, wanted: str, target: float) -> float:
 
 def _bisect(fails: Callable[[float], bool], bad: float, good: float) -> float:
     """Return a point next to where `fails` turns false, on the good side."""
-    for _ in range(50):
+    for _ in range(40):
         middle = 0.5 * (bad + good)
         bad, good = (middle, good) if fails(middle) else (bad, middle)
     return good

@@ -64,7 +64,7 @@ class Rearranged:
 
     def delta(self, epsilon: float) -> float:
         """Return the bound on δ(ε)."""
-        return min(self._at(epsilon, share) for share in (0.0, *_SHARES))
+        return min(self._at(epsilon, 0.0), self._at(epsilon, self._best_share(epsilon)))
 
     def epsilon(self, delta: float, start: float) -> float:
         """Return an ε at which the bound is at most delta.
@@ -73,7 +73,7 @@ class Rearranged:
             delta: The target, above 0.
             start: An ε at which the envelope is at most delta.
         """
-        share = min(_SHARES, key=lambda s: self._at(start, s, _FEW))
+        share = self._best_share(start)
         high, low = start, 0.0
         excess = math.log(max(self._at(start, share), 1e-300) / delta)
         if excess >= 0.0:
@@ -98,6 +98,9 @@ class Rearranged:
             if high - low < _TOLERANCE * high:
                 break
         return high
+
+    def _best_share(self, epsilon: float) -> float:
+        return min(_SHARES, key=lambda share: self._at(epsilon, share, _FEW))
 
     def _paid(self, epsilon: float) -> Floats:
         """Return what each outcome pays under the envelope, in descending order of loss."""

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from privtune.ledger import Lease, Ledger, Rounds
     from privtune.spaces import SearchSpace
+    from privtune.study._shown import ShownTrials
     from privtune.study._store import StudyStore
     from privtune.tasks import Task, TaskData
 
@@ -213,21 +215,20 @@ class StudyRound:
         write_result(result, path)
         return result
 
+    @cached_property
+    def shown(self) -> ShownTrials:
+        """Optuna's trials, where every trial is paid for."""
+        return self.store.shown(self.study, self.files.plan.arm, self.files.folder)
+
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
-        """Draw a trial with Optuna; a row that exists is used again."""
-        return self.store.ask(
-            self.study, self.files.plan.arm, number, space=self.space, sampler=make(self.space)
-        )
+        """Draw a trial with Optuna; a candidate that was drawn is used again."""
+        trial = self.shown.ask(number, sampler=make(self.space))
+        return {name: trial.suggest(name, law) for name, law in self.space.items()}
 
     def tell(self, number: int, result: TrialResult) -> None:
         """Tell Optuna how a trial ended, once."""
-        self.store.tell(
-            self.study,
-            self.files.plan.arm,
-            number,
-            score=-math.inf if result.score is None else result.score,
-            pruned=result.failed == PRUNED,
-        )
+        score = -math.inf if result.score is None else result.score
+        self.shown.tell(number, score=score, pruned=result.failed == PRUNED)
 
     def discard(self) -> None:
         """Delete all results: losing models have no further use, and are private."""

@@ -17,17 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.trial import TrialState
 
 from privtune.errors import PrivTuneError
 from privtune.ledger.failures import translated
 from privtune.ledger.storage import NO_DRIVER, checked_url
 from privtune.ledger.urls import masked
+from privtune.study._shown import INDEX, ShownTrials
 
 if TYPE_CHECKING:
-    from optuna.pruners import BasePruner
-    from optuna.samplers import BaseSampler
-
     from privtune.spaces import SearchSpace
     from privtune.strategies import TrialResult
 
@@ -35,7 +32,6 @@ __all__ = ["StudyExistsError", "StudyNotFoundError", "StudyStore", "all_params",
 
 _SCHEMA = 1
 _PREFIX = "privtune:"
-_INDEX = "privtune:index"
 _OUTSIDE = "params:"
 
 
@@ -143,7 +139,7 @@ class StudyStore:
         distributions may differ from trial to trial, which Optuna refuses.
         """
         study = self._load(_arm_name(name, arm))
-        there = {t.user_attrs.get(_INDEX) for t in study.get_trials(deepcopy=False)}
+        there = {t.user_attrs.get(INDEX) for t in study.get_trials(deepcopy=False)}
         for result in results:
             if result.index in there:
                 continue
@@ -155,7 +151,7 @@ class StudyStore:
                     distributions={key: space[key] for key in params},
                     value=-math.inf if math.isnan(score) else score,
                     user_attrs={
-                        _INDEX: result.index,
+                        INDEX: result.index,
                         "failed": result.failed,
                         **{
                             f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params
@@ -164,47 +160,16 @@ class StudyStore:
                 )
             )
 
-    def ask(
-        self, name: str, arm: str, number: int, *, space: SearchSpace, sampler: BaseSampler
-    ) -> dict[str, Any]:
-        """Draw trial ``number`` with a sampler that sees the earlier ones; draw it once."""
-        study = self._load(_arm_name(name, arm))
-        for trial in study.get_trials(deepcopy=False):
-            if trial.user_attrs.get(_INDEX) == number:
-                return dict(trial.params)
-        study.sampler = sampler
-        asked = study.ask(dict(space))
-        asked.set_user_attr(_INDEX, number)
-        return dict(asked.params)
+    def shown(self, name: str, arm: str, folder: Path) -> ShownTrials:
+        """Return the trials of an arm that pays for all of them, to ask and to tell.
 
-    def live(
-        self,
-        name: str,
-        arm: str,
-        number: int,
-        *,
-        sampler: BaseSampler,
-        pruner: BasePruner | None,
-    ) -> optuna.Trial:
-        """Return Optuna's own trial ``number``, for an objective that defines its space by running."""
-        study = self._load(_arm_name(name, arm))
-        study.sampler, study.pruner = sampler, pruner or optuna.pruners.NopPruner()
-        for trial in study.get_trials(deepcopy=False):
-            if trial.user_attrs.get(_INDEX) == number:
-                return optuna.Trial(study, trial._trial_id)
-        asked = study.ask()
-        asked.set_user_attr(_INDEX, number)
-        return asked
-
-    def tell(self, name: str, arm: str, number: int, *, score: float, pruned: bool) -> None:
-        """Tell Optuna how trial ``number`` ended. A row is told once."""
-        study = self._load(_arm_name(name, arm))
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if trial.user_attrs.get(_INDEX) == number:
-                # A pruned trial counts with its last report, which pruners and TPE know to read.
-                state = TrialState.PRUNED if pruned else TrialState.COMPLETE
-                value = None if pruned else -math.inf if math.isnan(score) else score
-                study.tell(trial.number, value, state)
+        Args:
+            name: The study.
+            arm: The arm.
+            folder: Keeps what running trials were given; inside the trust boundary.
+        """
+        with _quiet():
+            return ShownTrials(self._load(_arm_name(name, arm)), folder)
 
     def add_arm(self, name: str, arm: str) -> None:
         """Make room for an arm's trials and values."""

@@ -33,11 +33,11 @@ from privtune.study.user_training import DPSGD, Validation, objective_task
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
-    import optuna
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
     from privtune.ledger import Budget, Rounds
+    from privtune.study._shown import ShownTrial
 
 __all__ = [
     "Objective",
@@ -109,14 +109,14 @@ class ObjectiveFiles(Files):
         catch: Exceptions of the training that are a result with the worst score.
         sampler: A sampler of the user's own for sealed trials.
         deadline: When to stop beginning trials, on the monotonic clock.
-        live: Optuna's trials where every trial is paid for, by number.
+        live: Optuna's trials, where every trial is paid for, by number.
     """
 
     objective: Objective
     catch: tuple[type[BaseException], ...]
     sampler: IndependentSampler | None
     deadline: float
-    live: dict[int, optuna.Trial]
+    live: dict[int, ShownTrial]
 
     def candidate(self, number: int) -> dict[str, Any]:
         """Return the hyperparameters that are fixed; the function suggests the others."""
@@ -188,9 +188,8 @@ class ObjectiveRound(StudyRound):
         """Open Optuna's trial; the function's suggestions define the space."""
         sampler = make(self.space) if self.sampler is None else self.sampler
         first = 10_000_000  # as the round numbers named trials
-        self.own.live[first + number] = self.store.live(
-            self.study, self.own.plan.arm, number, sampler=sampler, pruner=self.pruner
-        )
+        trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
+        self.own.live[first + number] = trial
         return {}
 
     def _work(self, rounds: Rounds, charge_id: str) -> None:

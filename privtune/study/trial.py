@@ -21,9 +21,9 @@ from privtune.strategies import Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
-    import optuna
     import torch
 
+    from privtune.study._shown import ShownTrial
     from privtune.training.private_training import PrivateTraining
 
 __all__ = ["SealedTrialError", "Trial", "refuse_autologging"]
@@ -57,7 +57,7 @@ class Trial:
         subset: Streams,
         given: Mapping[str, Any],
         sampler: IndependentSampler | None = None,
-        live: optuna.Trial | None = None,
+        live: ShownTrial | None = None,
     ) -> None:
         self.number = number
         self.params: dict[str, Any] = {}
@@ -246,7 +246,7 @@ class Trial:
         if name in self._given:
             value = self._given[name]
         elif self._live is not None:
-            value = self._live._suggest(name, distribution)
+            value = self._live.suggest(name, distribution)
         else:
             # Each name has a stream of its own: what is drawn does not hang on the order of calls.
             law = {name: distribution if prior is None else prior}

@@ -17,6 +17,7 @@ from urllib.request import url2pathname
 from privtune.errors import PrivTuneError
 from privtune.ledger.urls import masked
 from privtune.study._store import artifact_root
+from privtune.tracking.bulk import FinishedRun, write_finished
 from privtune.tracking.layout import LEDGER_TABLE, ArmRecord
 from privtune.tracking.machine import Sample
 
@@ -107,14 +108,16 @@ def experiment_id(client: MlflowClient, name: str, *, storage: str, tags: dict[s
 def published(client: MlflowClient, experiment: str) -> dict[str, str]:
     """Return the run ids of arms that are logged completely, by the digest of their plan.
 
-    Runs that broke off half way are deleted: parameters cannot be written twice, so they are
-    replaced rather than filled up.
+    Runs that broke off half way are deleted, with the trials below them: parameters cannot be
+    written twice, so they are replaced rather than filled up.
     """
     complete = {}
-    for run in _all_runs(client, experiment):
+    runs = _all_runs(client, experiment)
+    finished = {str(run.info.run_id) for run in runs if run.info.status == "FINISHED"}
+    for run in runs:
         if (digest := run.data.tags.get(_DIGEST)) is None:
             continue  # somebody else's
-        if run.info.status == "FINISHED":
+        if {run.info.run_id, run.data.tags.get("mlflow.parentRunId", run.info.run_id)} <= finished:
             complete[digest] = str(run.info.run_id)
         else:
             client.delete_run(run.info.run_id)
@@ -162,10 +165,7 @@ def write_record(
     tables = json.dumps([{"path": LEDGER_TABLE, "type": "table"}])
     created = _create(client, experiment, record, started, {"mlflow.loggedArtifacts": tables})
     run = str(created.run_id)
-    for child in record.children:
-        below = _create(client, experiment, child, now, {"mlflow.parentRunId": run}).run_id
-        _log(client, below, child, [Metric(name, value, now, s) for name, value, s in child.points])
-        client.set_terminated(below, status="FINISHED", end_time=now)
+    _write_children(client, experiment, record.children, parent=run, now=now)
     metrics = [Metric(name, value, now, step) for name, value, step in record.points]
     metrics += [
         Metric(name, value, started + int(seconds * 1000), step)
@@ -179,6 +179,24 @@ def write_record(
     return run
 
 
+def _write_children(
+    client: MlflowClient, experiment: str, children: Sequence[ArmRecord], *, parent: str, now: int
+) -> None:
+    from mlflow.entities import Metric
+
+    below = {"mlflow.parentRunId": parent}
+    runs = [
+        FinishedRun(child.arm, _tags(child, below), child.params, child.points)
+        for child in children
+    ]
+    if not runs or write_finished(client, experiment, runs, now=now):
+        return
+    for child in children:
+        run = str(_create(client, experiment, child, now, below).run_id)
+        _log(client, run, child, [Metric(name, value, now, s) for name, value, s in child.points])
+        client.set_terminated(run, status="FINISHED", end_time=now)
+
+
 def _create(
     client: MlflowClient,
     experiment: str,
@@ -187,15 +205,19 @@ def _create(
     tags: Mapping[str, str],
 ) -> RunInfo:
     # With its tags from the start: one insert, where later each would be looked up and merged.
-    all_tags = {
+    all_tags = _tags(record, tags)
+    info: RunInfo = client.create_run(experiment, start_time=started, tags=all_tags).info
+    return info
+
+
+def _tags(record: ArmRecord, others: Mapping[str, str]) -> dict[str, str]:
+    return {
         **record.tags,
         "mlflow.runName": record.arm,
         "mlflow.note.content": record.note,
         _DIGEST: record.digest,
-        **tags,
+        **others,
     }
-    info: RunInfo = client.create_run(experiment, start_time=started, tags=all_tags).info
-    return info
 
 
 def _log(

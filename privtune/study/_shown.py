@@ -1,0 +1,148 @@
+"""Trials that are paid for and shown: asked and told in memory, stored whole once they are told.
+
+Optuna's storage commits at every step of a trial: when it is asked, at each suggestion, at each
+report, when it is told. A study needs one of these commits, the last. What a trial that runs was
+given stands in a file until then, so that a trial whose process died goes on with the same
+candidate: with another one, the release would tell that the first had crashed, which nobody paid for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.distributions import distribution_to_json, json_to_distribution
+from optuna.trial import TrialState, create_trial
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
+__all__ = ["INDEX", "ShownTrial", "ShownTrials"]
+
+INDEX = "privtune:index"
+"""Attribute of a trial: its number in its round."""
+
+
+class ShownTrial:
+    """Optuna's trial as a user's function reaches it; every suggestion is kept at once.
+
+    Args:
+        trial: Optuna's trial, in memory.
+        path: Keeps its suggestions, one a line, while it runs.
+    """
+
+    def __init__(self, trial: optuna.Trial, path: Path) -> None:
+        self._trial, self._path = trial, path
+        self._kept = _read(path)
+        # As with trials that Optuna's users enqueue: a suggestion of this name returns this value.
+        trial._fixed_params.update({name: value for name, (value, _) in self._kept.items()})
+
+    def suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        """Suggest a value of a distribution; the value that the trial had, if its process died."""
+        value = self._trial._suggest(name, distribution)
+        if name not in self._kept:
+            self._kept[name] = value, distribution
+            line = [name, distribution.to_internal_repr(value), distribution_to_json(distribution)]
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        return value
+
+    def report(self, value: float, step: int) -> None:
+        """Report an intermediate score."""
+        self._trial.report(value, step)
+
+    def should_prune(self) -> bool:
+        """Return whether the pruner wants to stop this trial."""
+        return self._trial.should_prune()
+
+    def suggest_kept(self) -> None:
+        """Suggest again what the trial had been given, if it was trained before its process died."""
+        for name, (_, distribution) in self._kept.items():
+            if name not in self._trial.params:
+                self._trial._suggest(name, distribution)
+
+
+class _Planned(optuna.Study):
+    """A study whose number of trials is planned, so that nothing else ends it."""
+
+    def stop(self) -> None:
+        """Go on: samplers that are through with their points ask for an end."""
+
+
+class ShownTrials:
+    """The trials of an arm, in the order of their numbers, each told once.
+
+    Args:
+        study: The arm's study in Optuna's storage.
+        folder: Keeps what running trials were given; inside the trust boundary.
+    """
+
+    def __init__(self, study: optuna.Study, folder: Path) -> None:
+        self._stored, self._folder = study, folder
+        memory = optuna.storages.InMemoryStorage()
+        # Of the same name, which Hyperband's brackets hang on.
+        memory.create_new_study(study.directions, study.study_name)
+        self._memory = _Planned(study.study_name, memory)
+        self._memory.add_trials(study.get_trials(deepcopy=False, states=_ENDED))
+        self._ids: dict[int, int] = {
+            trial.user_attrs[INDEX]: trial._trial_id
+            for trial in self._memory.get_trials(deepcopy=False)
+            if INDEX in trial.user_attrs
+        }
+        self._told = set(self._ids)
+        self._open: dict[int, ShownTrial] = {}
+
+    def ask(
+        self, number: int, *, sampler: BaseSampler, pruner: BasePruner | None = None
+    ) -> ShownTrial:
+        """Return trial ``number``, drawn by a sampler that sees the earlier ones; drawn once."""
+        memory = self._memory
+        # Some samplers write to a trial when it is opened; one that was told stays as it is.
+        memory.sampler = optuna.samplers.RandomSampler() if number in self._told else sampler
+        memory.pruner = pruner or optuna.pruners.NopPruner()
+        if number not in self._ids:
+            template = create_trial(state=TrialState.RUNNING, user_attrs={INDEX: number})
+            self._ids[number] = memory._storage.create_new_trial(memory._study_id, template)
+        trial = optuna.Trial(memory, self._ids[number])
+        self._open[number] = ShownTrial(trial, self._path(number))
+        return self._open[number]
+
+    def tell(self, number: int, *, score: float, pruned: bool) -> None:
+        """Store how a trial ended: once, whole, in one transaction."""
+        if number in self._told:
+            return
+        trial = self._open.pop(number)
+        trial.suggest_kept()
+        # A pruned trial counts with its last report, which pruners and TPE know to read.
+        state = TrialState.PRUNED if pruned else TrialState.COMPLETE
+        value = None if pruned else -math.inf if math.isnan(score) else score
+        ended = self._memory.tell(trial._trial, value, state)
+        self._stored.add_trial(ended)
+        self._told.add(number)
+        self._path(number).unlink(missing_ok=True)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"trial-{number}.asked.jsonl"
+
+
+_ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+
+def _read(path: Path) -> dict[str, tuple[Any, BaseDistribution]]:
+    """Return the values and laws that a file keeps; a last line that broke off was never used."""
+    kept: dict[str, tuple[Any, BaseDistribution]] = {}
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if line.endswith("\n")]
+    if len(whole) < len(lines):
+        path.write_text("".join(whole), encoding="utf-8")
+    for line in whole:
+        name, internal, law = json.loads(line)
+        distribution = json_to_distribution(law)
+        kept[name] = distribution.to_external_repr(internal), distribution
+    return kept
