@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
-
-import numpy as np
 
 from privtune.accounting.events import (
     ApproximateDP,
@@ -39,7 +38,6 @@ _FEW_RUNS, _MOST_RUNS, _MOST_STEPS = 64, 10_000, 10**9  # of the composition of 
 _MAX_FINENESS = 16.0
 _FINE = 2.0  # fineness of the lattice of one bound among several
 _ATOMS = 2048  # of the lattice on which the rearrangement is computed
-_EMPTY, _FULL = -300.0, -1.0  # log s in the theorem of Liu and Talwar; at the end δ = 2/e
 _SMALL_DELTA, _LARGE_DELTA = (
     1e-15,
     1e-3,
@@ -126,8 +124,8 @@ def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> di
             else:
                 values.append(min(mean * float(forward.delta(target - shift)), 1.0))
         bounds["profile"] = max(values)
-        if runs.shape_parameter == 1.0:
-            bounds["liu-talwar"] = _liu_talwar(event.event, runs.gamma, wanted, target)
+        if runs.shape_parameter == 1.0 and wanted == "epsilon":
+            bounds["liu-talwar"] = _liu_talwar(event.event, runs.gamma, target)
     most = runs.most
     steps = max(flatten(event.event).values(), default=1)
     found = any(math.isfinite(value) for value in bounds.values())
@@ -141,25 +139,32 @@ def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> di
 
 def _rearranged(event: PrivateSelection, wanted: str, target: float) -> float | None:
     """Return the rearrangement bound in the worse direction, None where it is the envelope."""
-    remove, add = selection_tuners(event, _FINE)
     values = []
     helped = False
-    for fine in (remove,) if add is remove else (remove, add):
-        base = fine.base.coarsen(math.ceil(fine.base.masses.size / _ATOMS))
-        tuner = fine if base is fine.base else Tuner(base, event.runs)
-        bound = Rearranged(tuner)
-        start = tuner.epsilon(target) if wanted == "epsilon" else target
+    for bound in _rearranged_bounds(event):
+        start = bound.tuner.epsilon(target) if wanted == "epsilon" else target
         matters = math.isfinite(start) and bound.matters(start)
         helped = helped or matters
         if wanted == "epsilon":
             values.append(bound.epsilon(target, start) if matters else start)
         else:
-            values.append(bound.delta(start))
+            values.append(bound.delta(start) if matters else bound.tuner.delta(start))
     return max(values) * (1.0 + _MARGIN) if helped else None
 
 
-def _liu_talwar(base: Event, gamma: float, wanted: str, target: float) -> float:
-    """Return the approximate-DP theorem for random stopping, a baseline that never wins.
+@lru_cache(maxsize=16)
+def _rearranged_bounds(event: PrivateSelection) -> tuple[Rearranged, ...]:
+    """Return the bound in both directions, or one for both, on a lattice of few atoms."""
+    remove, add = selection_tuners(event, _FINE)
+    bounds = []
+    for fine in (remove,) if add is remove else (remove, add):
+        base = fine.base.coarsen(math.ceil(fine.base.masses.size / _ATOMS))
+        bounds.append(Rearranged(fine if base is fine.base else Tuner(base, event.runs)))
+    return tuple(bounds)
+
+
+def _liu_talwar(base: Event, gamma: float, delta: float) -> float:
+    """Return ε by the approximate-DP theorem for random stopping, a baseline that never wins.
 
     A base that is `(ε₁, δ₁)`-DP gives `(3 ε₁ + 3 sqrt(2 δ₁), sqrt(2 δ₁) T + δ₂)` for every
     `δ₂ > 0`, with `T = log(1/δ₂)/γ`. With `s = sqrt(2 δ₁)/γ` the best δ₂ is s, and δ is
@@ -169,33 +174,13 @@ def _liu_talwar(base: Event, gamma: float, wanted: str, target: float) -> float:
     References:
         Liu, Talwar, arXiv:1811.07971, Section 3; Koskela, Redberg, Wang, arXiv:2402.06701.
     """
-    curve = rdp_curve(base)
-
-    def level(s: float) -> float:
-        return s * (1.0 - math.log(s))
-
-    def run(log_s: float) -> float:
-        """ε of the whole where δ is `level(e^log_s)`."""
-        root = gamma * math.exp(log_s)
-        return 3.0 * rdp_epsilon(curve, 0.5 * root * root) + 3.0 * root
-
-    if wanted == "epsilon":
-        return run(_bisect(lambda x: level(math.exp(x)) > target, _FULL, _EMPTY))
-    # Every s is valid; ε₁ falls and 3 sqrt(2 δ₁) grows with it, so the first that fits is sought.
-    fitting = (x for x in np.linspace(_EMPTY, _FULL, 60).tolist() if run(x) <= target)
-    first = next(fitting, None)
-    if first is None:
-        return 1.0
-    log_s = _bisect(lambda x: run(x) > target, _EMPTY, first)
-    return min(level(math.exp(log_s)), 1.0)
-
-
-def _bisect(fails: Callable[[float], bool], bad: float, good: float) -> float:
-    """Return a point next to where `fails` turns false, on the good side."""
-    for _ in range(40):
-        middle = 0.5 * (bad + good)
-        bad, good = (middle, good) if fails(middle) else (bad, middle)
-    return good
+    good, bad = -300.0, -1.0  # log s; at the end δ is 2/e
+    for _ in range(50):
+        middle = 0.5 * (good + bad)
+        fits = math.exp(middle) * (1.0 - middle) <= delta
+        good, bad = (middle, bad) if fits else (good, middle)
+    root = gamma * math.exp(good)
+    return 3.0 * rdp_epsilon(rdp_curve(base), 0.5 * root * root) + 3.0 * root
 
 
 def quick_epsilon(event: Event, delta: float, near: float, fineness: float) -> float | None:

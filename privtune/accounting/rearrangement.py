@@ -24,7 +24,8 @@ __all__ = ["Rearranged"]
 Floats = NDArray[np.float64]
 _SHARES = (0.6, 0.75, 0.85, 0.92, 0.97, 0.999)  # of what is paid, by outcomes that have a depth
 _BLOCKS, _FEW = 32, 8  # few to choose a share, which any number of blocks may do
-_WORTH = 0.01  # in log δ; below it the depth cannot matter
+_WORTH = 0.01  # of δ; below it the depth does not matter
+_USUAL_DELTA = 1e-5
 _TOLERANCE = 5e-4
 _ROUNDS = 12
 
@@ -57,14 +58,18 @@ class Rearranged:
         whole = float(paid.sum())
         if whole <= 0.0:
             return False
-        depth = float(paid @ self._depth[:-1]) / whole
-        runs = self.tuner.runs
-        steepness = float(runs.pgf_second_derivative(1.0)) / float(runs.pgf_derivative(1.0))
-        return min(steepness, 1e3) * depth > _WORTH
+        # To first order an outcome at depth m pays m φ''(F) less, at the level that it likes best.
+        paying = paid > 0.0
+        z = np.exp(np.minimum(epsilon - self._losses[paying], 700.0))
+        level, roc = self.tuner.levels
+        height = np.interp(self.tuner.best_level(z), level, roc)
+        slope = self.tuner.runs.pgf_second_derivative(height)
+        lost = (self._masses[paying] * self._depth[:-1][paying]) @ slope
+        return float(lost) > _WORTH * whole
 
     def delta(self, epsilon: float) -> float:
         """Return the bound on δ(ε)."""
-        return min(self._at(epsilon, 0.0), self._at(epsilon, self._best_share(epsilon)))
+        return min(self._at(epsilon, 0.0), self._at(epsilon, self._usual_share))
 
     def epsilon(self, delta: float, start: float) -> float:
         """Return an ε at which the bound is at most delta.
@@ -98,6 +103,12 @@ class Rearranged:
             if high - low < _TOLERANCE * high:
                 break
         return high
+
+    @cached_property
+    def _usual_share(self) -> float:
+        """The best share at a usual δ: good enough elsewhere, and any share is valid."""
+        usual = self.tuner.epsilon(_USUAL_DELTA)
+        return self._best_share(usual) if math.isfinite(usual) else _SHARES[-1]
 
     def _best_share(self, epsilon: float) -> float:
         return min(_SHARES, key=lambda share: self._at(epsilon, share, _FEW))

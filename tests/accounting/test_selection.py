@@ -74,10 +74,6 @@ def test_the_approximate_dp_theorem_is_a_labelled_baseline():
     bounds = epsilon(event, delta).bounds
     assert bounds["liu-talwar"] == pytest.approx(best, rel=0.01)
     assert bounds["envelope"] < bounds["profile"] < bounds["liu-talwar"]
-    # And back: at this ε it promises the δ it was asked for, a valid but larger one than ours.
-    back = dp_delta(event, bounds["liu-talwar"]).bounds
-    assert back["liu-talwar"] == pytest.approx(delta, rel=1e-6)
-    assert back["envelope"] < 1e-12
     assert "liu-talwar" not in epsilon(replace(event, runs=Poisson(10)), delta).bounds
 
 
