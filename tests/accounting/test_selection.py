@@ -207,7 +207,7 @@ def test_rearrangement_by_exact_enumeration(first, second, cut, runs):
         ((256 / 1400, 4.0, 100), Binomial(40, 40), 11.23, 10.62),
     ],
 )
-def test_the_rearrangement_closes_about_half_of_the_gap(base, runs, envelope, ceiling):
+def test_the_rearrangement_closes_part_of_the_gap(base, runs, envelope, ceiling):
     event = PrivateSelection(steps(*base), runs)
     answer = epsilon(event, 1e-5)
     assert answer.method == "rearrangement"
