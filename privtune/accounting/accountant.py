@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from privtune.accounting._checks import check_delta, check_epsilon
-from privtune.accounting.bounds import basic_bounds, numerical_bounds
+from privtune.accounting.bounds import basic_bounds, numerical_bounds, only_part
 from privtune.accounting.events import (
     Adjacency,
     Event,
@@ -259,7 +259,7 @@ def lower_bound(event: Event, delta: float) -> float | None:
     """
     level = check_delta(delta)
     parts = flatten(event)
-    single = next(iter(parts)) if list(parts.values()) == [1] else None
+    single = only_part(parts)
     if not isinstance(single, PrivateSelection) or not has_pair(parts):
         return None
     values = []

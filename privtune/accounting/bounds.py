@@ -31,18 +31,21 @@ from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.runs import Geometric, NegativeBinomial
 from privtune.accounting.selection import Tuner, profile_shift
 
-__all__ = ["basic_bounds", "numerical_bounds", "quick_epsilon"]
+__all__ = ["basic_bounds", "numerical_bounds", "only_part", "quick_epsilon"]
 
 _TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
 _FEW_RUNS, _MOST_RUNS, _MOST_STEPS = 64, 10_000, 10**9  # of the composition of all runs
 _MAX_FINENESS = 16.0
 _FINE = 2.0  # fineness of the lattice of one bound among several
 _ATOMS = 2048  # of the lattice on which the rearrangement is computed
-_SMALL_DELTA, _LARGE_DELTA = (
-    1e-15,
-    1e-3,
-)  # nobody asks for more; the filter's tables do, hundreds of times
+# No smaller and no larger δ is asked for, but by the filter's tables, hundreds of times.
+_SMALL_DELTA, _LARGE_DELTA = 1e-15, 1e-3
 _MARGIN = 1e-9  # sums of masses are known to about 1e-13
+
+
+def only_part(parts: dict[Event, int]) -> Event | None:
+    """Return the part of an event that composes nothing, None for any other."""
+    return next(iter(parts)) if list(parts.values()) == [1] else None
 
 
 def basic_bounds(parts: dict[Event, int], wanted: str, target: float) -> dict[str, float]:
@@ -79,7 +82,7 @@ def numerical_bounds(parts: dict[Event, int], wanted: str, target: float) -> dic
     """
     if not has_pair(parts):
         return {}
-    single = next(iter(parts)) if list(parts.values()) == [1] else None
+    single = only_part(parts)
     if isinstance(single, PrivateSelection):
         return _selection_bounds(single, wanted, target)
     if isinstance(single, ThresholdSelection):
@@ -88,7 +91,7 @@ def numerical_bounds(parts: dict[Event, int], wanted: str, target: float) -> dic
         best = PrivateSelection(single.event, Geometric(1.0 / single.stop))
         return {
             "threshold": _stable(lambda f: _worse(threshold_bounds(tuned, f), wanted, target)),
-            "envelope": _selection_bounds(best, wanted, target)["envelope"],
+            "envelope": _envelope(best, wanted, target),
         }
     level = target if wanted == "epsilon" else 1e-6
 
@@ -101,12 +104,7 @@ def numerical_bounds(parts: dict[Event, int], wanted: str, target: float) -> dic
 
 def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> dict[str, float]:
     runs = event.runs
-    bounds = {
-        "envelope": _stable(
-            lambda fineness: _worse(selection_tuners(event, fineness), wanted, target),
-            _TOLERANCE[wanted],
-        )
-    }
+    bounds = {"envelope": _envelope(event, wanted, target)}
     if bounds["envelope"] == 0.0:
         return bounds
     level = target if wanted == "epsilon" else bounds["envelope"]
@@ -135,6 +133,13 @@ def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> di
         parts = flatten(Repeated(most, event.event))
         bounds["composition"] = numerical_bounds(parts, wanted, target).get("pld", math.inf)
     return bounds
+
+
+def _envelope(event: PrivateSelection, wanted: str, target: float) -> float:
+    return _stable(
+        lambda fineness: _worse(selection_tuners(event, fineness), wanted, target),
+        _TOLERANCE[wanted],
+    )
 
 
 def _rearranged(event: PrivateSelection, wanted: str, target: float) -> float | None:
@@ -191,7 +196,7 @@ def quick_epsilon(event: Event, delta: float, near: float, fineness: float) -> f
     parts = flatten(event)
     if not parts or gaussian_mu(parts) is not None or not has_pair(parts):
         return None
-    single = next(iter(parts)) if list(parts.values()) == [1] else None
+    single = only_part(parts)
     try:
         if isinstance(single, PrivateSelection):
             return _worse(selection_tuners(single, fineness), "epsilon", delta)

@@ -213,9 +213,7 @@ class BatchedKernel:
                 )
                 norms.masked_fill_(bad, torch.inf)
                 coefficients = clipping.coefficients(norms).mul_(rows.mask)
-            parts = torch.split(out, layout.lengths, dim=1)
-            targets = dict(zip(layout.spans, parts, strict=True))
-            add_sums(uses, saved, coefficients, targets, layout=layout)
+            add_sums(uses, saved, coefficients, layout.split(out), layout=layout)
             return _count(clipping, norms, rows, bad, halves)
 
     def row_bytes(self, rows: int = 32) -> tuple[float, float]:

@@ -77,8 +77,7 @@ class CompiledSums:
         program = self._programs[key]
         if program is None:
             return None
-        groups = len(self._layout.layers) if clipping.by_layer else 1
-        limits = clipping.limits(params.new_empty((groups, *shape))).contiguous()
+        limits = self._limits(params, shape, clipping)
         with torch.inference_mode():
             sums, norms = program(params, rows.x, rows.y, rows.mask.contiguous(), limits, *masks)
         return sums, norms
@@ -120,11 +119,15 @@ class CompiledSums:
         params = params.to(device)
         x, y = synthetic(self._x, self._y, shape, device)
         ones = tuple(params.new_ones((*shape, *site.shape)) for site in self._plan.sites)
-        groups = len(layout.layers) if clipping.by_layer else 1
-        limits = clipping.limits(params.new_empty((groups, *shape))).contiguous()
         # The bounds of the moment may be infinite, or clip nothing: these clip some.
-        limits = torch.ones_like(limits)
+        limits = torch.ones_like(self._limits(params, shape, clipping))
         return (params, x, y, params.new_ones(shape), limits, *ones)
+
+    def _limits(
+        self, params: torch.Tensor, shape: tuple[int, int], clipping: Clipping
+    ) -> torch.Tensor:
+        groups = len(self._layout.layers) if clipping.by_layer else 1
+        return clipping.limits(params.new_empty((groups, *shape))).contiguous()
 
     def _program(
         self, shape: tuple[int, int], *, by_layer: bool, rule: Rule

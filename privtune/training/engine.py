@@ -13,6 +13,7 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.training.batched import BatchedKernel, NotBatchableError
+from privtune.training.compute import check_stack
 from privtune.training.data import Data, TensorData, targets_are_classes
 from privtune.training.kernel import (
     FallbackWarning,
@@ -122,8 +123,7 @@ def train(
         raise InvalidInputError(
             "secrets", f"{len(secrets)} of them", "must be one for each candidate, at least 1"
         )
-    if stack != "auto" and stack < 1:
-        raise InvalidInputError("stack", stack, 'must be "auto" or at least 1')
+    stack = check_stack(stack)
     place = _device(device)
     local = data.to(place)
     counts = _steps(schedule, steps, len(candidates))

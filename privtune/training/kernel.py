@@ -155,6 +155,11 @@ class Layout:
             for name, (start, end) in self.spans.items()
         }
 
+    def split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a flat ``[K, P]`` as views ``[K, n]``, one a parameter."""
+        parts = torch.split(flat, self.lengths, dim=1)
+        return dict(zip(self.spans, parts, strict=True))
+
     def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Concatenate one tensor a parameter into a flat vector of shape ``[P]``."""
         return torch.cat([tensors[name].reshape(-1) for name in self.spans])

@@ -39,7 +39,8 @@ class Transformed:
 
     def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[Parts]]:
         """Return the norms, ``[1, K, B]``, and what ``add`` needs."""
-        center, scale = self._split(self.clipping.center), self._split(self.clipping.scale)
+        split = self.layout.split
+        center, scale = split(self.clipping.center), split(self.clipping.scale)
         squares, saved = [], []
         for use, (a, g) in zip(self.uses, pairs, strict=True):
             if _is_outer(use):
@@ -60,8 +61,9 @@ class Transformed:
 
     def add(self, coefficients: torch.Tensor, saved: Sequence[Parts], out: torch.Tensor) -> None:
         """Add the sums weighted by ``coefficients``, ``[K, B]``, to ``out``, ``[K, P]``."""
-        targets = self._split(out)
-        center, scale = self._split(self.clipping.center), self._split(self.clipping.scale)
+        split = self.layout.split
+        targets = split(out)
+        center, scale = split(self.clipping.center), split(self.clipping.scale)
         for use, kept in zip(self.uses, saved, strict=True):
             if not _is_outer(use):
                 for name, values in kept.items():
@@ -76,10 +78,6 @@ class Transformed:
             for name, values in sums.items():
                 shifted = values.sub_(center[name].double() * total)
                 targets[name].add_(shifted.div_(scale[name].double()).to(out.dtype))
-
-    def _split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        parts = torch.split(flat, self.layout.lengths, dim=1)
-        return dict(zip(self.layout.spans, parts, strict=True))
 
 
 def _is_outer(use: Use) -> bool:

@@ -12,27 +12,20 @@ import yaml
 from privtune.ledger import Ledger
 from tests.cli.conftest import Cli, cli
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
+from tests.study.conftest import toy_spec
 
 __all__ = ["cli"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-SPEC = {
-    "name": "served",
-    "task": "tests.toy:blobs",
-    "budget": {"name": "toy", "epsilon": 6.0, "delta": 1e-5},
-    "space": {
-        "learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True},
-        "max_grad_norm": {"type": "float", "low": 0.1, "high": 10.0, "log": True},
-    },
-    "arms": [
+SPEC = toy_spec(
+    name="served",
+    arms=[
         {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
         {"name": "all", "strategy": "everything", "trials": 2},
     ],
-    "epochs": 1,
-    "expected_batch_size": 24,
-    "device": "cpu",
-}
+    epochs=1,
+).model_dump(mode="json")
 
 
 @pytest.fixture
