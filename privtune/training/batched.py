@@ -24,7 +24,7 @@ from privtune.training.clipping import CoordinateTransform
 from privtune.training.compiling import CompiledSums
 from privtune.training.compute import CompileError, require_compiler
 from privtune.training.graph import HELD, PEAK
-from privtune.training.kernel import Layout, Loss, Rows
+from privtune.training.kernel import Layout, LossOf, Rows
 from privtune.training.sums import Pairs, add_sums, norms_of, pairs_of
 from privtune.training.transforms import Transformed
 from privtune.training.uses import ConvUse, Use
@@ -73,7 +73,7 @@ class BatchedKernel:
 
     Args:
         model: Makes the model, in the mode to train it in: dropout in evaluation stays off.
-        loss: Loss of each record.
+        loss_of: The loss of a record.
         x: Inputs of a few records, for shape and type alone, ``[n, ...]``.
         y: Targets of a few records, likewise.
         device: Where to compute.
@@ -90,7 +90,7 @@ class BatchedKernel:
     def __init__(
         self,
         model: Callable[[], nn.Module],
-        loss: Loss,
+        loss_of: LossOf,
         *,
         x: torch.Tensor,
         y: torch.Tensor,
@@ -106,7 +106,7 @@ class BatchedKernel:
         self._x, self._y = self._x[0], self._y[0]
         refuse_coupling(self._module)
         self.layout = Layout(self._module)
-        self._loss = loss
+        self._loss_of = loss_of
         self._seen: Counter[tuple[int, int]] = Counter()
         self._rare: dict[tuple[int, int], Tape] = {}
         self._programs: dict[tuple[int, int], Tape] = {}
@@ -116,13 +116,13 @@ class BatchedKernel:
         try:
             self.plan = plan_model(
                 self._module,
-                loss,
+                loss_of,
                 self.layout,
                 x=example[0],
                 y=example[1],
                 all_classes=all_classes,
             )
-            check_kernel(self, self._module, loss, *example, sites=self.plan.sites)
+            check_kernel(self, self._module, loss_of, *example, sites=self.plan.sites)
         except KernelMismatchError as error:
             raise NotBatchableError(str(error)) from error
         except PrivTuneError:
@@ -135,10 +135,10 @@ class BatchedKernel:
     def _compile(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Compile the pass of the check and check that, too."""
         self._compiled = CompiledSums(
-            self._module, self._loss, layout=self.layout, plan=self.plan, x=self._x, y=self._y
+            self._module, self._loss_of, layout=self.layout, plan=self.plan, x=self._x, y=self._y
         )
         try:
-            check_kernel(self, self._module, self._loss, x, y, sites=self.plan.sites)
+            check_kernel(self, self._module, self._loss_of, x, y, sites=self.plan.sites)
         except KernelMismatchError as error:
             raise CompileError(f"compile: {error}; leave compile off.") from error
         self._compiled.settle()
@@ -225,12 +225,11 @@ class BatchedKernel:
         """
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
         masks = tuple(
-            torch.ones((1, rows, *s.shape), dtype=self.layout.dtype, device=self._device)
-            for s in self.plan.sites
+            s.empty((1, rows), example) for s in self.plan.sites
         )
         x, y = synthetic(self._x, self._y, (1, rows), self._device)
         program, uses = capture_tape(
-            self._module, self._loss, self.layout, self.plan, (example, x, y, *masks)
+            self._module, self._loss_of, self.layout, self.plan, (example, x, y, *masks)
         )
         with torch.inference_mode():
             tape = program(example, x, y, *masks)
@@ -267,7 +266,7 @@ class BatchedKernel:
             if key not in self._loss_programs:
                 example = (params, *synthetic(rows.x[0], rows.y[0], key, params.device))
                 self._loss_programs[key] = capture_losses(
-                    self._module, self._loss, self.layout, example
+                    self._module, self._loss_of, self.layout, example
                 )
             return self._loss_programs[key](params, rows.x, rows.y)[0]
 
@@ -277,14 +276,14 @@ class BatchedKernel:
         self._seen[key] += 1
         if self._seen[key] <= _RARE:
             if key not in self._rare:
-                self._rare[key] = tape_of(self._module, self._loss, self.layout, self.plan, key)
+                self._rare[key] = tape_of(self._module, self._loss_of, self.layout, self.plan, key)
             return self._rare[key]
         if key not in self._programs:
             x, y = synthetic(rows.x[0], rows.y[0], key, params.device)
-            ones = tuple(torch.ones_like(mask) for mask in masks)
-            example = (torch.randn_like(params), x, y, *ones)
+            drawn = tuple(site.empty(key, params) for site in self.plan.sites)
+            example = (torch.randn_like(params), x, y, *drawn)
             self._programs[key] = capture_tape(
-                self._module, self._loss, self.layout, self.plan, example
+                self._module, self._loss_of, self.layout, self.plan, example
             )
         return self._programs[key]
 
@@ -292,11 +291,9 @@ class BatchedKernel:
         """Draw a mask for every place of dropout, each candidate's from its own stream."""
         masks: list[torch.Tensor] = []
         for site in self.plan.sites:
-            mask = torch.ones(
-                (*rows.mask.shape, *site.shape), dtype=self.layout.dtype, device=rows.mask.device
-            )
+            mask = site.empty(rows.mask.shape, rows.mask)
             for row, size, stream in zip(mask, rows.sizes, rows.dropout, strict=True):
-                row[:size].bernoulli_(site.kept, generator=stream)
+                site.fill(row[:size], stream)
             masks.append(mask)
         return tuple(masks)
 

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from privtune.errors import InvalidInputError
 from privtune.training.graph import polish
 from privtune.training.intercept import Entry, Intercept, Levels, Site
-from privtune.training.kernel import Layout, Loss
+from privtune.training.kernel import Layout, LossOf
 from privtune.training.uses import CopyUse, Use
 
 __all__ = [
@@ -68,7 +68,7 @@ class _Pass:
 
 def plan_model(
     module: nn.Module,
-    loss: Loss,
+    loss_of: LossOf,
     layout: Layout,
     *,
     x: torch.Tensor,
@@ -84,7 +84,7 @@ def plan_model(
         name: torch.randn(len(x), *shape, dtype=layout.dtype, device=x.device).requires_grad_()
         for name, shape in layout.shapes.items()
     }
-    done = _run(module, loss, leaves, copies={}, x=x, y=y, masks=None)
+    done = _run(module, loss_of, leaves, copies={}, x=x, y=y, masks=None)
     reached = (
         torch.autograd.grad(
             done.losses.sum(), list(leaves.values()), allow_unused=True, retain_graph=True
@@ -107,13 +107,13 @@ def plan_model(
 
 
 def tape_of(
-    module: nn.Module, loss: Loss, layout: Layout, plan: Plan, shape: tuple[int, int]
+    module: nn.Module, loss_of: LossOf, layout: Layout, plan: Plan, shape: tuple[int, int]
 ) -> Tape:
     """Return the program that runs forward and backward pass on rows of ``shape``, K and M.
 
     Args:
         module: The model.
-        loss: Loss of each record.
+        loss_of: The loss of a record.
         layout: Where parameters lie.
         plan: How they are used.
         shape: Candidates and rows.
@@ -137,7 +137,7 @@ def tape_of(
             copies = {name: copy.detach().requires_grad_() for name, copy in copies.items()}
             done = _run(
                 module,
-                loss,
+                loss_of,
                 named,
                 copies=copies,
                 x=x,
@@ -158,22 +158,22 @@ def tape_of(
 
 
 def capture_tape(
-    module: nn.Module, loss: Loss, layout: Layout, plan: Plan, example: Tensors
+    module: nn.Module, loss_of: LossOf, layout: Layout, plan: Plan, example: Tensors
 ) -> Tape:
     """Capture the program of ``tape_of`` as a flat graph, for tensors like the example."""
     shape = (example[1].shape[0], example[1].shape[1])
-    program, uses = tape_of(module, loss, layout, plan, shape)
+    program, uses = tape_of(module, loss_of, layout, plan, shape)
     return polish(make_fx(program)(*example), example), uses
 
 
-def capture_losses(module: nn.Module, loss: Loss, layout: Layout, example: Tensors) -> Program:
+def capture_losses(module: nn.Module, loss_of: LossOf, layout: Layout, example: Tensors) -> Program:
     """Capture the forward pass alone, without dropout: ``(params, x, y)`` to losses ``[K, B]``."""
 
     def program(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Tensors:
         named = layout.unflatten(params)
         return (
             _run(
-                module, loss, named, copies={}, x=x, y=y, masks=None, deterministic=True
+                module, loss_of, named, copies={}, x=x, y=y, masks=None, deterministic=True
             ).losses.detach(),
         )
 
@@ -182,7 +182,7 @@ def capture_losses(module: nn.Module, loss: Loss, layout: Layout, example: Tenso
 
 def run_one(
     module: nn.Module,
-    loss: Loss,
+    loss_of: LossOf,
     named: Mapping[str, torch.Tensor],
     x: torch.Tensor,
     y: torch.Tensor,
@@ -194,12 +194,12 @@ def run_one(
     Without masks nothing is dropped.
     """
     with Intercept(None, masks=masks, deterministic=not masks):
-        return _one(module, loss, named, x, y)
+        return _one(module, loss_of, named, x, y)
 
 
 def _run(
     module: nn.Module,
-    loss: Loss,
+    loss_of: LossOf,
     stacked: Mapping[str, torch.Tensor],
     *,
     copies: Mapping[str, torch.Tensor],
@@ -242,7 +242,7 @@ def _run(
                 all_classes=all_classes,
             )
             with mode:
-                value = _one(module, loss, {**named, **own}, x, y)
+                value = _one(module, loss_of, {**named, **own}, x, y)
             found.append(_Pass(value, mode.entries, mode.sites))
             return value
 
@@ -256,19 +256,28 @@ def _run(
 
 def _one(
     module: nn.Module,
-    loss: Loss,
+    loss_of: LossOf,
     named: Mapping[str, torch.Tensor],
     x: torch.Tensor,
     y: torch.Tensor,
 ) -> torch.Tensor:
     """Run the model and the loss on one record, as a batch of one."""
-    outputs = functional_call(module, dict(named), (x.unsqueeze(0),))
-    value = loss(outputs, y.unsqueeze(0))
-    if value.shape != (1,):
+    whole = _Whole(module, loss_of)
+    own = {f"model.{name}": tensor for name, tensor in named.items()}
+    value: torch.Tensor = functional_call(whole, own, (x.unsqueeze(0), y.unsqueeze(0)))
+    if value.numel() != 1:
         raise InvalidInputError(
-            "loss",
-            tuple(value.shape),
-            "must be one number a record: shape (1,) for one record",
-            'Use reduction="none"; a mean or a sum couples the records.',
+            "loss", tuple(value.shape), "must be one number for one record, shape (1,)"
         )
-    return value.squeeze(0)
+    return value.reshape(())
+
+
+class _Whole(nn.Module):
+    """A model and the loss of its records as one module, so that parameters can be replaced."""
+
+    def __init__(self, model: nn.Module, loss_of: LossOf) -> None:
+        super().__init__()
+        self.model, self.loss_of = model, loss_of
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.loss_of(self.model, x, y)

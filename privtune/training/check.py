@@ -11,7 +11,7 @@ from privtune.errors import PrivTuneError
 from privtune.training.capture import run_one
 from privtune.training.clipping import Flat
 from privtune.training.intercept import Site
-from privtune.training.kernel import Kernel, Layout, Loss, Rows
+from privtune.training.kernel import Kernel, Layout, LossOf, Rows
 from privtune.training.streams import Streams
 
 __all__ = ["KernelMismatchError", "check_kernel", "synthetic"]
@@ -26,7 +26,7 @@ class KernelMismatchError(PrivTuneError):
 def check_kernel(
     kernel: Kernel,
     module: nn.Module,
-    loss: Loss,
+    loss_of: LossOf,
     x: torch.Tensor,
     y: torch.Tensor,
     *,
@@ -52,7 +52,7 @@ def check_kernel(
                 [
                     _gradient(
                         module,
-                        loss,
+                        loss_of,
                         layout,
                         params[k],
                         record=(x[k, b], y[k, b], *(mask[k, b] for mask in masks)),
@@ -94,18 +94,18 @@ def _masks(
     sites: Sequence[Site], candidates: int, records: int, like: torch.Tensor
 ) -> list[torch.Tensor]:
     """Draw the masks that a kernel draws from the check's streams."""
-    masks = [like.new_ones((candidates, records, *site.shape)) for site in sites]
+    masks = [site.empty((candidates, records), like) for site in sites]
     streams = Streams(_SECRET)
     generators = [streams.generator("dropout", k, device=like.device) for k in range(candidates)]
     for site, mask in zip(sites, masks, strict=True):
         for row, generator in zip(mask, generators, strict=True):
-            row.bernoulli_(site.kept, generator=generator)
+            site.fill(row, generator)
     return masks
 
 
 def _gradient(
     module: nn.Module,
-    loss: Loss,
+    loss_of: LossOf,
     layout: Layout,
     params: torch.Tensor,
     *,
@@ -115,7 +115,7 @@ def _gradient(
     x, y, *masks = record
     named = {n: v.detach().requires_grad_() for n, v in layout.unflatten(params).items()}
     with torch.enable_grad():
-        value = run_one(module, loss, named, x, y, masks=masks)
+        value = run_one(module, loss_of, named, x, y, masks=masks)
         grads = torch.autograd.grad(
             value, list(named.values()), allow_unused=True, materialize_grads=True
         )

@@ -18,7 +18,7 @@ from privtune.training.capture import Plan, tape_of
 from privtune.training.check import synthetic
 from privtune.training.clipping import Clipping
 from privtune.training.compute import CompileError
-from privtune.training.kernel import FallbackWarning, Layout, Loss, Rows
+from privtune.training.kernel import FallbackWarning, Layout, LossOf, Rows
 from privtune.training.sums import add_sums, norms_of, pairs_of
 
 __all__ = ["CompiledSums"]
@@ -35,7 +35,7 @@ class CompiledSums:
 
     Args:
         module: The model.
-        loss: Loss of each record.
+        loss_of: The loss of a record.
         layout: Where parameters lie.
         plan: How they are used.
         x: Inputs of a few records, for shape and type alone.
@@ -45,14 +45,14 @@ class CompiledSums:
     def __init__(
         self,
         module: nn.Module,
-        loss: Loss,
+        loss_of: LossOf,
         *,
         layout: Layout,
         plan: Plan,
         x: torch.Tensor,
         y: torch.Tensor,
     ) -> None:
-        self._module, self._loss, self._layout, self._plan = module, loss, layout, plan
+        self._module, self._loss_of, self._layout, self._plan = module, loss_of, layout, plan
         self._x, self._y = x, y
         self._seen: Counter[Hashable] = Counter()
         self._programs: dict[Hashable, Callable[..., Tensors] | None] = {}
@@ -118,7 +118,7 @@ class CompiledSums:
         params = 0.1 * torch.randn(shape[0], layout.size, generator=generator, dtype=layout.dtype)
         params = params.to(device)
         x, y = synthetic(self._x, self._y, shape, device)
-        ones = tuple(params.new_ones((*shape, *site.shape)) for site in self._plan.sites)
+        ones = tuple(site.empty(shape, params) for site in self._plan.sites)
         # The bounds of the moment may be infinite, or clip nothing: these clip some.
         limits = torch.ones_like(self._limits(params, shape, clipping))
         return (params, x, y, params.new_ones(shape), limits, *ones)
@@ -134,7 +134,7 @@ class CompiledSums:
     ) -> Callable[..., Tensors]:
         """Return the pass, run as it is."""
         layout = self._layout
-        tape, uses = tape_of(self._module, self._loss, layout, self._plan, shape)
+        tape, uses = tape_of(self._module, self._loss_of, layout, self._plan, shape)
 
         def program(
             params: torch.Tensor,

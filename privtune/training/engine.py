@@ -20,6 +20,8 @@ from privtune.training.kernel import (
     Kernel,
     Layout,
     Loss,
+    LossOf,
+    OfOutputs,
     flatten_params,
     load_params,
     same_fixed,
@@ -28,9 +30,15 @@ from privtune.training.kernel import (
 from privtune.training.noise import NoiseOptions
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
-from privtune.training.sampling import padded
 from privtune.training.schedule import Schedule
-from privtune.training.stacks import OnStep, Outcome, memory_model, run_stack, split
+from privtune.training.stacks import (
+    OnStep,
+    Outcome,
+    longest_sample,
+    memory_model,
+    run_stack,
+    split,
+)
 from privtune.training.streams import Streams
 from privtune.training.transcript import Transcript
 
@@ -127,7 +135,7 @@ def train(
     place = _device(device)
     local = data.to(place)
     counts = _steps(schedule, steps, len(candidates))
-    kernel = choose_kernel(model, loss, local, place, schedule, compiled=compiled)
+    kernel = choose_kernel(model, OfOutputs(loss), local, place, schedule, compiled=compiled)
     memory = memory_model(kernel, longest=longest_sample(schedule))
     stacks = split(
         kernel,
@@ -161,16 +169,8 @@ def train(
     for k, count in enumerate(counts):
         event = method.event(dataclasses.replace(schedule, steps=count))
         outcomes[k].transcript.check_within(event)
+        outcomes[k].transcript.check_whole(event)
     return _joined([outcomes[k] for k in range(len(counts))], schedule.steps)
-
-
-def longest_sample(schedule: Schedule) -> int:
-    """Return the size that a sample stays below, all but surely: six deviations above the mean.
-
-    A longer one is computed in pieces.
-    """
-    mean = schedule.expected_batch_size
-    return padded(min(schedule.records, math.ceil(mean + 6.0 * math.sqrt(mean) + 8.0)))
 
 
 def _steps(schedule: Schedule, steps: Sequence[int] | None, candidates: int) -> list[int]:
@@ -184,7 +184,7 @@ def _steps(schedule: Schedule, steps: Sequence[int] | None, candidates: int) -> 
 
 def choose_kernel(
     model: Callable[[], nn.Module],
-    loss: Loss,
+    loss_of: LossOf,
     data: Data,
     device: torch.device,
     schedule: Schedule,
@@ -194,18 +194,18 @@ def choose_kernel(
     """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
     x, y = data.take(torch.zeros(1, dtype=torch.long, device=device))
     classes = targets_are_classes(data)
-    key = (model, loss, x.shape, x.dtype, y.shape, y.dtype, device, classes, compiled)
+    key = (model, loss_of, x.shape, x.dtype, y.shape, y.dtype, device, classes, compiled)
     try:
         if key not in _kernels:
             while len(_kernels) >= _KERNELS:
                 _kernels.pop(next(iter(_kernels)))
             _kernels[key] = BatchedKernel(
-                model, loss, x=x, y=y, device=device, all_classes=classes, compiled=compiled
+                model, loss_of, x=x, y=y, device=device, all_classes=classes, compiled=compiled
             )
         return _kernels[key]
     except NotBatchableError as reason:
         records = math.ceil(schedule.expected_batch_size)
-        kernel = OpacusKernel(model, loss, x=x, y=y, device=device, records=records)
+        kernel = OpacusKernel(model, loss_of, x=x, y=y, device=device, records=records)
         say_once(
             f"{type(model()).__name__} cannot be trained in stacks ({reason}): candidates are "
             f"trained one by one through Opacus ({kernel.mode} mode), which costs several times as "

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch._C import _functorch as functorch
@@ -26,12 +26,50 @@ from privtune.training.uses import ConvUse, EmbeddingUse, LinearUse, Use, cheape
 __all__ = ["Entry", "Intercept", "Levels", "Site"]
 
 
+Law = Literal["keep", "uniform", "normal", "integers", "permutation"]
+
+
 @dataclass(frozen=True)
 class Site:
-    """A place where the model drops out: the shape of a record's mask and what is kept."""
+    """A place where a model or a loss draws: dropout, and the random numbers of augmentation.
+
+    Args:
+        shape: Shape of what is drawn for a record.
+        law: ``keep`` draws 1 with probability ``kept`` and 0 else; ``uniform`` in [0, 1);
+            ``normal``; ``integers`` from ``low`` to ``high - 1``; ``permutation`` of ``shape[0]``.
+        kept: See ``law``.
+        low: See ``law``.
+        high: See ``law``.
+    """
 
     shape: tuple[int, ...]
-    kept: float
+    law: Law = "keep"
+    kept: float = 1.0
+    low: int = 0
+    high: int = 1
+
+    def empty(self, lead: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """Return values that hold nothing random, of shape ``[*lead, *shape]``: means, or so."""
+        shape = (*lead, *self.shape)
+        if self.law == "permutation":
+            return torch.arange(self.shape[0], device=like.device).expand(shape).clone()
+        if self.law == "integers":
+            return torch.full(shape, self.low, device=like.device)
+        mean = {"keep": 1.0, "uniform": 0.5, "normal": 0.0}[self.law]
+        return torch.full(shape, mean, dtype=like.dtype, device=like.device)
+
+    def fill(self, out: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Draw into ``out``, shape ``[n, *shape]``, and return it."""
+        if self.law == "keep":
+            return out.bernoulli_(self.kept, generator=generator)
+        if self.law == "uniform":
+            return out.uniform_(generator=generator)
+        if self.law == "normal":
+            return out.normal_(generator=generator)
+        if self.law == "integers":
+            return out.random_(self.low, self.high, generator=generator)
+        keys = torch.empty(out.shape, device=out.device).uniform_(generator=generator)
+        return out.copy_(keys.argsort(dim=-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +132,10 @@ class Intercept(TorchFunctionMode):
     Args:
         levels: Where the batch axes live; None outside of ``vmap``, where only dropout is caught.
         names: Name of each parameter, by the ``id`` of the tensor that stands for it.
-        masks: One mask for each place of dropout; None to note the places in ``sites``.
-        deterministic: Whether dropout passes its input on, as in evaluation.
+        masks: What was drawn for each place; None to note the places in ``sites``.
+        deterministic: Whether dropout passes its input on, as in evaluation, and whatever else is
+            drawn is its mean.
+        generator: Draws at every place, where there are no masks: for code that runs as it is.
         all_classes: Whether every target is a class, none of them an index to ignore.
     """
 
@@ -103,6 +143,7 @@ class Intercept(TorchFunctionMode):
     names: Mapping[int, str] = field(default_factory=dict)
     masks: Sequence[torch.Tensor] | None = None
     deterministic: bool = False
+    generator: torch.Generator | None = None
     all_classes: bool = False
     entries: list[Entry] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
@@ -119,7 +160,7 @@ class Intercept(TorchFunctionMode):
     ) -> Any:
         """Route one call; anything without a handler, or not in a known form, runs as it is."""
         kwargs = kwargs or {}
-        if func in _IN_PLACE:
+        if func in _IN_PLACE and self.generator is None:
             args, kwargs = _out_of_place(args, kwargs, _IN_PLACE[func])
         handler = _HANDLERS.get(func)
         if handler is not None:
@@ -156,12 +197,18 @@ class Intercept(TorchFunctionMode):
             return x
         if p >= 1.0:
             return x * 0.0
-        site = Site(tuple(shape), 1.0 - p)
+        kept = self.drawn(Site(tuple(shape), kept=1.0 - p), x)
+        return x * kept * (1.0 / (1.0 - p))
+
+    def drawn(self, site: Site, like: torch.Tensor) -> torch.Tensor:
+        """Return what is drawn at the next place, of a floating type and device like ``like``."""
+        if self.generator is not None:
+            return site.fill(site.empty((1,), like), self.generator).squeeze(0)
+        if self.deterministic:
+            return site.empty((), like)
         number = len(self.sites)
         self.sites.append(site)
-        if self.masks is None:
-            return x * torch.ones(site.shape, dtype=x.dtype, device=x.device)
-        return x * self.masks[number] * (1.0 / site.kept)
+        return site.empty((), like) if self.masks is None else self.masks[number]
 
 
 def _linear(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -313,6 +360,83 @@ def _attention(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return torch.matmul(mode.drop(weights, p, weights.shape), v)
 
 
+def _size_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    size = kwargs.get("size", args[0] if len(args) == 1 else args)
+    return (int(size),) if isinstance(size, int) else tuple(int(n) for n in size)
+
+
+def _made(
+    mode: Intercept, site: Site, kwargs: Mapping[str, Any], like: torch.Tensor | None = None
+) -> Any:
+    """Draw a new tensor, of the type and device that a call asks for, or of those of ``like``."""
+    if kwargs.get("generator") is not None or kwargs.get("out") is not None:
+        return NotImplemented  # the caller's own
+    idle = mode.masks is None and mode.generator is None and not mode.deterministic
+    if mode.levels is None and idle:
+        return NotImplemented
+    whole = site.law in ("integers", "permutation")
+    dtype = kwargs.get("dtype") or (None if like is None else like.dtype)
+    device = kwargs.get("device") or (None if like is None else like.device)
+    if mode.generator is not None and torch.device(device or "cpu") != mode.generator.device:
+        return NotImplemented
+    floating = dtype if dtype is not None and dtype.is_floating_point else None
+    value = mode.drawn(site, torch.empty((), dtype=floating, device=device))
+    return value if dtype is None or (whole and dtype == torch.int64) else value.to(dtype)
+
+
+def _rand(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return _made(mode, Site(_size_of(args, kwargs), "uniform"), kwargs)
+
+
+def _randn(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return _made(mode, Site(_size_of(args, kwargs), "normal"), kwargs)
+
+
+def _rand_like(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    (x,) = _bind(args, kwargs, ("input",), ())
+    return _made(mode, Site(tuple(x.shape), "uniform"), kwargs, x)
+
+
+def _randn_like(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    (x,) = _bind(args, kwargs, ("input",), ())
+    return _made(mode, Site(tuple(x.shape), "normal"), kwargs, x)
+
+
+def _randint(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    given = [a for a in args if isinstance(a, int)]
+    low, high = (given[0], given[1]) if len(given) == 2 else (kwargs.get("low", 0), None)
+    high = high or kwargs.get("high") or given[0]
+    sizes = [a for a in args if not isinstance(a, int)]
+    size = _size_of(sizes, kwargs)
+    return _made(mode, Site(size, "integers", low=int(low), high=int(high)), kwargs)
+
+
+def _randperm(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    (n,) = _bind(args, kwargs, ("n",), ())
+    return _made(mode, Site((int(n),), "permutation"), kwargs)
+
+
+def _bernoulli(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    p, chance = _bind(args, kwargs, ("input", "p"), (None,))
+    value = _made(mode, Site(tuple(p.shape), "uniform"), kwargs, p)
+    if value is NotImplemented:
+        return value
+    return (value < (p if chance is None else chance)).to(p.dtype)
+
+
+def _in_place(method: str) -> Handler:
+    """Return the handler of a method that fills its tensor with random numbers."""
+
+    def handler(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        own = mode.generator
+        x = args[0]
+        if own is None or kwargs.get("generator") is not None or x.device != own.device:
+            return NotImplemented
+        return getattr(x, method)(*args[1:], **{**kwargs, "generator": own})
+
+    return handler
+
+
 def _multi_head(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     with mode:  # a composite: what it calls is caught in turn
         return _open_multi_head(*args, **kwargs)
@@ -389,6 +513,11 @@ _IN_PLACE: Mapping[Any, int] = {
     functional.threshold: 3,
 }
 
+_FILLING = (
+    "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_",
+    "uniform_",
+)  # fmt: skip
+
 _HANDLERS: Mapping[Any, Handler] = {
     functional.linear: _linear,
     functional.conv1d: _conv1d,
@@ -400,4 +529,12 @@ _HANDLERS: Mapping[Any, Handler] = {
     functional.cross_entropy: _cross_entropy,
     functional.scaled_dot_product_attention: _attention,
     functional.multi_head_attention_forward: _multi_head,
+    torch.rand: _rand,
+    torch.randn: _randn,
+    torch.rand_like: _rand_like,
+    torch.randn_like: _randn_like,
+    torch.randint: _randint,
+    torch.randperm: _randperm,
+    torch.bernoulli: _bernoulli,
+    **{getattr(torch.Tensor, method): _in_place(method) for method in _FILLING},
 }

@@ -22,6 +22,8 @@ __all__ = [
     "Kernel",
     "Layout",
     "Loss",
+    "LossOf",
+    "OfOutputs",
     "Rows",
     "flatten_params",
     "load_params",
@@ -31,6 +33,35 @@ __all__ = [
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A loss of each record: outputs and targets with a batch axis first, to shape ``[B]``."""
+
+LossOf = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+"""The loss of one record: a model, its inputs and targets as a batch of one, to shape ``[1]``."""
+
+
+@dataclass(frozen=True)
+class OfOutputs:
+    """The loss of a record that looks at nothing but the model's outputs and the targets.
+
+    Args:
+        loss: Loss of each record.
+
+    Raises:
+        InvalidInputError: When called, if the loss is not one number a record.
+    """
+
+    loss: Loss
+
+    def __call__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return one loss a record, shape ``[B]``."""
+        losses = self.loss(model(x), y)
+        if losses.shape != x.shape[:1]:
+            raise InvalidInputError(
+                "loss",
+                tuple(losses.shape),
+                "must be one number a record: shape (B,) for B records",
+                'Use reduction="none"; a mean or a sum couples the records.',
+            )
+        return losses
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from privtune.training.batched import refuse_coupling
 from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.intercept import Intercept
-from privtune.training.kernel import Layout, Loss, Rows, load_params, say_once
+from privtune.training.kernel import Layout, LossOf, Rows, load_params, say_once
 
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
@@ -30,6 +30,7 @@ __all__ = [
     "Mode",
     "OpacusKernel",
     "choose_mode",
+    "clipped_sum",
     "has_exact_hook",
     "hook",
     "per_sample_gradients",
@@ -136,12 +137,53 @@ def per_sample_gradients(
     return torch.cat(rows, dim=1)
 
 
+def clipped_sum(
+    gradients: torch.Tensor,
+    clipping: Clipping,
+    layout: Layout,
+    *,
+    mask: torch.Tensor | None = None,
+    row: int = 0,
+    candidates: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return the clipped sum of per-sample gradients of one candidate, however they were computed.
+
+    Args:
+        gradients: Shape ``[B, P]``.
+        clipping: Bounds each record.
+        layout: Where parameters lie.
+        mask: Shape ``[B]``: 1 for records that count; None for all.
+        row: The candidate's place in its stack.
+        candidates: How many the stack holds.
+
+    Returns:
+        The sum, shape ``[P]``; how many records that count were not clipped; how many of them were
+        not finite.
+    """
+    counted = gradients.new_ones(len(gradients)) if mask is None else mask
+    if isinstance(clipping, CoordinateTransform):
+        gradients = (gradients - clipping.center[row]) / clipping.scale[row]
+    groups = [(0, layout.size)]
+    if clipping.by_layer:
+        layers = layout.layers.values()
+        groups = [(layout.spans[n[0]][0], layout.spans[n[-1]][1]) for n in layers]
+    norms = torch.stack([gradients[:, start:end].norm(dim=1) for start, end in groups])
+    finite = norms.isfinite().all(dim=0)
+    usable = finite & (counted > 0)
+    gradients = gradients.masked_fill(~usable.unsqueeze(1), 0.0)
+    coefficients, unclipped = _for_one(clipping, norms, usable, row, candidates)
+    total = torch.cat(
+        [c @ gradients[:, s:e] for c, (s, e) in zip(coefficients, groups, strict=True)]
+    )
+    return total, unclipped, int((~finite & (counted > 0)).sum())
+
+
 class OpacusKernel:
     """Clipped sums through Opacus' hooks, candidate by candidate.
 
     Args:
         model: Makes the model.
-        loss: Loss of each record.
+        loss_of: The loss of a record; it must take a batch as well.
         x: Inputs of a few records, for shape and type alone.
         y: Targets of a few records, likewise.
         device: Where to compute.
@@ -156,7 +198,7 @@ class OpacusKernel:
     def __init__(
         self,
         model: Callable[[], nn.Module],
-        loss: Loss,
+        loss_of: LossOf,
         *,
         x: torch.Tensor,
         y: torch.Tensor,
@@ -170,7 +212,7 @@ class OpacusKernel:
                 part.training = True  # hooks sleep otherwise; dropout keeps the mode it has
         self.layout = Layout(self._inner)
         bare = deepcopy(self._inner)
-        self._loss = loss
+        self._loss_of = loss_of
         self.mode: Mode = choose_mode(mode, self.layout.size, records)
         if mode == "auto" and _padded(self._inner):
             self.mode = "hooks"  # Opacus' ghost norms count the padding, too
@@ -227,7 +269,7 @@ class OpacusKernel:
     def _verify(self, bare: nn.Module, example: tuple[torch.Tensor, torch.Tensor]) -> None:
         try:
             with Intercept(None, deterministic=True):
-                check_kernel(self, bare, self._loss, *example, sites=())
+                check_kernel(self, bare, self._loss_of, *example, sites=())
         except KernelMismatchError as error:
             raise InvalidInputError("model", type(self._inner).__name__, str(error)) from error
 
@@ -250,7 +292,7 @@ class OpacusKernel:
         return any(seen)
 
     def _vector(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        losses = self._loss(self._module(x), y)
+        losses = self._loss_of(self._module, x, y)
         if losses.shape != (len(x),):
             raise InvalidInputError(
                 "loss",
@@ -279,20 +321,7 @@ class OpacusKernel:
         self._backward(x, y)
         gradients = per_sample_gradients(self._inner, self._params, len(x))
         self._module.zero_grad(set_to_none=True)
-        if isinstance(clipping, CoordinateTransform):
-            gradients = (gradients - clipping.center[k]) / clipping.scale[k]
-        groups = [(0, self.layout.size)]
-        if clipping.by_layer:
-            layers = self.layout.layers.values()
-            groups = [(self.layout.spans[n[0]][0], self.layout.spans[n[-1]][1]) for n in layers]
-        norms = torch.stack([gradients[:, start:end].norm(dim=1) for start, end in groups])
-        finite = norms.isfinite().all(dim=0)
-        gradients = gradients.masked_fill(~finite.unsqueeze(1), 0.0)
-        coefficients, unclipped = _for_one(clipping, norms, finite, k, len(params))
-        total = torch.cat(
-            [c @ gradients[:, s:e] for c, (s, e) in zip(coefficients, groups, strict=True)]
-        )
-        return total, unclipped, int((~finite).sum())
+        return clipped_sum(gradients, clipping, self.layout, row=k, candidates=len(params))
 
     def _ghost(
         self, x: torch.Tensor, y: torch.Tensor, clipping: Clipping, k: int, params: torch.Tensor

@@ -163,6 +163,10 @@ class StackOracle:
         noise = self._noise.gaussian(1) if kind == "gaussian" else self._noise.laplace(1)
         return add_noise(total.unsqueeze(1), noise, scale, self._noise.options).squeeze(1)
 
+    def compute_at_once(self, rows: int) -> None:
+        """Compute at most this many rows of a candidate at once from here on."""
+        self._physical_rows = padded(rows)
+
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these candidates alone; the others are done."""
         index = list(rows)
@@ -202,23 +206,64 @@ class StackOracle:
             return
         for start in range(0, drawn.index.shape[1], self._physical_rows):
             stop = start + self._physical_rows
-            index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
-            width = index.shape[1]
-            if width % GRANULE:  # the last piece of all records; fill up, as samples are
-                missing = (0, padded(width) - width)
-                index = torch.nn.functional.pad(index, missing)
-                mask = torch.nn.functional.pad(mask, missing)
-            x, y = self._data.take(index.reshape(-1))
-            sizes = (
-                drawn.sizes
-                if start == 0 and stop >= drawn.index.shape[1]
-                else (np.clip(drawn.sizes - start, 0, width))
-            )
-            x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
-            rows = Rows(x, y, sizes, mask, self._dropout)
+            rows = self._fetch(drawn, start, stop)
             if start == 0 and stop >= drawn.index.shape[1]:
                 drawn.fetched.append(rows)
             yield rows
+
+    def records(self, sample: Sample, start: int, stop: int) -> tuple[Rows, int]:
+        """Return some records of a sample, and how many records it has of each candidate at most.
+
+        For loops of a user's own, which see records; a training method never does.
+
+        Args:
+            sample: The sample.
+            start: First of them.
+            stop: Where they end; rows beyond the sample's size are fillers, of mask 0.
+        """
+        drawn = self._own(sample)
+        return self._fetch(drawn, start, stop), int(drawn.sizes.max())
+
+    def _fetch(self, drawn: _Drawn, start: int, stop: int) -> Rows:
+        index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
+        width = index.shape[1]
+        if width % GRANULE:  # the last piece of all records; fill up, as samples are
+            missing = (0, padded(width) - width)
+            index = torch.nn.functional.pad(index, missing)
+            mask = torch.nn.functional.pad(mask, missing)
+        x, y = self._data.take(index.reshape(-1))
+        sizes = (
+            drawn.sizes
+            if start == 0 and stop >= drawn.index.shape[1]
+            else (np.clip(drawn.sizes - start, 0, width))
+        )
+        x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
+        return Rows(x, y, sizes, mask, self._dropout)
+
+    def release_sum(
+        self,
+        sample: Sample,
+        total: torch.Tensor,
+        *,
+        clipping: Clipping,
+        noise_multiplier: float,
+    ) -> torch.Tensor:
+        """Release the noisy mean of gradients that were clipped and summed elsewhere.
+
+        Args:
+            sample: What they are about.
+            total: Their sum, shape ``[K, P]``, clipped by ``clipping``.
+            clipping: Gives the sensitivity.
+            noise_multiplier: Noise standard deviation over it.
+        """
+        drawn = self._own(sample)
+        scale = self._charge(
+            drawn, "gaussian", noise_multiplier, clipping.sensitivity(self.candidates)
+        )
+        noise = self._noise.gaussian(total.shape[1])
+        noisy = add_noise(total.to(noise), noise, scale, self._noise.options).to(total)
+        self.gradient_evaluations += drawn.sizes
+        return noisy / self._normaliser(drawn)
 
     def _gradient(
         self,

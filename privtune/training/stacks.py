@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 from privtune.training.batched import BatchedKernel
 from privtune.training.kernel import Kernel
 from privtune.training.releases import StackOracle
+from privtune.training.sampling import padded
+from privtune.training.schedule import Schedule
 from privtune.training.transcript import Transcript
 
-__all__ = ["Memory", "Outcome", "memory_model", "run_stack", "split", "stack_sizes"]
+__all__ = ["Memory", "Outcome", "longest_sample", "memory_model", "run_stack", "split", "stack_sizes"]
 
 OnStep = Callable[[int, Mapping[str, torch.Tensor]], None]
 
@@ -73,6 +76,15 @@ def memory_model(kernel: Kernel, *, longest: int) -> Memory:
         row, captured = kernel.row_bytes()
     piece = max(8, min(max(longest, 1024), int(_PIECE_BYTES / max(row, 1.0))))
     return Memory(row, captured, _VECTORS * 4 * kernel.layout.size, min(longest, piece), piece)
+
+
+def longest_sample(schedule: Schedule) -> int:
+    """Return the size that a sample stays below, all but surely: six deviations above the mean.
+
+    A longer one is computed in pieces.
+    """
+    mean = schedule.expected_batch_size
+    return padded(min(schedule.records, math.ceil(mean + 6.0 * math.sqrt(mean) + 8.0)))
 
 
 def stack_sizes(kernel: Kernel, memory: Memory, candidates: int, *, stack: int | None) -> list[int]:

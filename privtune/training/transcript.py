@@ -87,6 +87,26 @@ class Transcript:
                     "charge stays spent."
                 )
 
+    def check_whole(self, event: Event) -> None:
+        """Check that what was released is also no less than what ``event`` charges.
+
+        A training that released less is not the one that was planned: some of it may have gone
+        another way.
+
+        Raises:
+            TranscriptMismatchError: If a look that was charged did not happen.
+        """
+        if isinstance(event, NonPrivate):
+            return
+        missing = looks_of(event) - self.looks()
+        if missing:
+            (rate, atoms), count = min(missing.items())
+            raise TranscriptMismatchError(
+                f"The plan charged {count} more samples of rate {rate} with releases {list(atoms)} "
+                "than the training made, so it is not the training that was planned. The run is "
+                "void and its charge stays spent."
+            )
+
     def digest(self) -> str:
         """Return a SHA-256 of the counted looks, to be stored with the settled charge."""
         rows = sorted(

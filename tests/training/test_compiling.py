@@ -12,7 +12,7 @@ from privtune.training.clipping import Automatic, Flat, PerLayer
 from privtune.training.compiling import CompiledSums
 from privtune.training.compute import CompileError, require_compiler
 from privtune.training.engine import TensorData, train
-from privtune.training.kernel import FallbackWarning, Rows
+from privtune.training.kernel import FallbackWarning, OfOutputs, Rows
 from privtune.training.schedule import Schedule
 from tests.training.simple import (
     SimpleDPSGD,
@@ -63,7 +63,9 @@ def test_compiled_clipped_sums_equal_records_taken_one_by_one(build, shape, monk
     sizes, width = [5, 0, 8], 8
     x, y = torch.randn(3, width, *shape), torch.randint(3, (3, width))
     model = build()
-    kernel = BatchedKernel(lambda: model, cross_entropy, x=x[0], y=y[0], device=CPU, compiled=True)
+    kernel = BatchedKernel(
+        lambda: model, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU, compiled=True
+    )
     params = 0.5 * torch.randn(3, kernel.layout.size)
     mask = (torch.arange(width) < torch.tensor(sizes)[:, None]).float()
     rows = Rows(x, y, sizes, mask, [torch.Generator() for _ in sizes])
@@ -97,7 +99,7 @@ def test_compiled_clipped_sums_equal_records_taken_one_by_one(build, shape, monk
 def test_poison_adds_nothing_and_touches_no_bit_of_another_candidate(monkeypatch):
     at_once(monkeypatch)
     x, y = (t.view(3, 64, *t.shape[1:]) for t in blobs(records=192))
-    kernel = BatchedKernel(mlp, cross_entropy, x=x[0], y=y[0], device=CPU, compiled=True)
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU, compiled=True)
     params = torch.randn(3, kernel.layout.size) * 0.3
     clean, halves = torch.zeros_like(params), torch.zeros(3)
 
@@ -152,11 +154,16 @@ def test_a_wrong_program_does_not_pass(monkeypatch):
     )
     x, y = blobs()
     with pytest.raises(CompileError, match="leave compile off"):
-        BatchedKernel(mlp, cross_entropy, x=x, y=y, device=CPU, compiled=True)
+        BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU, compiled=True)
     monkeypatch.setattr(compiling, "_COMMON", 1)
-    kernel = BatchedKernel(mlp, cross_entropy, x=x, y=y, device=CPU)
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     late = CompiledSums(
-        kernel.module, cross_entropy, layout=kernel.layout, plan=kernel.plan, x=x[:1], y=y[:1]
+        kernel.module,
+        OfOutputs(cross_entropy),
+        layout=kernel.layout,
+        plan=kernel.plan,
+        x=x[:1],
+        y=y[:1],
     )
     late.settle()
     rows = Rows(x.view(2, 100, -1), y.view(2, 100), [100, 100], torch.ones(2, 100), [])

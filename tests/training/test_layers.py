@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from privtune.training.batched import BatchedKernel
 from privtune.training.clipping import Automatic, CoordinateTransform, Flat, PerLayer
-from privtune.training.kernel import Rows
+from privtune.training.kernel import OfOutputs, Rows
 from privtune.training.uses import CopyUse
 from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients
 
@@ -209,7 +209,7 @@ def make(name, candidates, width, sizes, *, dtype=torch.float32):
     x = inputs(candidates * width)
     x = (x.to(dtype) if x.is_floating_point() else x).unflatten(0, (candidates, width))
     y = torch.randint(3, (candidates, width))
-    kernel = BatchedKernel(lambda: model, cross_entropy, x=x[0], y=y[0], device=CPU)
+    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
     params = 0.5 * torch.randn(candidates, kernel.layout.size, dtype=dtype)
     mask = (torch.arange(width) < torch.tensor(sizes)[:, None]).to(dtype)
     rows = Rows(x, y, sizes, mask, [torch.Generator() for _ in sizes])

@@ -24,7 +24,7 @@ from privtune.training.batched import BatchedKernel, NotBatchableError
 from privtune.training.clipping import Automatic, CoordinateTransform, Flat, PerLayer
 from privtune.training.data import DatasetData, TensorData
 from privtune.training.engine import FallbackWarning, flatten_params, load_params, train
-from privtune.training.kernel import Rows
+from privtune.training.kernel import OfOutputs, Rows
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
 from privtune.training.sampling import PoissonSampler
@@ -99,7 +99,7 @@ def test_without_noise_and_clipping_it_is_plain_training(optimizer):
         if optimizer == "sgd"
         else torch.optim.Adam(twin.parameters(), lr=0.05)
     )
-    kernel = BatchedKernel(mlp, cross_entropy, x=x, y=y, device=CPU)
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     oracle = StackOracle(
         Schedule(200, 0.1, 8),
         data=TensorData(x, y),
@@ -127,8 +127,8 @@ def test_one_by_one_through_opacus_gives_the_same_training(mode, monkeypatch):
     monkeypatch.setattr(
         engine,
         "choose_kernel",
-        lambda model, loss, data, device, schedule, **_: OpacusKernel(
-            model, loss, x=data.x[:1], y=data.y[:1], device=device, mode=mode
+        lambda model, loss_of, data, device, schedule, **_: OpacusKernel(
+            model, loss_of, x=data.x[:1], y=data.y[:1], device=device, mode=mode
         ),
     )
     single = fit(SimpleDPSGD(1.0), count=2)
@@ -156,7 +156,7 @@ def test_the_same_as_opacus_own_optimizer():
         warnings.simplefilter("ignore")
         F.cross_entropy(private(x), y, reduction="sum").backward()
     optimizer.step()
-    kernel = BatchedKernel(mlp, cross_entropy, x=x, y=y, device=CPU)
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     out = torch.zeros(1, kernel.layout.size)
     rows = rows_of(x.unsqueeze(0), y.unsqueeze(0))
     kernel.accumulate(before.unsqueeze(0), rows, Flat(0.5), out=out)
@@ -172,8 +172,8 @@ def test_opacus_paths_count_clip_and_drop_alike(mode):
     first, second = (
         kernel
         for kernel in (
-            BatchedKernel(mlp, cross_entropy, x=x[0], y=y, device=CPU),
-            OpacusKernel(mlp, cross_entropy, x=x[0], y=y, device=CPU, mode=mode),
+            BatchedKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
+            OpacusKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU, mode=mode),
         )
     )
     params = torch.randn(2, first.layout.size) * 0.3
@@ -206,7 +206,7 @@ def test_any_shape(candidates, width, inputs, places, seed):
     x = torch.randn(candidates, width, places, inputs)
     y = torch.randint(2, (candidates, width))
     sizes = torch.randint(0, width + 1, (candidates,)).tolist()
-    kernel = BatchedKernel(lambda: model, cross_entropy, x=x[0], y=y[0], device=CPU)
+    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
     params = torch.randn(candidates, kernel.layout.size)
     out = torch.zeros_like(params)
     kernel.accumulate(params, rows_of(x, y, sizes), Flat(0.3), out=out)
@@ -217,7 +217,7 @@ def test_any_shape(candidates, width, inputs, places, seed):
 
 def test_pieces_of_a_batch_change_nothing():
     x, y = blobs()
-    kernel = BatchedKernel(mlp, cross_entropy, x=x, y=y, device=CPU)
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     answers = []
     for rows in (8, 400):
         oracle = StackOracle(
@@ -254,7 +254,7 @@ def test_pieces_of_a_batch_change_nothing():
 
 def test_noise_multipliers_of_their_own():
     x, y = blobs()
-    kernel = BatchedKernel(mlp, cross_entropy, x=x, y=y, device=CPU)
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     oracle = StackOracle(
         Schedule(200, 1e-9, 1),
         data=TensorData(x, y),
@@ -303,7 +303,7 @@ def test_candidates_that_are_done_leave_and_change_nothing():
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_poisoned_data_touches_no_bit_of_another_candidate(poison):
     x, y = (t.view(3, 64, *t.shape[1:]) for t in blobs(records=192))
-    kernel = BatchedKernel(mlp, cross_entropy, x=x[0], y=y[0], device=CPU)
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
     params = torch.randn(3, kernel.layout.size) * 0.3
     clean, dirty = torch.zeros_like(params), torch.zeros_like(params)
     kernel.accumulate(params, rows_of(x, y), Flat(0.5), out=clean)
@@ -375,7 +375,7 @@ def test_dropout_keeps_what_it_should():
     def build():
         return nn.Sequential(nn.Dropout(0.25), nn.Linear(4, 1, bias=False), nn.Flatten(0))
 
-    kernel = BatchedKernel(build, lambda o, t: o - t, x=x[0], y=y[0], device=CPU)
+    kernel = BatchedKernel(build, OfOutputs(lambda o, t: o - t), x=x[0], y=y[0], device=CPU)
     rows = dataclasses.replace(rows_of(x, y), dropout=[torch.Generator().manual_seed(3)])
     out = torch.zeros(1, 4)
     for _ in range(800):
@@ -415,7 +415,7 @@ def test_a_wrong_path_does_not_pass_its_check(monkeypatch):
 
     monkeypatch.setattr(LinearUse, "squared_norms", wrong)
     with pytest.raises(NotBatchableError, match="taken one by one"):
-        BatchedKernel(mlp, cross_entropy, x=blobs()[0], y=blobs()[1], device=CPU)
+        BatchedKernel(mlp, OfOutputs(cross_entropy), x=blobs()[0], y=blobs()[1], device=CPU)
 
 
 def test_losses_that_couple_records_are_refused():
@@ -432,7 +432,7 @@ def test_losses_that_couple_records_are_refused():
         return weights * cross_entropy(o, t) / weights.sum()
 
     with pytest.raises(InvalidInputError, match="couples records"):
-        OpacusKernel(mlp, weighted, x=blobs()[0], y=blobs()[1], device=CPU)
+        OpacusKernel(mlp, OfOutputs(weighted), x=blobs()[0], y=blobs()[1], device=CPU)
 
 
 def test_a_regulariser_in_the_loss_is_bounded_with_the_record():
@@ -444,7 +444,7 @@ def test_a_regulariser_in_the_loss_is_bounded_with_the_record():
         return cross_entropy(o, t) + 100.0 * weight.square().sum()
 
     x, y = blobs(records=16)
-    kernel = BatchedKernel(lambda: model, loss, x=x, y=y, device=CPU)
+    kernel = BatchedKernel(lambda: model, OfOutputs(loss), x=x, y=y, device=CPU)
     out = torch.zeros(1, kernel.layout.size)
     params = torch.randn(1, kernel.layout.size)
     kernel.accumulate(params, rows_of(x.unsqueeze(0), y.unsqueeze(0)), Flat(0.1), out=out)
@@ -462,7 +462,7 @@ def test_batch_statistics_are_refused_with_every_name():
 def test_clipping_and_noise_read_one_bound():
     """A schedule of the bound moves both: Opacus' ghost mode keeps a copy of its own (10 C)."""
     x, y = blobs()
-    kernel = BatchedKernel(mlp, cross_entropy, x=x, y=y, device=CPU)
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     bound = torch.tensor([10.0])
     rows = rows_of(x[:64].unsqueeze(0), y[:64].unsqueeze(0))
     params = 5 * torch.randn(1, kernel.layout.size)
@@ -476,13 +476,13 @@ def test_clipping_and_noise_read_one_bound():
 
 def test_stacks_follow_the_memory_model():
     x, y = blobs()
-    small = BatchedKernel(mlp, cross_entropy, x=x, y=y, device=CPU)
+    small = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     memory = memory_model(small, longest=96)
     assert memory.rows == 96
     assert stack_sizes(small, memory, 10, stack=None) == [10]
     assert stack_sizes(small, memory, 10, stack=4) == [4, 3, 3]
     wide = BatchedKernel(
-        lambda: nn.Linear(8, 400_000), lambda o, t: o.mean(1), x=x, y=y, device=CPU
+        lambda: nn.Linear(8, 400_000), OfOutputs(lambda o, t: o.mean(1)), x=x, y=y, device=CPU
     )
     heavy = memory_model(wide, longest=512)
     assert heavy.row_bytes > 4 * 400_000
@@ -490,7 +490,7 @@ def test_stacks_follow_the_memory_model():
     assert stack_sizes(wide, heavy, 4, stack=None) == [1] * 4
     convolutional = BatchedKernel(
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),
-        lambda o, t: o.mean(1),
+        OfOutputs(lambda o, t: o.mean(1)),
         x=torch.randn(1, 1, 5, 5),
         y=y,
         device=CPU,
@@ -506,6 +506,7 @@ from torch import nn
 from privtune.training.batched import BatchedKernel
 from privtune.training.data import TensorData
 from privtune.training.engine import longest_sample, train
+from privtune.training.kernel import OfOutputs
 from privtune.training.methods import DPSGD
 from privtune.training.schedule import Schedule
 from privtune.training.stacks import memory_model
@@ -527,7 +528,7 @@ def loss(outputs, targets):
 model, shape = (mlp, (64,)) if kind == "mlp" else (conv, (1, 14, 14))
 x, y = torch.randn(2000, *shape), torch.randint(10, (2000,))
 schedule = Schedule(2000, 0.064, 40)
-kernel = BatchedKernel(model, loss, x=x[:1], y=y[:1], device=torch.device("cpu"))
+kernel = BatchedKernel(model, OfOutputs(loss), x=x[:1], y=y[:1], device=torch.device("cpu"))
 bound = memory_model(kernel, longest=longest_sample(schedule)).peak_bytes(candidates)
 
 def peak():
@@ -586,7 +587,7 @@ def test_load_params_needs_the_right_length():
 def test_cuda_agrees_with_cpu():
     data = TensorData(*blobs())
     kernels = [
-        BatchedKernel(mlp, cross_entropy, x=data.x, y=data.y, device=torch.device(d))
+        BatchedKernel(mlp, OfOutputs(cross_entropy), x=data.x, y=data.y, device=torch.device(d))
         for d in ("cpu", "cuda")
     ]
     params = torch.randn(2, kernels[0].layout.size) * 0.3

@@ -14,7 +14,7 @@ from privtune.training import kernel
 from privtune.training.clipping import Flat, PerLayer
 from privtune.training.data import TensorData
 from privtune.training.engine import flatten_params
-from privtune.training.kernel import FallbackWarning
+from privtune.training.kernel import FallbackWarning, OfOutputs
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.private_training import PlanExhaustedError, PrivateTraining
 from privtune.training.schedule import Schedule
@@ -330,13 +330,17 @@ def test_dropout_and_padding_through_opacus():
     """Such a model passes the kernel's own check, which compares it with records one by one."""
     x, y = sentences()
     found = OpacusKernel(
-        lambda: Tokens(drop=0.5), cross_entropy, x=x[:1], y=y[:1], device=torch.device("cpu")
+        lambda: Tokens(drop=0.5),
+        OfOutputs(cross_entropy),
+        x=x[:1],
+        y=y[:1],
+        device=torch.device("cpu"),
     )
     assert found.mode == "hooks"
     for mode in ("hooks", "ghost"):
         OpacusKernel(
             lambda: nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5), nn.Linear(4, 3)),
-            cross_entropy,
+            OfOutputs(cross_entropy),
             x=blobs()[0][:1],
             y=blobs()[1][:1],
             device=torch.device("cpu"),

@@ -18,6 +18,7 @@ import torch
 
 from privtune.training.batched import BatchedKernel
 from privtune.training.engine import longest_sample
+from privtune.training.kernel import OfOutputs
 from privtune.training.noise import NoiseOptions, NoiseSource
 from privtune.training.schedule import Schedule
 from privtune.training.stacks import memory_model
@@ -42,7 +43,9 @@ def case(name: str, candidates: int) -> None:
     torch.set_num_threads(1)
     work, device = WORKS[name], torch.device("cpu")
     data = work.data(device)
-    kernel = BatchedKernel(work.model, cross_entropy, x=data.x[:1], y=data.y[:1], device=device)
+    kernel = BatchedKernel(
+        work.model, OfOutputs(cross_entropy), x=data.x[:1], y=data.y[:1], device=device
+    )
     longest = longest_sample(Schedule(RECORDS, work.batch / RECORDS, 1))
     memory = memory_model(kernel, longest=longest)
     before = peak_bytes()

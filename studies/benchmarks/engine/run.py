@@ -29,6 +29,7 @@ from privtune.training.batched import BatchedKernel
 from privtune.training.clipping import Flat
 from privtune.training.data import TensorData
 from privtune.training.engine import longest_sample
+from privtune.training.kernel import OfOutputs
 from privtune.training.releases import StackOracle
 from privtune.training.schedule import Schedule
 from privtune.training.stacks import memory_model, stack_sizes
@@ -95,7 +96,7 @@ def kernel_of(
 ) -> BatchedKernel:
     return BatchedKernel(
         work.model,
-        cross_entropy,
+        OfOutputs(cross_entropy),
         x=data.x[:1],
         y=data.y[:1],
         device=device,

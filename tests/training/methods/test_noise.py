@@ -11,6 +11,7 @@ from torch import nn
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.data import TensorData
 from privtune.training.engine import choose_kernel, train
+from privtune.training.kernel import OfOutputs
 from privtune.training.methods import METHODS
 from privtune.training.releases import StackOracle
 from privtune.training.schedule import Schedule
@@ -84,7 +85,7 @@ def observe(name, *, x, y, rate, steps=STEPS, seeds=4, **more):
     )
     streams = [Streams(secret) for secret in secrets(seeds, tag=9)]
     data, cpu = TensorData(x, y), torch.device("cpu")
-    kernel = choose_kernel(model, cross_entropy, data, cpu, schedule)
+    kernel = choose_kernel(model, OfOutputs(cross_entropy), data, cpu, schedule)
     oracle = StackOracle(
         schedule,
         data=data,

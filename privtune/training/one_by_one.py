@@ -1,0 +1,101 @@
+"""Clipped sums record by record, each in a pass of its own: slow, and right for any model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from privtune.training.batched import refuse_coupling
+from privtune.training.intercept import Intercept
+from privtune.training.kernel import Layout, LossOf, Rows
+from privtune.training.opacus_adapter import clipped_sum
+
+if TYPE_CHECKING:
+    from privtune.training.clipping import Clipping
+
+__all__ = ["OneByOneKernel"]
+
+
+class OneByOneKernel:
+    """Plain autograd on batches of one record: for what no transform takes.
+
+    Args:
+        module: The model itself: its weights are written while it runs elsewhere than where it
+            stands, and put back.
+        loss_of: The loss of a record.
+        flat: The memory of its trainable parameters, shape ``[P]``.
+
+    Raises:
+        InvalidInputError: If the model couples the records of a batch.
+    """
+
+    def __init__(self, module: nn.Module, loss_of: LossOf, flat: torch.Tensor) -> None:
+        refuse_coupling(module)
+        self.layout = Layout(module)
+        self._module, self._loss_of, self._flat = module, loss_of, flat
+        self._params = [p for p in module.parameters() if p.requires_grad]
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that is run."""
+        return self._module
+
+    def accumulate(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums, record after record: see ``Kernel``."""
+        bad = torch.zeros(len(params), dtype=torch.long)
+        for k, size in enumerate(int(n) for n in rows.sizes):
+            self._at(params[k])
+            for b in range(size):
+                with torch.enable_grad(), Intercept(None, generator=rows.dropout[k]):
+                    loss = self._loss_of(self._module, rows.x[k, b : b + 1], rows.y[k, b : b + 1])
+                    grads = torch.autograd.grad(
+                        loss.sum(), self._params, allow_unused=True, materialize_grads=True
+                    )
+                gradient = torch.cat([g.reshape(1, -1) for g in grads], dim=1)
+                total, kept, dropped = clipped_sum(
+                    gradient,
+                    clipping,
+                    self.layout,
+                    mask=rows.mask[k, b : b + 1],
+                    row=k,
+                    candidates=len(params),
+                )
+                out[k] += total
+                bad[k] += dropped
+                if halves is not None:
+                    halves[k] += (kept - 0.5) * rows.mask[k, b]
+            self._back()
+        return bad.to(out.device) if bool(bad.any()) else None
+
+    def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the loss of every record, without dropout, shape ``[K, M]``."""
+        out = params.new_zeros(rows.mask.shape)
+        for k, size in enumerate(int(n) for n in rows.sizes):
+            self._at(params[k])
+            with torch.no_grad(), Intercept(None, deterministic=True):
+                for b in range(size):
+                    x, y = rows.x[k, b : b + 1], rows.y[k, b : b + 1]
+                    out[k, b] = self._loss_of(self._module, x, y).sum()
+            self._back()
+        return out
+
+    def _at(self, point: torch.Tensor) -> None:
+        """Put the model where it is to be evaluated, unless it stands there."""
+        self._stood = None
+        if point.data_ptr() != self._flat.data_ptr():
+            self._stood = self._flat.clone()
+            self._flat.copy_(point)
+
+    def _back(self) -> None:
+        if self._stood is not None:
+            self._flat.copy_(self._stood)

@@ -1,0 +1,188 @@
+"""The kernel behind a loop's ``loss_of``: made once, and anew when the function means another thing."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from privtune.errors import InvalidInputError
+from privtune.training.batched import BatchedKernel, NotBatchableError
+from privtune.training.capture import run_one
+from privtune.training.check import synthetic
+from privtune.training.kernel import Kernel, Layout, LossOf, Rows, say_once
+from privtune.training.one_by_one import OneByOneKernel
+from privtune.training.schedule import Schedule
+from privtune.training.stacks import longest_sample, memory_model
+from privtune.training.weights import LoopError
+
+if TYPE_CHECKING:
+    from privtune.training.clipping import Clipping
+
+__all__ = ["RecordLossKernel"]
+
+_DEPTH = 3
+_SMALL = 2**24  # records times weights, up to which no pass is too large
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+_PATIENCE = 8  # changes of meaning after which it is said that each costs a capture
+
+
+class RecordLossKernel:
+    """Clipped sums of the losses that a loop defines record by record.
+
+    Args:
+        model: The loop's model.
+        layout: Where its trainable parameters lie.
+        flat: Their memory, shape ``[P]``.
+        x: Inputs of a record, for shape and type alone, ``[1, ...]``.
+        y: Targets of a record, likewise.
+        one_by_one: Whether records are taken in passes of their own.
+
+    **Guarantee**: records are coupled by nothing: the function sees one record at a time, under
+    ``vmap`` or in a pass of its own, and keeps nothing from one to the next.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        *,
+        flat: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        one_by_one: bool,
+    ) -> None:
+        self.layout = layout
+        self._model, self._flat, self._x, self._y = model, flat, x, y
+        self._one_by_one = one_by_one
+        self._kernel: Kernel | None = None
+        self._meaning: Hashable = None
+        self._changes = 0
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that is run."""
+        return self._model
+
+    def use(self, loss_of: LossOf) -> bool:
+        """Take the loss of the next step.
+
+        Returns:
+            Whether it is another one than before.
+
+        Raises:
+            InvalidInputError: If it cannot be computed record by record: names the way out.
+            LoopError: If computing it changes the model, or gives another number when it is
+                computed again.
+        """
+        meaning = (_meaning(loss_of, _DEPTH), _modes(self._model))
+        if self._kernel is not None and meaning == self._meaning:
+            return False
+        self._changes += self._kernel is not None
+        if self._changes == _PATIENCE:
+            say_once(
+                "loss_of, or what it refers to, has changed from step to step: each change is "
+                "captured anew, which costs more than a step. Pass what changes as a tensor."
+            )
+        self._kernel = self._make(loss_of)
+        self._meaning = (_meaning(loss_of, _DEPTH), _modes(self._model))
+        return True
+
+    def rows_at_once(self, schedule: Schedule) -> int:
+        """Return how many records to compute at once, where the loop does not say."""
+        kernel, longest = self._current(), longest_sample(schedule)
+        if isinstance(kernel, OneByOneKernel) or longest * self.layout.size <= _SMALL:
+            return longest
+        return memory_model(kernel, longest=longest).piece
+
+    def accumulate(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums: see ``Kernel``."""
+        return self._current().accumulate(params, rows, clipping, out=out, halves=halves)
+
+    def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the loss of every row: see ``Kernel``."""
+        return self._current().losses(params, rows)
+
+    def _current(self) -> Kernel:
+        if self._kernel is None:
+            raise LoopError("No loss was given: call private.step(batch, loss_of).")
+        return self._kernel
+
+    def _make(self, loss_of: LossOf) -> Kernel:
+        self._refuse_memory(loss_of)
+        if self._one_by_one:
+            return OneByOneKernel(self._model, loss_of, self._flat)
+        try:
+            kernel = BatchedKernel(
+                lambda: self._model, loss_of, x=self._x, y=self._y, device=self._flat.device
+            )
+        except NotBatchableError as reason:
+            raise InvalidInputError(
+                "loss_of",
+                type(self._model).__name__,
+                f"must be computable record by record under torch.vmap ({reason})",
+                "make_private(..., one_by_one=True) takes each record in a pass of its own, slowly "
+                "and rightly; the Opacus form, private.step(losses), is the other way.",
+            ) from None
+        return kernel
+
+    def _refuse_memory(self, loss_of: LossOf) -> None:
+        """Refuse a loss that remembers records: what one leaves behind would reach the next."""
+        named = {n: p.detach() for n, p in self._model.named_parameters()}
+        (xs, ys) = synthetic(self._x, self._y, (1, 2), self._flat.device)
+        found = []
+        for record in (0, 1, 0):
+            with torch.no_grad():
+                loss = run_one(self._model, loss_of, named, xs[0, record], ys[0, record], masks=())
+            found.append(loss.detach().clone())
+        if not torch.equal(found[0].nan_to_num(), found[2].nan_to_num()):
+            raise LoopError(
+                "loss_of gives another number when the same record is evaluated again: it, or a "
+                "module, keeps something of the records that it sees (a running mean, a list). A "
+                "record's loss must be a function of the record and the weights alone."
+            )
+
+
+def _modes(model: nn.Module) -> Hashable:
+    """Return what a captured pass takes for constant: modes, and plain attributes of the parts."""
+    return tuple(
+        tuple((name, v) for name, v in vars(part).items() if isinstance(v, _PLAIN))
+        for part in model.modules()
+    )
+
+
+def _meaning(value: Any, depth: int) -> Hashable:
+    """Return what tells two functions apart: code, and what it refers to, a few levels down."""
+    if isinstance(value, _PLAIN):
+        return (type(value).__name__, value)
+    if isinstance(value, torch.Tensor):
+        return (id(value), 0 if value.is_inference() else value._version)
+    if isinstance(value, tuple | frozenset):
+        return tuple(_meaning(part, depth) for part in value)
+    if isinstance(value, MethodType):
+        return (_meaning(value.__func__, depth), id(value.__self__))
+    if not isinstance(value, FunctionType) or depth == 0:
+        return id(value)
+    cells = (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))
+    names = (value.__globals__.get(name) for name in value.__code__.co_names)
+    parts = (*cells, *names, *(value.__defaults__ or ()))
+    return (value.__code__, *(_meaning(part, depth - 1) for part in parts))
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,139 @@
+"""The weights of a loop's model, of which nothing but a release may change a bit.
+
+The trainable parameters are laid into one flat vector, so that a release, the check and the engine
+all work on the same memory. What a loop could do to them by another way (a step of its own, weights
+that are loaded back, a table that renormalises itself) is found before the next release.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from privtune.errors import PrivTuneError
+from privtune.training.kernel import Layout
+
+__all__ = ["LoopError", "WatchedWeights"]
+
+_COPIED = 2**18  # up to this many weights a copy is compared; of more, their squared length
+
+
+class LoopError(PrivTuneError):
+    """A loop did something that its plan did not charge. What was charged stays; nothing is released."""
+
+
+class WatchedWeights:
+    """The weights, buffers and parts of a model, watched.
+
+    Args:
+        model: The model. Its trainable parameters become views of one vector.
+        layout: Where each of them lies.
+
+    **Guarantee**: a write through a tensor's own methods, a parameter or buffer that was replaced,
+    added, frozen or moved is found at the next :meth:`check`, by version counters and identities;
+    a write around them (``.data``, NumPy) is found by contents: exactly up to 262,144 weights, for
+    more by their squared length.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        self._layout = layout
+        named = dict(model.named_parameters())
+        self.params = [named[name] for name in layout.shapes]
+        self.flat = layout.flatten({n: p.detach() for n, p in named.items() if n in layout.shapes})
+        with torch.no_grad():
+            views = layout.unflatten(self.flat)
+            for name, parameter in zip(layout.shapes, self.params, strict=True):
+                parameter.data = views[name]
+        self._still = {
+            name: tensor
+            for name, tensor in (*named.items(), *model.named_buffers())
+            if name not in layout.shapes
+        }
+        self._tensors: Mapping[str, torch.Tensor] = {
+            **dict(zip(layout.shapes, self.params, strict=True)),
+            **self._still,
+        }
+        self._places = [
+            (table, name, held)
+            for module in model.modules()
+            for table in (module._parameters, module._buffers)
+            for name, held in table.items()
+        ]
+        self._tables: list[tuple[dict[str, Any], int]] = [
+            (table, len(table))
+            for module in model.modules()
+            for table in (module._parameters, module._buffers, module._modules)
+        ]
+        self._trained = [p.requires_grad for p in named.values()]
+        self._all = list(named.values())
+        self._addresses = [p.data_ptr() for p in self.params]
+        self._sums = [_sum(tensor) for tensor in self._still.values()]
+        self._copy = torch.empty_like(self.flat) if layout.size <= _COPIED else None
+        self.accept()
+
+    def accept(self) -> None:
+        """Take the weights as they are: a release has made them."""
+        self._versions = [t._version for t in self._tensors.values()]
+        if self._copy is None:
+            self._length = _length(self.flat)
+        else:
+            self._copy.copy_(self.flat)
+
+    def check(self, *, whole: bool = False) -> None:
+        """Refuse weights that anything but a release has changed.
+
+        Args:
+            whole: Whether to compare the contents of what is not trained, too.
+
+        Raises:
+            LoopError: Naming the parameter or buffer and the likely cause.
+        """
+        for table, name, held in self._places:
+            if table.get(name) is not held:
+                raise LoopError(_changed(name, "was replaced"))
+        if any(len(table) != size for table, size in self._tables):
+            raise LoopError(_changed("a part of the model", "was added or removed"))
+        if [p.requires_grad for p in self._all] != self._trained:
+            raise LoopError(_changed("requires_grad of a parameter", "was changed"))
+        if [p.data_ptr() for p in self.params] != self._addresses:
+            raise LoopError(_changed("a parameter", "was moved or converted"))
+        for (name, tensor), version in zip(self._tensors.items(), self._versions, strict=True):
+            if tensor._version != version:
+                raise LoopError(_changed(name, "was changed by something else than a release"))
+        if not self._same_contents():
+            raise LoopError(_changed("a parameter", "was changed by something else than a release"))
+        if whole and [_sum(tensor) for tensor in self._still.values()] != self._sums:
+            raise LoopError(_changed("a frozen parameter or a buffer", "was changed"))
+
+    def _same_contents(self) -> bool:
+        if self._copy is None:
+            return _length(self.flat) == self._length
+        if torch.equal(self.flat, self._copy):
+            return True
+        return bool(torch.equal(self.flat.isnan(), self._copy.isnan())) and bool(
+            torch.equal(self.flat.nan_to_num(), self._copy.nan_to_num())
+        )
+
+
+def _length(flat: torch.Tensor) -> float:
+    """Return the squared length; infinity where it is not a number, which equals itself."""
+    length = float(torch.dot(flat, flat))
+    return math.inf if math.isnan(length) else length
+
+
+def _sum(tensor: torch.Tensor) -> float:
+    total = float(tensor.detach().double().abs().sum()) if tensor.numel() else 0.0
+    return math.inf if math.isnan(total) else total
+
+
+def _changed(what: str, how: str) -> str:
+    return (
+        f"{what} {how} between two releases: likely a backward pass and optimizer.step() of the "
+        "loop's own, weights written or loaded back, or a module that changes itself. Weights change "
+        "through private.step alone; leave everything else about the model as it was given to "
+        "make_private."
+    )
