@@ -13,9 +13,9 @@ from privtune.study.objective import (
     Objective,
     ObjectiveFiles,
     ObjectiveRound,
-    check_catch,
     deadline_of,
     plan_objective,
+    rehearse,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ def optimize(
     pruner: Any,
     n_jobs: int,
     timeout: float | None,
-    catch: type[BaseException] | Sequence[type[BaseException]],
     callbacks: Sequence[Callable[[Study, Release], None]],
     observer: Observer,
     show_progress_bar: bool,
@@ -64,6 +63,9 @@ def optimize(
         sampler=sampler,
         pruner=pruner,
     )
+    known = plan.arm in study.arms
+    if not known or study._store.get(study.name, plan.arm, "release") is None:
+        rehearse(objective, plan, sampler=_independent(sampler))
     study._add_arm(plan)
     if study._store.get(study.name, plan.arm, "announced"):
         raise StudyFinishedError(
@@ -83,7 +85,6 @@ def optimize(
             pruner=pruner,
             n_jobs=n_jobs,
             timeout=timeout,
-            catch=check_catch(catch),
         )
         observer.arm_started(plan)
         started = time.perf_counter()
@@ -129,7 +130,6 @@ def _round(
     pruner: Any,
     n_jobs: int,
     timeout: float | None,
-    catch: tuple[type[BaseException], ...],
 ) -> ObjectiveRound:
     import optuna
 
@@ -141,8 +141,7 @@ def _round(
         folder=study.folder / "sealed" / plan.arm,
         space=SearchSpace({}),
         objective=objective,
-        catch=catch,
-        sampler=None if isinstance(sampler, optuna.samplers.BaseSampler) else sampler,
+        sampler=_independent(sampler),
         deadline=deadline_of(timeout),
         live={},
     )
@@ -157,6 +156,13 @@ def _round(
         sampler=sampler if isinstance(sampler, optuna.samplers.BaseSampler) else None,
         pruner=pruner,
     )
+
+
+def _independent(sampler: Any) -> Any:
+    """Return a sampler of the user's own, which is not Optuna's."""
+    import optuna
+
+    return None if isinstance(sampler, optuna.samplers.BaseSampler) else sampler
 
 
 def _spinner(plan: Plan) -> AbstractContextManager[Any]:

@@ -130,7 +130,6 @@ class Study:
         pruner: object | None = None,
         n_jobs: int = 1,
         timeout: float | None = None,
-        catch: type[BaseException] | Sequence[type[BaseException]] = Exception,
         callbacks: Sequence[Callable[[Study, Release], None]] = (),
         observer: Observer | None = None,
         show_progress_bar: bool = False,
@@ -150,9 +149,6 @@ class Study:
             pruner: Optuna's pruner, for ``everything`` with a public validation split.
             n_jobs: How many trials at once, in threads.
             timeout: Seconds after which no trial begins; the arm stays open and can go on.
-            catch: Exceptions that are a result with the worst score. Others stop the arm, and its
-                charge stays; so do those that are mistakes of the program (``AttributeError``,
-                ``NameError``, ``TypeError``, ``ImportError``, ``NotImplementedError``).
             callbacks: Called with the study and the release; never with a sealed trial.
             observer: Hears when the arm begins, fails and is released, as
                 ``privtune.tracking.mlflow.MlflowObserver``; the study's own unless given.
@@ -181,7 +177,6 @@ class Study:
             pruner=pruner,
             n_jobs=n_jobs,
             timeout=timeout,
-            catch=catch,
             callbacks=callbacks,
             observer=observer or self.observer,
             show_progress_bar=show_progress_bar,

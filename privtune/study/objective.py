@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from optuna.exceptions import TrialPruned
 
 from privtune.errors import PrivTuneError
-from privtune.execution.training import PROGRAM_ERRORS, failed
 from privtune.priors import IndependentSampler
 from privtune.spaces import SearchSpace, require_independent_sampler
 from privtune.strategies import (
+    PRUNED,
     Everything,
-    InRun,
     Plan,
     PlanningContext,
     Strategy,
@@ -28,8 +27,10 @@ from privtune.strategies import (
 )
 from privtune.strategies.selection import Selection
 from privtune.study._round import Files, StudyRound, work_on_rows
-from privtune.study.trial import Trial, refuse_autologging
+from privtune.study.split import Split
+from privtune.study.trial import SealedTrialError, Trial, refuse_autologging
 from privtune.study.user_training import DPSGD, Validation, objective_task
+from privtune.training.initialisation import Initialisation
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
@@ -71,11 +72,11 @@ def plan_objective(
         StrategyError: If the strategy needs a task's own space or method, a validation split that
             was not declared, or a pruner or sampler that it does not cover.
     """
-    if strategy.name in ("linear-scaling", "non-private-grid") or type(strategy) is InRun:
+    if strategy.name in ("linear-scaling", "non-private-grid"):
         raise StrategyError(
             f"Strategy {strategy.name!r} trains by itself and cannot call a function of yours. "
-            "Declare a task, or use fixed, papernot-steinke, liu-talwar, subsampled-tuning or "
-            "everything."
+            "Declare a task, or use fixed, in-run, papernot-steinke, liu-talwar, subsampled-tuning "
+            "or everything."
         )
     if isinstance(strategy, Selection) and validation is None:
         raise StrategyError(
@@ -106,17 +107,20 @@ class ObjectiveFiles(Files):
 
     Args:
         objective: The function.
-        catch: Exceptions of the training that are a result with the worst score.
         sampler: A sampler of the user's own for sealed trials.
         deadline: When to stop beginning trials, on the monotonic clock.
         live: Optuna's trials, where every trial is paid for, by number.
     """
 
     objective: Objective
-    catch: tuple[type[BaseException], ...]
     sampler: IndependentSampler | None
     deadline: float
     live: dict[int, ShownTrial]
+
+    @cached_property
+    def split(self) -> Split:
+        """What the trials are scored on."""
+        return Split(self.folder / "validation.sha256")
 
     def candidate(self, number: int) -> dict[str, Any]:
         """Return the hyperparameters that are fixed; the function suggests the others."""
@@ -137,37 +141,86 @@ class ObjectiveFiles(Files):
         sealed = self.plan.is_sealed
         refuse_autologging(sealed)
         streams = Streams(self.streams.key("trial", number))
-        trial = Trial(
-            self.plan,
-            training,
-            number=number,
-            streams=streams,
-            subset=self.streams,
-            given=given,
-            sampler=self.sampler,
-            live=self.live.get(number),
-        )
-        caught: tuple[type[BaseException], ...] = (TrialPruned, *self.catch)
-        try:
-            with _seeded(streams):
+        with Initialisation(streams) as initialisation:
+            trial = Trial(
+                self.plan,
+                training,
+                number=number,
+                streams=streams,
+                subset=self.streams,
+                given=given,
+                sampler=self.sampler,
+                live=self.live.get(number),
+                split=self.split,
+                initialised=initialisation.done,
+            )
+            try:
                 value = self.objective(trial)
-        except (PrivTuneError, *PROGRAM_ERRORS):
-            raise  # a refusal or a typo: it hangs on the program, not on the data
-        except caught as error:
-            return failed(number, trial.params, error)
-        finally:
-            refuse_autologging(sealed)
+            except TrialPruned:
+                return _pruned(trial, number)
+            finally:
+                trial.close()
+                refuse_autologging(sealed)
         return trial.finish(value, number)
 
 
-@contextmanager
-def _seeded(streams: Streams) -> Iterator[None]:
-    """Seed torch's global stream, which initialises models, and put it back afterwards."""
+def _pruned(trial: Trial, number: int) -> TrialResult:
+    """Return the result of a trial that was stopped, if paid-for numbers stopped it."""
     import torch
 
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(streams.seed("initialisation"))
-        yield
+    if not trial.pruned:
+        raise SealedTrialError(
+            "The objective raised TrialPruned although trial.should_prune() did not say so: when a "
+            "trial ends must not hang on data that nobody paid for."
+        )
+    return TrialResult(
+        index=number,
+        params=dict(trial.params),
+        weights=torch.empty(0),
+        score=-math.inf,
+        failed=PRUNED,
+    )
+
+
+def rehearse(
+    objective: Objective, plan: Plan, *, sampler: IndependentSampler | None = None
+) -> None:
+    """Call the function once on made-up records of the dataset's shapes, for two steps.
+
+    What a program does wrong (a layer of a wrong size, a mean loss, a step that is skipped, a name
+    that does not exist) is found here, before anything is charged, and raised as it is: no record
+    was looked at but for its shape.
+
+    Raises:
+        PrivTuneError: Whatever a trial would be refused for.
+    """
+    training = plan.training if plan.search is None else plan.search.trainings[0]
+    point = {} if plan.search is None else plan.search.points[0]
+    streams = Streams(bytes(32))
+    with Initialisation(streams) as initialisation:
+        trial = Trial(
+            plan,
+            training,
+            number=0,
+            streams=streams,
+            subset=streams,
+            given={**plan.params, **point},
+            sampler=sampler,
+            initialised=initialisation.done,
+            rehearsal=True,
+        )
+        refuse_autologging(plan.is_sealed)
+        try:
+            value = objective(trial)
+        except Exception as error:
+            error.add_note(
+                "This was a rehearsal on made-up records: nothing was charged and no data was used."
+            )
+            raise
+        finally:
+            trial.close()
+            refuse_autologging(plan.is_sealed)
+    trial.finish(value, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,8 +260,3 @@ class ObjectiveRound(StudyRound):
 def deadline_of(timeout: float | None) -> float:
     """Return when a timeout is over, on the monotonic clock."""
     return math.inf if timeout is None else time.monotonic() + timeout
-
-
-def check_catch(catch: type[BaseException] | Sequence[type[BaseException]]) -> tuple[Any, ...]:
-    """Return the exceptions to catch as a tuple."""
-    return (catch,) if isinstance(catch, type) else tuple(catch)

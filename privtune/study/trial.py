@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import (
@@ -18,13 +18,17 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.priors import IndependentSampler, Prior
 from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, StrategyError, TrainingPlan, TrialResult
+from privtune.study.rehearsal import REHEARSED_STEPS, made_up
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
     import torch
 
     from privtune.study._shown import ShownTrial
-    from privtune.training.private_training import PrivateTraining
+    from privtune.study.split import Split
+    from privtune.training.clipping import Clipping
+    from privtune.training.methods import Method
+    from privtune.training.own_loop import PrivateTraining
 
 __all__ = ["SealedTrialError", "Trial", "refuse_autologging"]
 
@@ -45,6 +49,9 @@ class Trial:
         given: Hyperparameters that are fixed for this trial: suggestions return them.
         sampler: A sampler of the user's own that declares independence.
         live: Optuna's trial, where every trial is paid for.
+        split: What the round knows of its validation split.
+        initialised: Told when the model is made.
+        rehearsal: Whether records are made up and two steps are taken: before the charge.
     """
 
     def __init__(
@@ -58,6 +65,9 @@ class Trial:
         given: Mapping[str, Any],
         sampler: IndependentSampler | None = None,
         live: ShownTrial | None = None,
+        split: Split | None = None,
+        initialised: Callable[[], None] = lambda: None,
+        rehearsal: bool = False,
     ) -> None:
         self.number = number
         self.params: dict[str, Any] = {}
@@ -71,7 +81,10 @@ class Trial:
         self._live = live
         self._private: PrivateTraining | None = None
         self._model: torch.nn.Module | None = None
-        self._score: float | None = None
+        self._train: Any = None
+        self._scores: list[float] = []
+        self._split, self._initialised, self._rehearsal = split, initialised, rehearsal
+        self.pruned = False
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -96,33 +109,39 @@ class Trial:
     def make_private(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         dataset: Any,
         *,
         max_grad_norm: float = 1.0,
+        parameters: Mapping[str, float] | None = None,
         max_physical_batch_size: int | None = None,
+        one_by_one: bool = False,
     ) -> PrivateTraining:
-        """Make a training private, in Opacus' manner: noise, rate and steps come from the plan.
+        """Make a training private, in Opacus' manner: method, noise, rate and steps are the plan's.
 
         Args:
-            model: The model, in training mode.
-            optimizer: Over its parameters; regularisers belong here, as weight decay.
+            model: The model.
+            optimizer: Over its trainable parameters; regularisers belong here, as weight decay. None
+                where the arm's method steps by itself (``hyfreedp``, ``adadp``, ``prodigy``, ...).
             dataset: ``TensorData``, a pair of tensors, or a map-style dataset, of exactly the
                 number of records that the plan declares.
-            max_grad_norm: Each record's gradient is clipped to this norm, above 0.
-            max_physical_batch_size: Most records that are computed at once: a longer sample comes
-                in several batches, and the last of them takes the step. None for whole samples.
+            max_grad_norm: With an optimizer: each record's gradient is clipped to this norm.
+            parameters: Without one: hyperparameters that the method leaves open. Those that the
+                trial was suggested under their own names, or the arm fixes, need not be given.
+            max_physical_batch_size: Most records that are computed at once: memory and time alone.
+            one_by_one: Whether each record is computed in a pass of its own: slow, and right for
+                models that ``torch.vmap`` cannot take.
 
         Returns:
-            ``batches()`` yields the planned Poisson samples, ``step(losses)`` follows each, with
-            one loss a record, and says whether the optimizer stepped.
+            ``fit(loss_of)`` runs every planned step; or ``batches()`` yields the planned samples,
+            and ``step(batch, loss_of)`` follows each. See :class:`PrivateTraining`.
 
         Raises:
             SealedTrialError: If the trial has made one already: a second was not charged.
+            InvalidInputError: If the data, the optimizer or a hyperparameter does not fit the plan.
         """
         from privtune.execution.training import part_of
-        from privtune.training.clipping import Flat
-        from privtune.training.private_training import PrivateTraining
+        from privtune.training.own_loop import PrivateTraining
 
         if self._private is not None:
             raise SealedTrialError(
@@ -135,38 +154,56 @@ class Trial:
             raise InvalidInputError(
                 "dataset", f"another size than {declared}", "must hold the declared records"
             )
-        records = part_of(data, self._training.part, self._plan.rate, self._subset)
+        method = self._training.method
+        own = optimizer is None
+        if self._rehearsal:
+            data = made_up(data, self._training.schedule.records)
+        else:
+            data = part_of(data, self._training.part, self._plan.rate, self._subset)
+            self._train = data
+        self._initialised()
         self._private = PrivateTraining(
             model,
-            optimizer,
-            records,
+            data,
             schedule=self._training.schedule,
-            clipping=Flat(max_grad_norm),
-            noise_multiplier=self._training.method.noise_multiplier,  # type: ignore[attr-defined]
+            method=method,
+            candidate=self._hyperparameters(method, parameters or {}) if own else None,
+            optimizer=optimizer,
+            clipping=None if own else clipping_of(method, max_grad_norm),
             secret=self._streams.key("training"),
             max_physical_batch_size=max_physical_batch_size,
+            one_by_one=one_by_one,
+            limit=REHEARSED_STEPS if self._rehearsal else None,
         )
         self._model = model
         return self._private
 
     def score(self, model: torch.nn.Module, validation: Any) -> float:
-        """Score a model on the declared validation split: exactly if that is public, else noised.
+        """Score the trial's model on the declared split: exactly if that is public, else noised.
 
         Args:
-            model: The trained model.
-            validation: ``TensorData`` or a pair of tensors.
+            model: The model that was trained: the one that ``make_private`` was given.
+            validation: ``TensorData`` or a pair of tensors: outputs ``[C]`` a record are held
+                against targets that are whole numbers, shape ``[N]``.
 
         Returns:
             The score, higher is better. NaN where the strategy chooses nothing: then the split is
             not touched, and nothing is charged for it.
 
         Raises:
-            SealedTrialError: If it is called a second time on a private split.
+            SealedTrialError: If it is called a second time on a private split, for another model, or
+                on another split than before, or on training records.
         """
         plan = self._plan.score
+        if self._private is None or not self._is_own(model):
+            raise SealedTrialError(
+                "trial.score takes the model that make_private was given, and no other: what was "
+                "charged is a score of the model that is released."
+            )
         if plan is None:
+            self._scores.append(math.nan)
             return math.nan
-        if self._score is not None and plan.event is not None:
+        if self._scores and plan.event is not None:
             raise SealedTrialError(
                 "trial.score was called twice, but a trial is charged for one look at the private "
                 "validation split. Score once, at the end."
@@ -176,50 +213,70 @@ class Trial:
             raise InvalidInputError(
                 "validation", f"another size than {plan.records}", "must hold the declared records"
             )
-        self._score = _noised(plan, model, data, self._streams)
-        return self._score
+        if self._rehearsal:
+            data = made_up(data, 2).head(2)
+        elif self._split is not None:
+            self._split.check(data, self._train)
+        self._scores.append(_noised(plan, self._private, data, self._streams))
+        return self._scores[-1]
 
     def report(self, value: float, step: int) -> None:
-        """Report an intermediate score to the pruner; only where it is public and paid for."""
-        if self._live is None:
-            return  # nobody compares sealed trials, so nobody reads it
+        """Report an intermediate score to the pruner; only what ``score`` gave, on a public split.
+
+        Raises:
+            StrategyError: If the split is private, or the number is not one that ``score`` gave.
+        """
         if self._plan.score is not None and self._plan.score.event is not None:
             raise StrategyError(
                 "trial.report was called with a private validation split: each intermediate score "
                 "would be a release of its own, and none was charged. Declare the split public, or "
                 "score once, at the end."
             )
-        self._live.report(value, step)
+        if not any(value == known or math.isnan(known) for known in self._scores):
+            raise StrategyError(
+                "trial.report was given a number that trial.score did not give, so nothing says "
+                "that it is public. Report trial.score(model, validation)."
+            )
+        if self._live is not None:
+            self._live.report(value, step)
 
     def should_prune(self) -> bool:
         """Return whether the pruner wants to stop this trial; False where trials are sealed."""
-        return self._live is not None and self._live.should_prune()
+        self.pruned = self._live is not None and self._live.should_prune()
+        return self.pruned
+
+    def close(self) -> None:
+        """Stop watching the objective's loop: it has returned, or raised."""
+        if self._private is not None:
+            self._private.close()
 
     def set_user_attr(self, name: str, value: Any) -> None:
         """Keep a value with the trial, inside the trust boundary, until the trial ends."""
         self.user_attrs[name] = value
 
     def finish(self, value: object, index: int) -> TrialResult:
-        """Check what the objective returned, and return the trial's result.
+        """Check what the objective did and returned, and return the trial's result.
 
         Raises:
             SealedTrialError: If nothing was trained privately, or the value is not the score's.
-            TranscriptMismatchError: If more was released than was charged.
+            LoopError: If a sample was skipped, steps are missing, or weights changed elsewhere.
+            TranscriptMismatchError: If something else was released than was charged.
         """
         if self._private is None or self._model is None:
             raise SealedTrialError(
                 "The objective returned without trial.make_private, so what it trained was never "
                 "clipped, noised or charged. Train through make_private."
             )
-        self._private.transcript.check_within(self._training.event)
+        self._private.finish(self._training.event)
         score: float | None = None
         if self._plan.score is not None:
-            if self._score is None or (value != self._score and not math.isnan(self._score)):
+            known = self._scores[-1] if self._scores else None
+            if known is None or (value != known and not math.isnan(known)):
                 raise SealedTrialError(
-                    "The objective returned a number that trial.score did not give, so nothing says "
-                    "that it is public or noised. Return trial.score(model, validation)."
+                    "The objective returned a number that trial.score did not give last, so nothing "
+                    "says that it is public or noised. Return trial.score(model, validation)."
                 )
-            score = -math.inf if math.isnan(self._score) else self._score
+            score = -math.inf if math.isnan(known) else known
         layout = self._private.layout
         named = {n: p.detach() for n, p in self._model.named_parameters()}
         weights = layout.flatten(named).cpu().clone()
@@ -230,9 +287,33 @@ class Trial:
             params=dict(self.params),
             weights=weights,
             score=score,
+            curves=self._private.curves,
             transcript_digest=self._private.transcript.digest(),
             shapes={name: tuple(shape) for name, shape in layout.shapes.items()},
         )
+
+    def _is_own(self, model: object) -> bool:
+        """Say whether this is the trial's model, bare or with hooks on it."""
+        return model is self._model or getattr(model, "_module", None) is self._model
+
+    def _hyperparameters(self, method: Method[Any], given: Mapping[str, float]) -> dict[str, float]:
+        """Collect what a method leaves open: given, fixed by the arm, or suggested."""
+        known = {**self.params, **self._plan.params, **self._given, **given}
+        if extra := sorted(set(given) - set(method.parameters)):
+            raise InvalidInputError(
+                "parameters",
+                extra,
+                f"method {method.name!r} takes {', '.join(method.parameters) or 'none'} and no others",
+            )
+        if missing := [name for name in method.parameters if name not in known]:
+            raise InvalidInputError(
+                "parameters",
+                sorted(given),
+                f"method {method.name!r} also needs {', '.join(missing)}",
+                "Suggest them under these names, or give parameters={...}; for dpsgd, an optimizer "
+                "of your own sets them.",
+            )
+        return {name: known[name] for name in method.parameters}
 
     def _plan_records(self) -> int:
         """Return how many records the dataset as a whole must hold."""
@@ -306,9 +387,10 @@ def _in_memory(data: Any) -> Any:
     return TensorData(x, torch.stack([torch.as_tensor(row[1]) for row in rows]))
 
 
-def _noised(plan: Any, model: torch.nn.Module, data: Any, streams: Streams) -> float:
+def _noised(plan: Any, private: PrivateTraining, data: Any, streams: Streams) -> float:
     import torch
 
+    model = private.bare
     training = model.training
     model.eval()
     with torch.no_grad():
@@ -323,3 +405,25 @@ def _noised(plan: Any, model: torch.nn.Module, data: Any, streams: Streams) -> f
     rng = streams.numpy("score")
     unit = rng.standard_normal() if plan.mechanism == "gaussian" else rng.laplace()
     return value + float(unit) * float(plan.standard_deviation)
+
+
+def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:
+    """Return how gradients are clipped for an optimizer of the loop's own.
+
+    Raises:
+        InvalidInputError: If the method does more than release gradients for an optimizer.
+    """
+    from privtune.training.clipping import Automatic, Flat
+    from privtune.training.methods import DPSGD, AutomaticClipping
+
+    plain = isinstance(method, DPSGD | AutomaticClipping)
+    if plain and method.momentum == method.weight_decay == 0.0:
+        automatic = isinstance(method, AutomaticClipping)
+        return Automatic(method.stabilizer) if automatic else Flat(max_grad_norm)
+    raise InvalidInputError(
+        "optimizer",
+        "one of your own",
+        f"must be None: method {method.name!r} of this arm steps by itself, with its own options",
+        "Pass optimizer=None; methods dpsgd and automatic-clipping, without momentum or weight decay "
+        "of their own, take any optimizer.",
+    )

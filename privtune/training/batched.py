@@ -224,9 +224,7 @@ class BatchedKernel:
         holds every tensor of a pass, and its results once more to compare them.
         """
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
-        masks = tuple(
-            s.empty((1, rows), example) for s in self.plan.sites
-        )
+        masks = tuple(s.empty((1, rows), example) for s in self.plan.sites)
         x, y = synthetic(self._x, self._y, (1, rows), self._device)
         program, uses = capture_tape(
             self._module, self._loss_of, self.layout, self.plan, (example, x, y, *masks)

@@ -21,7 +21,9 @@ from privtune.training.opacus_adapter import (
 
 __all__ = ["HookedModel"]
 
-_WAY_OUT = "Or hand the loss over record by record, which takes any use: private.step(batch, loss_of)."
+_WAY_OUT = (
+    "Or hand the loss over record by record, which takes any use: private.step(batch, loss_of)."
+)
 
 
 class HookedModel:

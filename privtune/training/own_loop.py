@@ -251,6 +251,11 @@ class PrivateTraining:
         return self._hook().module
 
     @property
+    def bare(self) -> nn.Module:
+        """The model as it was given, whatever hooks are on it."""
+        return self._model
+
+    @property
     def transcript(self) -> Transcript:
         """What was released so far."""
         return self._oracle.transcripts()[0]
@@ -503,9 +508,7 @@ class PrivateTraining:
             )
         if opened.recording is not None:
             earlier = [t for t in (made() for made in self._earlier) if t is not None]
-            refuse_coupled(
-                opened.recording, losses, earlier=earlier, generator=self._choices
-            )
+            refuse_coupled(opened.recording, losses, earlier=earlier, generator=self._choices)
         tensors = opened.batch._tensors
         self._earlier = [*self._earlier, *(ref(t) for t in tensors)][-2 * _EARLIER :]
         total, bad = self._hook().clipped_sum(losses, opened.mask, own.clipping)

@@ -93,7 +93,7 @@ class RecordLossKernel:
 
     def rows_at_once(self, schedule: Schedule) -> int:
         """Return how many records to compute at once, where the loop does not say."""
-        kernel, longest = self._current(), longest_sample(schedule)
+        kernel, longest = self._current(), max(longest_sample(schedule), 1024)
         if isinstance(kernel, OneByOneKernel) or longest * self.layout.size <= _SMALL:
             return longest
         return memory_model(kernel, longest=longest).piece

@@ -190,9 +190,9 @@ def refuse_coupled(
     Raises:
         LoopError: If they are coupled, do not come from the batch, or read an earlier one.
 
-    **Guarantee**: coupling of a record with half of the others, drawn at random, or with any one
-    drawn at random, is found, through whatever operations of torch it goes. What leaves torch (NumPy,
-    Python's numbers) is taken for a constant.
+    **Guarantee**: the records are split at random in two, and each half is replaced in turn: what a
+    record does to any of the other half is found, through whatever operations of torch it goes. What
+    leaves torch (NumPy, Python's numbers) is taken for a constant.
     """
     if not recording.reached(losses):
         raise LoopError(
@@ -211,10 +211,11 @@ def refuse_coupled(
         return
     kept = losses.detach()
     order = torch.randperm(size, generator=generator)
-    for replaced in (order[:1], order[: size // 2]):
+    half = size // 2
+    for replaced, left in ((order[:half], order[half:]), (order[half:], order[:half])):
         others = torch.ones(size, dtype=torch.bool)
         others[replaced] = False
-        source = order[len(replaced) :][torch.arange(len(replaced)) % (size - len(replaced))]
+        source = left[torch.arange(len(replaced)) % len(left)]
         x, y = recording.x.detach().clone(), recording.y.detach().clone()
         x[replaced], y[replaced] = x[source], y[source]
         found = recording.replay(x, y, losses)

@@ -17,7 +17,15 @@ from privtune.training.sampling import padded
 from privtune.training.schedule import Schedule
 from privtune.training.transcript import Transcript
 
-__all__ = ["Memory", "Outcome", "longest_sample", "memory_model", "run_stack", "split", "stack_sizes"]
+__all__ = [
+    "Memory",
+    "Outcome",
+    "longest_sample",
+    "memory_model",
+    "run_stack",
+    "split",
+    "stack_sizes",
+]
 
 OnStep = Callable[[int, Mapping[str, torch.Tensor]], None]
 

@@ -16,7 +16,7 @@ from privtune.accounting import Gaussian, PoissonSampled, Repeated
 from privtune.training.clipping import Flat
 from privtune.training.data import TensorData
 from privtune.training.engine import flatten_params
-from privtune.training.private_training import PrivateTraining
+from privtune.training.own_loop import PrivateTraining
 from privtune.training.schedule import Schedule
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -1,0 +1,54 @@
+"""Rehearsals of a user's function, on made-up records, before anything is charged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from privtune.training.data import Data
+
+__all__ = ["REHEARSED_STEPS", "made_up"]
+
+REHEARSED_STEPS = 2
+"""How many steps a rehearsal takes: what works once may fail on what the first has left behind."""
+
+
+class _MadeUp:
+    """Records of the shapes and types of a dataset's that hold nothing of it."""
+
+    sealed_size = True
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, size: int) -> None:
+        self._x, self._y, self._size = x, y, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return as many made-up records as were asked for."""
+        from privtune.training.check import synthetic
+
+        x, y = synthetic(self._x, self._y, (1, max(1, len(index))), self._x.device)
+        return x[0, : len(index)], y[0, : len(index)]
+
+    def to(self, device: torch.device) -> _MadeUp:
+        """Return the same on a device."""
+        return _MadeUp(self._x.to(device), self._y.to(device), self._size)
+
+    def head(self, size: int) -> Any:
+        """Return the first few, in memory."""
+        import torch
+
+        from privtune.training.data import TensorData
+
+        return TensorData(*self.take(torch.arange(size)))
+
+
+def made_up(data: Data, records: int) -> _MadeUp:
+    """Return as many made-up records like those of ``data``: one is looked at, for its shape."""
+    import torch
+
+    x, y = data.take(torch.zeros(1, dtype=torch.long, device=getattr(data, "device", None)))
+    return _MadeUp(torch.empty_like(x), torch.empty_like(y), records)

@@ -1,0 +1,122 @@
+"""One validation split a round, disjoint from the training records."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from privtune.errors import PrivTuneError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from privtune.training.data import Data, TensorData
+
+__all__ = ["Split", "SplitError"]
+
+_ROWS = 4096
+_SEED = 20_190_705  # of the multipliers of the hash: public, so that no two runs disagree
+
+
+class SplitError(PrivTuneError):
+    """Trials of a round were scored on what was not declared."""
+
+
+class Split:
+    """What the trials of a round were scored on; sealed.
+
+    The charge of a selection covers trials that look at one split, apart from the training records.
+
+    Args:
+        path: Keeps the digest of the split, for trials of other processes and times.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._known: set[tuple[int, ...]] = set()
+
+    def check(self, validation: TensorData, train: Data) -> None:
+        """Refuse another split than that of the trials before, and one of training records.
+
+        Raises:
+            SplitError: If it is another, shares memory with the training records, or most of its
+                records are among them (where those are all but distinct, so that it is no chance).
+        """
+        parts = (
+            validation.x,
+            validation.y,
+            *(getattr(train, n) for n in "xy" if hasattr(train, n)),
+        )
+        key = tuple(n for t in parts for n in (t.data_ptr(), t._version, len(t)))
+        with self._lock:
+            if key in self._known:
+                return
+            self._check_same(validation)
+            if hasattr(train, "x"):
+                _check_apart(validation.x, train.x)
+            self._known.add(key)
+
+    def _check_same(self, validation: TensorData) -> None:
+        digest = hashlib.sha256()
+        for tensor in (validation.x, validation.y):
+            digest.update(_bytes(tensor).tobytes())
+        found = digest.hexdigest()
+        if not self._path.exists():
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._path.write_text(found, encoding="utf-8")
+        if self._path.read_text(encoding="utf-8") != found:
+            raise SplitError(
+                "Trials of one round were scored on different validation records, but one split was "
+                "charged. Split once, outside of the objective."
+            )
+
+
+def _check_apart(validation: torch.Tensor, train: torch.Tensor) -> None:
+    same = validation.untyped_storage().data_ptr() == train.untyped_storage().data_ptr()
+    if same and _span(validation)[0] < _span(train)[1] and _span(train)[0] < _span(validation)[1]:
+        raise SplitError(_NOT_APART)
+    if validation.dtype != train.dtype or validation.shape[1:] != train.shape[1:]:
+        return
+    rows = _hashes(train)
+    distinct = np.unique(rows)
+    if len(distinct) < 0.99 * len(rows):
+        return  # few values are possible: equal records are different persons'
+    if np.isin(_hashes(validation), distinct).mean() > 0.5:
+        raise SplitError(_NOT_APART)
+
+
+_NOT_APART = (
+    "The validation records are training records, and training and validation were charged as "
+    "disjoint. Set the validation records apart before the training set is made."
+)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
+
+
+def _bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    rows = tensor.detach().cpu().contiguous().numpy().reshape(len(tensor), -1)
+    return rows.view(np.uint8).reshape(len(tensor), -1)
+
+
+def _hashes(tensor: torch.Tensor) -> npt.NDArray[np.uint64]:
+    """Return a 64-bit number of every row: equal rows have equal ones."""
+    rows = _bytes(tensor)
+    width = -(-rows.shape[1] // 8) * 8
+    factors = np.random.default_rng(_SEED).integers(1, 2**63, width // 8, dtype=np.uint64) * 2 + 1
+    out = np.empty(len(rows), dtype=np.uint64)
+    for start in range(0, len(rows), _ROWS):
+        part = np.zeros((len(rows[start : start + _ROWS]), width), dtype=np.uint8)
+        part[:, : rows.shape[1]] = rows[start : start + _ROWS]
+        words = part.view(np.uint64)
+        words ^= words >> np.uint64(29)
+        out[start : start + len(part)] = (words * factors).sum(axis=1, dtype=np.uint64)
+    return out
