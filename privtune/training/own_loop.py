@@ -57,7 +57,7 @@ class Batch(Sequence[torch.Tensor]):
     It is drawn when it is first read. One that the loop never reads is drawn by the step itself.
     """
 
-    def __init__(self, read: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(self, read: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._read = read
         self._tensors: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -68,7 +68,7 @@ class Batch(Sequence[torch.Tensor]):
     def __getitem__(self, index: int | slice) -> torch.Tensor | Sequence[torch.Tensor]:
         """Return the inputs (0) or the targets (1)."""
         if self._tensors is None:
-            self._tensors = self._read()
+            self._tensors = self._read(self)
         return self._tensors[index]
 
     def __len__(self) -> int:
@@ -456,10 +456,10 @@ class PrivateTraining:
             self._hooked = HookedModel(self._model, self.layout)
         return self._hooked
 
-    def _read(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Hand out records of the sample that is open."""
         opened = self._open
-        if opened is None or opened.batch._tensors is not None:
+        if opened is None or opened.batch is not batch:
             raise LoopError(f"A batch was read after its step. {_CHECKS}")
         try:
             if not self._by_record:

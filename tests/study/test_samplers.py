@@ -74,9 +74,7 @@ def objective(trial: privtune.Trial) -> float:
     )
     for step, (x, y) in enumerate(private.batches()):
         private.step(nn.functional.cross_entropy(private.model(x), y, reduction="none"))
-        with torch.no_grad():
-            right = model(DATA.validation.x).argmax(dim=1) == DATA.validation.y
-        trial.report(float(right.double().mean()), step)
+        trial.report(trial.score(model, DATA.validation), step)
         if trial.should_prune():
             raise optuna.TrialPruned
     return trial.score(model, DATA.validation)
