@@ -8,11 +8,11 @@ from typing import Any
 
 __all__ = ["PARTITIONS", "PublicFacts"]
 
-_EXPECTED = "declared numbers are expectations; how many there are is sealed"
+_EXPECTED = "declared numbers of them are expectations, the true ones are sealed"
 PARTITIONS: Mapping[str, str] = {
     "fixed": "given by the task: each holds exactly the declared number, which is public",
-    "content": f"by a keyed hash of each record's content: {_EXPECTED}",
-    "id": f"by a keyed hash of each record's id: {_EXPECTED}",
+    "content": f"private records by a keyed hash of their content: {_EXPECTED}",
+    "id": f"private records by a keyed hash of their ids: {_EXPECTED}",
 }
 """How records come into splits, in words."""
 
