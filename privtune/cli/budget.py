@@ -31,7 +31,9 @@ def create(
     epsilon: Annotated[float, typer.Option(help="ε of everything ever released, above 0.")],
     delta: Annotated[float, typer.Option(help="δ of everything ever released, in (0, 1).")],
     adjacency: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
-    unit: Annotated[str, typer.Option(help="What is protected; trainings enforce record.")] = "record",
+    unit: Annotated[
+        str, typer.Option(help="What is protected; trainings enforce record.")
+    ] = "record",
     dataset: Annotated[str, typer.Option(help="The protected dataset, in words.")] = "",
     admission: Annotated[
         str, typer.Option(help="adaptive: later studies may follow; declared: none may.")

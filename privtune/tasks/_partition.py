@@ -75,7 +75,8 @@ def places(
     drawn = np.fromiter(
         (
             # The top of 64 uniform bits, scaled to 0 ... total - 1 in whole numbers.
-            int.from_bytes(hashlib.blake2b(r, digest_size=8, key=secret).digest(), "big") * total >> 64
+            int.from_bytes(hashlib.blake2b(r, digest_size=8, key=secret).digest(), "big") * total
+            >> 64
             for r in records
         ),
         dtype=np.int64,

@@ -82,10 +82,10 @@ class Task:
             raise InvalidInputError(
                 "partition", self.partition, f"must be one of {', '.join(PARTITIONS)}"
             )
-        for field in ("train_records", "validation_records", "test_records", "classes"):
-            if getattr(self, field) < 1:
+        for name in ("train_records", "validation_records", "test_records", "classes"):
+            if getattr(self, name) < 1:
                 raise InvalidInputError(
-                    field, getattr(self, field), f"task {self.name!r} must declare at least 1"
+                    name, getattr(self, name), f"task {self.name!r} must declare at least 1"
                 )
 
     @property

@@ -61,9 +61,7 @@ class _Table:
                 f"{list(self.classes)}. Declare every class that can occur."
             )
         ids = None if self.id is None else [_id_text(value) for value in frame[self.id]]
-        return split(
-            np.stack(columns, axis=1), np.array(labels), self.sizes, ids=ids, key=self.key
-        )
+        return split(np.stack(columns, axis=1), np.array(labels), self.sizes, ids=ids, key=self.key)
 
 
 def tabular(spec: Mapping[str, Any]) -> Task:

@@ -100,9 +100,7 @@ def test_create_refuses_nonsense(cli: Cli, url: str, args: tuple[str, ...]) -> N
 
 
 def test_a_unit_that_nothing_enforces_is_refused(cli: Cli, url: str) -> None:
-    done = cli(
-        "budget", "create", "b", "--epsilon", "2", "--delta", "1e-5", "--unit", "hospital"
-    )
+    done = cli("budget", "create", "b", "--epsilon", "2", "--delta", "1e-5", "--unit", "hospital")
     assert (done.code, done.out) == (1, "")
     assert done.err.count("\n") == 1
     assert "unit = 'hospital': must be 'record'" in done.err

@@ -69,7 +69,7 @@ def test_public_facts_are_under_the_chain(sqlite_url: str) -> None:
 
     edited = copy.deepcopy(certificate)
     edited["entries"][1]["body"]["public"]["training records"] = "10,770, private"
-    with pytest.raises(LedgerCorruptedError, match="entry 2 .* content"):
+    with pytest.raises(LedgerCorruptedError, match=r"entry 2 .* content"):
         verify_certificate(edited)
 
     page = render_certificate(certificate)

@@ -55,7 +55,9 @@ def test_a_bad_field_is_told_in_the_words_of_a_spec(changes: dict, message: str)
 def test_a_unit_that_nothing_enforces_is_refused(tmp_path: Path) -> None:
     budget = {"name": "b", "epsilon": 1, "delta": 1e-5}
     assert toy_spec(budget={**budget, "unit": "record"}).budget.to_budget().unit == "record"
-    with pytest.raises(SpecError, match=r"budget\.unit: must be 'record'.* not 'hospital'") as caught:
+    with pytest.raises(
+        SpecError, match=r"budget\.unit: must be 'record'.* not 'hospital'"
+    ) as caught:
         toy_spec(budget={**budget, "unit": "hospital"})
     assert "make one record of everything about each hospital" in str(caught.value)
     storage = f"sqlite:///{tmp_path / 'p.db'}"
