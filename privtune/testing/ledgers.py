@@ -27,7 +27,7 @@ from privtune.ledger import (
 __all__ = ["LedgerContract", "request"]
 
 
-def request(sigma: float, **fields: str) -> ChargeRequest:
+def request(sigma: float, **fields: Any) -> ChargeRequest:
     """Return a request for one Gaussian release."""
     return ChargeRequest(Gaussian(sigma), **fields)
 
