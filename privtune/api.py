@@ -59,6 +59,7 @@ def create_study(
                 "epsilon": budget.epsilon,
                 "delta": budget.delta,
                 "adjacency": budget.adjacency,
+                "unit": budget.unit,
             },
             "arms": [dict(arm) for arm in arms],
             **options,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from privtune.strategies import selection_instead
-from privtune.tracking.text import ceil_to, describe_event, utility_column
+from privtune.tracking.text import ceil_to, describe_event, public_facts, utility_column
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ __all__ = [
     "footnotes",
     "plan_document",
     "plan_view",
+    "public_view",
     "show_value",
 ]
 
@@ -71,6 +74,18 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
         )
     table.add_row("released", "; ".join(plan.released))
     table.add_row("sealed", "; ".join(plan.sealed))
+    return table
+
+
+def public_view(plans: Sequence[Plan]) -> Table:
+    """Return what ``privtune study plan`` prints of what is declared public."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for arms, facts in public_facts(plans):
+        table.add_row("arms", escape(arms))
+        for name, value in facts.items():
+            table.add_row(name, escape(value))
     return table
 
 

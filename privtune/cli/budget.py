@@ -31,7 +31,9 @@ def create(
     epsilon: Annotated[float, typer.Option(help="ε of everything ever released, above 0.")],
     delta: Annotated[float, typer.Option(help="δ of everything ever released, in (0, 1).")],
     adjacency: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
-    unit: Annotated[str, typer.Option(help="What is protected: record, user, ...")] = "record",
+    unit: Annotated[
+        str, typer.Option(help="What is protected; trainings enforce record.")
+    ] = "record",
     dataset: Annotated[str, typer.Option(help="The protected dataset, in words.")] = "",
     admission: Annotated[
         str, typer.Option(help="adaptive: later studies may follow; declared: none may.")
@@ -98,6 +100,8 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
 @app.command()
 def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """Show a budget: its terms, the odometer, and the filter beside it."""
+    from privtune.ledger import RECORD, unit_note
+
     with _ledger(storage) as ledger:
         document = _document(ledger, ledger.budget(name))
     if as_json:
@@ -107,7 +111,8 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
     spent = document["spent"]
     rows = {
         "budget": f"ε = {document['epsilon']:g} at δ = {document['delta']:g}",
-        "adjacency": f"{document['adjacency']}, one {document['unit']}",
+        "adjacency": f"{document['adjacency']}, one {RECORD}",
+        **({"unit": escape(note)} if (note := unit_note(document["unit"])) else {}),
         "dataset": escape(document["dataset"]) or "not described",
         "admission": f"{document['admission']}{', closed' if document['closed'] else ''}",
         "charges": ", ".join(f"{n} {state}" for state, n in document["states"].items()) or "none",

@@ -71,6 +71,7 @@ def plan(spec: SpecFile, as_json: AsJson = False) -> None:
         finite,
         plan_document,
         plan_view,
+        public_view,
     )
     from privtune.study import StudySpec, plan_study
 
@@ -91,6 +92,8 @@ def plan(spec: SpecFile, as_json: AsJson = False) -> None:
     for arm, guarantee in pairs:
         console.print(f"[bold]{arm.arm}[/] ({arm.strategy})")
         console.print(Padding(plan_view(arm, guarantee), (0, 0, 1, 2)), highlight=False)
+    console.print("[bold]Declared public[/] (no guarantee covers it)")
+    console.print(Padding(public_view(planned.plans), (0, 0, 1, 2)), highlight=False)
     if drawn := examples(parsed):
         console.print(examples_table(drawn))
     console.print(

@@ -39,16 +39,11 @@ def part_of(data: TensorData, part: str, rate: float | None, streams: Streams) -
     """Return the records that a training may see: all, the Poisson subset, or the rest of it."""
     import torch
 
-    from privtune.training.data import TensorData
-
     if part == "all" or rate is None:
         return data
     inside = torch.from_numpy(streams.numpy("subset", 0).random(len(data.y)) < rate)
     chosen = (inside if part == "subset" else ~inside).nonzero().squeeze(1)
-    if len(chosen) == 0:
-        # A part may come out empty. A record that is not a number adds exactly nothing.
-        return TensorData(torch.full_like(data.x[:1], math.nan), data.y[:1], sealed_size=True)
-    return TensorData(data.x[chosen], data.y[chosen], sealed_size=True)
+    return data.part(chosen, sealed_size=True)
 
 
 def train_trials(
@@ -211,15 +206,19 @@ def _accuracies(
 
 
 def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
-    """Return the fraction of records that the model classifies correctly.
+    """Return the fraction of a public split's records that the model classifies correctly.
 
     Args:
         task: Builds the model.
         weights: Its parameters, flat, shape ``[P]``.
         data: Records and labels.
     """
-    correct = _outputs(task, weights, data).argmax(dim=-1) == data.y
-    return float(correct.double().mean())
+    return float(_correct(_outputs(task, weights, data), data).double().mean())
+
+
+def _correct(outputs: torch.Tensor, data: TensorData) -> torch.Tensor:
+    """Return which records are classified correctly; one that gives NaN never is."""
+    return (outputs.argmax(dim=-1) == data.y) & ~outputs.isnan().any(dim=-1)
 
 
 def _outputs(task: Task, weights: torch.Tensor, data: TensorData) -> torch.Tensor:
@@ -238,18 +237,22 @@ def _outputs(task: Task, weights: torch.Tensor, data: TensorData) -> torch.Tenso
 def noised_score(
     score: ScorePlan, task: Task, weights: torch.Tensor, data: TensorData, secret: bytes
 ) -> float:
-    """Return the score of a model as the plan has it, noise included; higher is better."""
+    """Return the score of a model as the plan has it, noise included; higher is better.
+
+    A sum over the records, divided by their declared number: how many there really are is private.
+    """
     import torch
 
     if weights.numel() == 0 or not bool(torch.isfinite(weights).all()):
         return -math.inf  # a diverged training is a result, the worst one
+    outputs = _outputs(task, weights, data)
     if score.metric == "accuracy":
-        value = accuracy(task, weights, data)
+        value = float(_correct(outputs, data).double().sum()) / score.records
     else:
-        losses = task.loss(_outputs(task, weights, data), data.y).double()
+        losses = task.loss(outputs, data.y).double()
         # A loss that is not a number counts as the worst one, so that the bound holds.
         losses = losses.nan_to_num(nan=score.bound, posinf=score.bound)
-        value = -float(losses.clamp(0.0, score.bound).mean())
+        value = -float(losses.clamp(0.0, score.bound).sum()) / score.records
     rng = Streams(secret).numpy("score", 0)
     unit = rng.standard_normal() if score.mechanism == "gaussian" else rng.laplace()
     return value + float(unit) * score.standard_deviation

@@ -30,10 +30,20 @@ from privtune.ledger.rounds import (
     Rounds,
     TaskResult,
 )
-from privtune.ledger.values import Admission, Budget, Charge, ChargeRequest, ChargeState
+from privtune.ledger.values import (
+    RECORD,
+    Admission,
+    Budget,
+    Charge,
+    ChargeRequest,
+    ChargeState,
+    check_unit,
+    unit_note,
+)
 from privtune.ledger.verify import Verification, verify
 
 __all__ = [
+    "RECORD",
     "SKIPPED",
     "Admission",
     "Budget",
@@ -63,8 +73,10 @@ __all__ = [
     "UnknownBudgetError",
     "UnknownChargeError",
     "Verification",
+    "check_unit",
     "export_certificate",
     "render_certificate",
+    "unit_note",
     "upgrade_storage",
     "verify",
     "verify_certificate",

@@ -24,6 +24,7 @@ from privtune.ledger.history import History
 from privtune.ledger.log import stored_entry
 from privtune.ledger.schema import entries
 from privtune.ledger.storage import Storage
+from privtune.ledger.values import unit_note
 from privtune.ledger.verify import Verification, replay, verify
 
 __all__ = ["FORMAT", "export_certificate", "verify_certificate"]
@@ -56,6 +57,8 @@ def export_certificate(storage: Storage, name: str) -> dict[str, Any]:
         "entries": [_public(line) for line in lines],
         **_summary(history),
     }
+    if note := unit_note(history.terms().unit):
+        certificate["unit_note"] = note
     return {**certificate, "digest": _digest(certificate)}
 
 

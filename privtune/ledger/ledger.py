@@ -27,7 +27,7 @@ from privtune.ledger.log import Line, Log
 from privtune.ledger.migrate import prepare
 from privtune.ledger.privacy_filter import FILTER_SHARE, ORDERS, best_order
 from privtune.ledger.storage import Storage
-from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState
+from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState, check_unit
 
 __all__ = ["Ledger"]
 
@@ -97,6 +97,7 @@ class Ledger:
 
         Raises:
             BudgetExistsError: A budget of that name has other terms.
+            InvalidInputError: It is new, and its unit of privacy is not the record.
         """
         if budget.order is None:
             order = best_order(budget.epsilon, FILTER_SHARE * budget.delta)
@@ -107,6 +108,7 @@ class Ledger:
             raise InvalidInputError("order", budget.order, allowed, f"The nearest is {near:g}.")
 
         def first(at: datetime) -> Line:
+            check_unit(budget.unit)  # of what is new; a budget that is there stays as it is
             return Line(
                 Kind.CREATED, body={"terms": budget.to_dict(), "created_at": at.isoformat()}
             )
@@ -322,6 +324,7 @@ def _reservations(history: History, requests: Sequence[ChargeRequest], basis: st
             "note": request.note,
             "plan_digest": request.plan_digest,
             "basis": basis,
+            **({"public": dict(request.public)} if request.public else {}),
         }
         for request in requests
     ]

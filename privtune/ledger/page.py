@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
+from privtune.ledger.values import RECORD, unit_note
 
 __all__ = ["render_certificate", "write_file"]
 
@@ -44,14 +45,14 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             f"{_text(certificate['libraries'].get('privtune'))}.</p>",
             f'<p class="lead">Everything charged to this budget is together '
             f"<b>(ε = {_up(guarantee['epsilon'])}, δ = {_number(guarantee['delta'])})</b>"
-            f"-differentially private per {_text(terms['unit'])}, under "
+            f"-differentially private per {RECORD}, under "
             f"{_text(terms['adjacency'])} adjacency. The budget is ε = "
             f"{_number(terms['epsilon'])}{_closed(certificate)}.</p>",
             "<h2>Budget</h2>",
             _facts(
                 {
                     "Protected dataset": terms["dataset"] or "not described",
-                    "Unit of privacy": terms["unit"],
+                    "Unit of privacy": unit_note(terms["unit"]) or RECORD,
                     "Adjacency": terms["adjacency"],
                     "Admission": f"{terms['admission']} (filter of Rényi order {terms['order']})",
                     "Created": certificate["budget"]["created_at"],
@@ -65,6 +66,7 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             _facts({"Filter": _filter(certificate["filter"])}),
             f"<h2>Charges ({len(certificate['charges'])})</h2>",
             _charges(certificate["charges"]),
+            *_declared(certificate["entries"]),
             "<h2>How to check it</h2>",
             f"<p>The JSON file that belongs to this page checks itself: <code>{verify}</code>. "
             "Against the ledger: add the budget's name. Who notes the chain head elsewhere can "
@@ -135,6 +137,18 @@ def _bounds(what: str, guarantee: Mapping[str, Any]) -> str:
         best = ' class="best"' if name == guarantee["method"] else ""
         rows.append(f"<tr{best}><td>{_text(name)}</td><td>ε = {_up(value)}</td></tr>")
     return f"<table><tr><th>bound</th><th>{what}</th></tr>{''.join(rows)}</table>"
+
+
+def _declared(entries: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what each arm rests on that is declared public, once for all that share it."""
+    arms: dict[str, list[str]] = {}
+    for body in (entry["body"] for entry in entries):
+        if facts := body.get("public"):
+            arms.setdefault(_facts(facts), []).append(f"{body['study']} / {body['arm']}")
+    if arms:
+        yield "<h2>Declared public: no guarantee covers it</h2>"
+    for facts, names in arms.items():
+        yield f"<p>{_text(', '.join(names))}</p>{facts}"
 
 
 def _charges(charges: list[Mapping[str, Any]]) -> str:

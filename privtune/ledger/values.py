@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -12,10 +13,24 @@ from typing import Any, TypeVar
 from privtune.accounting import Adjacency, Event
 from privtune.errors import InvalidInputError
 
-__all__ = ["Admission", "Budget", "Charge", "ChargeRequest", "ChargeState", "member"]
+__all__ = [
+    "RECORD",
+    "Admission",
+    "Budget",
+    "Charge",
+    "ChargeRequest",
+    "ChargeState",
+    "check_unit",
+    "member",
+    "unit_note",
+]
 
 E = TypeVar("E", bound=StrEnum)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+RECORD = "record"
+"""The unit of privacy that trainings enforce: they sample and clip record by record."""
 
 
 class Admission(StrEnum):
@@ -45,7 +60,8 @@ class Budget:
         delta: The δ of the whole, strictly between 0 and 1.
         name: The budget's name in its ledger: letters, digits, ``.``, ``_`` and ``-``.
         adjacency: Which pairs of datasets are neighbours.
-        unit: What one neighbour adds, removes or replaces: ``"record"``, ``"user"``, ...
+        unit: What one neighbour adds, removes or replaces: ``"record"``. A ledger of an older version
+            may name another, which nothing enforces: :func:`unit_note` says so.
         dataset: The protected dataset, as a name or a free description. Never put a content hash
             here: an unsalted hash of the data is itself a disclosure.
         admission: ``"declared"``: everything is reserved before the first charge starts, and
@@ -62,7 +78,7 @@ class Budget:
     delta: float
     name: str = field(default="default", kw_only=True)
     adjacency: Adjacency = field(default=Adjacency.ADD_REMOVE, kw_only=True)
-    unit: str = field(default="record", kw_only=True)
+    unit: str = field(default=RECORD, kw_only=True)
     dataset: str = field(default="", kw_only=True)
     admission: Admission = field(default=Admission.ADAPTIVE, kw_only=True)
     order: float | None = field(default=None, kw_only=True)
@@ -79,7 +95,7 @@ class Budget:
         object.__setattr__(self, "admission", member(Admission, "admission", self.admission))
         if not self.unit:
             raise InvalidInputError(
-                "unit", self.unit, "must say what is protected", "Try 'record'."
+                "unit", self.unit, "must say what is protected", f"Try {RECORD!r}."
             )
         if self.order is not None:
             if not _is_number(self.order) or not 1 < self.order < math.inf:
@@ -110,6 +126,8 @@ class ChargeRequest:
         arm: The study's arm.
         note: One line for the reader of the log. It is part of certificates: nothing private.
         plan_digest: The digest of the plan that will run, so that the plan can be held against it.
+        public: What the charge's number rests on that is declared public, by name. It is part of
+            certificates, under the chain.
     """
 
     event: Event
@@ -117,6 +135,7 @@ class ChargeRequest:
     arm: str = ""
     note: str = ""
     plan_digest: str = ""
+    public: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.event, Event):
@@ -124,6 +143,8 @@ class ChargeRequest:
         for name in ("study", "arm", "note", "plan_digest"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidInputError(name, getattr(self, name), "must be a text")
+        if not all(isinstance(text, str) for pair in self.public.items() for text in pair):
+            raise InvalidInputError("public", self.public, "must be texts by name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +182,35 @@ class Charge:
     started_at: datetime | None = None
     closed_at: datetime | None = None
     transcript_digest: str = ""
+
+
+def check_unit(unit: str) -> str:
+    """Return a unit of privacy that a new budget may promise.
+
+    Raises:
+        InvalidInputError: If it is not the record: no training would enforce it.
+    """
+    if unit != RECORD:
+        raise InvalidInputError(
+            "unit",
+            unit,
+            f"must be {RECORD!r}: trainings sample and clip record by record, so a larger unit would be "
+            "promised and not kept",
+            f"Say {RECORD!r}, or make one record of everything about each {unit or 'unit'}.",
+        )
+    return unit
+
+
+def unit_note(unit: str) -> str:
+    """Return what to say of a budget whose unit nothing enforces; empty for the record.
+
+    Example:
+        >>> unit_note("hospital")
+        "unit 'hospital' was declared but is not enforced: the guarantee is per record"
+    """
+    if unit == RECORD:
+        return ""
+    return f"unit {unit!r} was declared but is not enforced: the guarantee is per {RECORD}"
 
 
 def _is_number(value: object) -> bool:

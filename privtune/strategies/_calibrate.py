@@ -26,13 +26,7 @@ def score_for(
         epsilon: Target.
         cost: What the arm makes of the event of one score: repeats it, or selects by it.
     """
-    score = context.scoring.plan(
-        records=context.task.validation_records,
-        public=context.task.public_validation,
-        epsilon=epsilon,
-        delta=context.delta,
-        adjacency=context.adjacency,
-    )
+    score = context.plan_score(epsilon)
     if score.event is None:
         return score
     return score.scaled(factor_for(cost(score.event), context, epsilon))

@@ -20,7 +20,7 @@ from privtune.accounting import (
 from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
 from privtune.strategies.scoring import ScorePlan, Scoring
-from privtune.tasks import Task
+from privtune.tasks import PublicFacts, Task
 from privtune.training.methods import METHODS
 from privtune.training.methods._base import Method, scale_noise_of
 from privtune.training.schedule import Schedule
@@ -49,6 +49,31 @@ class PlanningContext:
     adjacency: Adjacency
     scoring: Scoring = field(default_factory=Scoring)
     define_by_run: bool = False
+
+    def plan_score(self, epsilon: float) -> ScorePlan:
+        """Plan one score at ``epsilon``, exact on a validation split that is public.
+
+        Raises:
+            InvalidInputError: If a record that is replaced could leave the training records and
+                join the validation records: two charges of which one is counted.
+        """
+        task = self.task
+        moves = task.partition == "content" and self.adjacency is Adjacency.REPLACE_ONE
+        if moves and not task.public_validation:
+            raise InvalidInputError(
+                "budget.adjacency",
+                str(self.adjacency),
+                f"does not go with noised scores on task {task.name!r}: its splits follow the content "
+                "of records, so one that is replaced may change its split and meet both charges",
+                "Use add-remove, or a table whose records have an id.",
+            )
+        return self.scoring.plan(
+            records=task.validation_records,
+            public=task.public_validation,
+            epsilon=epsilon,
+            delta=self.delta,
+            adjacency=self.adjacency,
+        )
 
 
 @dataclass(frozen=True)
@@ -174,6 +199,19 @@ class Plan:
     final: bool = True
     rate: float | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def public_facts(self) -> Mapping[str, str]:
+        """What the plan rests on that is declared public, as people read it, in order."""
+        if "public" in self.details:
+            facts: Mapping[str, str] = self.details["public"]
+            return facts
+        # A training loop of the user's own, who declares no more than this.
+        return PublicFacts(
+            train_records=int(self.details.get("records", self.training.schedule.records)),
+            validation_records=None if self.score is None else self.score.records,
+            public_validation=self.score is not None and self.score.event is None,
+        ).to_dict()
 
     @property
     def is_private(self) -> bool:

@@ -92,11 +92,13 @@ class Scoring:
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """How a trial is scored: a mean over the validation split, noised if the split is private.
+    """How a trial is scored: a sum over the validation split, divided by its declared size.
+
+    It is noised if the split is private.
 
     Args:
-        records: Public number of validation records; the mean's sensitivity is bound/records under
-            add/remove with this number public.
+        records: Declared number of validation records. Scores are sums over the records there are,
+            divided by it, so their sensitivity is bound/records however many there are.
         noise_multiplier: Noise scale over that sensitivity; ``None`` if the split is declared
             public.
         mechanism: ``gaussian`` or ``laplace``.

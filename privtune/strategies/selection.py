@@ -120,13 +120,7 @@ class Selection:
             epsilon=epsilon,
             part=part,
         )
-        score = context.scoring.plan(
-            records=context.task.validation_records,
-            public=context.task.public_validation,
-            epsilon=epsilon,
-            delta=context.delta,
-            adjacency=context.adjacency,
-        )
+        score = context.plan_score(epsilon)
         return search, score
 
     def run_event(self, search: SearchPlan, score: ScorePlan) -> Event:

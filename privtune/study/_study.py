@@ -291,6 +291,7 @@ class Study:
                         study=self.name,
                         arm=plan.arm,
                         plan_digest=self._charge_digest(plan),
+                        public=plan.public_facts,
                     )
                     for plan in missing
                 ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from privtune.accounting import CalibrationError, Event, Guarantee, share_budget
@@ -104,6 +104,9 @@ def _planner(strategy: Strategy, context: PlanningContext) -> Callable[[float], 
     # The solver asks again for the epsilon it settles on; a plan costs a calibration.
     @lru_cache(maxsize=64)
     def planner(epsilon: float) -> Plan:
-        return strategy.plan(context, epsilon=epsilon)
+        plan = strategy.plan(context, epsilon=epsilon)
+        # Part of the plan, so that its digest, and with it the charge, holds them fast.
+        public = context.task.facts.to_dict()
+        return replace(plan, details={**plan.details, "public": public})
 
     return planner

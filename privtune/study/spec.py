@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from privtune.accounting import Adjacency
-from privtune.errors import PrivTuneError
-from privtune.ledger import Budget
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.ledger import RECORD, Budget, check_unit
 from privtune.spaces import SearchSpace
 from privtune.strategies import PlanningContext, Scoring, Strategy, make_strategy
 from privtune.tasks import Task, get_task
@@ -38,10 +38,21 @@ class BudgetSpec(BaseModel):
     epsilon: float = Field(gt=0, allow_inf_nan=False)
     delta: float = Field(gt=0, lt=1)
     adjacency: Adjacency = Adjacency.ADD_REMOVE
+    unit: str = RECORD
+
+    @field_validator("unit")
+    @classmethod
+    def _enforced(cls, unit: str) -> str:
+        try:
+            return check_unit(unit)
+        except InvalidInputError as error:
+            raise ValueError(f"{error.allowed}, not {unit!r}. {error.remedy[:-1]}") from None
 
     def to_budget(self) -> Budget:
         """Return the ledger's budget."""
-        return Budget(self.epsilon, self.delta, name=self.name, adjacency=self.adjacency)
+        return Budget(
+            self.epsilon, self.delta, name=self.name, adjacency=self.adjacency, unit=self.unit
+        )
 
 
 class ArmSpec(BaseModel):

@@ -1,53 +1,17 @@
-"""What the built-in tasks share: public splits, losses, models."""
+"""What the built-in tasks share: losses, models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from privtune.tasks._partition import Sizes
 from privtune.tasks._task import Task, TaskData
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Sizes", "classification_loss", "logistic", "split"]
-
-_SPLIT_SEED = 20_241_107  # public and fixed: the split is part of the task's definition
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of the three splits, declared public."""
-
-    train: int
-    validation: int
-    test: int
-
-
-def split(x: Any, y: Any, sizes: Sizes) -> TaskData:
-    """Split records once, with a fixed public seed.
-
-    Args:
-        x: Inputs, shape ``[N, ...]``, scaled by public constants.
-        y: Class numbers, shape ``[N]``.
-        sizes: How many records go where; the rest is left out.
-    """
-    import numpy as np
-    import torch
-
-    from privtune.training.data import TensorData
-
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(y))
-    inputs = torch.as_tensor(np.asarray(x)[order], dtype=torch.float32)
-    targets = torch.as_tensor(np.asarray(y)[order], dtype=torch.int64)
-    first, second = sizes.train, sizes.train + sizes.validation
-    last = second + sizes.test
-    return TaskData(
-        train=TensorData(inputs[:first], targets[:first]),
-        validation=TensorData(inputs[first:second], targets[first:second]),
-        test=TensorData(inputs[second:last], targets[second:last]),
-    )
+__all__ = ["classification_loss", "logistic"]
 
 
 def classification_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -65,6 +29,8 @@ def logistic(
     classes: int,
     sizes: Sizes,
     load: Callable[[], TaskData],
+    bounds: Mapping[str, tuple[float, float]],
+    partition: str = "content",
 ) -> Task:
     """Return a task of multinomial logistic regression from zero weights."""
 
@@ -88,4 +54,6 @@ def logistic(
         model=model,
         loss=classification_loss,
         public_test=True,
+        partition=partition,
+        bounds=bounds,
     )

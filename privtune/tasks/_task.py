@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.tasks._facts import PARTITIONS, PublicFacts
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +39,8 @@ class Task:
     Args:
         name: Name in specs.
         description: One line for ``privtune tasks``.
-        train_records: Number of training records, declared public.
-        validation_records: Number of validation records, declared public.
+        train_records: Number of training records, declared public: rates and averages rest on it.
+        validation_records: Number of validation records, declared public: scores divide by it.
         test_records: Number of test records, declared public.
         input_shape: Shape of one input record.
         classes: Number of classes.
@@ -49,9 +50,15 @@ class Task:
         public_test: Whether the test split is declared public. If not, no test metric is shown.
         public_validation: Whether the validation split is declared public. If not, every score
             on it is noised and charged.
+        partition: How records come into splits. ``fixed``: as the task says, so that the splits
+            hold exactly what is declared, and a record that is replaced stays in its split.
+            ``content`` or ``id``: by :func:`privtune.tasks.split`, so that the declared numbers are
+            expectations, and the true ones are sealed.
+        bounds: By feature, the public bounds that ``load`` scales by.
+        class_names: All values of the target, if they have names.
 
     Raises:
-        InvalidInputError: If a size is below 1.
+        InvalidInputError: If a size is below 1, or the partition is unknown.
     """
 
     name: str
@@ -66,29 +73,51 @@ class Task:
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     public_test: bool = False
     public_validation: bool = False
+    partition: str = "fixed"
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    class_names: tuple[Any, ...] | None = None
 
     def __post_init__(self) -> None:
-        for field in ("train_records", "validation_records", "test_records", "classes"):
-            if getattr(self, field) < 1:
+        if self.partition not in PARTITIONS:
+            raise InvalidInputError(
+                "partition", self.partition, f"must be one of {', '.join(PARTITIONS)}"
+            )
+        for name in ("train_records", "validation_records", "test_records", "classes"):
+            if getattr(self, name) < 1:
                 raise InvalidInputError(
-                    field, getattr(self, field), f"task {self.name!r} must declare at least 1"
+                    name, getattr(self, name), f"task {self.name!r} must declare at least 1"
                 )
 
+    @property
+    def facts(self) -> PublicFacts:
+        """What the task declares public."""
+        return PublicFacts(
+            train_records=self.train_records,
+            validation_records=self.validation_records,
+            public_validation=self.public_validation,
+            test_records=self.test_records,
+            public_test=self.public_test,
+            partition=self.partition,
+            input_shape=self.input_shape,
+            classes=self.class_names or self.classes,
+            bounds=self.bounds,
+        )
+
     def load_checked(self) -> TaskData:
-        """Load the data and check its sizes against what was declared, and charged.
+        """Load the data and check sizes that are public against what was declared, and charged.
 
         Returns:
             The splits.
 
         Raises:
-            TaskDataError: If a split holds another number of records than was declared: rates and
-                normalisers were charged for the declared one.
+            TaskDataError: If a split whose size is not sealed holds another number of records than
+                was declared: rates and normalisers were charged for the declared one.
         """
         data = self.load()
         for split in ("train", "validation", "test"):
             declared = getattr(self, f"{split}_records")
-            found = len(getattr(data, split).y)
-            if found != declared:
+            records = getattr(data, split)
+            if len(records.y) != declared and not records.sealed_size:
                 raise TaskDataError(
                     f"Task {self.name!r} declares {declared} {split} records, but its data is of "
                     "another size; sampling rates were charged for the declared number. Correct "

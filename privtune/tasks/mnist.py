@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privtune.tasks._data import Sizes, classification_loss, logistic
+from privtune.tasks._data import classification_loss, logistic
+from privtune.tasks._partition import Sizes, places
 from privtune.tasks._task import Task, TaskData, TaskDataError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ DATA_VARIABLE = "PRIVTUNE_DATA"
 
 _SIZES = Sizes(55_000, 5_000, 10_000)
 _MAX_PIXEL = 255.0
+_BOUNDS = {"pixels": (0.0, _MAX_PIXEL)}
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -59,16 +61,19 @@ def _loader(shape: tuple[int, ...]) -> Callable[[], TaskData]:
 
         x, y, x_test, y_test = _arrays()
 
-        def split(images: Any, labels: Any) -> TensorData:
+        def tensors(images: Any, labels: Any, *, sealed_size: bool) -> TensorData:
             inputs = torch.as_tensor(images, dtype=torch.float32).reshape(-1, *shape) / _MAX_PIXEL
-            return TensorData(inputs, torch.as_tensor(labels, dtype=torch.int64))
+            targets = torch.as_tensor(labels, dtype=torch.int64)
+            return TensorData(inputs, targets, sealed_size)
 
-        first = _SIZES.train
-        return TaskData(
-            train=split(x[:first], y[:first]),
-            validation=split(x[first:], y[first:]),
-            test=split(x_test, y_test),
+        drawn = torch.from_numpy(places(x, y, (_SIZES.train, _SIZES.validation)))
+        private = tensors(x, y, sealed_size=True)
+        train, validation = (
+            private.part((drawn == number).nonzero().squeeze(1), sealed_size=True)
+            for number in range(2)
         )
+        test = tensors(x_test, y_test, sealed_size=False)
+        return TaskData(train=train, validation=validation, test=test)
 
     return load
 
@@ -99,9 +104,9 @@ def _cnn() -> torch.nn.Module:
 def mnist_mlp() -> Task:
     """Return the task ``mnist-mlp``: an MLP 784-64-10.
 
-    The published training set is split in its published order: 55,000 for training, 5,000 for
-    validation (private records of the same people); its test set is declared public. Pixels are
-    divided by 255, the format's bound.
+    Each record of the published training set falls by a keyed hash of its content into training
+    (declared as 55,000) or validation (5,000, private records of the same people); the published
+    test set is declared public. Pixels are divided by 255, the format's bound.
     """
     return Task(
         name="mnist-mlp",
@@ -115,6 +120,8 @@ def mnist_mlp() -> Task:
         model=_mlp,
         loss=classification_loss,
         public_test=True,
+        partition="content",
+        bounds=_BOUNDS,
     )
 
 
@@ -139,4 +146,5 @@ def mnist_logistic() -> Task:
         classes=10,
         sizes=_SIZES,
         load=_loader((784,)),
+        bounds=_BOUNDS,
     )

@@ -6,17 +6,22 @@ quantities; no mean, variance, minimum or maximum of the records is used.
 
 from __future__ import annotations
 
-from privtune.tasks._data import Sizes, logistic, split
+from privtune.tasks._data import logistic
+from privtune.tasks._partition import Sizes, split
 from privtune.tasks._task import Task, TaskData
 
 __all__ = ["breast_cancer_logistic", "iris_logistic", "synthetic_logistic"]
 
-# Upper bounds of the ten measured quantities of a cell nucleus: radius, texture, perimeter, area,
-# smoothness, compactness, concavity, concave points, symmetry, fractal dimension.
+# Upper bounds of the ten measured quantities of a cell nucleus.
 _NUCLEUS = (40.0, 50.0, 260.0, 4500.0, 0.25, 1.2, 1.4, 0.4, 0.8, 0.3)
 # Their standard errors are smaller; the largest values are bounded like the means.
 _ERRORS = (4.0, 6.0, 25.0, 600.0, 0.04, 0.2, 0.5, 0.08, 0.1, 0.04)
 _PETALS = (8.0, 5.0, 7.0, 3.0)  # centimetres
+_QUANTITIES = (
+    "radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity",
+    "concave points", "symmetry", "fractal dimension",
+)  # fmt: skip
+_LEAVES = ("sepal length", "sepal width", "petal length", "petal width")
 _CANCER, _IRIS, _SYNTHETIC = Sizes(341, 114, 114), Sizes(90, 30, 30), Sizes(4_000, 1_000, 1_000)
 
 
@@ -57,6 +62,11 @@ def breast_cancer_logistic() -> Task:
         classes=2,
         sizes=_CANCER,
         load=_load_cancer,
+        bounds={
+            f"{kind} {name}": (0.0, high)
+            for kind, highs in (("mean", _NUCLEUS), ("error of", _ERRORS), ("largest", _NUCLEUS))
+            for name, high in zip(_QUANTITIES, highs, strict=True)
+        },
     )
 
 
@@ -69,6 +79,7 @@ def iris_logistic() -> Task:
         classes=3,
         sizes=_IRIS,
         load=_load_iris,
+        bounds={name: (0.0, high) for name, high in zip(_LEAVES, _PETALS, strict=True)},
     )
 
 
@@ -81,4 +92,5 @@ def synthetic_logistic() -> Task:
         classes=2,
         sizes=_SYNTHETIC,
         load=_load_synthetic,
+        bounds={"every feature": (-1.0, 1.0)},
     )

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from privtune.errors import InvalidInputError
-from privtune.tasks._data import Sizes, logistic, split
+from privtune.tasks._data import logistic
+from privtune.tasks._partition import KEY, Sizes, split
 from privtune.tasks._task import Task, TaskData, TaskDataError
 
 __all__ = ["tabular"]
@@ -16,6 +17,7 @@ __all__ = ["tabular"]
 _DATA_DEPENDENT = ("auto", "minmax", "standard", "data", "robust", "quantile")
 _FIELDS = {
     "type", "name", "path", "target", "classes", "bounds", "train", "validation", "test", "public_test",
+    "id", "key",
 }  # fmt: skip
 
 
@@ -26,6 +28,8 @@ class _Table:
     classes: tuple[Any, ...]
     bounds: Mapping[str, tuple[float, float]]
     sizes: Sizes
+    id: str | None
+    key: str
 
     def load(self) -> TaskData:
         import numpy as np
@@ -33,17 +37,16 @@ class _Table:
 
         path = Path(self.path)
         try:
-            frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+            if path.suffix == ".parquet":
+                frame = pd.read_parquet(path)
+            else:
+                # Ids as they are written: what pandas makes of one hangs on its whole column.
+                frame = pd.read_csv(path, dtype=None if self.id is None else {self.id: str})
         except (OSError, ValueError, ImportError) as error:
             raise TaskDataError(f"{path} cannot be read ({type(error).__name__}).") from error
-        if missing := [c for c in (*self.bounds, self.target) if c not in frame.columns]:
+        needed = (*self.bounds, self.target, *([] if self.id is None else [self.id]))
+        if missing := [c for c in needed if c not in frame.columns]:
             raise TaskDataError(f"{path} lacks the declared columns {', '.join(missing)}.")
-        total = self.sizes.train + self.sizes.validation + self.sizes.test
-        if len(frame) != total:
-            raise TaskDataError(
-                f"{path} does not hold the {total} records that train, validation and test declare; "
-                "sampling rates were charged for the declared number."
-            )
         columns = []
         for name, (low, high) in self.bounds.items():
             values = frame[name].to_numpy(dtype=float)
@@ -57,7 +60,8 @@ class _Table:
                 f"{path}: column {self.target!r} holds values outside of the declared classes "
                 f"{list(self.classes)}. Declare every class that can occur."
             )
-        return split(np.stack(columns, axis=1), np.array(labels), self.sizes)
+        ids = None if self.id is None else [_id_text(value) for value in frame[self.id]]
+        return split(np.stack(columns, axis=1), np.array(labels), self.sizes, ids=ids, key=self.key)
 
 
 def tabular(spec: Mapping[str, Any]) -> Task:
@@ -67,7 +71,10 @@ def tabular(spec: Mapping[str, Any]) -> Task:
         spec: ``path`` (CSV or Parquet), ``target`` (column), ``classes`` (every value it can have),
             ``bounds`` (by feature column: public ``[low, high]``; values are clipped to them and
             scaled to [-1, 1]), ``train``, ``validation``, ``test`` (numbers of records, declared
-            public), ``public_test`` (false unless said), ``name``.
+            public: how many each split is expected to hold; records fall into splits by a keyed
+            hash, and the file's own number of records is not checked, for it is private),
+            ``public_test`` (false unless said), ``id`` (column that records are known by; their
+            content unless given), ``key`` (the hash's public key), ``name``.
 
     Returns:
         The task; the file has not been opened.
@@ -83,9 +90,20 @@ def tabular(spec: Mapping[str, Any]) -> Task:
     bounds = _bounds(spec["bounds"])
     if str(spec["target"]) in bounds:
         raise InvalidInputError("task.bounds", spec["target"], "is the target, not a feature")
+    column = None if spec.get("id") is None else str(spec["id"])
+    if column is not None and column in (*bounds, str(spec["target"])):
+        raise InvalidInputError("task.id", column, "must be a column of its own")
     sizes = Sizes(int(spec["train"]), int(spec["validation"]), int(spec["test"]))
     classes: Sequence[Any] = spec["classes"]
-    table = _Table(str(spec["path"]), str(spec["target"]), tuple(classes), bounds, sizes)
+    table = _Table(
+        str(spec["path"]),
+        str(spec["target"]),
+        tuple(classes),
+        bounds,
+        sizes,
+        column,
+        str(spec.get("key", KEY)),
+    )
     task = logistic(
         str(spec.get("name", Path(table.path).stem)),
         f"logistic regression on {Path(table.path).name}",
@@ -93,8 +111,17 @@ def tabular(spec: Mapping[str, Any]) -> Task:
         classes=len(classes),
         sizes=sizes,
         load=table.load,
+        bounds=bounds,
+        partition="content" if column is None else "id",
     )
-    return replace(task, public_test=bool(spec.get("public_test", False)))
+    return replace(
+        task, public_test=bool(spec.get("public_test", False)), class_names=table.classes
+    )
+
+
+def _id_text(value: Any) -> str:
+    """Return an id as text: a whole number is the same whether or not its column lacks others."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _bounds(given: Any) -> dict[str, tuple[float, float]]:

@@ -22,6 +22,7 @@ from privtune.tracking.text import (
     budget_line,
     ceil_to,
     describe_event,
+    public_facts,
     show_epsilon,
     show_params,
     utility_column,
@@ -105,6 +106,7 @@ def render_study(study: Study) -> str:
         _comparison(arms),
         *_figures(study, arms),
         _charges(study, view),
+        _declared(study),
         privacy_statement(study, arms, view),
         _checking(view),
         plotly=True,
@@ -272,6 +274,18 @@ def _charges(study: Study, view: BudgetView) -> Html:
             wide=["why this ε"],
         ),
         anchor="charges",
+    )
+
+
+def _declared(study: Study) -> Html:
+    return section(
+        "Declared public",
+        Html(
+            '<p class="quiet">What the numbers above rest on and no guarantee covers. Rates, averages '
+            "and scores are computed with the declared numbers of records.</p>"
+        ),
+        *(facts(known, caption=arms) for arms, known in public_facts(study.plans)),
+        anchor="public",
     )
 
 

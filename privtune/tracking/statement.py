@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from privtune.accounting import Adjacency, epsilon
+from privtune.ledger import RECORD, unit_note
 from privtune.tracking.page import Html, section, table, text
 from privtune.tracking.text import ceil_to, show_epsilon
 
@@ -44,7 +45,7 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
     """
     budget = study.spec.budget
     terms = view.certificate["budget"]["terms"]
-    unit = terms["unit"]
+    note = unit_note(terms["unit"])
     dataset = terms["dataset"] or f"the private data of task {study.spec.task_name}"
     spent = ceil_to(view.spent.epsilon, 3)
     rows = [
@@ -56,12 +57,16 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
         "Privacy statement",
         Html(
             f'<p class="lead">Whatever anybody learns from everything released on this budget, they '
-            f"would have learnt almost the same whether any single {text(unit)} "
+            f"would have learnt almost the same whether any single {RECORD} "
             f"{_NEIGHBOURS[budget.adjacency]}. How nearly is measured by "
             f"<strong>ε = {spent:.3f} at δ = {budget.delta:g}</strong>; the limit that was set "
             f"beforehand is ε = {budget.epsilon:g}.</p>"
         ),
-        _paragraph("What is protected.", f"Every {unit} of {dataset} ({budget.adjacency})."),
+        _paragraph(
+            "What is protected.",
+            f"Every {RECORD} of {dataset} ({budget.adjacency})."
+            + (f" {note[:1].upper()}{note[1:]}." if note else ""),
+        ),
         _paragraph("What the number means.", _meaning(spent, budget.delta)),
         _paragraph(
             "Why there are two numbers.",

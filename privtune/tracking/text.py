@@ -10,6 +10,7 @@ from privtune.strategies import validation_metric
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
+    from privtune.strategies import Plan
     from privtune.study import ArmStatus
     from privtune.study.spec import BudgetSpec
 
@@ -18,6 +19,7 @@ __all__ = [
     "ceil_to",
     "describe_event",
     "floor_to",
+    "public_facts",
     "show_epsilon",
     "show_params",
     "utility_column",
@@ -47,6 +49,18 @@ def show_params(params: Mapping[str, Any]) -> str:
         f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}"
         for name, value in params.items()
     )
+
+
+def public_facts(plans: Sequence[Plan]) -> list[tuple[str, Mapping[str, str]]]:
+    """Return what is declared public, each list once, with the arms that rest on it."""
+    lists: list[tuple[list[str], Mapping[str, str]]] = []
+    for plan in plans:
+        arms = next((arms for arms, facts in lists if facts == plan.public_facts), None)
+        if arms is None:
+            lists.append(([plan.arm], plan.public_facts))
+        else:
+            arms.append(plan.arm)
+    return [(", ".join(arms), facts) for arms, facts in lists]
 
 
 def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:

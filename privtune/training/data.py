@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,6 +70,14 @@ class TensorData:
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the records at ``index``: ``index_select`` is 5 times faster than ``x[i]``."""
         return self.x.index_select(0, index), self.y.index_select(0, index)
+
+    def part(self, index: torch.Tensor, *, sealed_size: bool) -> TensorData:
+        """Return the records at ``index``; one that cannot be used, where that is empty."""
+        if len(index) == 0:
+            # A record that is not a number adds exactly nothing.
+            nothing = torch.full_like(self.x[:1], math.nan)
+            return TensorData(nothing, self.y[:1], sealed_size)
+        return TensorData(self.x[index], self.y[index], sealed_size)
 
     def to(self, device: torch.device) -> TensorData:
         """Return the data on ``device``."""

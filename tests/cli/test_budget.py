@@ -12,7 +12,7 @@ from privtune.accounting import Gaussian
 from privtune.cli import app
 from privtune.ledger import ChargeRequest, Ledger
 from tests.cli.conftest import Cli
-from tests.ledger.old import make_old
+from tests.ledger.old import make_hospital, make_old
 
 TRAINING = {
     "type": "repeated",
@@ -68,9 +68,9 @@ def document(cli: Cli, *args: str) -> dict:
 
 def test_create_prints_the_terms(cli: Cli, url: str) -> None:
     made = document(
-        cli, "budget", "create", "b", "--epsilon", "2", "--delta", "1e-5", "--unit", "user"
+        cli, "budget", "create", "b", "--epsilon", "2", "--delta", "1e-5", "--unit", "record"
     )
-    assert (made["epsilon"], made["delta"], made["unit"]) == (2.0, 1e-5, "user")
+    assert (made["epsilon"], made["delta"], made["unit"]) == (2.0, 1e-5, "record")
     assert made["admission"] == "adaptive"
     assert made["order"] > 1
 
@@ -97,6 +97,23 @@ def test_create_refuses_nonsense(cli: Cli, url: str, args: tuple[str, ...]) -> N
     done = cli("budget", "create", *args)
     assert done.code == 1
     assert "must be" in done.err
+
+
+def test_a_unit_that_nothing_enforces_is_refused(cli: Cli, url: str) -> None:
+    done = cli("budget", "create", "b", "--epsilon", "2", "--delta", "1e-5", "--unit", "hospital")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.count("\n") == 1
+    assert "unit = 'hospital': must be 'record'" in done.err
+    assert "make one record of everything about each hospital" in done.err
+    assert document(cli, "budget", "list") == []
+
+
+def test_show_says_that_an_old_unit_is_not_enforced(cli: Cli, url: str) -> None:
+    make_hospital(url)
+    out = " ".join(cli("budget", "show", "old").out.split())
+    assert "unit 'hospital' was declared but is not enforced: the guarantee is per record" in out
+    assert "one record" in out
+    assert "one hospital" not in out
 
 
 def test_list_and_show(cli: Cli, budget: str, event: str) -> None:

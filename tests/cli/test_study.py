@@ -41,6 +41,8 @@ def test_plan_shows_every_arm_and_touches_nothing(
         "expected runs",
         "sealed",
         "No data was touched",
+        "Declared public",
+        "240, private",
     ):
         assert word in done.out
     assert len(LOADS) == loads

@@ -72,6 +72,10 @@ def test_a_conditional_space_is_searched_and_the_best_alone_released(storage: st
     assert release.score is not None
     assert release.trials == ()
     assert heard == [("loop", "papernot-steinke")]
+    declared = study.plans[0].public_facts
+    assert declared["training records"] == "240, private"
+    assert declared["validation records"] == "60, private"
+    assert study.export()["certificate"]["entries"][1]["body"]["public"] == declared
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     if release.params["deep"] and release.params["width"] == 8:
         model.load_state_dict(release.state_dict())

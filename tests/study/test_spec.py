@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+import privtune
 from privtune.errors import PrivTuneError
+from privtune.ledger import Ledger
 from privtune.study import SpecError, StudySpec, plan_study
 from privtune.training.compute import CompileError, Compute
 from tests.study.conftest import toy_spec
@@ -48,6 +50,23 @@ def test_a_bad_field_is_told_in_the_words_of_a_spec(changes: dict, message: str)
     with pytest.raises(SpecError) as caught:
         toy_spec(**changes)
     assert message in str(caught.value)
+
+
+def test_a_unit_that_nothing_enforces_is_refused(tmp_path: Path) -> None:
+    budget = {"name": "b", "epsilon": 1, "delta": 1e-5}
+    assert toy_spec(budget={**budget, "unit": "record"}).budget.to_budget().unit == "record"
+    with pytest.raises(
+        SpecError, match=r"budget\.unit: must be 'record'.* not 'hospital'"
+    ) as caught:
+        toy_spec(budget={**budget, "unit": "hospital"})
+    assert "make one record of everything about each hospital" in str(caught.value)
+    storage = f"sqlite:///{tmp_path / 'p.db'}"
+    with pytest.raises(SpecError, match=r"budget\.unit: must be 'record'"):
+        privtune.create_study(
+            "s", budget=privtune.Budget(1.0, 1e-5, name="b", unit="hospital"), storage=storage
+        )
+    with Ledger(storage) as ledger:
+        assert ledger.budgets() == ()
 
 
 def test_two_arms_of_one_name_are_refused() -> None:

@@ -123,7 +123,7 @@ def test_a_table_is_scaled_by_its_public_bounds(tmp_path: Path, suffix: str) -> 
     frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
     data = tabular(table(path)).load_checked()
     other = torch.cat([data.train.x, data.validation.x, data.test.x])
-    assert int((x != other).any(dim=1).sum()) == 1
+    assert len({*map(tuple, x.tolist())} - {*map(tuple, other.tolist())}) == 1
 
 
 def test_a_study_of_a_table(tmp_path: Path, storage_url: str) -> None:
@@ -155,7 +155,6 @@ def test_scaling_by_the_data_is_refused(changes: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": 301}, "does not hold the 401 records"),
         ({"classes": ["no", "maybe"]}, "Declare every class"),
         ({"target": "cured"}, "lacks the declared columns cured"),
     ],

@@ -14,6 +14,7 @@ from privtune.tracking.page import Html, document, figure, table, text
 from privtune.tracking.report import render_study
 from privtune.tracking.text import ceil_to
 from tests.cli.conftest import Cli, cli
+from tests.ledger.old import make_hospital
 from tests.study.conftest import toy_spec
 from tests.tracked import ARMS, Tracked
 from tests.tracking.test_sealed import forms
@@ -85,6 +86,7 @@ def test_every_section_is_there(page: Page) -> None:
         "What the trainings did with their hyperparameters",
         "The number of runs of selection",
         "Every charge",
+        "Declared public",
         "Privacy statement",
         "How to check it",
     ]
@@ -105,6 +107,26 @@ def test_every_charge_says_why(page: Page, tracked: Tracked) -> None:
     assert "best of K runs, K geometric" in page.text
     for number in (1, 2, 3):
         assert f"toy-{number} toy" in page.text
+
+
+def test_what_is_declared_public_is_the_plans_list(page: Page, tracked: Tracked) -> None:
+    (facts,) = {tuple(plan.public_facts.items()) for plan in tracked.study.plans}
+    assert dict(facts)["training records"] == "240, private"
+    for name, value in facts:
+        assert f"{name} {value}" in page.text
+    bodies = [entry["body"] for entry in tracked.study.export()["certificate"]["entries"]]
+    charged = [body["public"] for body in bodies if "event" in body]
+    assert charged == [dict(facts)] * 3
+
+
+def test_a_unit_that_is_not_enforced_is_not_promised(tmp_path: Path) -> None:
+    storage = make_hospital(f"sqlite:///{tmp_path / 'privtune.db'}")
+    budget = {"name": "old", "epsilon": 3.0, "delta": 1e-5}
+    study = Study.create(toy_spec(arms=ARMS[:1], budget=budget, epsilon=1.0), storage)
+    text = Page(render_study(study)).text
+    assert "whether any single record is in the data or not" in text
+    assert "Unit 'hospital' was declared but is not enforced: the guarantee is per record." in text
+    assert "single hospital" not in text
 
 
 def test_a_fixed_seed_is_loud(page: Page) -> None:

@@ -1,0 +1,66 @@
+"""What is public about a task, as one list: plans, reports and certificates show the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["PARTITIONS", "PublicFacts"]
+
+_EXPECTED = "declared numbers of them are expectations, the true ones are sealed"
+PARTITIONS: Mapping[str, str] = {
+    "fixed": "given by the task: each holds exactly the declared number, which is public",
+    "content": f"private records by a keyed hash of their content: {_EXPECTED}",
+    "id": f"private records by a keyed hash of their ids: {_EXPECTED}",
+}
+"""How records come into splits, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicFacts:
+    """What a task, or a user, declares public. No guarantee protects any of it.
+
+    Args:
+        train_records: Declared number of training records.
+        validation_records: Declared number of validation records; None where there are none.
+        public_validation: Whether the validation split is public as a whole.
+        test_records: Declared number of test records; None where there are none.
+        public_test: Whether the test split is public as a whole.
+        partition: How records come into splits, of :data:`PARTITIONS`.
+        input_shape: Shape of an input; None where it is not declared.
+        classes: Number of classes, or all their names; None where they are not declared.
+        bounds: By feature, the bounds that it is clipped to or known to keep.
+    """
+
+    train_records: int
+    validation_records: int | None = None
+    public_validation: bool = False
+    test_records: int | None = None
+    public_test: bool = False
+    partition: str = "fixed"
+    input_shape: tuple[int, ...] | None = None
+    classes: int | tuple[Any, ...] | None = None
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, str]:
+        """Return names and values as people read them, in order."""
+        facts = {"training records": f"{self.train_records:,}, private"}
+        for name, records, public in (
+            ("validation records", self.validation_records, self.public_validation),
+            ("test records", self.test_records, self.public_test),
+        ):
+            if records is not None:
+                facts[name] = f"{records:,}, {'all of it public' if public else 'private'}"
+        facts["splits"] = PARTITIONS[self.partition]
+        if self.input_shape is not None:
+            facts["shape of an input"] = " x ".join(map(str, self.input_shape)) or "a number"
+        if isinstance(self.classes, int):
+            facts["classes"] = str(self.classes)
+        elif self.classes is not None:
+            facts["classes"] = ", ".join(map(str, self.classes))
+        if self.bounds:
+            facts["bounds"] = ", ".join(
+                f"{name} [{low:g}, {high:g}]" for name, (low, high) in self.bounds.items()
+            )
+        return facts

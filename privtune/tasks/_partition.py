@@ -1,0 +1,136 @@
+"""Splits by a keyed hash of each record: adding or removing one record moves no other.
+
+A permutation of N records moves nearly all of them when N changes by one, so that neighbours would
+differ in far more than a record. Here the split of a record is a function of the record alone. How
+many records a split then holds is random and as private as the records: plans, rates, averages and
+noise rest on the declared numbers, which are the expectations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from privtune.errors import InvalidInputError
+from privtune.tasks._task import TaskData
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from privtune.training.data import TensorData
+
+__all__ = ["KEY", "Sizes", "places", "split"]
+
+KEY = "20241107"
+"""The public key of the hash, unless a task says another."""
+
+_ROWS = 4096  # records whose bytes are made at once
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the three splits, declared public: what each is expected to hold.
+
+    Raises:
+        InvalidInputError: If a size is below 1.
+    """
+
+    train: int
+    validation: int
+    test: int
+
+    def __post_init__(self) -> None:
+        for name in ("train", "validation", "test"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(name, getattr(self, name), "must be declared as at least 1")
+
+
+def places(
+    x: Any, y: Any, shares: Sequence[int], *, ids: Sequence[str] | None = None, key: str = KEY
+) -> npt.NDArray[np.int64]:
+    """Return the number of the split that each record falls into.
+
+    Args:
+        x: Inputs, shape ``[N, ...]``.
+        y: Targets, shape ``[N]``.
+        shares: How the splits' expected sizes compare, at least one of them above 0.
+        ids: What each record is known by, instead of its content.
+        key: Any public text. Another key is another partition.
+
+    Returns:
+        Numbers from 0, shape ``[N]``.
+
+    **Guarantee**: the place of a record is a function of its id, or of its content where there are
+    no ids, of the shares and of the key: of nothing else. Records of equal id, or equal content,
+    share a split. Over the key, a record falls into split i with probability ``shares[i] / total``.
+    """
+    import numpy as np
+
+    total = sum(shares)
+    secret = hashlib.blake2b(key.encode(), digest_size=32).digest()
+    records: Iterable[bytes] = _contents(x, y) if ids is None else (i.encode() for i in ids)
+    drawn = np.fromiter(
+        (
+            # The top of 64 uniform bits, scaled to 0 ... total - 1 in whole numbers.
+            int.from_bytes(hashlib.blake2b(r, digest_size=8, key=secret).digest(), "big") * total
+            >> 64
+            for r in records
+        ),
+        dtype=np.int64,
+        count=len(y),
+    )
+    return np.searchsorted(np.cumsum(shares), drawn, side="right")
+
+
+def _contents(x: Any, y: Any) -> Iterator[bytes]:
+    """Yield the bytes of each record, the same whatever types its arrays have."""
+    import numpy as np
+
+    for start in range(0, len(y), _ROWS):
+        part = slice(start, start + _ROWS)
+        inputs = np.asarray(x[part], dtype="<f8").reshape(len(y[part]), -1)
+        rows = np.column_stack([inputs, np.asarray(y[part], dtype="<f8")]) + 0.0  # no -0.0
+        rows[np.isnan(rows)] = np.nan  # one of its many bit patterns
+        for row in rows:
+            yield row.tobytes()
+
+
+def split(
+    x: Any, y: Any, sizes: Sizes, *, ids: Sequence[str] | None = None, key: str = KEY
+) -> TaskData:
+    """Split records into training, validation and test records by a keyed hash.
+
+    Args:
+        x: Inputs, shape ``[N, ...]``, scaled by public constants.
+        y: Class numbers, shape ``[N]``.
+        sizes: What each split is expected to hold; every record falls into one of them in
+            proportion. N itself is not checked: it is private.
+        ids: What each record is known by; records of one id share a split. None to go by content;
+            records of equal content then share one.
+        key: The public key of the hash.
+
+    Returns:
+        The splits, whose true sizes are sealed.
+    """
+    import numpy as np
+    import torch
+
+    from privtune.training.data import TensorData
+
+    drawn = places(x, y, (sizes.train, sizes.validation, sizes.test), ids=ids, key=key)
+    data = TensorData(
+        torch.as_tensor(np.asarray(x), dtype=torch.float32),
+        torch.as_tensor(np.asarray(y), dtype=torch.int64),
+        sealed_size=True,
+    )
+    train, validation, test = (_part(data, drawn, number) for number in range(3))
+    return TaskData(train=train, validation=validation, test=test)
+
+
+def _part(data: TensorData, drawn: npt.NDArray[np.int64], number: int) -> TensorData:
+    import torch
+
+    return data.part(torch.from_numpy((drawn == number).nonzero()[0]), sealed_size=True)
