@@ -32,7 +32,7 @@ FLOORS = {
 
 HOMES = {
     "autodp": "accounting/rdp.py",
-    "dp_accounting": "accounting/pld.py",
+    "dp_accounting": "accounting/pairs.py",
     "opacus": "training/opacus_adapter.py",
     "mlflow": "tracking/",
     "sqlalchemy": ("ledger/", "study/_store.py", "tracking/store.py"),

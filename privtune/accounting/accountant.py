@@ -13,25 +13,16 @@ from typing import Any
 import numpy as np
 
 from privtune.accounting._checks import check_delta, check_epsilon
-from privtune.accounting.bounds import basic_bounds, numerical_bounds, only_part
-from privtune.accounting.events import (
-    Adjacency,
-    Event,
-    NonPrivate,
-    PoissonSampled,
-    PrivateSelection,
-    SubsampledTuning,
-    flatten,
-)
+from privtune.accounting.bounds import basic_bounds, choice_of, numerical_bounds
+from privtune.accounting.curves import rdp_delta, rdp_epsilon
+from privtune.accounting.events import Adjacency, Event, flatten
 from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from privtune.accounting.lower import Instance
-from privtune.accounting.pld import (
-    fine_pair,
-    has_pair,
-    thinned,
-)
+from privtune.accounting.pairs import thinned
+from privtune.accounting.pld import fine_pair, has_pair
 from privtune.accounting.pmf import GridError
-from privtune.accounting.rdp import rdp_curve, rdp_delta, rdp_epsilon
+from privtune.accounting.rdp import rdp_curve
+from privtune.accounting.registry import entry
 from privtune.errors import InvalidInputError, PrivTuneError
 
 __all__ = ["Guarantee", "delta", "epsilon", "group_privacy", "lower_bound"]
@@ -177,21 +168,15 @@ def check_adjacency(event: Event, adjacency: Adjacency) -> None:
     """Raise if the event's account does not hold under this adjacency."""
     if adjacency is Adjacency.ADD_REMOVE:
         return
-    stack = [event]
-    while stack:
-        part = stack.pop()
-        if isinstance(part, PoissonSampled | SubsampledTuning):
-            raise InvalidInputError(
-                "adjacency",
-                adjacency.value,
-                f"a {part.type} event is accounted under add-remove only",
-                "Convert its add-remove guarantee with group_privacy, which says what that costs.",
-            )
-        for name in ("event", "tuning", "training"):
-            child = getattr(part, name, None)
-            if isinstance(child, Event):
-                stack.append(child)
-        stack.extend(getattr(part, "events", ()))
+    if not entry(event).replace_one:
+        raise InvalidInputError(
+            "adjacency",
+            adjacency.value,
+            f"a {event.type} event is accounted under add-remove only",
+            "Convert its add-remove guarantee with group_privacy, which says what that costs.",
+        )
+    for child in event.children():
+        check_adjacency(child, adjacency)
 
 
 @lru_cache(maxsize=4096)
@@ -203,7 +188,7 @@ def _answer(
     nothing = math.inf if wanted == "epsilon" else 1.0
     if not parts:
         bounds = {"exact": 0.0}
-    elif any(isinstance(part, NonPrivate) for part in parts):
+    elif not all(entry(part).private for part in parts):
         bounds = {"non_private": nothing}
     else:
         bounds = _bounds(event, parts, wanted, target, method)
@@ -259,15 +244,14 @@ def lower_bound(event: Event, delta: float) -> float | None:
     """
     level = check_delta(delta)
     parts = flatten(event)
-    single = only_part(parts)
-    if not isinstance(single, PrivateSelection) or not has_pair(parts):
+    choice = choice_of(parts)
+    if choice is None or choice.threshold or not has_pair(parts):
         return None
+    base, runs = choice.selection.event, choice.selection.runs
     values = []
     for fineness in (2.0, 4.0):
-        pair = thinned(fine_pair(single.event, fineness), fineness)
-        values.append(
-            max(Instance(pmf, single.runs).epsilon(level) for pmf in (pair.remove, pair.add))
-        )
+        pair = thinned(fine_pair(base, fineness), fineness)
+        values.append(max(Instance(pmf, runs).epsilon(level) for pmf in (pair.remove, pair.add)))
     return max(values[1] - abs(values[0] - values[1]), 0.0)
 
 

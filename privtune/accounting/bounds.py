@@ -5,33 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
-from privtune.accounting.events import (
-    ApproximateDP,
-    Event,
-    Laplace,
-    PrivateSelection,
-    Repeated,
-    ThresholdSelection,
-    flatten,
-)
+from privtune.accounting.curves import rdp_epsilon
+from privtune.accounting.events import Event, PrivateSelection, Repeated, flatten
 from privtune.accounting.gaussian import gaussian_mu
-from privtune.accounting.pld import (
-    default_step,
-    event_pair,
-    fine_pair,
-    has_pair,
-    selection_tuners,
-    threshold_bounds,
-)
+from privtune.accounting.pld import default_step, event_pair, fine_pair, has_pair, tuners
 from privtune.accounting.pmf import GridError
-from privtune.accounting.rdp import rdp_curve, rdp_epsilon
+from privtune.accounting.rdp import rdp_curve
 from privtune.accounting.rearrangement import Rearranged
-from privtune.accounting.runs import Geometric, NegativeBinomial
+from privtune.accounting.registry import Choice, entry
+from privtune.accounting.runs import NegativeBinomial
 from privtune.accounting.selection import Tuner, profile_shift
 
-__all__ = ["basic_bounds", "numerical_bounds", "only_part", "quick_epsilon"]
+__all__ = ["basic_bounds", "choice_of", "numerical_bounds", "quick_epsilon"]
 
 _TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
 _FEW_RUNS, _MOST_RUNS, _MOST_STEPS = 64, 10_000, 10**9  # of the composition of all runs
@@ -43,9 +30,12 @@ _SMALL_DELTA, _LARGE_DELTA = 1e-15, 1e-3
 _MARGIN = 1e-9  # sums of masses are known to about 1e-13
 
 
-def only_part(parts: dict[Event, int]) -> Event | None:
-    """Return the part of an event that composes nothing, None for any other."""
-    return next(iter(parts)) if list(parts.values()) == [1] else None
+def choice_of(parts: dict[Event, int]) -> Choice | None:
+    """Return what is chosen from, of an event that composes nothing and is such a choice."""
+    if list(parts.values()) != [1]:
+        return None
+    single = next(iter(parts))
+    return entry(single).choice(single)
 
 
 def basic_bounds(parts: dict[Event, int], wanted: str, target: float) -> dict[str, float]:
@@ -56,13 +46,11 @@ def basic_bounds(parts: dict[Event, int], wanted: str, target: float) -> dict[st
     """
     spent, failing = 0.0, 0.0
     for part, count in parts.items():
-        if isinstance(part, Laplace):
-            spent += count / part.noise_multiplier
-        elif isinstance(part, ApproximateDP):
-            spent += count * part.epsilon
-            failing += count * part.delta
-        else:
+        pure = entry(part).pure(part)
+        if pure is None:
             return {}
+        spent += count * pure[0]
+        failing += count * pure[1]
     spent, failing = spent * (1.0 + 1e-12), failing * (1.0 + 1e-12)
     if wanted == "epsilon":
         return {"basic": spent} if failing <= target else {}
@@ -82,16 +70,14 @@ def numerical_bounds(parts: dict[Event, int], wanted: str, target: float) -> dic
     """
     if not has_pair(parts):
         return {}
-    single = only_part(parts)
-    if isinstance(single, PrivateSelection):
-        return _selection_bounds(single, wanted, target)
-    if isinstance(single, ThresholdSelection):
-        tuned = single
-        # Given that some run passed, the first is distributed as the best under "passed or not".
-        best = PrivateSelection(single.event, Geometric(1.0 / single.stop))
+    choice = choice_of(parts)
+    if choice is not None and not choice.threshold:
+        return _selection_bounds(choice.selection, wanted, target)
+    if choice is not None:
+        tuned = next(iter(parts))
         return {
-            "threshold": _stable(lambda f: _worse(threshold_bounds(tuned, f), wanted, target)),
-            "envelope": _envelope(best, wanted, target),
+            "threshold": _stable(lambda f: _worse(tuners(tuned, f), wanted, target)),
+            "envelope": _envelope(choice.selection, wanted, target),
         }
     level = target if wanted == "epsilon" else 1e-6
 
@@ -137,7 +123,7 @@ def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> di
 
 def _envelope(event: PrivateSelection, wanted: str, target: float) -> float:
     return _stable(
-        lambda fineness: _worse(selection_tuners(event, fineness), wanted, target),
+        lambda fineness: _worse(tuners(event, fineness), wanted, target),
         _TOLERANCE[wanted],
     )
 
@@ -160,7 +146,7 @@ def _rearranged(event: PrivateSelection, wanted: str, target: float) -> float | 
 @lru_cache(maxsize=16)
 def _rearranged_bounds(event: PrivateSelection) -> tuple[Rearranged, ...]:
     """Return the bound in both directions, or one for both, on a lattice of few atoms."""
-    remove, add = selection_tuners(event, _FINE)
+    remove, add = cast("tuple[Tuner, Tuner]", tuners(event, _FINE))
     bounds = []
     for fine in (remove,) if add is remove else (remove, add):
         base = fine.base.coarsen(math.ceil(fine.base.masses.size / _ATOMS))
@@ -196,12 +182,9 @@ def quick_epsilon(event: Event, delta: float, near: float, fineness: float) -> f
     parts = flatten(event)
     if not parts or gaussian_mu(parts) is not None or not has_pair(parts):
         return None
-    single = only_part(parts)
     try:
-        if isinstance(single, PrivateSelection):
-            return _worse(selection_tuners(single, fineness), "epsilon", delta)
-        if isinstance(single, ThresholdSelection):
-            return _worse(threshold_bounds(single, fineness), "epsilon", delta)
+        if choice_of(parts) is not None:
+            return _worse(tuners(next(iter(parts)), fineness), "epsilon", delta)
         pair = event_pair(parts, default_step(parts, delta, fineness, near=near))
         return _worse((pair.remove, pair.add), "epsilon", delta)
     except GridError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scipy import optimize
 
@@ -15,21 +15,8 @@ from privtune.accounting._checks import check_delta, check_number
 from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
 from privtune.accounting.bounds import quick_epsilon
-from privtune.accounting.events import (
-    Adjacency,
-    Composed,
-    Event,
-    Gaussian,
-    Joint,
-    Laplace,
-    Parallel,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    SubsampledTuning,
-    ThresholdSelection,
-    WorstOf,
-)
+from privtune.accounting.events import Adjacency, Composed, Event
+from privtune.accounting.registry import scaled
 from privtune.errors import InvalidInputError, PrivTuneError
 
 __all__ = [
@@ -93,26 +80,7 @@ def scale_noise(event: Event, factor: float) -> Event:
         event: Any event; parts without a noise multiplier stay as they are.
         factor: Above 0.
     """
-    scale = check_number("factor", factor, above=0.0)
-    return _scaled(event, scale)
-
-
-def _scaled(event: Event, factor: float) -> Event:
-    if isinstance(event, Gaussian | Laplace):
-        return replace(event, noise_multiplier=event.noise_multiplier * factor)
-    if isinstance(event, Joint | Composed | Parallel):
-        return type(event)([_scaled(child, factor) for child in event.events])
-    if isinstance(event, WorstOf):
-        return WorstOf([_scaled(child, factor) for child in event.events], event.weights)
-    if isinstance(event, PoissonSampled | Repeated | PrivateSelection | ThresholdSelection):
-        return replace(event, event=_scaled(event.event, factor))
-    if isinstance(event, SubsampledTuning):
-        return replace(
-            event,
-            tuning=_scaled(event.tuning, factor),
-            training=_scaled(event.training, factor),
-        )
-    return event
+    return scaled(event, check_number("factor", factor, above=0.0))
 
 
 def calibrate(
@@ -145,11 +113,11 @@ def calibrate(
     target = check_number("epsilon", epsilon, above=0.0)
     level = check_delta(delta)
     accuracy = check_number("tolerance", tolerance, above=0.0, below=0.5)
-    if _scaled(event, 2.0) == event:
+    if scaled(event, 2.0) == event:
         raise InvalidInputError("event", event.type, "has no noise multiplier to scale")
 
     def reported(scale: float) -> float:
-        return report(_scaled(event, scale), level, adjacency=adjacency).epsilon
+        return report(scaled(event, scale), level, adjacency=adjacency).epsilon
 
     def impossible() -> CalibrationError:
         return _impossible(event, target, level)
@@ -157,8 +125,8 @@ def calibrate(
     scale = _near(event, target, level, accuracy, reported)
     if scale is None:
         scale = solve_decreasing(reported, target, accuracy, impossible)
-    scaled = _scaled(event, scale)
-    return Calibration(scaled, scale, report(scaled, level, adjacency=adjacency))
+    found = scaled(event, scale)
+    return Calibration(found, scale, report(found, level, adjacency=adjacency))
 
 
 def _near(
@@ -177,7 +145,7 @@ def _near(
 
     def height(scale: float, fineness: float) -> float:
         """Return log(ε / target) on one lattice; NaN where that does not answer."""
-        value = quick_epsilon(_scaled(event, scale), delta, target, fineness)
+        value = quick_epsilon(scaled(event, scale), delta, target, fineness)
         return math.log(value / target) if value and math.isfinite(value) else math.nan
 
     place, slope = 0.0, -1.2
@@ -215,7 +183,7 @@ def _bounded(step: float) -> float:
 
 
 def _impossible(event: Event, target: float, delta: float) -> CalibrationError:
-    floor = report(_scaled(event, _LARGEST), delta).epsilon
+    floor = report(scaled(event, _LARGEST), delta).epsilon
     reason = (
         "the parts without noise multipliers alone give"
         if math.isfinite(floor)

@@ -1,20 +1,20 @@
 """The event algebra: what touched the data, as data.
 
 An event is a frozen, validated, hashable value that says everything an accountant needs and
-nothing else. It has one JSON text. Events carry no behaviour: how they are charged is decided in
-`privtune.accounting.rdp` and `privtune.accounting.pld`, and multiplicity is resolved in one place,
-`flatten`.
+nothing else. It has one JSON text, and it knows its children and how to be rebuilt with others.
+How events are charged, and all that depends on their type, is decided in
+`privtune.accounting.registry`; multiplicity is resolved in one place, `flatten`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 from privtune.accounting._checks import check_integer, check_number
 from privtune.accounting.runs import RunLaw, run_law_from_dict
@@ -61,22 +61,65 @@ class Adjacency(StrEnum):
 
 @dataclass(frozen=True)
 class Event(ABC):
-    """Base of all events: frozen, hashable, JSON both ways."""
+    """Base of all events: frozen, hashable, JSON both ways.
+
+    Fields hold numbers, laws of runs, events, or tuples of them; None stands for what is left out.
+    """
 
     type: ClassVar[str]
 
-    @abstractmethod
-    def _fields(self) -> dict[str, Any]:
-        """Return the JSON-ready fields, without the type."""
+    def children(self) -> tuple[Event, ...]:
+        """Return the events that this one is made of, in the order of its fields."""
+        return tuple(child for _, value in self._values() for child in _events_in(value))
+
+    def rebuild(self, children: Sequence[Event]) -> Self:
+        """Return the same event with other children.
+
+        Args:
+            children: As many as `children()` returns, in the same order.
+        """
+        if len(children) != len(self.children()):
+            raise InvalidInputError("children", children, "must be as many as the event has")
+        rest = iter(children)
+        values: dict[str, Any] = dict(self._values())
+        for name, value in self._values():
+            if isinstance(value, Event):
+                values[name] = next(rest)
+            elif _events_in(value):
+                values[name] = tuple(next(rest) for _ in value)
+        return type(self)(**values)
+
+    def parts(self) -> tuple[tuple[Event, int], ...] | None:
+        """Return what this event is the composition of, with counts; None if of itself alone."""
+        return None
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        return ((field.name, getattr(self, field.name)) for field in fields(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as JSON-ready data, in the public format."""
-        return {"type": self.type, **self._fields()}
+        return {
+            "type": self.type,
+            **{name: _json(value) for name, value in self._values() if value is not None},
+        }
 
     def to_json(self) -> str:
         """Return the canonical text: sorted keys, no spaces, exact floats, the schema version."""
         document = {"schema": SCHEMA_VERSION, **self.to_dict()}
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _events_in(value: object) -> tuple[Event, ...]:
+    """Return the events that one field holds."""
+    if isinstance(value, Event):
+        return (value,)
+    return tuple(v for v in value if isinstance(v, Event)) if isinstance(value, tuple) else ()
+
+
+def _json(value: object) -> object:
+    if isinstance(value, Event | RunLaw):
+        return value.to_dict()
+    return [_json(part) for part in value] if isinstance(value, tuple) else value
 
 
 def _set(event: Event, name: str, value: object) -> None:
@@ -116,9 +159,6 @@ class Gaussian(Event):
         value = check_number("noise_multiplier", self.noise_multiplier, above=0.0)
         _set(self, "noise_multiplier", value)
 
-    def _fields(self) -> dict[str, Any]:
-        return {"noise_multiplier": self.noise_multiplier}
-
 
 @dataclass(frozen=True)
 class Laplace(Event):
@@ -134,9 +174,6 @@ class Laplace(Event):
     def __post_init__(self) -> None:
         value = check_number("noise_multiplier", self.noise_multiplier, above=0.0)
         _set(self, "noise_multiplier", value)
-
-    def _fields(self) -> dict[str, Any]:
-        return {"noise_multiplier": self.noise_multiplier}
 
 
 @dataclass(frozen=True)
@@ -164,20 +201,21 @@ class Joint(Event):
     @property
     def noise_multiplier(self) -> float:
         """The noise multiplier of the one Gaussian that the Gaussian releases equal; inf if none."""
-        precision = math.fsum(
-            (1.0 / event.noise_multiplier) ** 2
-            for event in self.events
-            if isinstance(event, Gaussian)
-        )
-        return 1.0 / math.sqrt(precision) if precision > 0.0 else math.inf
+        noises = [e.noise_multiplier for e in self.events if isinstance(e, Gaussian)]
+        if len(noises) < 2:  # itself, to the last digit
+            return noises[0] if noises else math.inf
+        return 1.0 / math.sqrt(math.fsum((1.0 / noise) ** 2 for noise in noises))
 
     @property
     def laplace_multipliers(self) -> tuple[float, ...]:
         """The noise multipliers of the Laplace releases, ascending."""
         return tuple(sorted(e.noise_multiplier for e in self.events if isinstance(e, Laplace)))
 
-    def _fields(self) -> dict[str, Any]:
-        return {"events": [event.to_dict() for event in self.events]}
+    def parts(self) -> tuple[tuple[Event, int], ...]:
+        """Return the one Gaussian that the Gaussians equal, and each Laplace release."""
+        sigma = self.noise_multiplier
+        gaussian = ((Gaussian(sigma), 1),) if math.isfinite(sigma) else ()
+        return (*gaussian, *((Laplace(scale), 1) for scale in self.laplace_multipliers))
 
 
 @dataclass(frozen=True)
@@ -203,8 +241,13 @@ class PoissonSampled(Event):
                 "Repeat or compose the sampled event, not the event that is sampled.",
             )
 
-    def _fields(self) -> dict[str, Any]:
-        return {"rate": self.rate, "event": self.event.to_dict()}
+    def parts(self) -> tuple[tuple[Event, int], ...] | None:
+        """Return the same with its releases merged; all records are no sample."""
+        inner = self.event.parts() or ((self.event, 1),)
+        if self.rate == 1.0:
+            return inner
+        event = inner[0][0] if len(inner) == 1 else Joint([part for part, _ in inner])
+        return None if event == self.event else ((PoissonSampled(self.rate, event), 1),)
 
 
 @dataclass(frozen=True)
@@ -224,8 +267,9 @@ class Repeated(Event):
         _set(self, "count", check_integer("count", self.count, at_least=1, at_most=_MAX_COUNT))
         _event("event", self.event)
 
-    def _fields(self) -> dict[str, Any]:
-        return {"count": self.count, "event": self.event.to_dict()}
+    def parts(self) -> tuple[tuple[Event, int], ...]:
+        """Return the event, as often as it happens."""
+        return ((self.event, self.count),)
 
 
 @dataclass(frozen=True)
@@ -242,8 +286,9 @@ class Composed(Event):
     def __init__(self, events: Sequence[Event]) -> None:
         _set(self, "events", _events("events", events, allow_empty=True))
 
-    def _fields(self) -> dict[str, Any]:
-        return {"events": [event.to_dict() for event in self.events]}
+    def parts(self) -> tuple[tuple[Event, int], ...]:
+        """Return each event, once."""
+        return tuple((event, 1) for event in self.events)
 
 
 @dataclass(frozen=True)
@@ -275,12 +320,6 @@ class WorstOf(Event):
             raise InvalidInputError("weights", values, "must sum to 1")
         _set(self, "weights", values)
 
-    def _fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"events": [event.to_dict() for event in self.events]}
-        if self.weights is not None:
-            fields["weights"] = list(self.weights)
-        return fields
-
 
 @dataclass(frozen=True)
 class Parallel(Event):
@@ -296,9 +335,6 @@ class Parallel(Event):
     def __init__(self, events: Sequence[Event]) -> None:
         _set(self, "events", _events("events", events))
 
-    def _fields(self) -> dict[str, Any]:
-        return {"events": [event.to_dict() for event in self.events]}
-
 
 @dataclass(frozen=True)
 class ZCDP(Event):
@@ -313,9 +349,6 @@ class ZCDP(Event):
 
     def __post_init__(self) -> None:
         _set(self, "rho", check_number("rho", self.rho, at_least=0.0))
-
-    def _fields(self) -> dict[str, Any]:
-        return {"rho": self.rho}
 
 
 @dataclass(frozen=True)
@@ -335,9 +368,6 @@ class ApproximateDP(Event):
         _set(self, "epsilon", check_number("epsilon", self.epsilon, at_least=0.0))
         _set(self, "delta", check_number("delta", self.delta, at_least=0.0, below=1.0))
 
-    def _fields(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon, "delta": self.delta}
-
 
 @dataclass(frozen=True)
 class PrivateSelection(Event):
@@ -356,9 +386,6 @@ class PrivateSelection(Event):
         _event("event", self.event)
         if not isinstance(self.runs, RunLaw):
             raise InvalidInputError("runs", self.runs, "must be a law of the number of runs")
-
-    def _fields(self) -> dict[str, Any]:
-        return {"event": self.event.to_dict(), "runs": self.runs.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -384,9 +411,6 @@ class ThresholdSelection(Event):
         _event("event", self.event)
         _set(self, "stop", check_number("stop", self.stop, at_least=1e-6, at_most=1.0))
 
-    def _fields(self) -> dict[str, Any]:
-        return {"event": self.event.to_dict(), "stop": self.stop}
-
 
 @dataclass(frozen=True)
 class SubsampledTuning(Event):
@@ -411,23 +435,12 @@ class SubsampledTuning(Event):
         _event("tuning", self.tuning)
         _event("training", self.training)
 
-    def _fields(self) -> dict[str, Any]:
-        return {
-            "variant": self.variant,
-            "rate": self.rate,
-            "tuning": self.tuning.to_dict(),
-            "training": self.training.to_dict(),
-        }
-
 
 @dataclass(frozen=True)
 class NonPrivate(Event):
     """Data left without protection: epsilon is infinite, alone and in every composition."""
 
     type: ClassVar[str] = "non_private"
-
-    def _fields(self) -> dict[str, Any]:
-        return {}
 
 
 def flatten(event: Event) -> dict[Event, int]:
@@ -442,28 +455,12 @@ def flatten(event: Event) -> dict[Event, int]:
     stack: list[tuple[Event, int]] = [(event, 1)]
     while stack:
         part, count = stack.pop()
-        if isinstance(part, Repeated):
-            stack.append((part.event, count * part.count))
-        elif isinstance(part, Composed):
-            stack.extend((child, count) for child in reversed(part.events))
+        inner = part.parts()
+        if inner is None:
+            parts[part] = parts.get(part, 0) + count
         else:
-            for leaf in _leaves(part):
-                parts[leaf] = parts.get(leaf, 0) + count
+            stack.extend((child, count * number) for child, number in reversed(inner))
     return parts
-
-
-def _leaves(event: Event) -> tuple[Event, ...]:
-    """Return what an event that composes nothing is made of: releases of one sample, merged."""
-    if isinstance(event, Joint):
-        sigma = event.noise_multiplier
-        gaussian = (Gaussian(sigma),) if math.isfinite(sigma) else ()
-        return (*gaussian, *map(Laplace, event.laplace_multipliers))
-    if isinstance(event, PoissonSampled):
-        inner = _leaves(event.event)
-        if event.rate == 1.0:
-            return inner
-        return (PoissonSampled(event.rate, inner[0] if len(inner) == 1 else Joint(inner)),)
-    return (event,)
 
 
 _TYPES: dict[str, type[Event]] = {
@@ -485,24 +482,6 @@ _TYPES: dict[str, type[Event]] = {
         NonPrivate,
     )
 }
-_FIELDS: dict[str, tuple[str, ...]] = {
-    "gaussian": ("noise_multiplier",),
-    "laplace": ("noise_multiplier",),
-    "joint": ("events",),
-    "poisson_sampled": ("rate", "event"),
-    "repeated": ("count", "event"),
-    "composed": ("events",),
-    "worst_of": ("events", "weights"),
-    "parallel": ("events",),
-    "zcdp": ("rho",),
-    "approximate_dp": ("epsilon", "delta"),
-    "private_selection": ("event", "runs"),
-    "threshold_selection": ("event", "stop"),
-    "subsampled_tuning": ("variant", "rate", "tuning", "training"),
-    "non_private": (),
-}
-_OPTIONAL = frozenset({"weights"})
-_NESTED = frozenset({"event", "tuning", "training"})
 
 
 def event_from_dict(data: Mapping[str, Any]) -> Event:
@@ -531,28 +510,30 @@ def _read(data: object, depth: int) -> Event:
     kind = data.get("type")
     if not isinstance(kind, str) or kind not in _TYPES:
         raise InvalidInputError("type", kind, f"must be one of {', '.join(_TYPES)}")
-    names = _FIELDS[kind]
+    cls = _TYPES[kind]
+    names = [field.name for field in fields(cls)]
     for name in data:
         if name != "type" and name not in names:
             known = ", ".join(names) if names else "no fields"
             raise InvalidInputError("field", name, f"{kind} knows {known}")
     values: dict[str, Any] = {}
-    for name in names:
-        if name not in data:
-            if name in _OPTIONAL:
-                continue
-            raise InvalidInputError("field", name, f"is required by {kind}")
-        value = data[name]
-        if name in _NESTED:
-            value = _read(value, depth + 1)
-        elif name == "events":
-            if not isinstance(value, list | tuple):
-                raise InvalidInputError("events", value, "must be a list of events")
-            value = tuple(_read(child, depth + 1) for child in value)
-        elif name == "runs":
-            value = run_law_from_dict(value)
-        values[name] = value
-    return _TYPES[kind](**values)
+    for field in fields(cls):
+        if field.name in data:
+            values[field.name] = _field(field.name, field.type, data[field.name], depth + 1)
+        elif field.default is MISSING:
+            raise InvalidInputError("field", field.name, f"is required by {kind}")
+    return cls(**values)
+
+
+def _field(name: str, kind: object, value: Any, depth: int) -> object:
+    """Return the value of a field, by what the field is declared to hold."""
+    if kind == "Event":
+        return _read(value, depth)
+    if kind == "tuple[Event, ...]":
+        if not isinstance(value, list | tuple):
+            raise InvalidInputError(name, value, "must be a list of events")
+        return tuple(_read(child, depth) for child in value)
+    return run_law_from_dict(value) if kind == "RunLaw" else value
 
 
 def event_from_json(text: str) -> Event:

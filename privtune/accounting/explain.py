@@ -7,21 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from privtune.accounting.accountant import epsilon
-from privtune.accounting.events import (
-    Adjacency,
-    Composed,
-    Event,
-    Gaussian,
-    Joint,
-    Laplace,
-    Parallel,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    SubsampledTuning,
-    ThresholdSelection,
-    WorstOf,
-)
+from privtune.accounting.events import Adjacency, Composed, Event
+from privtune.accounting.registry import entry, text
 
 __all__ = ["Explanation", "explain"]
 
@@ -86,52 +73,8 @@ def _node(
         rest = epsilon(Composed(siblings), delta, adjacency=adjacency).epsilon
         saved = max(whole - rest, 0.0) if math.isfinite(rest) else 0.0
     children = []
-    parts = _children(event)
+    parts = entry(event).shown(event)
     for i, child in enumerate(parts):
         others = (*parts[:i], *parts[i + 1 :]) if isinstance(event, Composed) else None
         children.append(_node(child, delta, adjacency, others))
-    return Explanation(_text(event), answer.epsilon, answer.method, saved, tuple(children))
-
-
-def _children(event: Event) -> tuple[Event, ...]:
-    if isinstance(event, Composed | WorstOf | Parallel):
-        return event.events
-    if isinstance(event, PrivateSelection | ThresholdSelection):
-        return (event.event,)
-    if isinstance(event, Repeated) and not isinstance(event.event, PoissonSampled):
-        return (event.event,)
-    if isinstance(event, SubsampledTuning):
-        return (event.tuning, event.training)
-    return ()
-
-
-def _text(event: Event) -> str:
-    if isinstance(event, Gaussian | Laplace):
-        return f"{event.type}, noise multiplier {event.noise_multiplier:.6g}"
-    if isinstance(event, Joint):
-        sigma = event.noise_multiplier
-        noises = [f"noise {sigma:.6g}"] if math.isfinite(sigma) else []
-        noises += [f"Laplace {scale:.6g}" for scale in event.laplace_multipliers]
-        return f"{len(event.events)} releases of one sample = {', '.join(noises)}"
-    if isinstance(event, PoissonSampled):
-        return f"Poisson sample at rate {event.rate:.6g}: {_text(event.event)}"
-    if isinstance(event, Repeated):
-        if isinstance(event.event, PoissonSampled):
-            return f"{event.count} × {_text(event.event)}"
-        return f"{event.count} times"
-    if isinstance(event, PrivateSelection):
-        law = ", ".join(f"{k} {v}" for k, v in event.runs.to_dict().items() if k != "law")
-        return f"best of K runs, K {event.runs.law.replace('_', ' ')} ({law})"
-    if isinstance(event, ThresholdSelection):
-        return f"first run above a threshold, giving up with probability {event.stop:.6g}"
-    if isinstance(event, SubsampledTuning):
-        return f"tuning on a subset at rate {event.rate:.6g}, variant {event.variant}"
-    if isinstance(event, Composed):
-        return f"composition of {len(event.events)}"
-    if isinstance(event, WorstOf):
-        kind = "worst of" if event.weights is None else "public mixture of"
-        return f"{kind} {len(event.events)}"
-    if isinstance(event, Parallel):
-        return f"{len(event.events)} disjoint parts of the data"
-    fields = ", ".join(f"{k} {v}" for k, v in event.to_dict().items() if k != "type")
-    return f"{event.type.replace('_', ' ')}{' (' + fields + ')' if fields else ''}"
+    return Explanation(text(event), answer.epsilon, answer.method, saved, tuple(children))

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from scipy import optimize, special
 
-from privtune.accounting.events import Event, Gaussian
+from privtune.accounting.events import Event
+from privtune.accounting.registry import entry
 
 __all__ = ["gaussian_delta", "gaussian_epsilon", "gaussian_mu"]
 
@@ -23,9 +24,10 @@ def gaussian_mu(parts: Mapping[Event, int]) -> float | None:
     """Return μ = sqrt(Σ count/σ²) if every part is an unsampled Gaussian, else None."""
     total = 0.0
     for event, count in parts.items():
-        if not isinstance(event, Gaussian):
+        precision = entry(event).precision(event)
+        if precision is None:
             return None
-        total += count / event.noise_multiplier**2
+        total += count * precision
     return math.sqrt(total)
 
 

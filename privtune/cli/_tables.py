@@ -10,8 +10,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from privtune.accounting.registry import formula
 from privtune.strategies import selection_instead
-from privtune.tracking.text import ceil_to, describe_event, public_facts, utility_column
+from privtune.tracking.text import ceil_to, public_facts, utility_column
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ __all__ = [
     "ceil_to",
     "comparison_document",
     "comparison_table",
-    "describe_event",
     "examples",
     "examples_table",
     "footnotes",
@@ -54,7 +54,7 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("event", describe_event(plan.event.to_dict()))
+    table.add_row("event", formula(plan.event))
     table.add_row("noise", noises)
     epsilon = f"[bold]{ceil_to(guarantee.epsilon, 4):.4f}[/] by {guarantee.method}"
     if not plan.is_private:
@@ -123,7 +123,7 @@ def arm_view(plan: Plan, arm: dict[str, Any]) -> Table:
     private = arm["epsilon"] is not None
     epsilon = f"{ceil_to(arm['epsilon'], 4):.4f} by {arm['bound']}" if private else "∞ NOT PRIVATE"
     table.add_row("ε", epsilon)
-    table.add_row("event", describe_event(plan.event.to_dict()))
+    table.add_row("event", formula(plan.event))
     if arm["params"]:
         shown = ", ".join(f"{k} = {show_value(v)}" for k, v in arm["params"].items())
         table.add_row("released parameters", shown)

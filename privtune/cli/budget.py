@@ -129,7 +129,7 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
 @app.command()
 def charges(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """List a budget's charges, oldest first. Times are for the curator only."""
-    from privtune.cli._tables import describe_event
+    from privtune.accounting.registry import formula
 
     with _ledger(storage) as ledger:
         found = ledger.charges(name)
@@ -146,7 +146,7 @@ def charges(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = Fa
             charge.basis,
             escape(charge.study),
             escape(charge.arm),
-            describe_event(charge.event.to_dict()),
+            formula(charge.event),
             escape(charge.note),
             f"{charge.created_at:%Y-%m-%d %H:%M:%S}",
         )

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from privtune.accounting import (
-    Composed,
     Event,
     Gaussian,
     Geometric,
-    Joint,
     PoissonSampled,
     PrivateSelection,
     Repeated,
-    SubsampledTuning,
-    ThresholdSelection,
-    WorstOf,
     scale_noise,
 )
+from privtune.accounting.registry import training
 from privtune.ledger.admission import fits
 from privtune.ledger.history import History
 
@@ -42,13 +38,13 @@ def suggestions(history: History, asked: Sequence[Event]) -> tuple[str, ...]:
 
     **Guarantee**: what is named fits, by the same rule that refused, as the log stands now.
     """
-    training = next(_trainings(asked), None)
-    if training is None:
+    found = next(filter(None, map(training, asked)), None)
+    if found is None:
         factor = _smallest(lambda s: fits(history, [scale_noise(event, s) for event in asked]), 1.0)
         if factor is None:
             return ("nothing of this kind, at any noise",)
         return (f"the same with all noise multiplied by {factor:g}",)
-    count, rate = training
+    count, rate = found
 
     def plain(sigma: float) -> Event:
         return Repeated(count, PoissonSampled(rate, Gaussian(sigma)))
@@ -63,23 +59,6 @@ def suggestions(history: History, asked: Sequence[Event]) -> tuple[str, ...]:
     if tuned is not None:
         phrases.append(f"a selection of mean {_MEAN} over it from σ ≥ {tuned:g}")
     return tuple(phrases)
-
-
-def _trainings(events: Sequence[Event]) -> Iterator[tuple[int, float]]:
-    """Yield (steps, rate) of every DP-SGD training within the events."""
-    for event in events:
-        if isinstance(event, Repeated):
-            step = event.event
-            if isinstance(step, PoissonSampled) and isinstance(step.event, Gaussian | Joint):
-                yield event.count, step.rate
-            else:
-                yield from _trainings([step])
-        elif isinstance(event, Composed | WorstOf):
-            yield from _trainings(event.events)
-        elif isinstance(event, PrivateSelection | ThresholdSelection):
-            yield from _trainings([event.event])
-        elif isinstance(event, SubsampledTuning):
-            yield from _trainings([event.training])
 
 
 def _smallest(holds: Callable[[float], bool], start: float) -> float | None:

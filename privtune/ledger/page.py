@@ -10,6 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from privtune.accounting import event_from_dict
+from privtune.accounting.registry import formula
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 from privtune.ledger.values import RECORD, unit_note
 
@@ -162,38 +164,10 @@ def _charges(charges: list[Mapping[str, Any]]) -> str:
         rows.append(
             f"<tr><td>{_text(charge['id'])}</td><td>{_text(charge['state'])}</td>"
             f"<td>{_text(charge['basis'])}</td><td>{_text(who)}{note}</td>"
-            f"<td>{_text(_describe(charge['event']))}"
+            f"<td>{_text(formula(event_from_dict(charge['event'])))}"
             f"<details><summary>event</summary><pre>{_text(event)}</pre></details></td></tr>"
         )
     return f"<table>{''.join(rows)}</table>"
-
-
-def _describe(event: Mapping[str, Any]) -> str:
-    """Return an event in half a line."""
-    kind = event["type"]
-    if kind == "repeated":
-        return f"{event['count']} × {_describe(event['event'])}"
-    if kind == "poisson_sampled":
-        return f"{_describe(event['event'])} on a Poisson sample of rate {_number(event['rate'])}"
-    if kind == "private_selection":
-        law = event["runs"]
-        return (
-            f"the best of a random number of runs ({law['law']}, mean {law.get('mean', '?')}) of: "
-            f"{_describe(event['event'])}"
-        )
-    if kind == "threshold_selection":
-        return (
-            f"runs until a known score is reached, given up with probability "
-            f"{_number(event['stop'])} after each, of: {_describe(event['event'])}"
-        )
-    if kind in ("composed", "joint", "worst_of", "parallel"):
-        parts = event["events"]
-        inner = "; ".join(_describe(part) for part in parts[:3])
-        return f"{kind.replace('_', ' ')} of {len(parts)}: {inner}{'; …' * (len(parts) > 3)}"
-    if "noise_multiplier" in event:
-        return f"{kind}, noise multiplier {_number(event['noise_multiplier'])}"
-    numbers = ", ".join(f"{key} {value}" for key, value in event.items() if key != "type")
-    return f"{kind.replace('_', ' ')}{f' ({numbers})' if numbers else ''}"
 
 
 def _number(value: float | str) -> str:

@@ -10,21 +10,14 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
-from privtune.accounting import (
-    Adjacency,
-    ApproximateDP,
-    Event,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    SubsampledTuning,
-    ThresholdSelection,
-)
+from privtune.accounting import Adjacency, Event, Repeated
 from privtune.accounting.accountant import check_adjacency
+from privtune.accounting.curves import ORDERS
 from privtune.accounting.events import flatten
 from privtune.accounting.pld import fine_pair
 from privtune.accounting.pmf import LossPmf
-from privtune.accounting.rdp import ORDERS, rdp_curve
+from privtune.accounting.rdp import rdp_curve
+from privtune.accounting.registry import entry
 from privtune.accounting.releases import Direction
 from privtune.errors import PrivTuneError
 
@@ -69,9 +62,11 @@ def weigh(event: Event, order: float, adjacency: Adjacency, slack: float = 0.0) 
     check_adjacency(event, adjacency)
     divergence, delta = 0.0, 0.0
     for part, count in flatten(event).items():
-        if isinstance(part, ApproximateDP):
-            divergence += count * _pure(part.epsilon, order)
-            delta += count * part.delta
+        known = entry(part)
+        pure = known.pure(part) if known.fails(part) else None
+        if pure is not None:
+            divergence += count * _pure(pure[0], order)
+            delta += count * pure[1]
             continue
         plain = count * _divergence(part, order)
         paired = _paired(part, count, order) if slack > 0 else None
@@ -92,9 +87,7 @@ def slack_of(delta: float) -> float:
 
 def _paired(part: Event, count: int, order: float) -> Weight | None:
     """Return the weight by the dominating pair, where there is one and it says more."""
-    if not isinstance(
-        part, PoissonSampled | PrivateSelection | ThresholdSelection | SubsampledTuning
-    ):
+    if not entry(part).paired_weight:
         return None
     try:
         pair = _pair(part if count == 1 else Repeated(count, part))

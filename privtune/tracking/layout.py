@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import epsilon
+from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.plots._style import colours
 from privtune.strategies import validation_metric
 from privtune.tracking.curves import epsilon_spent
 from privtune.tracking.machine import machine_state
-from privtune.tracking.text import budget_line, ceil_to, describe_event, floor_to, show_epsilon
+from privtune.tracking.text import budget_line, ceil_to, floor_to, show_epsilon
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
@@ -177,7 +178,7 @@ def ledger_table(charges: Sequence[Charge], study: Study) -> dict[str, Any]:
                 str(charge.state),
                 show_epsilon(alone.epsilon, 4),
                 alone.method,
-                describe_event(charge.event.to_dict()),
+                formula(charge.event),
                 charge.note,
             ]
         )

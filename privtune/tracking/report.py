@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import explain
+from privtune.accounting.registry import formula
 from privtune.tracking.layout import LEDGER_TABLE, budget_view, ledger_table
 from privtune.tracking.page import (
     Html,
@@ -21,7 +22,6 @@ from privtune.tracking.statement import privacy_statement
 from privtune.tracking.text import (
     budget_line,
     ceil_to,
-    describe_event,
     public_facts,
     show_epsilon,
     show_params,
@@ -292,9 +292,7 @@ def _declared(study: Study) -> Html:
 def _why(study: Study, charge: Charge) -> Html:
     budget = study.spec.budget
     tree = explain(charge.event, budget.delta, adjacency=budget.adjacency)
-    return details(
-        describe_event(charge.event.to_dict()), Html(f'<ul class="tree">{_node(tree)}</ul>')
-    )
+    return details(formula(charge.event), Html(f'<ul class="tree">{_node(tree)}</ul>'))
 
 
 def _node(node: Explanation) -> str:

@@ -1,4 +1,4 @@
-"""Words and numbers as people read them: events as formulas, ε rounded up, the budget in one line."""
+"""Words and numbers as people read them: ε rounded up, the budget in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "budget_line",
     "ceil_to",
-    "describe_event",
     "floor_to",
     "public_facts",
     "show_epsilon",
@@ -93,37 +92,3 @@ def budget_line(budget: BudgetSpec, spent: Guarantee, left: float) -> str:
         f"Privacy budget {budget.name}: ε = {ceil_to(spent.epsilon, 3):.3f} of {budget.epsilon:g} "
         f"charged, {floor_to(left, 3):.3f} left (δ = {budget.delta:g}, {budget.adjacency})"
     )
-
-
-def describe_event(event: dict[str, Any]) -> str:
-    """Return an event, given as JSON data, as a formula that fits a table cell."""
-    inner = [describe_event(e) for e in event.get("events", [])]
-    match event["type"]:
-        case "gaussian":
-            return f"Gaussian(σ={event['noise_multiplier']:.4g})"
-        case "laplace":
-            return f"Laplace(b={event['noise_multiplier']:.4g})"
-        case "joint":
-            return f"joint[{', '.join(inner)}]"
-        case "poisson_sampled":
-            return f"Poisson(q={event['rate']:.4g}, {describe_event(event['event'])})"
-        case "repeated":
-            return f"{event['count']} × {describe_event(event['event'])}"
-        case "composed":
-            return " + ".join(inner)
-        case "parallel":
-            return " ∥ ".join(inner)
-        case "worst_of":
-            return f"worst of [{', '.join(inner)}]"
-        case "private_selection":
-            law = event["runs"]
-            return f"best of K ~ {law['law']}(mean {law['mean']:g}) of [{describe_event(event['event'])}]"
-        case "threshold_selection":
-            inside = describe_event(event["event"])
-            return f"first past a threshold (γ = {event['stop']:.4g}) of [{inside}]"
-        case "subsampled_tuning":
-            tuned, last = describe_event(event["tuning"]), describe_event(event["training"])
-            where = "the rest" if event["variant"] == 1 else "all"
-            return f"tune on a part of rate {event['rate']:g} [{tuned}], train on {where} [{last}]"
-        case kind:
-            return str(kind)

@@ -12,25 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from privtune.accounting import (
-    Composed,
-    Event,
-    Gaussian,
-    Joint,
-    Laplace,
-    NonPrivate,
-    PoissonSampled,
-    Repeated,
-)
+from privtune.accounting import Event, NonPrivate
+from privtune.accounting.registry import Atom, Look, UnknownEventError, looks
 from privtune.errors import PrivTuneError
 
 __all__ = ["Atom", "Look", "StackTranscript", "Transcript", "TranscriptMismatchError", "looks_of"]
-
-Atom = tuple[str, float]
-"""One release: its kind (``"gaussian"`` or ``"laplace"``) and its noise multiplier."""
-
-Look = tuple[float, tuple[Atom, ...]]
-"""One sample: the rate it was drawn at (1.0 for all records), and the sorted releases about it."""
 
 
 class TranscriptMismatchError(PrivTuneError):
@@ -171,30 +157,10 @@ def looks_of(event: Event) -> Counter[Look]:
     Raises:
         TranscriptMismatchError: If the event holds something that is not a look of a training.
     """
-    match event:
-        case Composed(events=parts):
-            total: Counter[Look] = Counter()
-            for part in parts:
-                total.update(looks_of(part))
-            return total
-        case Repeated(count=count, event=inner):
-            return Counter({look: n * count for look, n in looks_of(inner).items()})
-        case PoissonSampled(rate=rate, event=inner):
-            return Counter({(rate, tuple(sorted(_atoms_of(inner)))): 1})
-        case _:
-            return Counter({(1.0, tuple(sorted(_atoms_of(event)))): 1})
-
-
-def _atoms_of(event: Event) -> list[Atom]:
-    match event:
-        case Gaussian(noise_multiplier=sigma):
-            return [("gaussian", sigma)]
-        case Laplace(noise_multiplier=scale):
-            return [("laplace", scale)]
-        case Joint(events=parts):
-            return [atom for part in parts for atom in _atoms_of(part)]
-        case _:
-            raise TranscriptMismatchError(
-                f"A {event.to_dict()['type']} event is not a release of a training; a training is "
-                "made of gaussian, laplace and joint releases, poisson_sampled or not."
-            )
+    try:
+        return looks(event)
+    except UnknownEventError as error:
+        raise TranscriptMismatchError(
+            f"{error} A training is made of gaussian, laplace and joint releases, poisson_sampled "
+            "or not."
+        ) from None

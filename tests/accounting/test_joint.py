@@ -28,8 +28,9 @@ from privtune.accounting import (
     hyfreedp_noise,
     scale_noise,
 )
+from privtune.accounting.curves import ORDERS
 from privtune.accounting.events import flatten
-from privtune.accounting.rdp import ORDERS, rdp_curve
+from privtune.accounting.rdp import rdp_curve
 from privtune.errors import InvalidInputError
 
 SETTINGS = [(0.1, 0.6, 0.7), (0.01, 1.0, 2.0), (0.004, 1.0, 5.0), (0.5, 2.0, 1.0), (1e-3, 0.5, 0.3)]

@@ -26,14 +26,10 @@ from privtune.accounting import (
     WorstOf,
     epsilon,
 )
+from privtune.accounting.curves import ORDERS, rdp_delta, rdp_epsilon, selection_curve
 from privtune.accounting.moments import sampled_gaussian_curve, sampled_gaussian_curves
-from privtune.accounting.rdp import (
-    ORDERS,
-    rdp_curve,
-    rdp_delta,
-    rdp_epsilon,
-    selection_curve,
-)
+from privtune.accounting.rdp import rdp_curve
+from privtune.accounting.registry import ENTRIES
 from privtune.errors import PrivTuneError
 from tests.accounting.helpers import steps
 
@@ -226,7 +222,8 @@ def test_a_negative_or_undefined_divergence_is_an_error(monkeypatch):
     from privtune.accounting import rdp
 
     for bad in (-1e-3, math.nan):
-        monkeypatch.setattr(rdp, "_compute_leaf", lambda event, bad=bad: np.full(ORDERS.size, bad))
+        wrong = np.full(ORDERS.size, bad)
+        monkeypatch.setattr(ENTRIES[Gaussian], "curve", lambda _e, _of, wrong=wrong: wrong)
         rdp._leaf_curve.cache_clear()
         with pytest.raises(PrivTuneError, match="no number is reported"):
             rdp_curve(Gaussian(1.2345))

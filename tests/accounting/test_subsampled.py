@@ -17,7 +17,7 @@ from privtune.accounting import (
     delta,
     epsilon,
 )
-from privtune.accounting.rdp import ORDERS
+from privtune.accounting.curves import ORDERS
 from privtune.accounting.subsampled import amplified_curve, split_curve
 from tests.accounting.helpers import steps
 

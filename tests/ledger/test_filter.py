@@ -23,7 +23,8 @@ from privtune.accounting import (
     SubsampledTuning,
 )
 from privtune.accounting import epsilon as epsilon_of
-from privtune.accounting.rdp import ORDERS, rdp_curve
+from privtune.accounting.curves import ORDERS
+from privtune.accounting.rdp import rdp_curve
 from privtune.errors import InvalidInputError
 from privtune.ledger import privacy_filter as pf
 from privtune.ledger import weights

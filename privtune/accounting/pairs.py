@@ -1,0 +1,138 @@
+"""Dominating pairs in both directions: of releases that are known by their profile, and their kin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from dp_accounting.pld import privacy_loss_mechanism
+from numpy.typing import NDArray
+
+from privtune.accounting.curves import rdp_delta
+from privtune.accounting.pmf import LossPmf, from_profile
+from privtune.accounting.releases import Direction
+from privtune.accounting.selection import Threshold, Tuner
+
+__all__ = [
+    "THIN",
+    "Pair",
+    "approximate_pair",
+    "laplace_pair",
+    "on_lattice",
+    "thinned",
+    "tuner_pair",
+    "worst_pair",
+    "zcdp_pair",
+]
+
+Floats = NDArray[np.float64]
+Profile = Callable[[Floats], Floats]
+THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Both directions of a dominating pair."""
+
+    remove: LossPmf
+    add: LossPmf
+
+    def get(self, direction: Direction) -> LossPmf:
+        """Return one direction."""
+        return self.remove if direction is Direction.REMOVE else self.add
+
+    def epsilon(self, delta: float) -> float:
+        """Return ε at this δ, the worse of the two directions."""
+        return max(self.remove.epsilon(delta), self.add.epsilon(delta))
+
+    def delta(self, epsilon: float) -> float:
+        """Return δ at this ε, the worse of the two directions."""
+        return max(float(self.remove.delta(epsilon)), float(self.add.delta(epsilon)))
+
+
+def _symmetric(profile: Profile, step: float, top: float) -> Pair:
+    reach = max(math.ceil(top / step) + 1, 2)
+    pmf = from_profile(profile, profile, step, -reach, reach)
+    return Pair(pmf, pmf)
+
+
+def zcdp_pair(rho: float, curve: Floats, step: float) -> Pair:
+    """Return the pair of a release of which zero-concentrated DP is known, from its Rényi curve."""
+    top = rho + 2.0 * math.sqrt(60.0 * rho)
+    return _symmetric(lambda e: np.array([rdp_delta(curve, float(x)) for x in e]), step, top)
+
+
+def approximate_pair(epsilon: float, delta: float, step: float) -> Pair:
+    """Return the pair of a release of which (ε, δ)-DP is known."""
+
+    def profile(points: Floats) -> Floats:
+        gap = -np.expm1(np.minimum(points - epsilon, 0.0))
+        return delta + (1.0 - delta) * gap / (1.0 + math.exp(-epsilon))
+
+    return _symmetric(profile, step, epsilon)
+
+
+def laplace_pair(scale: float, step: float) -> Pair:
+    """Return the pair of one Laplace release."""
+    loss = privacy_loss_mechanism.LaplacePrivacyLoss(scale)
+
+    def profile(points: Floats) -> Floats:
+        return np.asarray(loss.get_delta_for_epsilon(points))
+
+    return _symmetric(profile, step, 1.0 / scale)
+
+
+def on_lattice(pair: Pair, step: float) -> Pair:
+    """Return a pair on the given lattice that dominates a pair on its own lattice."""
+
+    def convert(pmf: LossPmf, other: LossPmf) -> LossPmf:
+        highest = max(math.ceil(float(pmf.losses[-1]) / step) + 1, 1)
+        lowest = min(-math.ceil(float(other.losses[-1]) / step) - 1, -1)
+        return from_profile(pmf.delta, other.delta, step, lowest, highest)
+
+    remove = convert(pair.remove, pair.add)
+    return Pair(remove, remove if pair.add is pair.remove else convert(pair.add, pair.remove))
+
+
+def worst_pair(pairs: Sequence[Pair]) -> Pair:
+    """Return a pair that dominates every one of these, which lie on one lattice."""
+    removed, added = [pair.remove for pair in pairs], [pair.add for pair in pairs]
+    return Pair(_worst(removed, added), _worst(added, removed))
+
+
+def _worst(forward: list[LossPmf], backward: list[LossPmf]) -> LossPmf:
+    highest = max(pmf.lowest + pmf.masses.size for pmf in forward)
+    lowest = -max(pmf.lowest + pmf.masses.size for pmf in backward)
+
+    def largest(pmfs: list[LossPmf]) -> Profile:
+        return lambda points: np.max([pmf.delta(points) for pmf in pmfs], axis=0)
+
+    ends = min(lowest, -1), max(highest, 1)
+    return from_profile(largest(forward), largest(backward), forward[0].step, *ends)
+
+
+def thinned(pair: Pair, fineness: float) -> Pair:
+    """Return a pair on a lattice that is as coarse as an account of one more release allows."""
+
+    def thin(pmf: LossPmf) -> LossPmf:
+        return pmf.coarsen(max(int(THIN * pmf.deviation / fineness / pmf.step), 1))
+
+    return Pair(thin(pair.remove), thin(pair.add))
+
+
+def tuner_pair(remove: Tuner | Threshold, add: Tuner | Threshold, size: int) -> Pair:
+    """Return the dominating pair of a whole private selection."""
+    first = remove.profile(size)
+    if add is remove:
+        pmf = from_profile(first.delta, first.delta, first.step, -first.size, first.size)
+        return Pair(pmf, pmf)
+    second = add.profile(size)
+    step = min(first.step, second.step)
+    high = math.ceil(first.size * first.step / step)
+    low = math.ceil(second.size * second.step / step)
+    return Pair(
+        from_profile(first.delta, second.delta, step, -low, high),
+        from_profile(second.delta, first.delta, step, -high, low),
+    )

@@ -1,0 +1,210 @@
+"""Every event type through every reader: what lacks one fails here, not in a ladder."""
+
+import ast
+import inspect
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import privtune
+from privtune.accounting import (
+    ZCDP,
+    Adjacency,
+    ApproximateDP,
+    Composed,
+    Event,
+    Gaussian,
+    Geometric,
+    Joint,
+    Laplace,
+    NonPrivate,
+    Parallel,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+    ThresholdSelection,
+    WorstOf,
+    epsilon,
+    event_from_dict,
+    explain,
+    scale_noise,
+)
+from privtune.accounting import events as algebra
+from privtune.accounting.pld import default_step, event_pair, has_pair
+from privtune.accounting.rdp import rdp_curve
+from privtune.accounting.registry import (
+    ENTRIES,
+    Entry,
+    UnknownEventError,
+    entry,
+    formula,
+    looks,
+    text,
+    training,
+)
+from privtune.errors import InvalidInputError
+from privtune.ledger.weights import weigh
+from tests.accounting.helpers import events, steps
+
+ONE_OF_EACH = [
+    Gaussian(3.0),
+    Laplace(3.0),
+    Joint([Gaussian(3.0), Laplace(3.0)]),
+    PoissonSampled(0.1, Joint([Gaussian(3.0), Laplace(3.0)])),
+    Repeated(3, Gaussian(3.0)),
+    Composed([Gaussian(3.0), Laplace(3.0)]),
+    WorstOf([Gaussian(3.0), Laplace(3.0)], [0.5, 0.5]),
+    Parallel([Gaussian(3.0), Laplace(3.0)]),
+    ZCDP(0.1),
+    ApproximateDP(0.3, 1e-7),
+    PrivateSelection(Gaussian(3.0), Geometric(3)),
+    ThresholdSelection(Gaussian(3.0), 0.3),
+    SubsampledTuning(1, 0.1, Gaussian(3.0), Gaussian(4.0)),
+    NonPrivate(),
+]
+TRAININGS = (Gaussian, Laplace, Joint, PoissonSampled, Repeated, Composed)
+PACKAGE = Path(privtune.__file__).parent
+
+
+def all_types():
+    return {kind for kind in vars(algebra).values() if inspect.isclass(kind)} & {
+        kind for kind in Event.__subclasses__() if kind.__module__ == algebra.__name__
+    }
+
+
+def test_every_type_has_an_entry_and_an_example():
+    assert set(ENTRIES) == all_types() == {type(event) for event in ONE_OF_EACH}
+    assert {kind.type for kind in ENTRIES} == set(algebra._TYPES)
+
+
+@pytest.mark.parametrize("event", ONE_OF_EACH, ids=lambda e: e.type)
+def test_every_type_through_every_reader(event):
+    known = entry(event)
+    curve = rdp_curve(event)
+    assert not np.isnan(curve).any()
+    parts = algebra.flatten(event)
+    assert has_pair(parts) == known.private
+    answer = epsilon(event, 1e-5)
+    assert math.isfinite(answer.epsilon) == known.private
+    if known.private:
+        pair = event_pair(parts, default_step(parts, 1e-5))
+        assert pair.epsilon(1e-5) == pytest.approx(answer.epsilon, rel=0.05)
+    assert weigh(event, 8.0, Adjacency.ADD_REMOVE).divergence >= 0
+    for words in (text(event), formula(event), explain(event, 1e-5).text):
+        assert words
+        assert words == words.strip()
+    assert training(event) is None
+    assert training(Composed([Gaussian(1), event, steps(0.01, 1.0, 7)])) == (7, 0.01)
+    if isinstance(event, TRAININGS):
+        assert looks(event).total() >= 1
+    else:
+        with pytest.raises(UnknownEventError, match="not a release of a training"):
+            looks(event)
+    if known.replace_one:
+        assert epsilon(event, 1e-5, adjacency=Adjacency.REPLACE_ONE).epsilon >= answer.epsilon
+    else:
+        with pytest.raises(InvalidInputError, match="add-remove only"):
+            epsilon(event, 1e-5, adjacency=Adjacency.REPLACE_ONE)
+
+
+@given(events)
+@settings(max_examples=200, deadline=None)
+def test_noise_is_scaled_wherever_it_stands(event):
+    """The JSON text of the scaled event differs in the noise multipliers, and in nothing else."""
+
+    def louder(data):
+        if isinstance(data, dict):
+            return {k: v * 1.5 if k == "noise_multiplier" else louder(v) for k, v in data.items()}
+        return [louder(part) for part in data] if isinstance(data, list) else data
+
+    assert scale_noise(event, 1.5) == event_from_dict(louder(event.to_dict()))
+
+
+@given(events)
+@settings(max_examples=200, deadline=None)
+def test_an_event_is_its_children_and_how_they_are_put_together(event):
+    children = event.children()
+    assert event.rebuild(children) == event
+    assert len(children) == sum(
+        len(v) if k == "events" else 1
+        for k, v in event.to_dict().items()
+        if k in ("event", "events", "tuning", "training")
+    )
+    if children:
+        other = event.rebuild([Gaussian(7.0)] * len(children))
+        assert other.children() == (Gaussian(7.0),) * len(children)
+        with pytest.raises(InvalidInputError, match="as many"):
+            event.rebuild(children[1:])
+
+
+class Unknown(Event):
+    """A type that nobody entered."""
+
+    type = "unknown"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda e: epsilon(e, 1e-5),
+        lambda e: epsilon(e, 1e-5, adjacency=Adjacency.REPLACE_ONE),
+        lambda e: scale_noise(e, 2.0),
+        formula,
+        training,
+        lambda e: weigh(e, 8.0, Adjacency.ADD_REMOVE),
+        lambda e: explain(e, 1e-5),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda e: e, lambda e: PrivateSelection(e, Geometric(3))])
+def test_nothing_is_guessed_about_an_unknown_type(ask, wrap):
+    with pytest.raises(UnknownEventError, match="unknown event"):
+        ask(wrap(Unknown()))
+
+
+@pytest.mark.parametrize("read", [text, looks])
+def test_nor_about_what_it_is_or_looks_at(read):
+    with pytest.raises(UnknownEventError, match="unknown event"):
+        read(Repeated(2, Unknown()) if read is looks else Unknown())
+
+
+def test_an_entry_without_a_reader_cannot_be_made():
+    class Half(Entry[Gaussian]):
+        """Knows its curve alone."""
+
+        def curve(self, event, of):
+            return of(event)
+
+    with pytest.raises(TypeError, match="abstract"):
+        Half()
+
+
+def test_no_other_module_asks_for_the_type_of_an_event():
+    """No `match` over events, and at most one question of a kind in a function."""
+    names = {kind.__name__ for kind in ENTRIES}
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.relative_to(PACKAGE).as_posix() in (
+            "accounting/registry.py",
+            "accounting/events.py",
+        ):
+            continue
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            asked = [
+                node
+                for node in ast.walk(function)
+                if (isinstance(node, ast.MatchClass) and getattr(node.cls, "id", "") in names)
+                or (
+                    isinstance(node, ast.Call)
+                    and getattr(node.func, "id", "") == "isinstance"
+                    and names & {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+                )
+            ]
+            if len(asked) > 1 or any(isinstance(node, ast.MatchClass) for node in asked):
+                wrong.append(f"{path.name}: {function.name}")
+    assert not wrong
