@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from privtune.accounting import CalibrationError, Event, Guarantee, share_budget
-from privtune.strategies import NonPrivateGrid, NoRunFitsError, Plan, PlanningContext, Strategy
+from privtune.strategies import (
+    NonPrivateGrid,
+    NoRunFitsError,
+    Plan,
+    PlanningContext,
+    Strategy,
+    plan_arm,
+)
 from privtune.study.spec import StudySpec
 
 __all__ = ["StudyPlan", "plan_study"]
@@ -104,6 +111,6 @@ def _planner(strategy: Strategy, context: PlanningContext) -> Callable[[float], 
     # The solver asks again for the epsilon it settles on; a plan costs a calibration.
     @lru_cache(maxsize=64)
     def planner(epsilon: float) -> Plan:
-        return strategy.plan(context, epsilon=epsilon)
+        return plan_arm(strategy, context, epsilon=epsilon)
 
     return planner
