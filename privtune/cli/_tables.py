@@ -43,6 +43,7 @@ def plan_document(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
         "expected_runs": plan.expected_runs,
         "expected_gradient_evaluations": plan.expected_gradient_evaluations,
         "noise_multipliers": noise_of(plan),
+        "noise": {**plan.training.noise.to_dict(), "mass_beyond_reach": plan.beyond_reach},
     }
 
 
@@ -56,6 +57,9 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
     table.add_column(overflow="fold")
     table.add_row("event", formula(plan.event))
     table.add_row("noise", noises)
+    options, mass = plan.training.noise, plan.beyond_reach
+    beyond = "nothing" if mass < 1e-30 else f"a mass of {mass:.2g}"
+    table.add_row("", f"{options.source}, {options.floating_point}; beyond its reach: {beyond}")
     epsilon = f"[bold]{ceil_to(guarantee.epsilon, 4):.4f}[/] by {guarantee.method}"
     if not plan.is_private:
         epsilon = "[bold red]∞: no guarantee at all; no part of the budget; needs --non-private[/]"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
 from privtune.strategies import Plan, ScorePlan, TrainingPlan, TrialResult
+from privtune.training import tails
 from privtune.training.compute import CompileError, Compute
 from privtune.training.streams import Streams
 
@@ -169,6 +170,7 @@ def _train(
         device=compute.device,
         stack=compute.stack,
         compiled=compute.compiled,
+        noise=training.noise,
         on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
         snapshots_at=training.schedule.checkpoints() if validated else (),
     )
@@ -253,9 +255,9 @@ def noised_score(
         # A loss that is not a number counts as the worst one, so that the bound holds.
         losses = losses.nan_to_num(nan=score.bound, posinf=score.bound)
         value = -float(losses.clamp(0.0, score.bound).sum()) / score.records
-    rng = Streams(secret).numpy("score", 0)
-    unit = rng.standard_normal() if score.mechanism == "gaussian" else rng.laplace()
-    return value + float(unit) * score.standard_deviation
+    draw = tails.gaussian if score.mechanism == "gaussian" else tails.laplace
+    unit = float(draw(Streams(secret).numpy("score", 0).random, 1)[0])
+    return value + unit * score.standard_deviation
 
 
 def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int = 16) -> float:
@@ -302,6 +304,7 @@ def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int =
         device=compute.device,
         stack=compute.stack,
         compiled=compute.compiled,
+        noise=plan.training.noise,
         on_step=lambda *_: clock.append(time.perf_counter()),
     )
     # The median: some steps capture or allocate once, and are not what a step costs. The engine may

@@ -16,6 +16,7 @@ from privtune.strategies._base import (
     TrialResult,
 )
 from privtune.strategies._options import check_types, reject_unknown_options
+from privtune.strategies.arms import plan_arm
 from privtune.strategies.everything import Everything, selection_instead
 from privtune.strategies.in_run import Fixed, InRun
 from privtune.strategies.linear_scaling import LinearScaling
@@ -55,6 +56,7 @@ __all__ = [
     "TrainingPlan",
     "TrialResult",
     "make_strategy",
+    "plan_arm",
     "selection_instead",
     "validation_metric",
 ]

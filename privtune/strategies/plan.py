@@ -17,12 +17,14 @@ from privtune.accounting import (
     event_from_dict,
     run_law_from_dict,
 )
+from privtune.accounting.reach import mass_beyond_reach
 from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
 from privtune.strategies.scoring import ScorePlan, Scoring
 from privtune.tasks import PublicFacts, Task
 from privtune.training.methods import METHODS
 from privtune.training.methods._base import Method, scale_noise_of
+from privtune.training.noise_options import NoiseOptions
 from privtune.training.schedule import Schedule
 
 __all__ = ["Plan", "PlanningContext", "SearchPlan", "TrainingPlan"]
@@ -40,6 +42,7 @@ class PlanningContext:
         adjacency: The budget's neighbouring relation.
         scoring: How trials are scored.
         define_by_run: Whether the space is defined by the user's own training loop.
+        noise: Where the noise of trainings comes from, and how it is treated.
     """
 
     task: Task
@@ -49,6 +52,7 @@ class PlanningContext:
     adjacency: Adjacency
     scoring: Scoring = field(default_factory=Scoring)
     define_by_run: bool = False
+    noise: NoiseOptions = field(default_factory=NoiseOptions)
 
     def plan_score(self, epsilon: float) -> ScorePlan:
         """Plan one score at ``epsilon``, exact on a validation split that is public.
@@ -86,11 +90,13 @@ class TrainingPlan:
         schedule: Records, rate and steps.
         method: The method, with its noise.
         part: Which records it sees: ``all``, the ``subset`` drawn for tuning, or the ``rest``.
+        noise: Where its noise comes from, and how it is treated.
     """
 
     schedule: Schedule
     method: Method[Any]
     part: str = "all"
+    noise: NoiseOptions = field(default_factory=NoiseOptions)
 
     def scaled(self, factor: float) -> TrainingPlan:
         """Return the plan with every noise multiplier times ``factor``."""
@@ -113,6 +119,8 @@ class TrainingPlan:
             "schedule": dataclasses.asdict(self.schedule),
             "method": {"name": self.method.name, **_fields(self.method)},
             "part": self.part,
+            # The defaults are left out: plans of before there were options keep their digests.
+            **({} if self.noise == NoiseOptions() else {"noise": self.noise.to_dict()}),
         }
 
     @classmethod
@@ -120,7 +128,8 @@ class TrainingPlan:
         """Read what :meth:`to_dict` wrote."""
         fields = dict(data["method"])
         method = METHODS[fields.pop("name")](**fields)
-        return cls(Schedule(**data["schedule"]), method, data["part"])
+        noise = NoiseOptions.of(data.get("noise"))
+        return cls(Schedule(**data["schedule"]), method, data["part"], noise)
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,12 @@ class SearchPlan:
             if all(params.get(name) == value for name, value in point.items()):
                 return training
         raise InvalidInputError("candidate", dict(params), "must be a point of the plan's grid")
+
+    def with_noise(self, noise: NoiseOptions) -> SearchPlan:
+        """Return the plan with the noise of every training from this source."""
+        return dataclasses.replace(
+            self, trainings=tuple(dataclasses.replace(t, noise=noise) for t in self.trainings)
+        )
 
     @property
     def mean_gradient_evaluations(self) -> float:
@@ -227,6 +242,19 @@ class Plan:
     def threshold(self) -> float | None:
         """The known score at which a sealed round ends early; ``None`` if all its runs run."""
         return self.details.get("threshold")
+
+    def with_noise(self, noise: NoiseOptions) -> Plan:
+        """Return the plan with the noise of every training from this source."""
+        return dataclasses.replace(
+            self,
+            training=dataclasses.replace(self.training, noise=noise),
+            search=None if self.search is None else self.search.with_noise(noise),
+        )
+
+    @property
+    def beyond_reach(self) -> float:
+        """Mass of the outputs that the generator cannot reach: see ``accounting.reach``."""
+        return mass_beyond_reach(self.event)
 
     @property
     def expected_runs(self) -> float:

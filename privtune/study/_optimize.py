@@ -44,6 +44,7 @@ def optimize(
     callbacks: Sequence[Callable[[Study, Release], None]],
     observer: Observer,
     show_progress_bar: bool,
+    noise: Any = None,
 ) -> Release:
     """Run one arm of an open study: see :meth:`privtune.Study.optimize`."""
     if study.spec.task is not None:
@@ -62,6 +63,7 @@ def optimize(
         epsilon=_target(study, strategy.arm) if epsilon is None else epsilon,
         sampler=sampler,
         pruner=pruner,
+        noise=noise,
     )
     known = plan.arm in study.arms
     if not known or study._store.get(study.name, plan.arm, "release") is None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.study.objective import Objective
     from privtune.study.user_training import DPSGD, Validation
+    from privtune.training.noise_options import NoiseOptions
 
 __all__ = ["SealedTrialsError", "Study", "StudyFinishedError", "delete_study"]
 
@@ -133,6 +134,7 @@ class Study:
         callbacks: Sequence[Callable[[Study, Release], None]] = (),
         observer: Observer | None = None,
         show_progress_bar: bool = False,
+        noise: NoiseOptions | str | Mapping[str, Any] | None = None,
     ) -> Release:
         """Run one arm whose trials are trained by a function of one's own, and release it.
 
@@ -153,6 +155,8 @@ class Study:
             observer: Hears when the arm begins, fails and is released, as
                 ``privtune.tracking.mlflow.MlflowObserver``; the study's own unless given.
             show_progress_bar: Show that the arm runs; of a sealed arm nothing else is shown.
+            noise: ``"secure"``, or the fields of :class:`privtune.NoiseOptions`: where noise comes
+                from and how it is treated; the study's own unless given.
 
         Returns:
             The release.
@@ -180,6 +184,7 @@ class Study:
             callbacks=callbacks,
             observer=observer or self.observer,
             show_progress_bar=show_progress_bar,
+            noise=self.spec.noise if noise is None else noise,
         )
 
     @property
@@ -292,6 +297,7 @@ class Study:
                         arm=plan.arm,
                         plan_digest=self._charge_digest(plan),
                         public=plan.public_facts,
+                        note=plan.training.noise.note,
                     )
                     for plan in missing
                 ],

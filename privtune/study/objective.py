@@ -24,6 +24,7 @@ from privtune.strategies import (
     StrategyError,
     TrainingPlan,
     TrialResult,
+    plan_arm,
 )
 from privtune.strategies.selection import Selection
 from privtune.study._round import Files, StudyRound, work_on_rows
@@ -31,6 +32,7 @@ from privtune.study.split import Split
 from privtune.study.trial import SealedTrialError, Trial, refuse_autologging
 from privtune.study.user_training import DPSGD, Validation, objective_task
 from privtune.training.initialisation import Initialisation
+from privtune.training.noise_options import NoiseOptions
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ def plan_objective(
     epsilon: float,
     sampler: object | None,
     pruner: object | None,
+    noise: NoiseOptions | str | Mapping[str, Any] | None = None,
 ) -> Plan:
     """Plan an arm that the user's own function trains. Touches no data.
 
@@ -95,9 +98,10 @@ def plan_objective(
         delta=budget.delta,
         adjacency=budget.adjacency,
         define_by_run=True,
+        noise=NoiseOptions.of(noise),
         **({} if validation is None else {"scoring": validation.scoring}),
     )
-    plan = strategy.plan(context, epsilon=epsilon)
+    plan = plan_arm(strategy, context, epsilon=epsilon)
     return replace(plan, details={**plan.details, "records": training.records})
 
 

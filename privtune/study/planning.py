@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from privtune.accounting import CalibrationError, Event, Guarantee, share_budget
-from privtune.strategies import NonPrivateGrid, NoRunFitsError, Plan, PlanningContext, Strategy
+from privtune.strategies import (
+    NonPrivateGrid,
+    NoRunFitsError,
+    Plan,
+    PlanningContext,
+    Strategy,
+    plan_arm,
+)
 from privtune.study.spec import StudySpec
 
 __all__ = ["StudyPlan", "plan_study"]
@@ -104,7 +111,7 @@ def _planner(strategy: Strategy, context: PlanningContext) -> Callable[[float], 
     # The solver asks again for the epsilon it settles on; a plan costs a calibration.
     @lru_cache(maxsize=64)
     def planner(epsilon: float) -> Plan:
-        plan = strategy.plan(context, epsilon=epsilon)
+        plan = plan_arm(strategy, context, epsilon=epsilon)
         # Part of the plan, so that its digest, and with it the charge, holds them fast.
         public = context.task.facts.to_dict()
         return replace(plan, details={**plan.details, "public": public})

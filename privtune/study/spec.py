@@ -18,6 +18,7 @@ from privtune.spaces import SearchSpace
 from privtune.strategies import PlanningContext, Scoring, Strategy, make_strategy
 from privtune.tasks import Task, get_task
 from privtune.training.compute import Compute, require_compiler
+from privtune.training.noise_options import NoiseOptions
 from privtune.training.schedule import Schedule
 
 __all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
@@ -91,6 +92,8 @@ class StudySpec(BaseModel):
         epsilon: What all arms together may cost; the whole budget unless given.
         device: ``auto``, ``cpu`` or ``cuda``.
         stack: How many candidates to train at once, or ``auto``.
+        noise: Where noise comes from and how it is treated: ``secure``, or ``source`` and
+            ``floating_point``.
         compile: Whether to compile the training: for long studies of small models.
         seed: Makes the study reproducible, and its guarantee void against whoever knows the seed.
     """
@@ -109,7 +112,14 @@ class StudySpec(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     stack: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     compile: bool = False
+    noise: str | Mapping[str, Any] | None = None
     seed: int | None = Field(default=None, ge=0)
+
+    @field_validator("noise")
+    @classmethod
+    def _noise(cls, noise: Any) -> Any:
+        NoiseOptions.of(noise)
+        return noise
 
     @field_validator("arms")
     @classmethod
@@ -215,6 +225,7 @@ class StudySpec(BaseModel):
             delta=self.budget.delta,
             adjacency=self.budget.adjacency,
             scoring=Scoring.from_dict(self.scoring),
+            noise=NoiseOptions.of(self.noise),
         )
 
 

@@ -171,6 +171,7 @@ class Trial:
             optimizer=optimizer,
             clipping=None if own else clipping_of(method, max_grad_norm),
             secret=self._streams.key("training"),
+            noise=self._training.noise,
             max_physical_batch_size=max_physical_batch_size,
             one_by_one=one_by_one,
             limit=REHEARSED_STEPS if self._rehearsal else None,

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["Automatic", "Clipping", "CoordinateTransform", "Flat", "PerLayer"]
 
 
+_SMALLEST = 1e-15  # of bounds: float32 sees no norm below 1e-19
+
+
 class Clipping(ABC):
     """How much each record may add to a sum of gradients.
 
@@ -154,9 +157,11 @@ class PerLayer(Clipping):
         import torch
 
         bounds = self.max_grad_norms.detach().to("cpu", torch.float64)
-        if bounds.ndim not in (1, 2) or not bool((bounds > 0.0).all()):
+        if bounds.ndim not in (1, 2) or not bool((bounds >= _SMALLEST).all()):
             raise InvalidInputError(
-                "max_grad_norms", self.max_grad_norms, "must be above 0, of shape [L] or [K, L]"
+                "max_grad_norms",
+                self.max_grad_norms,
+                f"must be at least {_SMALLEST:g}, of shape [L] or [K, L]",
             )
         return bounds.expand(candidates, -1)
 
@@ -213,8 +218,8 @@ def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Te
     column = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
     if column.ndim > 1 or column.numel() not in (1, candidates):
         raise InvalidInputError(name, tuple(column.shape), f"must be one number or {candidates}")
-    if not bool((column > 0.0).all()):
-        raise InvalidInputError(name, value, "must be above 0")
+    if not bool((column >= _SMALLEST).all()):
+        raise InvalidInputError(name, value, f"must be at least {_SMALLEST:g}")
     column = column.expand(candidates)
     if not (isinstance(value, torch.Tensor) and value.is_inference()):
         while len(_columns) >= 16:

@@ -3,57 +3,30 @@
 Noise in floating point is not noise in the reals: which numbers can come out at all depends on
 what they are added to, and the lowest bits of a release can tell two datasets apart (Mironov 2012).
 By default nothing is done about that, as in other libraries; ``NoiseOptions`` has two remedies,
-and a cryptographic source of randomness. ``studies/benchmarks/engine`` measures what they cost.
+and a cryptographic source of randomness. Tails are exact under every option: see ``tails``.
+``docs/noise.md`` says what each protects against and what it costs.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from privtune.errors import InvalidInputError
+from privtune.training import tails
+from privtune.training.noise_options import NoiseOptions
 from privtune.training.streams import Streams
 
 __all__ = ["NoiseOptions", "NoiseSource", "add_noise", "noise_scale"]
 
 _AHEAD = 4096  # about how many values of a candidate are drawn at once when releases are small
+_TAILS = 64  # tail values that are drawn at once
 _KEYSTREAM = 2**36  # bytes drawn from one key; ChaCha20 has a block counter of 32 bits
 _GRID = 2.0**-20  # of the noise's scale
-
-
-@dataclass(frozen=True)
-class NoiseOptions:
-    """Where noise comes from, and how it is kept from leaking through its lowest bits.
-
-    Args:
-        secure: Draw from ChaCha20, keyed by the candidate's secret, in place of a generator that
-            can be predicted from enough of its output.
-        floating_point: ``"plain"``; ``"grid"`` adds float64 noise to the sum and rounds the result
-            to a grid of 2^-20 of the noise's scale, so that no bit below it is released;
-            ``"four-draws"`` makes a Gaussian of four (Holohan and Braghin 2021, arXiv 2107.10138),
-            so that a value has too many origins to be traced back.
-    """
-
-    secure: bool = False
-    floating_point: Literal["plain", "grid", "four-draws"] = "plain"
-
-    def __post_init__(self) -> None:
-        allowed = ("plain", "grid", "four-draws")
-        if self.floating_point not in allowed:
-            raise InvalidInputError(
-                "floating_point", self.floating_point, f"must be one of {', '.join(allowed)}"
-            )
-
-    @property
-    def wide(self) -> bool:
-        """Whether noise is drawn in float64."""
-        return self.floating_point == "grid"
 
 
 def noise_scale(noise_multiplier: float | torch.Tensor, sensitivity: torch.Tensor) -> torch.Tensor:
@@ -152,7 +125,7 @@ class NoiseSource:
         key = (kind, size)
         if key not in self._sources:
             name = f"noise/{kind}/{size}"
-            make = _ChaCha20 if self.options.secure else _Generator
+            make = _ChaCha20 if self.options.source == "chacha20" else _Generator
             self._sources[key] = [make(s, name, self._device) for s in self._streams]
             self._ahead[key] = []
         if not self._ahead[key]:
@@ -163,49 +136,85 @@ class NoiseSource:
         """Draw a block of releases for every candidate."""
         count = max(1, _AHEAD // size)
         out = torch.empty(len(sources), count * size, device=self._device, dtype=self._dtype)
-        for row, source in zip(out, sources, strict=True):
-            if kind == "laplace":
-                source.laplace(row)
-            elif self.options.floating_point == "four-draws":
-                parts = row.new_empty(4, len(row))
-                source.gaussian(parts.view(-1))
-                torch.sum(parts, dim=0, out=row).mul_(0.5)
-            else:
-                source.gaussian(row)
+        if kind == "laplace":
+            for row, source in zip(out, sources, strict=True):
+                row.copy_(torch.from_numpy(tails.laplace(source.uniform, len(row))))
+        elif self.options.floating_point == "four-draws":
+            parts = out.new_empty(len(sources), 4 * count * size)
+            _gaussian(parts, sources)
+            torch.sum(parts.view(len(sources), 4, -1), dim=1, out=out).mul_(0.5)
+        else:
+            _gaussian(out, sources)
         return out.view(len(sources), count, size).unbind(1)
 
 
-class _Source(Protocol):
-    """Fills a vector with standard noise."""
+def _gaussian(out: torch.Tensor, sources: Sequence[_Source]) -> None:
+    """Fill ``out``, a row each, with standard normal values that have the tails of a Gaussian.
 
+    Rows are searched while they are in a cache: several together, or one in parts. So the order in
+    which a row's values are found hangs on its length alone.
+    """
+    if out.device.type != "cpu" or out.dtype not in (torch.float32, torch.float64):
+        for row, source in zip(out, sources, strict=True):
+            source.gaussian(row)
+            if places := (row.abs() > tails.EDGE).nonzero().flatten().tolist():
+                drawn = torch.tensor([source.beyond() for _ in places]).to(row)
+                row[places] = drawn.copysign(row[places])
+        return
+    values, width = out.numpy().reshape(-1), out.shape[1]
+    rows = max(1, tails.TOGETHER // width)
+    for first in range(0, len(out), rows):
+        last = min(first + rows, len(out))
+        for k in range(first, last):
+            sources[k].gaussian(out[k])
+        for start in range(first * width, last * width, tails.TOGETHER):
+            part = values[start : min(start + tails.TOGETHER, last * width)]
+            for place, value in tails.cut(part).items():
+                source = sources[(start + place) // width]
+                part[place] = math.copysign(source.beyond(), value)
+
+
+class _Source(ABC):
+    """Fills a vector with standard noise, from one candidate's stream."""
+
+    def __init__(self) -> None:
+        self._beyond: list[float] = []
+
+    @abstractmethod
     def gaussian(self, out: torch.Tensor) -> None:
-        """Fill ``out`` with standard normal values."""
-        ...
+        """Fill ``out`` with standard normal values, right up to ``tails.EDGE``."""
 
-    def laplace(self, out: torch.Tensor) -> None:
-        """Fill ``out`` with Laplace values of scale 1."""
-        ...
+    @abstractmethod
+    def uniform(self, size: int) -> tails.Floats:
+        """Return uniform values in [0, 1), multiples of 2^-53."""
+
+    def beyond(self) -> float:
+        """Return the next value above ``tails.EDGE``, in place of one that was drawn there."""
+        if not self._beyond:
+            self._beyond = tails.gaussian_tail(self.uniform, _TAILS).tolist()
+        return self._beyond.pop()
 
 
-class _Generator:
-    """The generators of torch."""
+class _Generator(_Source):
+    """The generators of torch, and NumPy's for what they cannot reach."""
 
     def __init__(self, streams: Streams, name: str, device: torch.device) -> None:
+        super().__init__()
         self._generator = streams.generator(name, device=device)
+        self._fine = streams.numpy(f"{name}/fine")
 
     def gaussian(self, out: torch.Tensor) -> None:
         out.normal_(generator=self._generator)
 
-    def laplace(self, out: torch.Tensor) -> None:
-        sides = torch.empty((2, len(out)), device=out.device, dtype=torch.float64)
-        sides.exponential_(generator=self._generator)
-        out.copy_(sides[0] - sides[1])
+    def uniform(self, size: int) -> tails.Floats:
+        return self._fine.random(size)
 
 
-class _ChaCha20:
+class _ChaCha20(_Source):
     """The keystream of ChaCha20, turned into noise in float64."""
 
     def __init__(self, streams: Streams, name: str, device: torch.device) -> None:
+        super().__init__()
         self._streams, self._name, self._keys = streams, name, 0
         self._rekey()
 
@@ -221,22 +230,17 @@ class _ChaCha20:
 
     def gaussian(self, out: torch.Tensor) -> None:
         half = (len(out) + 1) // 2
-        uniform = self._uniform(2 * half)
-        radius = np.sqrt(-2.0 * np.log(uniform[:half]))
+        uniform = self.uniform(2 * half)
+        radius = np.sqrt(-2.0 * np.log(1.0 - uniform[:half]))
         angle = (2.0 * math.pi) * uniform[half:]
         values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
         out.copy_(torch.from_numpy(values[: len(out)]))
 
-    def laplace(self, out: torch.Tensor) -> None:
-        sides = -np.log(self._uniform(2 * len(out)))
-        out.copy_(torch.from_numpy(sides[: len(out)] - sides[len(out) :]))
-
-    def _uniform(self, size: int) -> npt.NDArray[np.float64]:
-        """Return uniform values in (0, 1], multiples of 2^-53."""
+    def uniform(self, size: int) -> tails.Floats:
         if self._used + 8 * size > _KEYSTREAM:
             self._rekey()
         self._used += 8 * size
         words = np.frombuffer(self._stream.update(bytes(8 * size)), dtype="<u8")
-        uniform: npt.NDArray[np.float64] = ((words >> np.uint64(11)) + 1.0).astype(np.float64)
+        uniform: tails.Floats = (words >> np.uint64(11)).astype(np.float64)
         uniform *= 2.0**-53
         return uniform

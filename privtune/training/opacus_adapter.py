@@ -7,6 +7,7 @@ loaders, optimizers and accountants can disagree with the plan.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.intercept import Intercept
 from privtune.training.kernel import Layout, LossOf, Rows, load_params, say_once
+from privtune.training.uses import length, longest
 
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
@@ -81,7 +83,24 @@ def hook(module: nn.Module, mode: Mode, *, sequences: bool) -> Any:
         )
     if mode == "hooks":
         return GradSampleModule(module, **options)
-    return GradSampleModuleFastGradientClipping(module, use_ghost_clipping=not sequences, **options)
+    ghost = GradSampleModuleFastGradientClipping(
+        module, use_ghost_clipping=not sequences, **options
+    )
+    ghost.NORM_SAMPLERS = {**ghost.NORM_SAMPLERS, nn.Linear: _linear_norms}
+    return ghost
+
+
+def _linear_norms(
+    layer: nn.Linear, activations: Sequence[torch.Tensor], backprops: torch.Tensor
+) -> dict[nn.Parameter, torch.Tensor]:
+    """Return norms of a matrix that a record uses once; Opacus multiplies squares, which vanish."""
+    if backprops.ndim != 2:
+        raise InvalidInputError("model", "a matrix used at several places", "needs hooks mode")
+    outputs = length(backprops)
+    norms = {layer.weight: outputs * length(activations[0].to(backprops.dtype))}
+    if layer.bias is not None:
+        norms[layer.bias] = outputs
+    return norms
 
 
 def has_exact_hook(module: nn.Module) -> bool:
@@ -167,7 +186,7 @@ def clipped_sum(
     if clipping.by_layer:
         layers = layout.layers.values()
         groups = [(layout.spans[n[0]][0], layout.spans[n[-1]][1]) for n in layers]
-    norms = torch.stack([gradients[:, start:end].norm(dim=1) for start, end in groups])
+    norms = torch.stack([length(gradients[:, start:end]) for start, end in groups])
     finite = norms.isfinite().all(dim=0)
     usable = finite & (counted > 0)
     gradients = gradients.masked_fill(~usable.unsqueeze(1), 0.0)
@@ -211,15 +230,23 @@ class OpacusKernel:
             if _trains(part):
                 part.training = True  # hooks sleep otherwise; dropout keeps the mode it has
         self.layout = Layout(self._inner)
-        bare = deepcopy(self._inner)
+        self._bare = deepcopy(self._inner)
+        self._example = synthetic(x, y, (2, 3), device)
         self._loss_of = loss_of
         self.mode: Mode = choose_mode(mode, self.layout.size, records)
         if mode == "auto" and _padded(self._inner):
             self.mode = "hooks"  # Opacus' ghost norms count the padding, too
-        sequences = self.mode == "ghost" and self._sequential(x, device)
-        self._module = hook(self._inner, self.mode, sequences=sequences)
         self._params = {n: p for n, p in self._inner.named_parameters() if p.requires_grad}
-        self._verify(bare, synthetic(x, y, (2, 3), device))
+        self._wrap(sequences=self.mode == "ghost" and self._sequential(x, device))
+
+    def _wrap(self, *, sequences: bool) -> None:
+        """Put the hooks of the mode on the model, and check what comes of them."""
+        self._module = hook(self._inner, self.mode, sequences=sequences)
+        try:
+            with Intercept(None, deterministic=True):
+                check_kernel(self, self._bare, self._loss_of, *self._example, sites=())
+        except KernelMismatchError as error:
+            raise InvalidInputError("model", type(self._inner).__name__, str(error)) from error
 
     def accumulate(
         self,
@@ -230,12 +257,15 @@ class OpacusKernel:
         out: torch.Tensor,
         halves: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """Add the clipped sums, one candidate after the other: see ``Kernel``."""
+        """Add the clipped sums, one candidate after the other: see ``Kernel``.
+
+        A clipping that needs per-sample gradients turns ghost mode into hooks mode for good.
+        """
         separate = clipping.by_layer or isinstance(clipping, CoordinateTransform)
         if self.mode == "ghost" and separate:
-            raise InvalidInputError(
-                "clipping", type(clipping).__name__, "needs per-sample gradients", "Use hooks mode."
-            )
+            self._module.remove_hooks()
+            self.mode = "hooks"
+            self._wrap(sequences=False)
         bad = torch.zeros(len(params), dtype=torch.long)
         for k, size in enumerate(int(n) for n in rows.sizes):
             if size == 0:
@@ -265,13 +295,6 @@ class OpacusKernel:
                 out[k] = self._vector(rows.x[k], rows.y[k])
         self._module.enable_hooks()
         return out
-
-    def _verify(self, bare: nn.Module, example: tuple[torch.Tensor, torch.Tensor]) -> None:
-        try:
-            with Intercept(None, deterministic=True):
-                check_kernel(self, bare, self._loss_of, *example, sites=())
-        except KernelMismatchError as error:
-            raise InvalidInputError("model", type(self._inner).__name__, str(error)) from error
 
     def _sequential(self, x: torch.Tensor, device: torch.device) -> bool:
         """Say whether a Linear is used at several places of a record."""
@@ -310,9 +333,20 @@ class OpacusKernel:
             # What is not used in this pass must not keep the norms of the last one.
             cast(Any, parameter)._norm_sample = parameter.new_zeros(len(x))
         losses = self._vector(x, y)
+        self._too_long = self._any_too_long(x)
         with quiet_hooks():
             torch.autograd.backward(losses.sum(), retain_graph=self.mode == "ghost")
         return losses
+
+    def _any_too_long(self, x: torch.Tensor) -> torch.Tensor:
+        """Say which records give some layer more than its part of a clipped sum has digits for."""
+        found = x.new_zeros(len(x), dtype=torch.bool)
+        for part in self._inner.modules() if self.mode == "ghost" else ():
+            for seen in (a for call in getattr(part, "activations", ()) for a in call):
+                if seen.is_floating_point() and len(seen) == len(x):
+                    largest = seen.detach().flatten(1).abs().amax(dim=1)
+                    found |= largest * math.sqrt(seen[0].numel()) > longest(seen.dtype)
+        return found
 
     def _hooks(
         self, x: torch.Tensor, y: torch.Tensor, clipping: Clipping, k: int, params: torch.Tensor
@@ -329,7 +363,7 @@ class OpacusKernel:
         """As ``_hooks``, from norms alone and a second backward pass over the same graph."""
         losses = self._backward(x, y)
         norms: torch.Tensor = self._module.get_norm_sample().detach().unsqueeze(0)
-        finite = norms[0].isfinite()
+        finite = norms[0].isfinite() & ~self._too_long
         dropped = int((~finite).sum())
         if dropped:
             # A coefficient of zero is not enough: 0 * inf is NaN. Such rows leave the batch.

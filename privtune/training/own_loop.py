@@ -30,7 +30,7 @@ from privtune.training.hooked import HookedModel
 from privtune.training.intercept import Intercept
 from privtune.training.kernel import Layout, LossOf
 from privtune.training.methods import Candidate, Method
-from privtune.training.noise import NoiseOptions
+from privtune.training.noise_options import NoiseOptions
 from privtune.training.oracle import Sample
 from privtune.training.record_loss import RecordLossKernel
 from privtune.training.releases import StackOracle

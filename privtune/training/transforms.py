@@ -8,6 +8,7 @@ All other uses form their gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import torch
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.kernel import Layout
 from privtune.training.sums import Pairs
-from privtune.training.uses import LinearUse, Use
+from privtune.training.uses import LinearUse, Use, longest
 
 __all__ = ["Transformed"]
 
@@ -57,6 +58,7 @@ class Transformed:
             squares.append(square)
             saved.append(kept)
         norms = torch.stack(squares).sum(dim=0).sqrt_()
+        norms.masked_fill_(norms > longest(self.layout.dtype), math.inf)
         return norms.to(self.layout.dtype).unsqueeze(0), saved
 
     def add(self, coefficients: torch.Tensor, saved: Sequence[Parts], out: torch.Tensor) -> None:

@@ -9,6 +9,11 @@ For a matrix used at T places of a record, the norm comes from two Gram matrices
 or from the gradient itself (*direct*), which is then reused for the sum. Gram norms are computed
 in float64 and rounded up by what float32 may lose in the sum: cancellation in float32 alone can
 release 1.35 times the bound.
+
+A squared norm may underflow where it is that of a whole gradient (then the gradient is shorter than
+1e-18 and no bound is), but not where it is a factor: the other one may be 1e19. So norms are
+multiplied, not their squares. A gradient, or what a matrix is multiplied with, that is longer than
+1.8e19 counts as not finite: its coefficient, or its part of the sum, would lose its digits.
 """
 
 from __future__ import annotations
@@ -22,7 +27,17 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-__all__ = ["ConvUse", "CopyUse", "EmbeddingUse", "LinearUse", "Saved", "Use", "cheaper_form"]
+__all__ = [
+    "ConvUse",
+    "CopyUse",
+    "EmbeddingUse",
+    "LinearUse",
+    "Saved",
+    "Use",
+    "cheaper_form",
+    "length",
+    "longest",
+]
 
 Saved = tuple[torch.Tensor, ...]
 """What a use keeps between its norms and its sum."""
@@ -82,10 +97,10 @@ class LinearUse(Use):
             squared = _square(saved[0])
             return (squared if self.bias is None else squared.add_(_square(saved[1]))), saved
         if self.form == "outer":
-            squared = _square(a)
+            inputs = length(a)
             if self.bias is not None:
-                squared.add_(1.0)
-            return squared.mul_(_square(g)), (a, g)
+                inputs.square_().add_(1.0).sqrt_()
+            return inputs.mul_(length(g)).square_(), (a, g)
         return _gram_norms(a, g, biased=self.bias is not None), (a.flatten(1, 2), g.flatten(1, 2))
 
     def accumulate(
@@ -280,6 +295,23 @@ def cheaper_form(places: int, inputs: int, outputs: int, *, rows: int) -> Form:
     return "ghost" if places**2 * (inputs + outputs) < 8 * inputs * outputs else "direct"
 
 
+def longest(dtype: torch.dtype) -> float:
+    """Return the largest norm whose square is finite."""
+    return math.sqrt(torch.finfo(dtype).max)
+
+
+def length(rows: torch.Tensor) -> torch.Tensor:
+    """Return norms over the last axis that are never too small, as factors of a longer product.
+
+    Squares below the smallest normal number may be lost; what all of them can add up to is added.
+    """
+    lost = math.sqrt(rows.shape[-1] * torch.finfo(rows.dtype).tiny)
+    if rows.stride(-1) == 1:
+        norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1)
+        return norms.add_(lost)
+    return (rows * rows).sum(dim=-1).sqrt_().add_(lost)
+
+
 def _square(rows: torch.Tensor) -> torch.Tensor:
     """Return squared norms over the last axis.
 
@@ -302,6 +334,7 @@ def _gram_norms(a: torch.Tensor, g: torch.Tensor, *, biased: bool) -> torch.Tens
     lengths = torch.linalg.vector_norm(wide_a, dim=-1)
     if biased:
         lengths = lengths.square().add_(1.0).sqrt_()
+    squared.masked_fill_((lengths > longest(a.dtype)).any(dim=-1), math.inf)
     slack = lengths.mul_(torch.linalg.vector_norm(wide_g, dim=-1)).sum(dim=-1)
     return _rounded_up(squared, slack, a.shape[2], a.dtype)
 

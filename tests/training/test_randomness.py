@@ -17,9 +17,9 @@ from privtune.training.streams import Streams
 CPU = torch.device("cpu")
 OPTIONS = [
     NoiseOptions(),
-    NoiseOptions(secure=True),
+    NoiseOptions(source="chacha20"),
     NoiseOptions(floating_point="grid"),
-    NoiseOptions(secure=True, floating_point="four-draws"),
+    NoiseOptions(source="chacha20", floating_point="four-draws"),
 ]
 
 
@@ -64,9 +64,9 @@ def test_gaussian_noise_is_standard_normal(options):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("secure", [False, True])
-def test_laplace_noise(secure):
-    noise = NoiseSource(streams(1), CPU, options=NoiseOptions(secure=secure))
+@pytest.mark.parametrize("source", ["fast", "chacha20"])
+def test_laplace_noise(source):
+    noise = NoiseSource(streams(1), CPU, options=NoiseOptions(source=source))
     values = torch.cat([noise.laplace(1) for _ in range(20000)], dim=1)[0].double().numpy()
     assert stats.kstest(values, "laplace").pvalue > 1e-3
     assert stats.kstest(values * 1.1, "laplace").pvalue < 1e-3

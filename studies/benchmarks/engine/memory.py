@@ -65,10 +65,10 @@ def noise() -> None:
     torch.set_num_threads(1)
     options = {
         "plain": NoiseOptions(),
-        "secure (ChaCha20)": NoiseOptions(secure=True),
+        "secure (ChaCha20)": NoiseOptions(source="chacha20"),
         "grid (float64, rounded)": NoiseOptions(floating_point="grid"),
         "four draws": NoiseOptions(floating_point="four-draws"),
-        "secure, four draws": NoiseOptions(secure=True, floating_point="four-draws"),
+        "secure, four draws": NoiseOptions(source="chacha20", floating_point="four-draws"),
     }
     size, seen = 100_000, {name: [] for name in options}
     sources = {

@@ -1,0 +1,53 @@
+"""Plan one arm whole: the strategy's plan, with the noise that runs and what it cannot reach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from privtune.accounting import ApproximateDP, Composed
+from privtune.strategies._base import StrategyError
+
+if TYPE_CHECKING:
+    from privtune.strategies._base import Strategy
+    from privtune.strategies.plan import Plan, PlanningContext
+
+__all__ = ["plan_arm"]
+
+_NEGLIGIBLE = 1e-3  # of δ
+_TOO_MUCH = 0.1
+
+
+def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) -> Plan:
+    """Plan an arm, and charge what its noise cannot reach.
+
+    Noise in floating point ends somewhere (``accounting.reach``). What a record makes possible
+    beyond is added to δ where it is more than a thousandth of it: the arm is planned at the rest of
+    δ, and the mass is part of its event. Above a tenth of δ there is no plan.
+
+    Args:
+        strategy: How the arm chooses.
+        context: Public facts.
+        epsilon: Target of the whole arm.
+
+    Raises:
+        StrategyError: If more than a tenth of δ lies beyond the reach.
+        PrivTuneError: If the strategy cannot plan it.
+    """
+    plan = strategy.plan(context, epsilon=epsilon).with_noise(context.noise)
+    mass, delta = plan.beyond_reach, context.delta
+    if not plan.is_private or mass <= _NEGLIGIBLE * delta:
+        return plan
+    if mass > _TOO_MUCH * delta:
+        raise StrategyError(
+            f"Arm {plan.arm!r}: with so little noise, outputs of mass {mass:.2g} lie beyond the reach "
+            f"of any generator here, and δ is {delta:g}; ask for a smaller ε."
+        )
+    # At the rest of δ there is a little more noise, and so less mass than this.
+    rest = replace(context, delta=delta - mass)
+    plan = strategy.plan(rest, epsilon=epsilon).with_noise(context.noise)
+    return replace(
+        plan,
+        event=Composed((plan.event, ApproximateDP(0.0, mass))),
+        details={**plan.details, "beyond_reach": mass},
+    )
