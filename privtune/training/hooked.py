@@ -73,8 +73,8 @@ class HookedModel:
         """
         self._refuse_other_ways(losses)
         self.clear()  # gradients of the loop's own, accumulated or not, are no part of a release
-        with quiet_hooks():
-            torch.autograd.backward(losses.sum())
+        quiet_hooks()
+        torch.autograd.backward(losses.sum())
         gradients = per_sample_gradients(self.module, self._params, len(losses))
         self._refuse_incomplete(gradients)
         self.clear()

@@ -39,6 +39,7 @@ __all__ = [
     "quiet_hooks",
 ]
 
+_REMARK = "Full backward hook is firing"
 _HOOKS_BYTES = 32 * 2**20  # per-sample gradients above this size are slower than ghost norms
 
 
@@ -334,8 +335,8 @@ class OpacusKernel:
             cast(Any, parameter)._norm_sample = parameter.new_zeros(len(x))
         losses = self._vector(x, y)
         self._too_long = self._any_too_long(x)
-        with quiet_hooks():
-            torch.autograd.backward(losses.sum(), retain_graph=self.mode == "ghost")
+        quiet_hooks()
+        torch.autograd.backward(losses.sum(), retain_graph=self.mode == "ghost")
         return losses
 
     def _any_too_long(self, x: torch.Tensor) -> torch.Tensor:
@@ -373,13 +374,13 @@ class OpacusKernel:
             return total, unclipped, dropped + more
         coefficients, unclipped = _for_one(clipping, norms, finite, k, len(params))
         self._module.disable_hooks()
-        with quiet_hooks():
-            grads = torch.autograd.grad(
-                (losses * coefficients[0]).sum(),
-                list(self._params.values()),
-                allow_unused=True,
-                materialize_grads=True,
-            )
+        quiet_hooks()
+        grads = torch.autograd.grad(
+            (losses * coefficients[0]).sum(),
+            list(self._params.values()),
+            allow_unused=True,
+            materialize_grads=True,
+        )
         self._module.enable_hooks()
         flat = self.layout.flatten(dict(zip(self._params, grads, strict=True)))
         return flat, unclipped, 0
@@ -404,9 +405,10 @@ def _seeded(stream: torch.Generator) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def quiet_hooks() -> Iterator[None]:
-    """Silence torch's remark that a backward hook fires although the input needs no gradient."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
-        yield
+def quiet_hooks() -> None:
+    """Silence torch's remark that a backward hook fires although the input needs no gradient.
+
+    For good: filters belong to the process, and trials in other threads run backward passes, too.
+    """
+    if not any(known[1] is not None and known[1].pattern == _REMARK for known in warnings.filters):
+        warnings.filterwarnings("ignore", message=_REMARK)
