@@ -27,7 +27,7 @@ __all__ = ["KEY", "Sizes", "places", "split"]
 KEY = "20241107"
 """The public key of the hash, unless a task says another."""
 
-_ROWS = 4096  # records whose bytes are made at once
+_ROWS = 256  # records whose bytes are made at once
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,11 @@ def _contents(x: Any, y: Any) -> Iterator[bytes]:
     import numpy as np
 
     for start in range(0, len(y), _ROWS):
-        part = slice(start, start + _ROWS)
-        inputs = np.asarray(x[part], dtype="<f8").reshape(len(y[part]), -1)
-        rows = np.column_stack([inputs, np.asarray(y[part], dtype="<f8")]) + 0.0  # no -0.0
+        inputs = np.asarray(x[start : start + _ROWS])
+        rows = np.empty((len(inputs), inputs[0].size + 1), dtype="<f8")
+        rows[:, :-1] = inputs.reshape(len(inputs), -1)
+        rows[:, -1] = y[start : start + _ROWS]
+        rows += 0.0  # no -0.0
         rows[np.isnan(rows)] = np.nan  # one of its many bit patterns
         for row in rows:
             yield row.tobytes()
