@@ -28,6 +28,7 @@ from privtune.ledger.rounds import (
     Round,
     RoundNotFinishedError,
     Rounds,
+    RoundStuckError,
     TaskResult,
 )
 from privtune.ledger.values import Admission, Budget, Charge, ChargeRequest, ChargeState
@@ -58,6 +59,7 @@ __all__ = [
     "LedgerSchemaError",
     "Round",
     "RoundNotFinishedError",
+    "RoundStuckError",
     "Rounds",
     "TaskResult",
     "UnknownBudgetError",
