@@ -43,6 +43,7 @@ def run_study(
         )
     if not non_private:
         _check_private(study)
+    task.check()
     compute = study.spec.compute
     if stack is not None:
         compute = replace(compute, stack=check_stack(stack))

@@ -49,6 +49,8 @@ class Task:
         public_test: Whether the test split is declared public. If not, no test metric is shown.
         public_validation: Whether the validation split is declared public. If not, every score
             on it is noised and charged.
+        check: Called before anything is charged: raises ``TaskDataError`` where what holds the data
+            is not as declared, its records apart. Must not depend on a value of a record.
 
     Raises:
         InvalidInputError: If a size is below 1.
@@ -66,6 +68,7 @@ class Task:
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     public_test: bool = False
     public_validation: bool = False
+    check: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         for field in ("train_records", "validation_records", "test_records", "classes"):

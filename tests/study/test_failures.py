@@ -204,7 +204,6 @@ def test_an_objective_that_raises_in_mid_round_goes_on_as_if_it_had_not(
 
 NEIGHBOURS = {
     "a class that is none": ("train", lambda x, y: (x, y.index_fill(0, torch.tensor(5), 3))),
-    "a negative class": ("train", lambda x, y: (x, y.index_fill(0, torch.tensor(5), -1))),
     "a bad validation class": (
         "validation",
         lambda x, y: (x, y.index_fill(0, torch.tensor(5), 99)),
