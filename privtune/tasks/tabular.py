@@ -190,9 +190,9 @@ def tabular(spec: Mapping[str, Any]) -> Task:
 
     Args:
         spec: ``path`` (CSV with one record a line, or Parquet), ``target`` (column), ``classes``
-            (every value it can have), ``bounds`` (by feature column: public ``[low, high]``; values are clipped to them and
-            scaled to [-1, 1]), ``train``, ``validation``, ``test`` (numbers of records, declared
-            public), ``public_test`` (false unless said), ``name``.
+            (every value it can have), ``bounds`` (by feature column: public ``[low, high]``; values
+            are clipped to them and scaled to [-1, 1]), ``train``, ``validation``, ``test`` (numbers
+            of records, declared public), ``public_test`` (false unless said), ``name``.
 
     Returns:
         The task; the file has not been opened. ``check`` looks at the file and its header before

@@ -7,6 +7,7 @@ loaders, optimizers and accountants can disagree with the plan.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -380,9 +381,37 @@ def _seeded(stream: torch.Generator) -> Iterator[None]:
         yield
 
 
+class _Quiet:
+    """Filters of warnings are the process's: the first thread that comes sets ours, the last resets."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._filters = warnings.catch_warnings()
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._filters = warnings.catch_warnings()
+                self._filters.__enter__()
+                warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._filters.__exit__(None, None, None)
+
+
+_quiet = _Quiet()
+
+
 @contextmanager
 def quiet_hooks() -> Iterator[None]:
     """Silence torch's remark that a backward hook fires although the input needs no gradient."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    _quiet.enter()
+    try:
         yield
+    finally:
+        _quiet.leave()

@@ -130,7 +130,7 @@ def _contributions(
     data = data.to(device).held_to(facts)
     together = _vmapped(one, *made_up)
     parts = []
-    for index in torch.arange(len(data), device=device).split(_CHUNK):
+    for index in torch.split(torch.arange(len(data), device=device), _CHUNK):
         x, y, lost = data.fetch(index)
         found = together(x, y) if together is not None else _one_by_one(one, x, y)
         parts.append(found if lost is None else found.masked_fill(lost, 0.0))
