@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from optuna.exceptions import TrialPruned
 
 from privtune.errors import PrivTuneError
-from privtune.execution.training import PROGRAM_ERRORS, failed
+from privtune.execution.training import pruned
 from privtune.priors import IndependentSampler
 from privtune.spaces import SearchSpace, require_independent_sampler
 from privtune.strategies import (
@@ -147,14 +147,11 @@ class ObjectiveFiles(Files):
             sampler=self.sampler,
             live=self.live.get(number),
         )
-        caught: tuple[type[BaseException], ...] = (TrialPruned, *self.catch)
         try:
             with _seeded(streams):
                 value = self.objective(trial)
-        except (PrivTuneError, *PROGRAM_ERRORS):
-            raise  # a refusal or a typo: it hangs on the program, not on the data
-        except caught as error:
-            return failed(number, trial.params, error)
+        except TrialPruned:
+            return pruned(number, trial.params)
         finally:
             refuse_autologging(sealed)
         return trial.finish(value, number)

@@ -7,6 +7,7 @@ loaders, optimizers and accountants can disagree with the plan.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,9 @@ _HOOKS_BYTES = 32 * 2**20  # per-sample gradients above this size are slower tha
 
 
 Mode = Literal["hooks", "ghost"]
+
+_Sum = tuple[torch.Tensor, torch.Tensor, int]
+"""Clipped sum; halves, +1/2 for an unclipped record and -1/2 for a clipped one; bad records."""
 
 
 def choose_mode(mode: Mode | Literal["auto"], parameters: int, records: float) -> Mode:
@@ -195,18 +199,31 @@ class OpacusKernel:
                 "clipping", type(clipping).__name__, "needs per-sample gradients", "Use hooks mode."
             )
         bad = torch.zeros(len(params), dtype=torch.long)
+        done: list[tuple[int, _Sum]] = []
         for k, size in enumerate(int(n) for n in rows.sizes):
             if size == 0:
                 continue
             load_params(self._inner, params[k].detach())
             one = self._hooks if self.mode == "hooks" else self._ghost
-            with _seeded(rows.dropout[k]):
-                total, kept, dropped = one(rows.x[k, :size], rows.y[k, :size], clipping, k, params)
+            mask = rows.mask[k, :size] > 0
+            try:
+                with _seeded(rows.dropout[k]):
+                    x, y = rows.x[k, :size], rows.y[k, :size]
+                    done.append((k, one(x, y, mask, clipping, k, params)))
+            except Exception:
+                _forget(self._inner)
+                raise
+        for k, (total, counted, dropped) in done:
             out[k] += total
             bad[k] = dropped
             if halves is not None:
-                halves[k] += kept - 0.5 * size
+                halves[k] += counted
         return bad.to(out.device) if bool(bad.any()) else None
+
+    @property
+    def drops(self) -> bool:
+        """Whether a pass draws from the streams of dropout: each takes its seed from there."""
+        return True
 
     @property
     def module(self) -> nn.Module:
@@ -272,10 +289,16 @@ class OpacusKernel:
             torch.autograd.backward(losses.sum(), retain_graph=self.mode == "ghost")
         return losses
 
-    def _hooks(
-        self, x: torch.Tensor, y: torch.Tensor, clipping: Clipping, k: int, params: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return clipped sum, number of unclipped records, number of bad records."""
+    def _hooks(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        mask: torch.Tensor,
+        clipping: Clipping,
+        k: int,
+        params: torch.Tensor,
+    ) -> _Sum:
+        """Return the clipped sum of candidate k over the records that ``mask`` keeps."""
         self._backward(x, y)
         gradients = per_sample_gradients(self._inner, self._params, len(x))
         self._module.zero_grad(set_to_none=True)
@@ -288,27 +311,33 @@ class OpacusKernel:
         norms = torch.stack([gradients[:, start:end].norm(dim=1) for start, end in groups])
         finite = norms.isfinite().all(dim=0)
         gradients = gradients.masked_fill(~finite.unsqueeze(1), 0.0)
-        coefficients, unclipped = _for_one(clipping, norms, finite, k, len(params))
+        coefficients, counted = _for_one(clipping, norms, finite & mask, k, len(params))
         total = torch.cat(
             [c @ gradients[:, s:e] for c, (s, e) in zip(coefficients, groups, strict=True)]
         )
-        return total, unclipped, int((~finite).sum())
+        return total, counted, int((mask & ~finite).sum())
 
-    def _ghost(
-        self, x: torch.Tensor, y: torch.Tensor, clipping: Clipping, k: int, params: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def _ghost(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        mask: torch.Tensor,
+        clipping: Clipping,
+        k: int,
+        params: torch.Tensor,
+    ) -> _Sum:
         """As ``_hooks``, from norms alone and a second backward pass over the same graph."""
         losses = self._backward(x, y)
         norms: torch.Tensor = self._module.get_norm_sample().detach().unsqueeze(0)
         finite = norms[0].isfinite()
-        dropped = int((~finite).sum())
-        if dropped:
+        if not bool(finite.all()):
             # A coefficient of zero is not enough: 0 * inf is NaN. Such rows leave the batch.
-            if dropped == len(x):
+            dropped = int((mask & ~finite).sum())
+            if not bool(finite.any()):
                 return torch.zeros_like(params[k]), norms.new_zeros(()), dropped
-            total, unclipped, more = self._ghost(x[finite], y[finite], clipping, k, params)
-            return total, unclipped, dropped + more
-        coefficients, unclipped = _for_one(clipping, norms, finite, k, len(params))
+            rest = self._ghost(x[finite], y[finite], mask[finite], clipping, k, params)
+            return rest[0], rest[1], rest[2] + dropped
+        coefficients, counted = _for_one(clipping, norms, mask, k, len(params))
         self._module.disable_hooks()
         with quiet_hooks():
             grads = torch.autograd.grad(
@@ -319,16 +348,27 @@ class OpacusKernel:
             )
         self._module.enable_hooks()
         flat = self.layout.flatten(dict(zip(self._params, grads, strict=True)))
-        return flat, unclipped, 0
+        return flat, counted, 0
 
 
 def _for_one(
-    clipping: Clipping, norms: torch.Tensor, finite: torch.Tensor, k: int, candidates: int
+    clipping: Clipping, norms: torch.Tensor, kept: torch.Tensor, k: int, candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return candidate k's coefficients ``[G, B]`` and its number of unclipped records."""
+    """Return candidate k's coefficients ``[G, B]`` and its count of halves over the kept records."""
     stacked = norms.unsqueeze(1).expand(-1, candidates, -1)
-    coefficients = clipping.coefficients(stacked)[:, k] * finite
-    return coefficients, (clipping.unclipped(stacked)[k] & finite).sum().to(norms)
+    coefficients = clipping.coefficients(stacked)[:, k] * kept
+    return coefficients, ((clipping.unclipped(stacked)[k].to(norms) - 0.5) * kept).sum()
+
+
+def _forget(module: nn.Module) -> None:
+    """Drop what Opacus' hooks keep of a pass that raised: they would take it for the next one's."""
+    for part in module.modules():
+        getattr(part, "activations", []).clear()
+        vars(part).pop("max_batch_len", None)
+    for parameter in cast(Any, module.parameters()):
+        parameter._forward_counter = 0
+        vars(parameter).pop("_current_grad_sample", None)
+        parameter.grad = parameter.grad_sample = None
 
 
 @contextmanager
@@ -341,9 +381,37 @@ def _seeded(stream: torch.Generator) -> Iterator[None]:
         yield
 
 
+class _Quiet:
+    """Filters of warnings are the process's: the first thread that comes sets ours, the last resets."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._filters = warnings.catch_warnings()
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._filters = warnings.catch_warnings()
+                self._filters.__enter__()
+                warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._filters.__exit__(None, None, None)
+
+
+_quiet = _Quiet()
+
+
 @contextmanager
 def quiet_hooks() -> Iterator[None]:
     """Silence torch's remark that a backward hook fires although the input needs no gradient."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    _quiet.enter()
+    try:
         yield
+    finally:
+        _quiet.leave()

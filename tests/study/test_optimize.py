@@ -190,55 +190,6 @@ def test_threads_share_a_round(storage: str) -> None:
     assert charges(storage) == 1
 
 
-def test_a_failing_training_is_the_worst_result(storage: str) -> None:
-    calls: list[int] = []
-
-    def sometimes(trial: privtune.Trial) -> float:
-        calls.append(trial.number)
-        if trial.suggest_float("rate", 0.0, 1.0) < 0.5:
-            raise torch.OutOfMemoryError("on the data")
-        return trial.score(train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5), VALIDATION)
-
-    study = make(storage, seed=1)
-    release = study.optimize(sometimes, strategy=PapernotSteinke(mean_runs=8), **ARGUMENTS)
-    assert release.params["rate"] >= 0.5
-    trials = privtune.load_study("loop", storage=storage, curator=True).trials
-    assert len(trials) == len(calls)
-    assert {t.value == -math.inf for t in trials} == {True, False}
-    done = [t for t in trials if t.value > -math.inf]
-    assert all(t.user_attrs["params:rate"] >= 0.5 for t in done)
-    (best,) = [t for t in done if t.value == release.score]
-    assert best.user_attrs["params:rate"] == release.params["rate"]
-    assert release.params in [t["params"] for t in study.sealed_trials(study.arms[0])]
-
-
-def test_a_round_where_all_fail_releases_nothing_and_says_what_stopped_it(storage: str) -> None:
-    def broken(trial: privtune.Trial) -> float:
-        raise ValueError("a secret record: 17")
-
-    release = make(storage).optimize(broken, strategy=PapernotSteinke(mean_runs=2), **ARGUMENTS)
-    assert release.is_nothing
-    assert "ValueError" in release.note
-    assert "17" not in release.note
-
-
-def test_catch_lets_others_through_and_the_arm_goes_on(storage: str) -> None:
-    broken = [True]
-
-    def flaky(trial: privtune.Trial) -> float:
-        if broken[0]:
-            raise KeyError("typo")
-        return objective(trial)
-
-    study, strategy = make(storage), PapernotSteinke(mean_runs=3)
-    with pytest.raises(KeyError):
-        study.optimize(flaky, strategy=strategy, catch=RuntimeError, epsilon=5.0, **ARGUMENTS)
-    broken[0] = False
-    release = study.optimize(flaky, strategy=strategy, epsilon=5.0, **ARGUMENTS)
-    assert not release.is_nothing
-    assert charges(storage) == 1
-
-
 def test_a_timeout_releases_nothing_and_can_go_on(storage: str) -> None:
     study, strategy = make(storage), PapernotSteinke(mean_runs=3)
     with pytest.raises(StudyInterruptedError, match="call optimize again"):
