@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -174,6 +175,7 @@ def show(
 ) -> None:
     """Show a study: its arms, their states, what they cost."""
     from privtune.cli._tables import arm_view, comparison_document
+    from privtune.study.failures import failures
 
     study = _load(name, storage)
     try:
@@ -181,8 +183,10 @@ def show(
         sealed = {
             plan.arm: list(study.sealed_trials(plan.arm)) for plan in study.plans if plan.is_sealed
         }
+        stopped = {plan.arm: failures(study._store, name, plan.arm) for plan in study.plans}
         if as_json:
-            emit_json({**document, "sealed_trials": sealed} if curator else document)
+            own = {"sealed_trials": sealed, "failures": stopped}
+            emit_json({**document, **own} if curator else document)
             return
         console.print(f"Study [bold]{study.name}[/] on {study.spec.task_name}", highlight=False)
         for plan, arm in zip(study.plans, document["arms"], strict=True):
@@ -190,6 +194,7 @@ def show(
             console.print(Padding(arm_view(plan, arm), (0, 0, 1, 2)), highlight=False)
         if curator:
             _print_sealed(sealed)
+            _print_failures(stopped)
     finally:
         study.close()
 
@@ -406,3 +411,11 @@ def _print_sealed(sealed: dict[str, list[Any]]) -> None:
             params = ", ".join(f"{k}={show_value(v)}" for k, v in trial["params"].items())
             table.add_row(str(trial["number"]), trial["state"], score, params)
         console.print(table)
+
+
+def _print_failures(stopped: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    for arm, errors in stopped.items():
+        for error in errors:
+            when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(error["time"]))
+            console.print(f"[bold red]{arm} was stopped, {when}:[/]")
+            console.print(error["traceback"], markup=False, highlight=False, soft_wrap=True)

@@ -12,7 +12,10 @@ from typing import Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = ["WorkersDiedError", "run_workers"]
+__all__ = ["STOPPED", "WorkerStoppedError", "WorkersDiedError", "run_workers"]
+
+STOPPED = 70
+"""Exit code of a worker that an error stopped, which it kept for the curator."""
 
 _POLL = 0.2
 _GRACE = 5.0  # seconds for a worker to see that no row is open, and leave
@@ -21,6 +24,10 @@ _QUICK_DEATHS = 5  # workers that die in a row without any progress
 
 class WorkersDiedError(PrivTuneError):
     """Workers kept dying before they finished anything."""
+
+
+class WorkerStoppedError(Exception):
+    """An error stopped a worker: another one would meet it, too."""
 
 
 def run_workers(
@@ -41,6 +48,7 @@ def run_workers(
     Raises:
         WorkersDiedError: If workers keep dying and no row gets a result. The charge stays; running
             the study again goes on.
+        WorkerStoppedError: If a worker ends with ``STOPPED``.
     """
     if jobs < 1:
         raise InvalidInputError("n_jobs", jobs, "must be a whole number of at least 1")
@@ -50,6 +58,8 @@ def run_workers(
     try:
         while left:
             alive = [worker for worker in workers if worker.is_alive()]
+            if any(worker.exitcode == STOPPED for worker in workers):
+                raise WorkerStoppedError
             deaths += sum(1 for w in workers if not w.is_alive() and w.exitcode != 0)
             if deaths >= max(_QUICK_DEATHS, 2 * jobs) * 2:
                 raise WorkersDiedError(

@@ -1,4 +1,4 @@
-"""Train candidates as one stack, and score them. What fails in training is a result."""
+"""Train candidates as one stack, and score them. Weights that are not finite are a result."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
-from privtune.strategies import Plan, ScorePlan, TrainingPlan, TrialResult
-from privtune.training import tails
-from privtune.training.compute import CompileError, Compute
+from privtune.strategies import PRUNED, Plan, ScorePlan, TrainingPlan, TrialResult
+from privtune.training.compute import Compute
 from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
@@ -21,12 +20,7 @@ if TYPE_CHECKING:
     from privtune.tasks import Task, TaskData
     from privtune.training.engine import TensorData
 
-__all__ = ["PROGRAM_ERRORS", "accuracy", "dry_run", "train_trials"]
-
-PROGRAM_ERRORS = (AttributeError, NameError, TypeError, ImportError, NotImplementedError)
-"""Mistakes of the program, not of a training: they stop a round, which can go on once corrected.
-As results they would spend a whole charge on a typo. Nothing is released; who sees them is inside
-the trust boundary."""
+__all__ = ["accuracy", "dry_run", "held_to_classes", "part_of", "pruned", "train_trials"]
 
 _TIMED = 8  # candidates in the stack that a dry run times
 
@@ -77,84 +71,22 @@ def train_trials(
             released whole: it is neither noised nor charged.
 
     Returns:
-        One result a trial, in the order of ``trials``. An exception or an out-of-memory of the
-        training is a result with score −∞: a trial that was dropped would be a choice by data.
+        One result a trial, in the order of ``trials``. Weights that are not finite are a result
+        with score −∞: a trial that was dropped would be a choice by data.
 
     Raises:
         PrivTuneError: If a private validation split is to be shown.
         TranscriptMismatchError: If more was released than was charged: that is a defect.
         CompileError: If this machine cannot compile what is to be compiled.
-        PROGRAM_ERRORS: Mistakes of the program.
+        Exception: Whatever else stops the program: no memory, a mistake. It is no result, and no
+            record's doing: records that cannot be used contribute nothing.
     """
-    from privtune.training.transcript import TranscriptMismatchError
+    from privtune.training.scoring import score as score_of
 
     if validated and not task.public_validation:
         raise PrivTuneError(
             f"The validation split of task {task.name!r} is private: its accuracy is not shown."
         )
-    try:
-        return _train(
-            training,
-            task=task,
-            data=data,
-            records=records,
-            score=score,
-            trials=trials,
-            secrets=secrets,
-            compute=compute,
-            on_step=on_step,
-            validated=validated,
-        )
-    except (TranscriptMismatchError, CompileError, *PROGRAM_ERRORS):
-        raise
-    except Exception as error:
-        if len(trials) == 1:
-            return [failed(index, params, error) for index, params in trials.items()]
-    # One of a stack has failed: each alone, so that none answers for another.
-    return [
-        result
-        for index, params in trials.items()
-        for result in train_trials(
-            training,
-            task=task,
-            data=data,
-            records=records,
-            score=score,
-            trials={index: params},
-            secrets=secrets,
-            compute=compute,
-            on_step=on_step,
-            validated=validated,
-        )
-    ]
-
-
-def failed(index: int, params: Mapping[str, Any], error: BaseException) -> TrialResult:
-    """Return the result of a training that failed. What the error says stays sealed."""
-    import torch
-
-    return TrialResult(
-        index=index,
-        params=dict(params),
-        weights=torch.empty(0),
-        score=-math.inf,
-        failed=type(error).__name__,
-    )
-
-
-def _train(
-    training: TrainingPlan,
-    *,
-    task: Task,
-    data: TaskData,
-    records: Any,
-    score: ScorePlan | None,
-    trials: Mapping[int, Mapping[str, Any]],
-    secrets: Mapping[int, bytes],
-    compute: Compute,
-    on_step: OnStep | None,
-    validated: bool,
-) -> list[TrialResult]:
     from privtune.training.engine import train
 
     steps = training.schedule.steps
@@ -164,7 +96,7 @@ def _train(
         training.schedule,
         model=task.model,
         loss=task.loss,
-        data=records,
+        data=held_to_classes(records, task.classes),
         candidates=[{name: params[name] for name in wanted} for params in trials.values()],
         secrets=[secrets[index] for index in trials],
         device=compute.device,
@@ -187,12 +119,27 @@ def _train(
                 weights=weights,
                 score=None
                 if score is None
-                else noised_score(score, task, weights, data.validation, secrets[index]),
+                else score_of(
+                    score,
+                    _model(task, weights),
+                    held_to_classes(data.validation, task.classes),
+                    rng=Streams(secrets[index]).numpy("score", 0),
+                    loss=task.loss,
+                ),
                 curves=curves,
                 transcript_digest=trained.transcripts[row].digest(),
             )
         )
     return results
+
+
+def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:
+    """Return the result of a trial that a pruner stopped on numbers that were paid for."""
+    import torch
+
+    return TrialResult(
+        index=index, params=dict(params), weights=torch.empty(0), score=-math.inf, failed=PRUNED
+    )
 
 
 def _accuracies(
@@ -208,56 +155,34 @@ def _accuracies(
 
 
 def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
-    """Return the fraction of a public split's records that the model classifies correctly.
+    """Return the fraction of records that the model classifies correctly.
 
     Args:
         task: Builds the model.
         weights: Its parameters, flat, shape ``[P]``.
         data: Records and labels.
     """
-    return float(_correct(_outputs(task, weights, data), data).double().mean())
-
-
-def _correct(outputs: torch.Tensor, data: TensorData) -> torch.Tensor:
-    """Return which records are classified correctly; one that gives NaN never is."""
-    return (outputs.argmax(dim=-1) == data.y) & ~outputs.isnan().any(dim=-1)
-
-
-def _outputs(task: Task, weights: torch.Tensor, data: TensorData) -> torch.Tensor:
     import torch
 
+    with torch.no_grad():
+        outputs = _model(task, weights)(data.x)
+    return float((outputs.argmax(dim=-1) == data.y).double().mean())
+
+
+def held_to_classes(data: TensorData, classes: int) -> TensorData:
+    """Return the data, of which records whose class is none of the declared ones are unusable."""
+    if data.y.is_floating_point() or data.y.ndim != 1:
+        return data
+    return data.marked((data.y < 0) | (data.y >= classes))
+
+
+def _model(task: Task, weights: torch.Tensor) -> torch.nn.Module:
+    """Return the task's model with these weights, in evaluation mode."""
     from privtune.training.engine import load_params
 
     model = task.model()
     load_params(model, weights)
-    model.eval()
-    with torch.no_grad():
-        outputs: torch.Tensor = model(data.x)
-    return outputs
-
-
-def noised_score(
-    score: ScorePlan, task: Task, weights: torch.Tensor, data: TensorData, secret: bytes
-) -> float:
-    """Return the score of a model as the plan has it, noise included; higher is better.
-
-    A sum over the records, divided by their declared number: how many there really are is private.
-    """
-    import torch
-
-    if weights.numel() == 0 or not bool(torch.isfinite(weights).all()):
-        return -math.inf  # a diverged training is a result, the worst one
-    outputs = _outputs(task, weights, data)
-    if score.metric == "accuracy":
-        value = float(_correct(outputs, data).double().sum()) / score.records
-    else:
-        losses = task.loss(outputs, data.y).double()
-        # A loss that is not a number counts as the worst one, so that the bound holds.
-        losses = losses.nan_to_num(nan=score.bound, posinf=score.bound)
-        value = -float(losses.clamp(0.0, score.bound).sum()) / score.records
-    draw = tails.gaussian if score.mechanism == "gaussian" else tails.laplace
-    unit = float(draw(Streams(secret).numpy("score", 0).random, 1)[0])
-    return value + unit * score.standard_deviation
+    return model.eval()
 
 
 def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int = 16) -> float:

@@ -28,6 +28,7 @@ from privtune.ledger.rounds import (
     Round,
     RoundNotFinishedError,
     Rounds,
+    RoundStuckError,
     TaskResult,
 )
 from privtune.ledger.values import (
@@ -68,6 +69,7 @@ __all__ = [
     "LedgerSchemaError",
     "Round",
     "RoundNotFinishedError",
+    "RoundStuckError",
     "Rounds",
     "TaskResult",
     "UnknownBudgetError",

@@ -13,9 +13,11 @@ The contract, for whoever runs trials (inline, in processes, on a cluster):
   seen.
 - A result may end its round: rows after it that have none are closed unrun, in the same transaction.
   Rows before it stay open, so which row is the first to end the round hangs on the seeds alone.
-- A worker's death is a retry, and charges nothing. A failure of the training itself is a result,
-  with score −∞: its trial is not dropped. A task that has killed ``max_attempts`` workers gets
-  such a result too, because a crash may depend on the data.
+- A worker's death is a retry, and charges nothing. Weights that are not finite are a result, with
+  score −∞: their trial is not dropped. Whatever else fails is no result: it stops the round for the
+  curator, and the round goes on with the same seeds when it is opened again. So does a task that
+  has killed ``max_attempts`` workers: a score for it would tell that it did, which may depend on
+  the data.
 - Results can be read once all K are there, not before.
 
 Everything here is sealed: K, seeds, times, scores and results stay inside the trust boundary.
@@ -43,11 +45,23 @@ from privtune.ledger.ledger import Ledger
 from privtune.ledger.schema import rounds, tasks
 from privtune.ledger.values import ChargeRequest
 
-__all__ = ["SKIPPED", "Lease", "Round", "RoundNotFinishedError", "Rounds", "TaskResult"]
+__all__ = [
+    "SKIPPED",
+    "Lease",
+    "Round",
+    "RoundNotFinishedError",
+    "RoundStuckError",
+    "Rounds",
+    "TaskResult",
+]
 
 
 class RoundNotFinishedError(LedgerError):
     """Not every task of the round has a result yet, so none may be looked at."""
+
+
+class RoundStuckError(LedgerError):
+    """A task has killed too many workers: the curator must see why before it goes on."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,7 @@ class TaskResult:
 
     Attributes:
         number: The task.
-        score: Its score; −∞ for a training that failed.
+        score: Its score; −∞ for weights that are not finite.
         result: What the worker stored, JSON-ready.
     """
 
@@ -116,7 +130,7 @@ class Rounds:
     Args:
         ledger: The ledger.
         lease_seconds: How long a lease lasts.
-        max_attempts: How many workers a task may kill before it counts as failed.
+        max_attempts: How many workers a task may kill before its round is stuck.
         clock: Unix time, for tests; else the storage's clock.
     """
 
@@ -160,7 +174,8 @@ class Rounds:
             count: K; ignored, and that is the point, if the round is open already.
 
         Returns:
-            The round, as it was opened first.
+            The round, as it was opened first. Tasks that nobody works on count no deaths any more:
+            who opens a round again has seen what happened.
 
         Raises:
             ChargeStateError: The charge is voided, or was started or settled without a round.
@@ -170,6 +185,8 @@ class Rounds:
 
         def insert(connection: Connection) -> bool:
             there = self._find(connection, charge_id)
+            if there is not None:
+                self._forget_deaths(connection, charge_id)
             done.append(there or _insert(connection, charge_id, count))
             return there is None
 
@@ -186,30 +203,36 @@ class Rounds:
 
         Returns:
             The lease; None when every open task is leased, or none is left.
+
+        Raises:
+            RoundStuckError: If the task has killed too many workers.
         """
         with self._ledger.log.storage.write() as connection:
             opened = self._lock(connection, charge_id)
             now = self._now(connection)
-            while (row := self._first_free(connection, charge_id, now)) is not None:
-                if row.attempts >= self._max_attempts:
-                    reason = {"failed": f"gave up after {row.attempts} attempts"}
-                    _finish(connection, charge_id, row.number, -math.inf, reason)
-                    continue
-                lease = Lease(
-                    charge_id,
-                    row.number,
-                    worker,
-                    row.attempts + 1,
-                    now + self._seconds,
-                    opened.seed(row.number),
+            row = self._first_free(connection, charge_id, now)
+            if row is None:
+                return None
+            if row.attempts >= self._max_attempts:
+                raise RoundStuckError(
+                    f"workers of charge {charge_id} died again and again at one task. Nothing was "
+                    "released and the charge stays; see what kills them (memory?), then run the "
+                    "study again: it goes on where it was."
                 )
-                connection.execute(
-                    sa.update(tasks)
-                    .where(*_task(charge_id, row.number))
-                    .values(attempts=lease.attempt, worker=worker, leased_until=lease.expires)
-                )
-                return lease
-        return None
+            lease = Lease(
+                charge_id,
+                row.number,
+                worker,
+                row.attempts + 1,
+                now + self._seconds,
+                opened.seed(row.number),
+            )
+            connection.execute(
+                sa.update(tasks)
+                .where(*_task(charge_id, row.number))
+                .values(attempts=lease.attempt, worker=worker, leased_until=lease.expires)
+            )
+            return lease
 
     def renew(self, lease: Lease) -> Lease | None:
         """Prolong a lease; None when somebody else has taken the task over, or finished it."""
@@ -260,10 +283,6 @@ class Rounds:
                 )
             return accepted
 
-    def fail(self, lease: Lease, reason: str) -> bool:
-        """Hand in the failure of the training itself: a result with score −∞."""
-        return self.complete(lease, -math.inf, {"failed": reason})
-
     def open_count(self, charge_id: str) -> int:
         """Return how many tasks have no result yet. Sealed, like everything here."""
         with self._ledger.log.storage.read() as connection:
@@ -299,6 +318,17 @@ class Rounds:
             sa.select(rounds).where(rounds.c.budget == budget, rounds.c.charge == charge)
         ).one_or_none()
         return None if row is None else Round(charge_id, row.tasks, bytes.fromhex(row.secret))
+
+    def _forget_deaths(self, connection: Connection, charge_id: str) -> None:
+        connection.execute(
+            sa.update(tasks)
+            .where(
+                *_round(charge_id),
+                tasks.c.done == 0,
+                tasks.c.leased_until <= self._now(connection),
+            )
+            .values(attempts=0)
+        )
 
     def _lock(self, connection: Connection, charge_id: str) -> Round:
         """Lock the round's row; on SQLite the transaction holds the only lock already."""

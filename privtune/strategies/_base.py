@@ -35,10 +35,11 @@ class TrialResult:
         index: Position in its round.
         params: Hyperparameters of the candidate.
         weights: Trained parameters, flat, shape ``[P]``; shape ``[0]`` where there is no model.
-        score: Noised (or public) score; ``-inf`` for a training that failed; ``None`` unscored.
+        score: Noised (or public) score; ``-inf`` for weights that are not finite; ``None`` unscored.
         curves: By name, one value a step.
         transcript_digest: Digest of what the training released.
-        failed: What stopped the training, if it failed.
+        failed: :data:`PRUNED` for a trial that was pruned; nothing else that stops a program is a
+            result.
         shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``;
             empty where they are not known.
     """

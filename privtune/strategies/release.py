@@ -73,7 +73,7 @@ class Release:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether no model was released: no run was drawn, or every run failed."""
+        """Whether no model was released: no run was drawn, or every one was pruned."""
         return self.weights.numel() == 0
 
 

@@ -225,7 +225,7 @@ class Selection:
         if not results:
             return Outcome(None, note=nothing_note())
         best = best_of(results, trials.streams)
-        note = "Every candidate's training failed; there is no model." if best.failed else ""
+        note = "Every candidate was pruned; there is no model." if best.failed else ""
         return Outcome(best, note=note)
 
 

@@ -147,7 +147,9 @@ class SubsampledTuningStrategy(PapernotSteinke):
             return Outcome(None, note=nothing_note())
         best = best_of(results, trials.streams)
         if best.failed or best.score == -math.inf:
-            return Outcome(best, note="Every candidate's training failed; there is no model.")
+            return Outcome(
+                best, note="No candidate reached a finite score; nothing more was trained."
+            )
         params = self._rule()(best.params, float(plan.details["ratio"]))
         training = _final(
             plan.search.training_of(best.params), plan.training.schedule.records, self.variant

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.study._study import StudyFinishedError
+from privtune.study.failures import stopping
 from privtune.study.objective import (
     Objective,
     ObjectiveFiles,
@@ -92,7 +93,8 @@ def optimize(
         started = time.perf_counter()
         try:
             with observer.guard(plan), _spinner(plan) if show_progress_bar else nullcontext():
-                outcome = strategy.run(plan, trials)
+                with stopping(study._store, study.name, plan.arm):
+                    outcome = strategy.run(plan, trials)
         except BaseException:
             observer.arm_failed(plan)
             raise

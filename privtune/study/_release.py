@@ -48,9 +48,6 @@ def save_release(
         # The plan promises no curves; the winner's position would bound the number of runs.
         result = replace(result, curves={}, index=0)
     cost = Cost(plan.expected_gradient_evaluations, seconds, expected=plan.is_sealed)
-    note = outcome.note
-    if result.failed:
-        note = f"The training failed ({result.failed}); there is no model."
     write_result(
         result,
         folder / "model.safetensors",
@@ -71,7 +68,7 @@ def save_release(
         guarantee=guarantee,
         utility=utility,
         cost=cost,
-        note=note,
+        note=outcome.note,
     )
 
 

@@ -16,6 +16,7 @@ from privtune.execution.table import Handed, make_rounds, work_through
 from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.ledger import SKIPPED
 from privtune.strategies import PRUNED, Plan, TrainingPlan, TrialResult
+from privtune.study.failures import stopping
 from privtune.training.compute import Compute
 from privtune.training.streams import Streams
 
@@ -185,9 +186,10 @@ class StudyRound:
         if self.charge_id is None:
             return ()
         rounds = make_rounds(self.ledger)
-        self._work(rounds, self.charge_id)
+        with stopping(self.store, self.study, plan.arm):
+            self._work(rounds, self.charge_id)
         results = [
-            self._row(row.number, row.result)
+            read_result(self.files.folder / row.result["file"])
             for row in rounds.results(self.charge_id)
             if SKIPPED not in row.result
         ]
@@ -210,7 +212,8 @@ class StudyRound:
         # Numbers of their own: no stream of a named training is that of a row.
         number = int(name.rpartition("-")[2]) if "-" in name else 0
         first = _TRIALS if "-" in name else _FINAL
-        (result,) = self.files.train(training, {first + number: params}, scored=scored)
+        with stopping(self.store, self.study, plan.arm):
+            (result,) = self.files.train(training, {first + number: params}, scored=scored)
         result = replace(result, index=number)
         write_result(result, path)
         return result
@@ -244,17 +247,3 @@ class StudyRound:
             )
         else:
             work_on_rows(rounds, charge_id, self.files)
-
-    def _row(self, number: int, document: Mapping[str, Any]) -> TrialResult:
-        if "file" in document:
-            return read_result(self.files.folder / document["file"])
-        import torch
-
-        # The row's workers died again and again: a result, with the worst score.
-        return TrialResult(
-            index=number,
-            params=self.files.candidate(number),
-            weights=torch.empty(0),
-            score=-math.inf,
-            failed=str(document.get("failed", "gave up")),
-        )

@@ -12,6 +12,7 @@ from privtune.study._release import utility_of
 from privtune.study._round import StudyRound
 from privtune.study._study import StudyFinishedError
 from privtune.study._worker import make_files, work
+from privtune.study.failures import stopping
 from privtune.study.spec import StudySpec
 from privtune.training.compute import check_stack
 
@@ -42,6 +43,7 @@ def run_study(
         )
     if not non_private:
         _check_private(study)
+    task.check()
     compute = study.spec.compute
     if stack is not None:
         compute = replace(compute, stack=check_stack(stack))
@@ -58,7 +60,8 @@ def run_study(
         release = study._stored_release(plan)
         if release is None:
             study._start(plan, charge)
-            loaded = task.load_checked() if loaded is None else loaded
+            with stopping(study._store, study.name, plan.arm):
+                loaded = task.load_checked() if loaded is None else loaded
             release = _run_arm(
                 study,
                 plan,

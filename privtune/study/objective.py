@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from optuna.exceptions import TrialPruned
 
 from privtune.errors import PrivTuneError
+from privtune.execution.training import pruned
 from privtune.priors import IndependentSampler
 from privtune.spaces import SearchSpace, require_independent_sampler
 from privtune.strategies import (
-    PRUNED,
     Everything,
     Plan,
     PlanningContext,
@@ -170,20 +170,12 @@ class ObjectiveFiles(Files):
 
 def _pruned(trial: Trial, number: int) -> TrialResult:
     """Return the result of a trial that was stopped, if paid-for numbers stopped it."""
-    import torch
-
     if not trial.pruned:
         raise SealedTrialError(
             "The objective raised TrialPruned although trial.should_prune() did not say so: when a "
             "trial ends must not hang on data that nobody paid for."
         )
-    return TrialResult(
-        index=number,
-        params=dict(trial.params),
-        weights=torch.empty(0),
-        score=-math.inf,
-        failed=PRUNED,
-    )
+    return pruned(number, trial.params)
 
 
 def rehearse(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from privtune.training.data import Data
+    from privtune.training.data import Data, Fetched
+    from privtune.training.facts import Facts
 
 __all__ = ["REHEARSED_STEPS", "made_up"]
 
@@ -33,6 +34,19 @@ class _MadeUp:
         x, y = synthetic(self._x, self._y, (1, max(1, len(index))), self._x.device)
         return x[0, : len(index)], y[0, : len(index)]
 
+    @property
+    def like(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Data``."""
+        return self._x[:0], self._y[:0]
+
+    def fetch(self, index: torch.Tensor) -> Fetched:
+        """Return as many made-up records; all of them can be used."""
+        return (*self.take(index), None)
+
+    def held_to(self, facts: Facts) -> _MadeUp:
+        """Return the same: what is made up keeps to any facts."""
+        return self
+
     def to(self, device: torch.device) -> _MadeUp:
         """Return the same on a device."""
         return _MadeUp(self._x.to(device), self._y.to(device), self._size)
@@ -47,8 +61,5 @@ class _MadeUp:
 
 
 def made_up(data: Data, records: int) -> _MadeUp:
-    """Return as many made-up records like those of ``data``: one is looked at, for its shape."""
-    import torch
-
-    x, y = data.take(torch.zeros(1, dtype=torch.long, device=getattr(data, "device", None)))
-    return _MadeUp(torch.empty_like(x), torch.empty_like(y), records)
+    """Return as many made-up records like those of ``data``: of their shapes and types."""
+    return _MadeUp(*data.like, records)

@@ -150,7 +150,7 @@ class Trial:
             )
         data = _records(dataset, self._training.part)
         declared = self._plan_records()
-        if len(data) != declared:
+        if len(data) != declared and not data.sealed_size:
             raise InvalidInputError(
                 "dataset", f"another size than {declared}", "must hold the declared records"
             )
@@ -209,8 +209,10 @@ class Trial:
                 "trial.score was called twice, but a trial is charged for one look at the private "
                 "validation split. Score once, at the end."
             )
+        from privtune.training.scoring import score
+
         data = _in_memory(validation)
-        if len(data) != plan.records:
+        if len(data) != plan.records and not data.sealed_size:
             raise InvalidInputError(
                 "validation", f"another size than {plan.records}", "must hold the declared records"
             )
@@ -218,7 +220,8 @@ class Trial:
             data = made_up(data, 2).head(2)
         elif self._split is not None:
             self._split.check(data, self._train)
-        self._scores.append(_noised(plan, self._private, data, self._streams))
+        rng = self._streams.numpy("score")
+        self._scores.append(score(plan, self._private.bare, data, rng=rng))
         return self._scores[-1]
 
     def report(self, value: float, step: int) -> None:
@@ -386,26 +389,6 @@ def _in_memory(data: Any) -> Any:
     rows = [data[index] for index in range(len(data))]
     x = torch.stack([torch.as_tensor(row[0]) for row in rows])
     return TensorData(x, torch.stack([torch.as_tensor(row[1]) for row in rows]))
-
-
-def _noised(plan: Any, private: PrivateTraining, data: Any, streams: Streams) -> float:
-    import torch
-
-    model = private.bare
-    training = model.training
-    model.eval()
-    with torch.no_grad():
-        outputs = model(data.x)
-    model.train(training)
-    if plan.metric == "accuracy":
-        value = float((outputs.argmax(dim=-1) == data.y).double().mean())
-    else:
-        losses = torch.nn.functional.cross_entropy(outputs, data.y, reduction="none").double()
-        losses = losses.nan_to_num(nan=plan.bound, posinf=plan.bound)
-        value = -float(losses.clamp(0.0, plan.bound).mean())
-    rng = streams.numpy("score")
-    unit = rng.standard_normal() if plan.mechanism == "gaussian" else rng.laplace()
-    return value + float(unit) * float(plan.standard_deviation)
 
 
 def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:

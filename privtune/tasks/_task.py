@@ -56,6 +56,8 @@ class Task:
             expectations, and the true ones are sealed.
         bounds: By feature, the public bounds that ``load`` scales by.
         class_names: All values of the target, if they have names.
+        check: Called before anything is charged: raises ``TaskDataError`` where what holds the data
+            is not as declared, its records apart. Must not depend on a value of a record.
 
     Raises:
         InvalidInputError: If a size is below 1, or the partition is unknown.
@@ -76,6 +78,7 @@ class Task:
     partition: str = "fixed"
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     class_names: tuple[Any, ...] | None = None
+    check: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:

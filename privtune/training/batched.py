@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.capture import (
@@ -23,7 +23,7 @@ from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.compiling import CompiledSums
 from privtune.training.compute import CompileError, require_compiler
-from privtune.training.graph import HELD, PEAK
+from privtune.training.graph import HELD, PEAK, Captured
 from privtune.training.kernel import Layout, LossOf, Rows
 from privtune.training.sums import Pairs, add_sums, norms_of, pairs_of
 from privtune.training.transforms import Transformed
@@ -192,9 +192,7 @@ class BatchedKernel:
         """Add the clipped sums by the captured pass, and by book-keeping on its tape."""
         plain = _plain(params)
         program, uses = self._program(params, rows, masks)
-        early = (
-            None if isinstance(program, fx.GraphModule) else program(plain, rows.x, rows.y, *masks)
-        )
+        early = None if isinstance(program, Captured) else program(plain, rows.x, rows.y, *masks)
         with torch.inference_mode():
             tape = program(plain, rows.x, rows.y, *masks) if early is None else early
             pairs = pairs_of(tape)
@@ -250,6 +248,11 @@ class BatchedKernel:
     def module(self) -> nn.Module:
         """The model that is run."""
         return self._module
+
+    @property
+    def drops(self) -> bool:
+        """Whether a pass draws from the streams of dropout."""
+        return bool(self.plan.sites)
 
     @property
     def convolves(self) -> bool:
@@ -349,8 +352,6 @@ def _count(
 ) -> torch.Tensor | None:
     """Count unclipped records into ``halves``; return the number of bad records, if any."""
     if halves is not None:
-        unclipped = clipping.unclipped(norms).to(rows.mask)
-        if bad is not None:
-            unclipped = unclipped.masked_fill(bad, 0.0)
-        halves += ((unclipped - 0.5) * rows.mask).sum(dim=1)
+        counted = (clipping.unclipped(norms).to(rows.mask) - 0.5) * rows.mask
+        halves += (counted if bad is None else counted.masked_fill(bad, 0.0)).sum(dim=1)
     return None if bad is None else (bad & (rows.mask > 0)).sum(dim=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,8 +9,12 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from privtune.errors import InvalidInputError
+from privtune.training.facts import NO_FACTS, Facts, blames_records
 
-__all__ = ["Data", "DatasetData", "TensorData", "targets_are_classes"]
+__all__ = ["Data", "DatasetData", "Fetched", "TensorData", "targets_are_classes"]
+
+Fetched = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Inputs, targets, and which of the records cannot be used; None for none of them."""
 
 
 class Data(Protocol):
@@ -29,8 +32,21 @@ class Data(Protocol):
         """Return the number of records."""
         ...
 
+    @property
+    def like(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs ``[0, ...]`` and targets ``[0, ...]``: shape and type of a record, both public."""
+        ...
+
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs ``[n, ...]`` and targets ``[n, ...]`` of the records at ``index``."""
+        ...
+
+    def fetch(self, index: torch.Tensor) -> Fetched:
+        """Return the records at ``index``, with zeros in place of those that cannot be used."""
+        ...
+
+    def held_to(self, facts: Facts) -> Data:
+        """Return the same data, of which records that break these facts cannot be used."""
         ...
 
     def to(self, device: torch.device) -> Data:
@@ -47,6 +63,7 @@ class TensorData:
         y: Targets, shape ``[N, ...]``.
         sealed_size: Whether N is private, as that of a Poisson subset is: it is then not compared
             with the schedule's records, and nothing divides by it.
+        unusable: True for records that contribute nothing, shape ``[N]``; None for none.
 
     Raises:
         InvalidInputError: If the two do not have the same number of records, or none.
@@ -55,6 +72,7 @@ class TensorData:
     x: torch.Tensor
     y: torch.Tensor
     sealed_size: bool = False
+    unusable: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) == 0:
@@ -71,17 +89,40 @@ class TensorData:
         """Return the records at ``index``: ``index_select`` is 5 times faster than ``x[i]``."""
         return self.x.index_select(0, index), self.y.index_select(0, index)
 
+    @property
+    def like(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Data``."""
+        return self.x[:0], self.y[:0]
+
+    def fetch(self, index: torch.Tensor) -> Fetched:
+        """Return the records at ``index``: see ``Data``."""
+        x, y = self.take(index)
+        lost = None if self.unusable is None else self.unusable[index]
+        return (x, y, None) if lost is None else (_replaced(x, lost), _replaced(y, lost), lost)
+
+    def held_to(self, facts: Facts) -> TensorData:
+        """Hold every record to the facts: see ``Data``."""
+        return self.marked(facts.unusable(self.x, self.y))
+
+    def marked(self, unusable: torch.Tensor | None) -> TensorData:
+        """Return the data with these records unusable, too."""
+        if unusable is None:
+            return self
+        both = unusable if self.unusable is None else self.unusable | unusable
+        return TensorData(self.x, self.y, self.sealed_size, both)
+
     def part(self, index: torch.Tensor, *, sealed_size: bool) -> TensorData:
         """Return the records at ``index``; one that cannot be used, where that is empty."""
         if len(index) == 0:
-            # A record that is not a number adds exactly nothing.
-            nothing = torch.full_like(self.x[:1], math.nan)
-            return TensorData(nothing, self.y[:1], sealed_size)
-        return TensorData(self.x[index], self.y[index], sealed_size)
+            nothing = torch.ones(1, dtype=torch.bool, device=self.x.device)
+            return TensorData(self.x[:1], self.y[:1], sealed_size, nothing)
+        lost = None if self.unusable is None else self.unusable[index]
+        return TensorData(self.x[index], self.y[index], sealed_size, lost)
 
     def to(self, device: torch.device) -> TensorData:
         """Return the data on ``device``."""
-        return TensorData(self.x.to(device), self.y.to(device), self.sealed_size)
+        lost = None if self.unusable is None else self.unusable.to(device)
+        return TensorData(self.x.to(device), self.y.to(device), self.sealed_size, lost)
 
 
 class DatasetData:
@@ -91,12 +132,20 @@ class DatasetData:
         dataset: A map-style dataset of pairs ``(input, target)`` of tensors, arrays or numbers,
             all of one shape.
         device: Where to put what was fetched.
+        like: Inputs and targets of any number of made-up records, which say the shape and type of
+            all; those of the first record that can be read, unless given.
+        facts: Public facts that every record is held to.
     """
 
     sealed_size = False
 
     def __init__(
-        self, dataset: Dataset[tuple[object, object]], device: torch.device | None = None
+        self,
+        dataset: Dataset[tuple[object, object]],
+        device: torch.device | None = None,
+        *,
+        like: tuple[torch.Tensor, torch.Tensor] | None = None,
+        facts: Facts = NO_FACTS,
     ) -> None:
         if not hasattr(dataset, "__len__") or len(dataset) == 0:
             raise InvalidInputError(
@@ -105,23 +154,81 @@ class DatasetData:
         self._dataset = dataset
         self._size = len(dataset)
         self._device = device or torch.device("cpu")
+        self._like = like
+        self._facts = facts
 
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def like(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Data``."""
+        if self._like is None:
+            readable = (pair for i in range(self._size) if (pair := self._read(i)) is not None)
+            pair = next(readable, None)
+            if pair is None:
+                raise InvalidInputError(
+                    "dataset", "records", "must be readable as pairs of tensors"
+                )
+            self._like = pair
+        x, y = self._like
+        return x[:0].to(self._device), y[:0].to(self._device)
+
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Fetch the records at ``index``, each of them once."""
         if len(index) == 0:
-            x, y = self.take(torch.zeros(1, dtype=torch.long))
-            return x[:0], y[:0]
+            return self.like
         unique, places = torch.unique(index.cpu(), return_inverse=True)
         pairs = [self._dataset[int(i)] for i in unique]
         x, y = default_collate(pairs)
         return x[places].to(self._device), y[places].to(self._device)
 
+    def fetch(self, index: torch.Tensor) -> Fetched:
+        """Fetch the records at ``index``, each of them once: see ``Data``."""
+        like = self.like
+        if len(index) == 0:
+            return (*like, None)
+        unique, places = torch.unique(index.cpu(), return_inverse=True)
+        pairs = [self._read(int(i)) for i in unique]
+        unread = torch.tensor([p is None or any(map(_differs, p, like)) for p in pairs])
+        zeros = tuple(torch.zeros((1, *part.shape[1:]), dtype=part.dtype) for part in like)
+        whole = [
+            zeros if bad or p is None else p for p, bad in zip(pairs, unread.tolist(), strict=True)
+        ]
+        x, y = (torch.cat([pair[part] for pair in whole]) for part in (0, 1))
+        broken = self._facts.unusable(x, y)
+        lost = unread if broken is None else unread | broken
+        x, y, lost = (part[places].to(self._device) for part in (x, y, lost))
+        if not bool(lost.any()):
+            return x, y, None
+        return _replaced(x, lost), _replaced(y, lost), lost
+
+    def held_to(self, facts: Facts) -> DatasetData:
+        """Hold every record that is fetched to the facts: see ``Data``."""
+        return DatasetData(self._dataset, self._device, like=self._like, facts=facts)
+
     def to(self, device: torch.device) -> DatasetData:
         """Return the data, fetched onto ``device``."""
-        return DatasetData(self._dataset, device)
+        return DatasetData(self._dataset, device, like=self._like, facts=self._facts)
+
+    def _read(self, number: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return a record as tensors ``[1, ...]``, or None if it is not a pair of such."""
+        try:
+            x, y = default_collate([self._dataset[number]])
+        except Exception as error:
+            if not blames_records(error):
+                raise
+            return None
+        return (x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else None
+
+
+def _differs(one: torch.Tensor, like: torch.Tensor) -> bool:
+    return one.shape[1:] != like.shape[1:] or one.dtype != like.dtype
+
+
+def _replaced(values: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
+    """Put zeros in place of the records that cannot be used."""
+    return values.masked_fill(lost.view(-1, *(1 for _ in values.shape[1:])), 0)
 
 
 def targets_are_classes(data: Data) -> bool:

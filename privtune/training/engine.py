@@ -15,6 +15,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.batched import BatchedKernel, NotBatchableError
 from privtune.training.compute import check_stack
 from privtune.training.data import Data, TensorData, targets_are_classes
+from privtune.training.facts import find_facts
 from privtune.training.kernel import (
     FallbackWarning,
     Kernel,
@@ -64,7 +65,8 @@ class TrainingResult:
         report: What the method reports, by name: shape ``[T, K]``; NaN after a candidate's end.
         transcripts: What was released, one a candidate.
         gradient_evaluations: Realised per-sample gradients of each candidate. Sealed.
-        nonfinite: Per-sample gradients that were not finite and counted as zero. Sealed.
+        nonfinite: Records that counted as zero, once for every sample that drew them: not finite
+            gradients, broken public facts, passes that raise. Sealed.
         diverged: Whether the final parameters are not finite: a result, not an error.
         snapshots: For each candidate its parameters after the steps that were asked for, by step,
             on the CPU, shape ``[P]``; like ``params`` functions of releases.
@@ -136,6 +138,8 @@ def train(
     local = data.to(place)
     counts = _steps(schedule, steps, len(candidates))
     kernel = choose_kernel(model, OfOutputs(loss), local, place, schedule, compiled=compiled)
+    facts = find_facts(lambda x, y: loss(kernel.module(x), y), *local.like, device=place)
+    local = local.held_to(facts)
     memory = memory_model(kernel, longest=longest_sample(schedule))
     stacks = split(
         kernel,
@@ -192,7 +196,7 @@ def choose_kernel(
     compiled: bool = False,
 ) -> Kernel:
     """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
-    x, y = data.take(torch.zeros(1, dtype=torch.long, device=device))
+    x, y = data.like
     classes = targets_are_classes(data)
     key = (model, loss_of, x.shape, x.dtype, y.shape, y.dtype, device, classes, compiled)
     try:

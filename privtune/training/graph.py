@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["HELD", "PEAK", "polish"]
+__all__ = ["HELD", "PEAK", "Captured", "polish"]
 
 PEAK = "peak_bytes"
 """Key in a polished graph's ``meta``: the most bytes that one run holds, inputs included."""
@@ -94,6 +94,25 @@ class _Geometry:
     bytes: int
 
 
+class Captured:
+    """A captured graph, to run as a function.
+
+    It does not go through the call of torch.fx, which prints what a run raised to standard error:
+    the message may hold a value of a record.
+
+    Args:
+        graph: The graph.
+    """
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self.meta = graph.meta
+        self._run: Callable[..., tuple[torch.Tensor, ...]] = graph.forward
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the graph."""
+        return self._run(*inputs)
+
+
 class _Recorder(fx.Interpreter):
     """Runs a graph and notes the geometry of every tensor."""
 
@@ -121,7 +140,7 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> fx.GraphModule:
+def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> Captured:
     """Return a graph with folded views and direct calls.
 
     Args:
@@ -153,7 +172,7 @@ def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> fx.Graph
     polished.meta[PEAK] = graph.meta[PEAK] = peak
     polished.meta[HELD] = graph.meta[HELD] = sum(held.values())
     same = all(torch.equal(f, e) or f.isnan().any() for f, e in zip(found, expected, strict=True))
-    return polished if same else graph
+    return Captured(polished if same else graph)
 
 
 def _peak(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> int:

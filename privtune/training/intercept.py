@@ -301,7 +301,8 @@ def _embedding(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         shape = a.shape
         a = a.reshape(*shape[:2], -1)
         stack = torch.arange(shape[0], device=a.device).view(-1, 1, 1)
-        y = w[stack, a]
+        # A negative index would count from the end of the table here, and raise in the sums.
+        y = w[stack, torch.where(a < 0, w.shape[1], a)]
         if padding is not None and padding < 0:
             padding += w.shape[1]
     wrapped = mode.put(EmbeddingUse(str(found[0]), None, w.shape[1], padding), a, y)

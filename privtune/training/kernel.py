@@ -72,7 +72,8 @@ class Rows:
         x: Inputs, shape ``[K, M, ...]``.
         y: Targets, shape ``[K, M, ...]``.
         sizes: How many rows of each candidate are records of its sample; the others fill up.
-        mask: Shape ``[K, M]``, 1 for a record and 0 for a filler, in the parameters' type.
+        mask: Shape ``[K, M]``, 1 for a record and 0 for a filler, or for what stands in for a record
+            that cannot be used, in the parameters' type.
         dropout: Random stream of each candidate's dropout.
     """
 
@@ -107,6 +108,11 @@ class Kernel(Protocol):
         """The model that it runs; its trainable parameters are replaced by those of candidates."""
         ...
 
+    @property
+    def drops(self) -> bool:
+        """Whether a pass draws from the streams of dropout."""
+        ...
+
     def accumulate(
         self,
         params: torch.Tensor,
@@ -123,14 +129,15 @@ class Kernel(Protocol):
             rows: The records.
             clipping: Bounds what each adds.
             out: Shape ``[K, P]``; the sums are added to what it holds.
-            halves: Shape ``[K]``; if given, +1/2 is added to it for every unclipped record and
-                -1/2 for every other (one whose gradient is not finite counts as clipped).
+            halves: Shape ``[K]``; if given, +1/2 is added to it for every unclipped record, -1/2
+                for every clipped one, and nothing for one whose gradient is not finite.
 
         Returns:
             How many gradients of each candidate were not finite, shape ``[K]``; None for none.
 
         **Guarantee**: a record adds at most the clipping's sensitivity, and exactly nothing if its
-        gradient is not finite; no row of one candidate touches a bit of another's sum.
+        gradient is not finite; no row of one candidate touches a bit of another's sum. If a pass
+        raises, ``out`` and ``halves`` are as they were.
         """
         ...
 

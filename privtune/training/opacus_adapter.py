@@ -45,6 +45,9 @@ _HOOKS_BYTES = 32 * 2**20  # per-sample gradients above this size are slower tha
 
 Mode = Literal["hooks", "ghost"]
 
+_Sum = tuple[torch.Tensor, torch.Tensor, int]
+"""Clipped sum; halves, +1/2 for an unclipped record and -1/2 for a clipped one; bad records."""
+
 
 def choose_mode(mode: Mode | Literal["auto"], parameters: int, records: float) -> Mode:
     """Take ghost mode when per-sample gradients would be large, unless a mode is asked for."""
@@ -177,10 +180,10 @@ def clipped_sum(
         candidates: How many the stack holds.
 
     Returns:
-        The sum, shape ``[P]``; how many records that count were not clipped; how many of them were
-        not finite.
+        The sum, shape ``[P]``; +1/2 for each record that counts and was not clipped and -1/2 for
+        each other that counts; how many of them were not finite.
     """
-    counted = gradients.new_ones(len(gradients)) if mask is None else mask
+    counted = torch.ones_like(gradients[:, 0], dtype=torch.bool) if mask is None else mask > 0
     if isinstance(clipping, CoordinateTransform):
         gradients = (gradients - clipping.center[row]) / clipping.scale[row]
     groups = [(0, layout.size)]
@@ -189,13 +192,13 @@ def clipped_sum(
         groups = [(layout.spans[n[0]][0], layout.spans[n[-1]][1]) for n in layers]
     norms = torch.stack([length(gradients[:, start:end]) for start, end in groups])
     finite = norms.isfinite().all(dim=0)
-    usable = finite & (counted > 0)
+    usable = finite & counted
     gradients = gradients.masked_fill(~usable.unsqueeze(1), 0.0)
-    coefficients, unclipped = _for_one(clipping, norms, usable, row, candidates)
+    coefficients, halves = _for_one(clipping, norms, usable, row, candidates)
     total = torch.cat(
         [c @ gradients[:, s:e] for c, (s, e) in zip(coefficients, groups, strict=True)]
     )
-    return total, unclipped, int((~finite & (counted > 0)).sum())
+    return total, halves, int((~finite & counted).sum())
 
 
 class OpacusKernel:
@@ -268,18 +271,31 @@ class OpacusKernel:
             self.mode = "hooks"
             self._wrap(sequences=False)
         bad = torch.zeros(len(params), dtype=torch.long)
+        done: list[tuple[int, _Sum]] = []
         for k, size in enumerate(int(n) for n in rows.sizes):
             if size == 0:
                 continue
             load_params(self._inner, params[k].detach())
             one = self._hooks if self.mode == "hooks" else self._ghost
-            with _seeded(rows.dropout[k]):
-                total, kept, dropped = one(rows.x[k, :size], rows.y[k, :size], clipping, k, params)
+            mask = rows.mask[k, :size] > 0
+            try:
+                with _seeded(rows.dropout[k]):
+                    x, y = rows.x[k, :size], rows.y[k, :size]
+                    done.append((k, one(x, y, mask, clipping, k, params)))
+            except Exception:
+                _forget(self._inner)
+                raise
+        for k, (total, counted, dropped) in done:
             out[k] += total
             bad[k] = dropped
             if halves is not None:
-                halves[k] += kept - 0.5 * size
+                halves[k] += counted
         return bad.to(out.device) if bool(bad.any()) else None
+
+    @property
+    def drops(self) -> bool:
+        """Whether a pass draws from the streams of dropout: each takes its seed from there."""
+        return True
 
     @property
     def module(self) -> nn.Module:
@@ -349,30 +365,44 @@ class OpacusKernel:
                     found |= largest * math.sqrt(seen[0].numel()) > longest(seen.dtype)
         return found
 
-    def _hooks(
-        self, x: torch.Tensor, y: torch.Tensor, clipping: Clipping, k: int, params: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return clipped sum, number of unclipped records, number of bad records."""
+    def _hooks(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        mask: torch.Tensor,
+        clipping: Clipping,
+        k: int,
+        params: torch.Tensor,
+    ) -> _Sum:
+        """Return the clipped sum of candidate k over the records that ``mask`` keeps."""
         self._backward(x, y)
         gradients = per_sample_gradients(self._inner, self._params, len(x))
         self._module.zero_grad(set_to_none=True)
-        return clipped_sum(gradients, clipping, self.layout, row=k, candidates=len(params))
+        return clipped_sum(
+            gradients, clipping, self.layout, mask=mask, row=k, candidates=len(params)
+        )
 
-    def _ghost(
-        self, x: torch.Tensor, y: torch.Tensor, clipping: Clipping, k: int, params: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def _ghost(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        mask: torch.Tensor,
+        clipping: Clipping,
+        k: int,
+        params: torch.Tensor,
+    ) -> _Sum:
         """As ``_hooks``, from norms alone and a second backward pass over the same graph."""
         losses = self._backward(x, y)
         norms: torch.Tensor = self._module.get_norm_sample().detach().unsqueeze(0)
         finite = norms[0].isfinite() & ~self._too_long
-        dropped = int((~finite).sum())
-        if dropped:
+        if not bool(finite.all()):
             # A coefficient of zero is not enough: 0 * inf is NaN. Such rows leave the batch.
-            if dropped == len(x):
+            dropped = int((mask & ~finite).sum())
+            if not bool(finite.any()):
                 return torch.zeros_like(params[k]), norms.new_zeros(()), dropped
-            total, unclipped, more = self._ghost(x[finite], y[finite], clipping, k, params)
-            return total, unclipped, dropped + more
-        coefficients, unclipped = _for_one(clipping, norms, finite, k, len(params))
+            rest = self._ghost(x[finite], y[finite], mask[finite], clipping, k, params)
+            return rest[0], rest[1], rest[2] + dropped
+        coefficients, counted = _for_one(clipping, norms, mask, k, len(params))
         self._module.disable_hooks()
         quiet_hooks()
         grads = torch.autograd.grad(
@@ -383,16 +413,27 @@ class OpacusKernel:
         )
         self._module.enable_hooks()
         flat = self.layout.flatten(dict(zip(self._params, grads, strict=True)))
-        return flat, unclipped, 0
+        return flat, counted, 0
 
 
 def _for_one(
-    clipping: Clipping, norms: torch.Tensor, finite: torch.Tensor, k: int, candidates: int
+    clipping: Clipping, norms: torch.Tensor, kept: torch.Tensor, k: int, candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return candidate k's coefficients ``[G, B]`` and its number of unclipped records."""
+    """Return candidate k's coefficients ``[G, B]`` and its count of halves over the kept records."""
     stacked = norms.unsqueeze(1).expand(-1, candidates, -1)
-    coefficients = clipping.coefficients(stacked)[:, k] * finite
-    return coefficients, (clipping.unclipped(stacked)[k] & finite).sum().to(norms)
+    coefficients = clipping.coefficients(stacked)[:, k] * kept
+    return coefficients, ((clipping.unclipped(stacked)[k].to(norms) - 0.5) * kept).sum()
+
+
+def _forget(module: nn.Module) -> None:
+    """Drop what Opacus' hooks keep of a pass that raised: they would take it for the next one's."""
+    for part in module.modules():
+        getattr(part, "activations", []).clear()
+        vars(part).pop("max_batch_len", None)
+    for parameter in cast(Any, module.parameters()):
+        parameter._forward_counter = 0
+        vars(parameter).pop("_current_grad_sample", None)
+        parameter.grad = parameter.grad_sample = None
 
 
 @contextmanager

@@ -204,7 +204,7 @@ class PrivateTraining:
         flat = self._weights.flat
         local = local.to(flat.device)
         streams = Streams(secret)
-        x, y = local.take(torch.zeros(1, dtype=torch.long, device=flat.device))
+        x, y = local.like
         self._kernel = RecordLossKernel(
             model, self.layout, flat=flat, x=x, y=y, one_by_one=one_by_one
         )
@@ -414,6 +414,7 @@ class PrivateTraining:
             self._hooked = None
         if self._kernel.use(loss_of):
             self._weights.check()
+            self._oracle.hold_to(self._kernel.facts(loss_of))
             self._oracle.compute_at_once(self._physical or self._kernel.rows_at_once(self.schedule))
         self._oracle.drawn = opened.sample
         if self._own is not None:

@@ -13,6 +13,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.batched import BatchedKernel, NotBatchableError
 from privtune.training.capture import run_one
 from privtune.training.check import synthetic
+from privtune.training.facts import Facts, find_facts
 from privtune.training.kernel import Kernel, Layout, LossOf, Rows, say_once
 from privtune.training.one_by_one import OneByOneKernel
 from privtune.training.schedule import Schedule
@@ -37,7 +38,7 @@ class RecordLossKernel:
         model: The loop's model.
         layout: Where its trainable parameters lie.
         flat: Their memory, shape ``[P]``.
-        x: Inputs of a record, for shape and type alone, ``[1, ...]``.
+        x: Inputs of some records, for shape and type alone; may be none.
         y: Targets of a record, likewise.
         one_by_one: Whether records are taken in passes of their own.
 
@@ -67,6 +68,11 @@ class RecordLossKernel:
         """The model that is run."""
         return self._model
 
+    @property
+    def drops(self) -> bool:
+        """Whether a pass draws from the streams of dropout."""
+        return self._current().drops
+
     def use(self, loss_of: LossOf) -> bool:
         """Take the loss of the next step.
 
@@ -90,6 +96,11 @@ class RecordLossKernel:
         self._kernel = self._make(loss_of)
         self._meaning = (_meaning(loss_of, _DEPTH), _modes(self._model))
         return True
+
+    def facts(self, loss_of: LossOf) -> Facts:
+        """Return what is public about records, as far as model and loss show it."""
+        device = self._flat.device
+        return find_facts(lambda x, y: loss_of(self._model, x, y), self._x, self._y, device=device)
 
     def rows_at_once(self, schedule: Schedule) -> int:
         """Return how many records to compute at once, where the loop does not say."""

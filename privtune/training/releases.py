@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from privtune.errors import InvalidInputError
+from privtune.training.check import synthetic
 from privtune.training.clipping import Clipping, CoordinateTransform
 from privtune.training.data import Data
+from privtune.training.facts import Facts, find_raising
 from privtune.training.kernel import Kernel, Rows
 from privtune.training.noise import NoiseOptions, NoiseSource, add_noise, noise_scale
 from privtune.training.oracle import Sample
@@ -21,6 +24,8 @@ from privtune.training.streams import Streams
 from privtune.training.transcript import StackTranscript, Transcript
 
 __all__ = ["StackOracle"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +75,7 @@ class StackOracle:
         self.candidates = len(streams)
         self.gradient_evaluations = np.zeros(self.candidates, dtype=np.int64)
         self.nonfinite = torch.zeros(self.candidates, dtype=torch.long)
-        self._data = data
+        self._data = self._given = data
         self._kernel = kernel
         self._device = device
         self._physical_rows = padded(physical_rows)
@@ -148,8 +153,9 @@ class StackOracle:
         totals = params[0].new_zeros(len(params), self.candidates)
         limit = bound.to(totals).unsqueeze(-1)
         for rows in self._physical(drawn):
-            values = torch.stack([self._kernel.losses(point, rows) for point in params])
-            usable = (rows.mask > 0) & values.isfinite()
+            found = [self._losses(point, rows) for point in params]
+            values = torch.stack([losses for losses, _ in found])
+            usable = (torch.stack([mask for _, mask in found]) > 0) & values.isfinite()
             clipped = values.clamp_(min=0.0).minimum(limit)
             totals += torch.where(usable, clipped, 0.0).sum(dim=-1)
         answers = []
@@ -158,10 +164,63 @@ class StackOracle:
             answers.append(self._noisy(total, scale, mechanism))
         return torch.stack(answers) / self._normaliser(drawn)
 
+    def _losses(self, point: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of every row and the mask of those that count, ``[K, M]`` each."""
+
+        def losses(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._kernel.losses(point, rows), rows.mask
+
+        return self._guarded(rows, losses, losses)
+
+    def _guarded(
+        self, rows: Rows, run: Callable[[Rows], T], attempt: Callable[[Rows], object]
+    ) -> T:
+        """Run a pass; where it raises, find the records that raise alone and run it without them.
+
+        Args:
+            rows: The records.
+            run: The pass. If it raises, it has changed nothing.
+            attempt: The same pass, for nothing.
+        """
+        states = [s.get_state() for s in rows.dropout] if self._kernel.drops else []
+        try:
+            return run(rows)
+        except Exception as error:
+            rows = self._without_raising(rows, error, attempt, states)
+        _rewind(rows, states)
+        return run(rows)
+
+    def _without_raising(
+        self,
+        rows: Rows,
+        error: Exception,
+        attempt: Callable[[Rows], object],
+        states: Sequence[torch.Tensor],
+    ) -> Rows:
+        """Return the rows with made-up ones, of mask 0, in place of those that raise alone."""
+        x, y = synthetic(rows.x[0], rows.y[0], (1, 1), rows.x.device)
+
+        def only(kept: torch.Tensor) -> Rows:
+            kept = kept.to(rows.mask.device).view(rows.mask.shape)
+            own = (_where(kept, rows.x, x), _where(kept, rows.y, y))
+            return replace(rows, x=own[0], y=own[1], mask=rows.mask * kept)
+
+        def alone(kept: torch.Tensor) -> object:
+            _rewind(rows, states)
+            return attempt(only(kept))
+
+        found = find_raising(error, rows.mask.numel(), alone)
+        self.nonfinite += (found.view(rows.mask.shape) & (rows.mask > 0).cpu()).sum(dim=1)
+        return only(~found)
+
     def _noisy(self, total: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
         """Add noise to one number of each candidate."""
         noise = self._noise.gaussian(1) if kind == "gaussian" else self._noise.laplace(1)
         return add_noise(total.unsqueeze(1), noise, scale, self._noise.options).squeeze(1)
+
+    def hold_to(self, facts: Facts) -> None:
+        """Hold every record that is fetched from here on to these facts."""
+        self._data = self._given.held_to(facts)
 
     def compute_at_once(self, rows: int) -> None:
         """Compute at most this many rows of a candidate at once from here on."""
@@ -231,7 +290,10 @@ class StackOracle:
             missing = (0, padded(width) - width)
             index = torch.nn.functional.pad(index, missing)
             mask = torch.nn.functional.pad(mask, missing)
-        x, y = self._data.take(index.reshape(-1))
+        x, y, lost = self._data.fetch(index.reshape(-1))
+        if lost is not None:
+            self.nonfinite += ((mask > 0) & lost.view(index.shape)).sum(dim=1).cpu()
+            mask = mask * ~lost.view(index.shape)
         sizes = (
             drawn.sizes
             if start == 0 and stop >= drawn.index.shape[1]
@@ -280,8 +342,15 @@ class StackOracle:
         noise = self._noise.gaussian(params.shape[1])
         wide = self._noise.options.wide
         out = torch.zeros_like(params) if wide else noise.mul_(scale.unsqueeze(1))
+
+        def add(rows: Rows) -> torch.Tensor | None:
+            return self._kernel.accumulate(params, rows, clipping, out=out, halves=halves)
+
+        def attempt(rows: Rows) -> object:
+            return self._kernel.accumulate(params, rows, clipping, out=torch.zeros_like(params))
+
         for rows in self._physical(drawn):
-            bad = self._kernel.accumulate(params, rows, clipping, out=out, halves=halves)
+            bad = self._guarded(rows, add, attempt)
             if bad is not None:
                 self.nonfinite += bad.cpu()
         if wide:
@@ -317,3 +386,13 @@ class StackOracle:
             known = self._scale = (sensitivity, own, scale)
         self._log.record(drawn.number, kind, known[1])
         return known[2]
+
+
+def _rewind(rows: Rows, states: Sequence[torch.Tensor]) -> None:
+    """Put the streams of dropout back, so that a pass that is repeated drops the same."""
+    for stream, state in zip(rows.dropout, states, strict=False):
+        stream.set_state(state)
+
+
+def _where(kept: torch.Tensor, values: torch.Tensor, made_up: torch.Tensor) -> torch.Tensor:
+    return torch.where(kept.view(*kept.shape, *(1 for _ in values.shape[2:])), values, made_up)

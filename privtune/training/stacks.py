@@ -155,7 +155,7 @@ class Outcome:
         report: What the method reported, by name, one value a step.
         transcript: What was released.
         gradient_evaluations: Realised per-sample gradients. Sealed.
-        nonfinite: Gradients that were not finite and counted as zero. Sealed.
+        nonfinite: Records that counted as zero, by sample: see ``TrainingResult``. Sealed.
         snapshots: Parameters after some of the steps, by step, on the CPU, shape ``[P]``.
     """
 

@@ -18,6 +18,7 @@ from privtune.ledger import (
     Ledger,
     RoundNotFinishedError,
     Rounds,
+    RoundStuckError,
     UnknownChargeError,
 )
 
@@ -126,27 +127,38 @@ def test_no_early_look(rounds: Rounds) -> None:
         rounds.results(charge_id)
 
 
-def test_a_failed_training_is_a_result(rounds: Rounds) -> None:
+def test_a_score_that_is_not_a_number_is_the_worst(rounds: Rounds) -> None:
     charge_id = rounds.reserve("b", ASKED, count=3).charge_id
     leases = [rounds.lease(charge_id, "w") for _ in range(3)]
     assert all(leases)
-    rounds.fail(leases[0], "the loss was not finite")
+    rounds.complete(leases[0], -math.inf, {})
     rounds.complete(leases[1], math.nan, {})
     rounds.complete(leases[2], 0.3, {})
     scores = [result.score for result in rounds.results(charge_id)]
     assert scores == [-math.inf, -math.inf, 0.3]
 
 
-def test_a_task_that_kills_its_workers_counts_as_failed(rounds: Rounds, clock: Clock) -> None:
-    charge_id = rounds.reserve("b", ASKED, count=1).charge_id
+def test_a_task_that_kills_its_workers_stops_the_round_and_is_no_result(
+    rounds: Rounds, clock: Clock
+) -> None:
+    charge_id = rounds.reserve("b", ASKED, count=2).charge_id
+    seeds = set()
     for attempt in (1, 2, 3):
         lease = rounds.lease(charge_id, "w")
         assert lease is not None
-        assert lease.attempt == attempt
+        assert (lease.number, lease.attempt) == (0, attempt)
+        seeds.add(lease.seed)
         clock.now += 11
-    assert rounds.lease(charge_id, "w") is None
-    [result] = rounds.results(charge_id)
-    assert result.score == -math.inf
+    with pytest.raises(RoundStuckError, match="it goes on where it was"):
+        rounds.lease(charge_id, "w")
+    assert rounds.open_count(charge_id) == 2
+    # Whoever opens the round again has seen to it: the same task goes on with the same seed.
+    rounds.open(charge_id, count=99)
+    lease = rounds.lease(charge_id, "w")
+    assert lease is not None
+    assert (lease.number, lease.attempt, {lease.seed}) == (0, 1, seeds)
+    rounds.open(charge_id, count=99)
+    assert rounds.renew(lease) is not None, "what somebody works on is left alone"
 
 
 def test_no_trial_at_all(rounds: Rounds) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import traceback
 import types
 from typing import Any
 
@@ -21,6 +22,7 @@ from privtune.spaces import DependentSamplerError
 from privtune.strategies import Everything, Fixed, LinearScaling, LiuTalwar, PapernotSteinke
 from privtune.strategies import SubsampledTuning as Subsampled
 from privtune.study import SealedTrialError, Study, StudyFinishedError, StudyInterruptedError
+from privtune.study.failures import ArmStoppedError
 from privtune.training.own_loop import PlanExhaustedError
 from tests.toy import blobs
 
@@ -219,8 +221,9 @@ def test_a_failure_stops_the_arm_which_goes_on_after_the_mend(storage: str) -> N
         return objective(trial)
 
     study, strategy = make(storage), PapernotSteinke(mean_runs=3)
-    with pytest.raises(KeyError):
+    with pytest.raises(ArmStoppedError, match="nothing was released") as caught:
         study.optimize(flaky, strategy=strategy, epsilon=5.0, **ARGUMENTS)
+    assert "typo" not in "".join(traceback.format_exception(caught.value))
     broken[0] = False
     release = study.optimize(flaky, strategy=strategy, epsilon=5.0, **ARGUMENTS)
     assert not release.is_nothing

@@ -17,7 +17,7 @@ import torch
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
-from privtune.execution.training import noised_score, train_trials
+from privtune.execution.training import train_trials
 from privtune.strategies import ScorePlan, TrainingPlan
 from privtune.study import Study
 from privtune.tasks import Sizes, TaskData, get_task, split, tables
@@ -27,6 +27,7 @@ from privtune.training.compute import Compute
 from privtune.training.data import TensorData
 from privtune.training.methods import DPSGD
 from privtune.training.schedule import Schedule
+from privtune.training.scoring import score as score_of
 from tests.strategies.world import context
 from tests.study.conftest import toy_spec
 from tests.tasks.test_tasks import records, table
@@ -230,7 +231,14 @@ def test_a_score_is_divided_by_the_declared_number(
     assert len(data) != task.validation_records
     plan = ScorePlan(task.validation_records, None, "gaussian", metric, bound)
     weights = torch.tensor([1.0, -2.0, 0.5, 1.0, 0.3, -0.4])
-    score = noised_score(plan, task, weights, data, bytes(32))
+    model = task.model()
+    torch.nn.utils.vector_to_parameters(weights, model.parameters())
+
+    def scored(records: TensorData) -> float:
+        rng = np.random.default_rng(0)
+        return score_of(plan, model, records, rng=rng, loss=task.loss)
+
+    score = scored(data)
     outputs = data.x @ weights[:4].view(2, 2).T + weights[4:]
     if metric == "accuracy":
         total = float((outputs.argmax(1) == data.y).sum())
@@ -240,8 +248,7 @@ def test_a_score_is_divided_by_the_declared_number(
     for number in range(len(data)):
         kept = torch.arange(len(data)) != number
         fewer = TensorData(data.x[kept], data.y[kept], sealed_size=True)
-        other = noised_score(plan, task, weights, fewer, bytes(32))
-        assert abs(other - score) <= bound / 60 + 1e-9
+        assert abs(scored(fewer) - score) <= bound / 60 + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.study import Study
 from privtune.tasks import TASKS, TaskDataError, get_task
 from privtune.tasks.tabular import tabular
@@ -145,6 +146,14 @@ def test_a_study_of_a_table(tmp_path: Path, storage_url: str) -> None:
         ({"bounds": {}}, "each feature column"),
         ({"bounds": {"ill": [0, 1]}}, "is the target"),
         ({"scaler": "x"}, "a table takes"),
+        ({"bounds": {"age": [0, float("inf")]}}, "finite"),
+        ({"train": 3500.7}, "whole number of at least 1"),
+        ({"train": True}, "whole number of at least 1"),
+        ({"test": 0}, "whole number of at least 1"),
+        ({"classes": "income"}, "must be a list of at least 2 values"),
+        ({"classes": ["yes"]}, "must be a list of at least 2 values"),
+        ({"classes": ["1", 1.0]}, "must differ"),
+        ({"public_test": "no"}, "true or false"),
     ],
 )
 def test_scaling_by_the_data_is_refused(changes: dict, message: str) -> None:
@@ -152,18 +161,123 @@ def test_scaling_by_the_data_is_refused(changes: dict, message: str) -> None:
         tabular(table(Path("people.csv"), **changes))
 
 
+FEATURES = {"age": [0, 120], "pressure": [50, 250]}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": ["no", "maybe"]}, "Declare every class"),
         ({"target": "cured"}, "lacks the declared columns cured"),
+        ({"bounds": {**FEATURES, "height": [0, 3]}}, "lacks the declared columns height"),
+        ({"bounds": {**FEATURES, "name": [0, 1]}}, "names name, which holds no numbers"),
+        ({"path": "nowhere"}, r"cannot be read \(FileNotFoundError\)"),
     ],
 )
-def test_a_table_that_is_not_as_declared(tmp_path: Path, changes: dict, message: str) -> None:
+def test_a_table_that_is_not_as_declared_is_refused_before_anything_is_charged(
+    tmp_path: Path, storage_url: str, suffix: str, changes: dict, message: str
+) -> None:
+    path = tmp_path / f"people.{suffix}"
+    frame = records()
+    frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+    if "path" in changes:
+        path, changes = tmp_path / f"nowhere.{suffix}", {}
+    study = Study.create(toy_spec(task=table(path, **changes), epochs=1), storage_url)
+    with pytest.raises(TaskDataError, match=message) as refused:
+        study.run()
+    assert "somebody" not in str(refused.value)
+    assert {status.state for status in study.status()} == {"planned"}
+
+
+def _line(path: Path, number: int, text: str) -> None:
+    lines = path.read_text().splitlines()
+    lines[number + 1] = text
+    path.write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "old,120,yes,somebody",
+        "40,1_20,yes,somebody",
+        "40,120,perhaps,somebody",
+        "40,120,,somebody",
+        "40,120",
+        "40,120,yes,somebody,more",
+        '"40,120,yes,somebody',
+        "\x00",
+    ],
+)
+def test_one_record_that_is_not_as_declared_is_no_record(tmp_path: Path, text: str) -> None:
     path = tmp_path / "people.csv"
     records().to_csv(path, index=False)
-    with pytest.raises(PrivTuneError, match=message):
-        tabular(table(path, **changes)).load_checked()
+    task = tabular(table(path))
+    before = task.load_checked()
+    _line(path, 7, text)
+    task.check()
+    after = task.load_checked()
+    left, joined = [], []
+    for split in ("train", "validation", "test"):
+        one, other = (
+            Counter(zip(map(tuple, data.x.tolist()), data.y.tolist(), strict=True))
+            for data in (getattr(before, split), getattr(after, split))
+        )
+        left += (one - other).elements()
+        joined += (other - one).elements()
+    assert len(left) == 1
+    assert [y for _, y in joined] == [-1], "of no class, so it contributes nothing"
+
+
+def test_a_number_that_is_missing_is_the_middle_of_its_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    records().to_csv(path, index=False)
+    _line(path, 7, ",120,yes,somebody")
+    data = tabular(table(path)).load_checked()
+    x = torch.cat([data.train.x, data.validation.x, data.test.x])
+    y = torch.cat([data.train.y, data.validation.y, data.test.y])
+    (row,) = (x[:, 0] == 0.0).nonzero().flatten().tolist()
+    assert int(y[row]) == 1
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        (["0", "1"], [0, 1]),
+        ([0, 1], ["0", "1"]),
+        ([True, False], [True, False]),
+        ([2.0, 3.0], [2, 3]),
+    ],
+)
+def test_classes_are_read_as_they_are_declared(
+    tmp_path: Path, suffix: str, values: list, classes: list
+) -> None:
+    path = tmp_path / f"people.{suffix}"
+    frame = records()
+    frame["ill"] = [values[i % 2] for i in range(400)]
+    frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+    data = tabular(table(path, classes=classes)).load_checked()
+    assert sorted(torch.cat([data.train.y, data.validation.y, data.test.y]).tolist()) == (
+        [0] * 200 + [1] * 200
+    )
+
+
+def test_a_table_with_a_bad_record_gives_the_release_without_it(
+    tmp_path: Path, storage_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the same seeds, a word for a number and a class that is none give the same to the bit."""
+    arm = {"name": "a", "strategy": "papernot-steinke", "mean_runs": 2}
+    path = tmp_path / "people.csv"
+    found = []
+    for number, text in enumerate(("old,120,yes,somebody", "40,120,perhaps,somebody")):
+        records().to_csv(path, index=False)
+        _line(path, 7, text)
+        storage = storage_url.replace("privtune", f"p{number}")
+        spec = toy_spec(task=table(path, public_test=True), arms=[arm], seed=1, epochs=1)
+        (release,) = Study.create(spec, storage).run()
+        found.append((release.params, release.score, release.weights.tolist(), release.utility))
+    assert found[0] == found[1]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_task_of_another_type() -> None:

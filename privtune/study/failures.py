@@ -1,0 +1,66 @@
+"""What stops an arm: told to the curator whole, to everybody else as one sentence without data.
+
+Whether a program fails, and how, may depend on the records. So nothing of it leaves: no message, no
+class of an exception, no traceback on standard error. The traceback is kept in the store.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from privtune.errors import PrivTuneError
+from privtune.execution.processes import WorkerStoppedError
+
+if TYPE_CHECKING:
+    from privtune.study._store import StudyStore
+
+__all__ = ["ArmStoppedError", "failures", "record_failure", "stopping"]
+
+_KEY = "failures"
+_KEPT = 20
+
+
+class ArmStoppedError(PrivTuneError):
+    """An arm was stopped by a mistake of the program, or by the machine. Nothing was released."""
+
+    def __init__(self, study: str, arm: str) -> None:
+        super().__init__(
+            f"Arm {arm!r} of study {study!r} was stopped by an error of the program or the machine; "
+            "nothing was released and its charge stays. See what happened, inside the trust "
+            f"boundary: privtune study show {study} --curator. Mend it and run the study again: it "
+            "goes on with the same seeds."
+        )
+
+
+def record_failure(store: StudyStore, study: str, arm: str, error: BaseException) -> None:
+    """Keep the whole traceback of an error for the curator."""
+    text = "".join(traceback.format_exception(error))
+    kept = [*failures(store, study, arm), {"time": time.time(), "traceback": text}]
+    store.set(study, arm, _KEY, kept[-_KEPT:])
+
+
+def failures(store: StudyStore, study: str, arm: str) -> Sequence[Mapping[str, Any]]:
+    """Return what stopped an arm, the latest last: ``time`` and ``traceback``. Curator's alone."""
+    return store.get(study, arm, _KEY) or []
+
+
+@contextmanager
+def stopping(store: StudyStore, study: str, arm: str) -> Iterator[None]:
+    """Turn whatever stops an arm into ``ArmStoppedError``; errors of PrivTune's own say enough.
+
+    Raises:
+        ArmStoppedError: Without cause or context: what raised is in the store.
+    """
+    try:
+        yield
+    except PrivTuneError:
+        raise
+    except WorkerStoppedError:  # which has kept what stopped it
+        raise ArmStoppedError(study, arm) from None
+    except Exception as error:
+        record_failure(store, study, arm, error)
+        raise ArmStoppedError(study, arm) from None

@@ -1,0 +1,250 @@
+"""What fails is no release: the curator sees all of it, everybody else one sentence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import privtune
+from privtune.cli import app
+from privtune.errors import PrivTuneError
+from privtune.execution.processes import WorkerStoppedError, run_workers
+from privtune.ledger import Ledger
+from privtune.strategies import Everything, Fixed, PapernotSteinke
+from privtune.study import Study
+from privtune.study.failures import ArmStoppedError, failures, record_failure, stopping
+from privtune.tasks import Task, TaskData
+from privtune.training.data import TensorData
+from tests.study.conftest import toy_spec
+from tests.study.test_optimize import ARGUMENTS, make, objective
+from tests.toy import blobs
+
+SECRET = "the record of Alice, 4711"
+MISTAKE: dict[str, Any] = {}
+"""What the task of this file does wrong, and how often it does it right before."""
+
+
+def _model() -> nn.Module:
+    if MISTAKE.get("where") == "model" and "loaded" in MISTAKE:
+        if MISTAKE["left"] == 0:
+            raise MISTAKE["error"]
+        MISTAKE["left"] -= 1
+    return blobs().model()
+
+
+def _load() -> TaskData:
+    if MISTAKE.get("where") == "load":
+        raise MISTAKE["error"]
+    MISTAKE["loaded"] = True
+    data = blobs().load()
+    return replace(data, **MISTAKE.get("data", {}))
+
+
+def flawed() -> Task:
+    return replace(blobs(), name="flawed", load=_load, model=_model)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_wrong() -> Any:
+    MISTAKE.clear()
+    yield
+    MISTAKE.clear()
+
+
+def spec() -> Any:
+    arms = [
+        {
+            "name": "defaults",
+            "strategy": "fixed",
+            "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+        },
+        {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
+    ]
+    return toy_spec(task="tests.study.test_failures:flawed", seed=5, arms=arms, epochs=1)
+
+
+def outcome(releases: Any) -> list[Any]:
+    return [(r.arm, r.params, r.score, r.note, r.weights.tolist(), r.utility) for r in releases]
+
+
+def undisturbed(tmp_path: Any) -> list[Any]:
+    return outcome(Study.create(spec(), f"sqlite:///{tmp_path / 'other.db'}").run())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError, KeyError, AttributeError, MemoryError, torch.OutOfMemoryError],
+)
+def test_every_exception_is_the_same_sentence(storage: str, error: type[Exception]) -> None:
+    store = Study.create(spec(), storage)._store
+    with pytest.raises(ArmStoppedError) as stopped, stopping(store, "toy", "selection"):
+        raise error(SECRET)
+    assert str(stopped.value) == str(ArmStoppedError("toy", "selection"))
+    assert f"{error.__name__}: " in failures(store, "toy", "selection")[-1]["traceback"]
+    with pytest.raises(PrivTuneError, match="ours"), stopping(store, "toy", "selection"):
+        raise PrivTuneError("ours")
+    assert len(failures(store, "toy", "selection")) == 1
+
+
+def test_an_error_in_mid_arm_stops_it_and_the_mended_run_is_the_undisturbed_one(
+    storage: str, tmp_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    study = Study.create(spec(), storage)
+    MISTAKE.update(where="model", error=RuntimeError(SECRET), left=4)
+    with pytest.raises(ArmStoppedError) as stopped:
+        study.run()
+    assert stopped.value.__suppress_context__
+    assert stopped.value.__cause__ is None
+    said = str(stopped.value)
+    assert "goes on with the same seeds" in said
+    assert SECRET not in said
+    assert "RuntimeError" not in said
+    assert capfd.readouterr() == ("", "")
+    kept = [f for arm in study.arms for f in failures(study._store, "toy", arm)]
+    assert SECRET in kept[-1]["traceback"], "the curator sees all of it"
+    assert "in _model" in kept[-1]["traceback"]
+    assert SECRET not in json.dumps(study.export())
+    with Ledger(storage) as ledger:
+        charged = [(c.id, c.event) for c in ledger.charges("toy")]
+    MISTAKE.clear()
+    assert outcome(study.run()) == undisturbed(tmp_path)
+    with Ledger(storage) as ledger:
+        assert [(c.id, c.event) for c in ledger.charges("toy")] == charged
+
+
+def test_data_that_cannot_be_loaded_stops_the_arm(storage: str) -> None:
+    study = Study.create(spec(), storage)
+    MISTAKE.update(where="load", error=ValueError(SECRET))
+    with pytest.raises(ArmStoppedError, match="privtune study show toy --curator") as stopped:
+        study.run()
+    assert SECRET not in str(stopped.value)
+    assert SECRET in failures(study._store, "toy", "defaults")[-1]["traceback"]
+
+
+def test_the_curator_alone_is_shown_what_stopped_an_arm(storage: str) -> None:
+    store = Study.create(spec(), storage)._store
+    record_failure(store, "toy", "selection", RuntimeError(SECRET))
+    show = ["study", "show", "toy", "--storage", storage]
+    runner = CliRunner()
+    for options in ([], ["--json"]):
+        assert SECRET not in runner.invoke(app, [*show, *options]).output
+    assert SECRET in runner.invoke(app, [*show, "--curator"]).output
+    shown = json.loads(runner.invoke(app, [*show, "--curator", "--json"]).output)
+    assert SECRET in json.dumps(shown["failures"])
+
+
+def _raises(*_: object) -> None:
+    from privtune.execution.processes import STOPPED
+
+    raise SystemExit(STOPPED)
+
+
+def test_a_worker_that_an_error_stopped_is_not_started_again() -> None:
+    with pytest.raises(WorkerStoppedError):
+        run_workers(_raises, (), jobs=1, open_count=lambda: 1)
+
+
+@pytest.mark.slow
+def test_worker_processes_say_nothing_of_what_stopped_them(
+    storage: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own the task's data is as the mistake below has it, not as above."""
+    selection = [{"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4}]
+    study = Study.create(
+        toy_spec(task="tests.study.test_failures:in_children", seed=5, arms=selection), storage
+    )
+    with pytest.raises(ArmStoppedError):
+        study.run(n_jobs=2)
+    assert SECRET in failures(study._store, "toy", "selection")[-1]["traceback"]
+    assert SECRET not in "".join(capfd.readouterr())
+
+
+def in_children() -> Task:
+    import multiprocessing
+
+    if multiprocessing.parent_process() is None:
+        return blobs()
+
+    def broken() -> TaskData:
+        raise ValueError(SECRET)
+
+    return replace(blobs(), load=broken)
+
+
+@pytest.mark.parametrize("strategy", [PapernotSteinke(mean_runs=4), Everything(trials=3), Fixed()])
+def test_an_objective_that_raises_in_mid_round_goes_on_as_if_it_had_not(
+    tmp_path: Any, strategy: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[int] = []
+
+    def flaky(trial: privtune.Trial) -> float:
+        calls.append(trial.number)
+        if len(calls) == (1 if isinstance(strategy, Fixed) else 2):
+            raise ValueError(SECRET)
+        return objective(trial)
+
+    studies = [make(f"sqlite:///{tmp_path / name}.db", seed=11) for name in ("a", "b")]
+    with pytest.raises(ArmStoppedError) as stopped:
+        studies[0].optimize(flaky, strategy=strategy, epsilon=5.0, **ARGUMENTS)
+    assert SECRET not in str(stopped.value)
+    assert not studies[0].releases()
+    found, expected = (
+        study.optimize(own, strategy=strategy, epsilon=5.0, **ARGUMENTS)
+        for study, own in zip(studies, (flaky, objective), strict=True)
+    )
+    assert outcome([found]) == outcome([expected])
+    assert capfd.readouterr() == ("", "")
+
+
+NEIGHBOURS = {
+    "a class that is none": ("train", lambda x, y: (x, y.index_fill(0, torch.tensor(5), 3))),
+    "a bad validation class": (
+        "validation",
+        lambda x, y: (x, y.index_fill(0, torch.tensor(5), 99)),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", NEIGHBOURS)
+def test_a_record_that_cannot_be_used_changes_no_outcome_at_all(
+    storage: str, tmp_path: Any, fault: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Sharper than "up to noise": with the same seeds, what comes out is the same to the bit as
+    for the neighbour in which that record is marked as no record."""
+    split, change = NEIGHBOURS[fault]
+    part = getattr(blobs().load(), split)
+    MISTAKE["data"] = {split: TensorData(*change(part.x, part.y))}
+    found = outcome(Study.create(spec(), storage).run())
+    MISTAKE["data"] = {split: part.marked(torch.arange(len(part)) == 5)}
+    assert found == undisturbed(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_trainings_of_an_arm_have_noise_of_their_own(storage: str) -> None:
+    """The final training draws from no stream of a trial, nor does one trial from another's."""
+    from privtune.study._worker import make_files
+
+    study = Study.create(spec(), storage)
+    plan = study.plans[1]
+    task = blobs()
+    files = make_files(study._store, study.spec, plan, task=task, data=task.load())
+    from privtune.study._round import StudyRound
+
+    trials = StudyRound(
+        study="toy", store=study._store, ledger=study._ledger, charge_id=None, files=files
+    )
+    params = {"learning_rate": 0.5, "max_grad_norm": 1.0}
+    weights = [
+        trials.train(plan, plan.training, params, name=name, scored=True)
+        for name in ("trial-0", "trial-1", "final")
+    ]
+    rows = files.train(plan.training, {0: params, 1: params}, scored=True)
+    everyone = [*weights, *rows]
+    assert len({tuple(r.weights.tolist()) for r in everyone}) == len(everyone)
+    assert len({r.score for r in everyone}) == len(everyone)
