@@ -92,9 +92,9 @@ def optimize(
         observer.arm_started(plan)
         started = time.perf_counter()
         try:
-            with observer.guard(plan), _spinner(plan) if show_progress_bar else nullcontext():
-                with stopping(study._store, study.name, plan.arm):
-                    outcome = strategy.run(plan, trials)
+            shown = _spinner(plan) if show_progress_bar else nullcontext()
+            with observer.guard(plan), shown, stopping(study._store, study.name, plan.arm):
+                outcome = strategy.run(plan, trials)
         except BaseException:
             observer.arm_failed(plan)
             raise

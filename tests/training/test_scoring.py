@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from privtune.errors import InvalidInputError
 from privtune.strategies import ScorePlan
+from privtune.training import tails
 from privtune.training.data import TensorData
 from privtune.training.scoring import score
 from privtune.training.streams import Streams
@@ -68,7 +69,8 @@ def test_the_noise_is_the_stream_s_next_draw_times_the_charged_scale(
     plan = ScorePlan(60, 2.0, mechanism, metric, bound)
     for number in range(3):
         draws = rng(number)
-        unit = draws.standard_normal() if mechanism == "gaussian" else draws.laplace()
+        law = tails.gaussian if mechanism == "gaussian" else tails.laplace
+        unit = float(law(draws.random, 1)[0])
         found = score(plan, MODEL, DATA, rng=rng(number))
         assert found == pytest.approx(exact(plan) + unit * 2.0 * bound / 60, rel=1e-12)
 
