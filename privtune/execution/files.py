@@ -38,6 +38,7 @@ def write_result(
         "curves": {name: list(values) for name, values in result.curves.items()},
         "transcript_digest": result.transcript_digest,
         "failed": result.failed,
+        "unusable": result.unusable,
         "shapes": {name: list(shape) for name, shape in result.shapes.items()},
     }
     metadata = {"result": json.dumps(document)}

@@ -128,6 +128,7 @@ def train_trials(
                 ),
                 curves=curves,
                 transcript_digest=trained.transcripts[row].digest(),
+                unusable=trained.nonfinite[row],
             )
         )
     return results
@@ -166,7 +167,9 @@ def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
 
     with torch.no_grad():
         outputs = _model(task, weights)(data.x)
-    return float((outputs.argmax(dim=-1) == data.y).double().mean())
+    # One that gives NaN is never right.
+    right = (outputs.argmax(dim=-1) == data.y) & ~outputs.isnan().any(dim=-1)
+    return float(right.double().mean())
 
 
 def held_to_classes(data: TensorData, classes: int) -> TensorData:

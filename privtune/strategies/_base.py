@@ -40,6 +40,8 @@ class TrialResult:
         transcript_digest: Digest of what the training released.
         failed: :data:`PRUNED` for a trial that was pruned; nothing else that stops a program is a
             result.
+        unusable: How often a record was met that could not be used. For the curator alone: it is
+            left out of whatever is released.
         shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``;
             empty where they are not known.
     """
@@ -51,6 +53,7 @@ class TrialResult:
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     transcript_digest: str = ""
     failed: str = ""
+    unusable: int = 0
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 

@@ -47,6 +47,8 @@ def save_release(
     if plan.is_sealed:
         # The plan promises no curves; the winner's position would bound the number of runs.
         result = replace(result, curves={}, index=0)
+    result = replace(result, unusable=0)
+    trials = tuple(replace(trial, unusable=0) for trial in outcome.trials)
     cost = Cost(plan.expected_gradient_evaluations, seconds, expected=plan.is_sealed)
     write_result(
         result,
@@ -59,12 +61,12 @@ def save_release(
             "plan_digest": plan.digest(),
         },
     )
-    for trial in outcome.trials:
+    for trial in trials:
         write_result(trial, folder / "trials" / f"{trial.index:06d}.safetensors")
     return _release(
         plan,
         result,
-        trials=outcome.trials,
+        trials=trials,
         guarantee=guarantee,
         utility=utility,
         cost=cost,

@@ -153,6 +153,7 @@ class StudyStore:
                     user_attrs={
                         INDEX: result.index,
                         "failed": result.failed,
+                        "unusable": result.unusable,
                         **{
                             f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params
                         },
