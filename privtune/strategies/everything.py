@@ -113,7 +113,9 @@ class Everything(Selection):
             result = trials.train(plan, training, params, name=f"trial-{number}", scored=True)
             trials.tell(number, result)
             results.append(result)
-        return Outcome(best_of(results, trials.streams), trials=tuple(results))
+        best = best_of(results, trials.streams)
+        note = "Every candidate was pruned; there is no model." if best.failed else ""
+        return Outcome(best, trials=tuple(results), note=note)
 
 
 def make_sampler(name: str, space: SearchSpace, seed: int) -> BaseSampler:

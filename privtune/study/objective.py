@@ -31,7 +31,6 @@ from privtune.study._round import Files, StudyRound, work_on_rows
 from privtune.study.split import Split
 from privtune.study.trial import SealedTrialError, Trial, refuse_autologging
 from privtune.study.user_training import DPSGD, Validation, objective_task
-from privtune.training.initialisation import Initialisation
 from privtune.training.noise_options import NoiseOptions
 from privtune.training.streams import Streams
 
@@ -144,6 +143,8 @@ class ObjectiveFiles(Files):
             )
         sealed = self.plan.is_sealed
         refuse_autologging(sealed)
+        from privtune.training.initialisation import Initialisation
+
         streams = Streams(self.streams.key("trial", number))
         with Initialisation(streams) as initialisation:
             trial = Trial(
@@ -192,6 +193,8 @@ def rehearse(
     """
     training = plan.training if plan.search is None else plan.search.trainings[0]
     point = {} if plan.search is None else plan.search.points[0]
+    from privtune.training.initialisation import Initialisation
+
     streams = Streams(bytes(32))
     with Initialisation(streams) as initialisation:
         trial = Trial(

@@ -400,10 +400,10 @@ def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:
     from privtune.training.clipping import Automatic, Flat
     from privtune.training.methods import DPSGD, AutomaticClipping
 
-    plain = isinstance(method, DPSGD | AutomaticClipping)
-    if plain and method.momentum == method.weight_decay == 0.0:
-        automatic = isinstance(method, AutomaticClipping)
-        return Automatic(method.stabilizer) if automatic else Flat(max_grad_norm)
+    if isinstance(method, AutomaticClipping) and not (method.momentum or method.weight_decay):
+        return Automatic(method.stabilizer)
+    if isinstance(method, DPSGD) and not (method.momentum or method.weight_decay):
+        return Flat(max_grad_norm)
     raise InvalidInputError(
         "optimizer",
         "one of your own",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KEY", "Sizes", "places", "split"]
 
-KEY = "20241107"
+KEY = "privtune"
 """The public key of the hash, unless a task says another."""
 
 _ROWS = 256  # records whose bytes are made at once

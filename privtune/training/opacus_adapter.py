@@ -96,12 +96,14 @@ def hook(module: nn.Module, mode: Mode, *, sequences: bool) -> Any:
 
 def _linear_norms(
     layer: nn.Linear, activations: Sequence[torch.Tensor], backprops: torch.Tensor
-) -> dict[nn.Parameter, torch.Tensor]:
+) -> dict[torch.Tensor, torch.Tensor]:
     """Return norms of a matrix that a record uses once; Opacus multiplies squares, which vanish."""
     if backprops.ndim != 2:
         raise InvalidInputError("model", "a matrix used at several places", "needs hooks mode")
     outputs = length(backprops)
-    norms = {layer.weight: outputs * length(activations[0].to(backprops.dtype))}
+    norms: dict[torch.Tensor, torch.Tensor] = {
+        layer.weight: outputs * length(activations[0].to(backprops.dtype))
+    }
     if layer.bias is not None:
         norms[layer.bias] = outputs
     return norms

@@ -98,7 +98,7 @@ class _Open:
     def watch(self) -> None:
         """Begin to watch the loop: it has records in its hands now."""
         if self.draws is not None:
-            self.draws.__enter__()
+            self.draws.__enter__()  # type: ignore[no-untyped-call]
         if self.recording is not None:
             self.recording.start()
 
@@ -108,7 +108,8 @@ class _Open:
             self.recording.stop()
         if self.draws is not None:
             draws, self.draws = self.draws, None
-            if _get_current_function_mode() is not draws:
+            top = _get_current_function_mode()  # type: ignore[no-untyped-call]
+            if top is not draws:
                 raise LoopError(
                     "A torch function mode was entered between a batch and its step and is still "
                     "open. Close it before the step."

@@ -35,7 +35,7 @@ class _Call:
     state: torch.Tensor | None
 
 
-class Recording(TorchDispatchMode):
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down the operations of the thread that entered it.
 
     Args:
@@ -44,7 +44,7 @@ class Recording(TorchDispatchMode):
     """
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.x, self.y = x, y
         self.calls: list[_Call] = []
         self._made: set[int] = set()
@@ -54,7 +54,7 @@ class Recording(TorchDispatchMode):
 
     def start(self) -> None:
         """Begin to record."""
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
         self._open = True
 
     def stop(self) -> None:
@@ -72,7 +72,7 @@ class Recording(TorchDispatchMode):
                 "loss_of)."
             )
         self._open = False
-        self.__exit__(None, None, None)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -103,7 +103,7 @@ class Recording(TorchDispatchMode):
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address not in self._made and address not in self._before:
-            self._before[address] = storage.clone()
+            self._before[address] = storage.clone()  # type: ignore[no-untyped-call]
             self._kept.append(tensor)
 
     def reached(self, losses: torch.Tensor) -> bool:
@@ -129,7 +129,8 @@ class Recording(TorchDispatchMode):
         """Return the losses of another batch of the same shape, computed in the same way."""
         known: dict[int, Any] = {id(self.x): x, id(self.y): y}
         storages: dict[int, torch.UntypedStorage] = {
-            address: storage.clone() for address, storage in self._before.items()
+            address: storage.clone()  # type: ignore[no-untyped-call]
+            for address, storage in self._before.items()
         }
 
         def new(value: Any) -> Any:
