@@ -23,7 +23,7 @@ from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.intercept import Intercept
 from privtune.training.kernel import Layout, LossOf, Rows, load_params, say_once
-from privtune.training.uses import length, longest
+from privtune.training.uses import longest, lost
 
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
@@ -97,11 +97,12 @@ def hook(module: nn.Module, mode: Mode, *, sequences: bool) -> Any:
 def _linear_norms(
     layer: nn.Linear, activations: Sequence[torch.Tensor], backprops: torch.Tensor
 ) -> dict[nn.Parameter, torch.Tensor]:
-    """Return norms of a matrix that a record uses once; Opacus multiplies squares, which vanish."""
+    """Return norms of a matrix that a record uses once: Opacus loses small factors of large ones."""
     if backprops.ndim != 2:
         raise InvalidInputError("model", "a matrix used at several places", "needs hooks mode")
-    outputs = length(backprops)
-    norms = {layer.weight: outputs * length(activations[0].to(backprops.dtype))}
+    inputs = activations[0].to(backprops.dtype)
+    outputs = (backprops.square().sum(dim=1) + lost(backprops)).sqrt()
+    norms = {layer.weight: outputs * (inputs.square().sum(dim=1) + lost(inputs)).sqrt()}
     if layer.bias is not None:
         norms[layer.bias] = outputs
     return norms
