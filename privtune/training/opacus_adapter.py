@@ -23,7 +23,7 @@ from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.intercept import Intercept
 from privtune.training.kernel import Layout, LossOf, Rows, load_params, say_once
-from privtune.training.uses import longest, lost
+from privtune.training.uses import LOST, longest
 
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
@@ -101,8 +101,8 @@ def _linear_norms(
     if backprops.ndim != 2:
         raise InvalidInputError("model", "a matrix used at several places", "needs hooks mode")
     inputs = activations[0].to(backprops.dtype)
-    outputs = (backprops.square().sum(dim=1) + lost(backprops)).sqrt()
-    norms = {layer.weight: outputs * (inputs.square().sum(dim=1) + lost(inputs)).sqrt()}
+    outputs = (backprops.square().sum(dim=1) + LOST).sqrt()
+    norms = {layer.weight: outputs * (inputs.square().sum(dim=1) + LOST).sqrt()}
     if layer.bias is not None:
         norms[layer.bias] = outputs
     return norms

@@ -255,5 +255,5 @@ def test_a_budget_that_needs_next_to_no_noise_is_refused() -> None:
         plan_arm(
             Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0}),
             context(),
-            epsilon=3000.0,
+            epsilon=6000.0,
         )
