@@ -96,7 +96,7 @@ def hook(module: nn.Module, mode: Mode, *, sequences: bool) -> Any:
 
 def _linear_norms(
     layer: nn.Linear, activations: Sequence[torch.Tensor], backprops: torch.Tensor
-) -> dict[nn.Parameter, torch.Tensor]:
+) -> dict[torch.Tensor, torch.Tensor]:
     """Return norms of a matrix that a record uses once: Opacus loses small factors of large ones."""
     if backprops.ndim != 2:
         raise InvalidInputError("model", "a matrix used at several places", "needs hooks mode")
@@ -191,7 +191,7 @@ def clipped_sum(
     if clipping.by_layer:
         layers = layout.layers.values()
         groups = [(layout.spans[n[0]][0], layout.spans[n[-1]][1]) for n in layers]
-    norms = torch.stack([length(gradients[:, start:end]) for start, end in groups])
+    norms = torch.stack([gradients[:, start:end].norm(dim=1) for start, end in groups])
     finite = norms.isfinite().all(dim=0)
     usable = finite & counted
     gradients = gradients.masked_fill(~usable.unsqueeze(1), 0.0)
