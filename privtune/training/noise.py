@@ -23,7 +23,7 @@ from privtune.training.streams import Streams
 
 __all__ = ["NoiseOptions", "NoiseSource", "add_noise", "noise_scale"]
 
-_AHEAD = 4096  # about how many values of a candidate are drawn at once when releases are small
+_AHEAD = 2**14  # about how many values of a candidate are drawn at once when releases are small
 _TAILS = 64  # tail values that are drawn at once
 _KEYSTREAM = 2**36  # bytes drawn from one key; ChaCha20 has a block counter of 32 bits
 _GRID = 2.0**-20  # of the noise's scale

@@ -23,7 +23,7 @@ from privtune.training.check import KernelMismatchError, check_kernel, synthetic
 from privtune.training.clipping import CoordinateTransform
 from privtune.training.intercept import Intercept
 from privtune.training.kernel import Layout, LossOf, Rows, load_params, say_once
-from privtune.training.uses import length, longest
+from privtune.training.uses import LOST, longest
 
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
@@ -192,7 +192,7 @@ def clipped_sum(
     if clipping.by_layer:
         layers = layout.layers.values()
         groups = [(layout.spans[n[0]][0], layout.spans[n[-1]][1]) for n in layers]
-    norms = torch.stack([length(gradients[:, start:end]) for start, end in groups])
+    norms = torch.stack([gradients[:, start:end].norm(dim=1) for start, end in groups])
     finite = norms.isfinite().all(dim=0)
     usable = finite & counted
     gradients = gradients.masked_fill(~usable.unsqueeze(1), 0.0)

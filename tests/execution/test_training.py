@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from privtune.training.compute import CompileError, Compute
 from privtune.training.data import TensorData
 from privtune.training.engine import load_params, train
 from privtune.training.methods import DPSGD
+from privtune.training.noise_options import NoiseOptions
 from privtune.training.scoring import score
 from privtune.training.streams import Streams
 from privtune.training.transcript import TranscriptMismatchError
@@ -189,3 +191,21 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
     nothing = TrialResult(index=0, params={}, weights=torch.empty(0), score=None)
     write_result(nothing, tmp_path / "n.safetensors")
     assert read_result(tmp_path / "n.safetensors").weights.numel() == 0
+
+
+def test_the_plans_noise_is_what_runs() -> None:
+    secure = dataclasses.replace(TRAINING, noise=NoiseOptions.of("secure"))
+    (plain,), (other,) = run({0: PARAMS}), run({0: PARAMS}, secure)
+    assert not torch.equal(plain.weights, other.weights)
+    direct = train(
+        TRAINING.method,
+        SCHEDULE,
+        model=TASK.model,
+        loss=TASK.loss,
+        data=DATA.train,
+        candidates=[PARAMS],
+        secrets=[bytes(32)],
+        device="cpu",
+        noise=NoiseOptions(source="chacha20", floating_point="grid"),
+    )
+    assert torch.equal(other.weights, direct.params[0])

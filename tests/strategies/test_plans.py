@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
 import pytest
 
 from privtune.accounting import (
+    ApproximateDP,
+    Composed,
     Gaussian,
     Geometric,
     NonPrivate,
@@ -18,6 +21,7 @@ from privtune.accounting import (
     SubsampledTuning,
     epsilon,
 )
+from privtune.accounting.reach import mass_beyond_reach
 from privtune.strategies import (
     STRATEGIES,
     Everything,
@@ -29,14 +33,18 @@ from privtune.strategies import (
     Plan,
     Scoring,
     Strategy,
+    StrategyError,
+    plan_arm,
     selection_instead,
 )
 from privtune.strategies import SubsampledTuning as Subsampled
 from privtune.strategies.laws import choose_law, finding_probability
+from privtune.training.noise_options import NoiseOptions
 from tests.strategies.world import BOTH, RATE, context
 from tests.toy import LOADS
 
 CLIP = {"max_grad_norm": 1.0}
+FIXED = Fixed(parameters={"learning_rate": 0.5, **CLIP})
 EPOCHS = {**BOTH, "epochs": {"type": "categorical", "choices": [1, 2]}}
 NOISES = {**BOTH, "noise_multiplier": {"type": "categorical", "choices": [1.0, 1.5]}}
 
@@ -198,3 +206,54 @@ def test_subsampled_event_agrees_with_the_ledger_format(variant: int) -> None:
     assert isinstance(event, SubsampledTuning)
     assert (event.variant, event.rate) == (variant, 0.2)
     assert event.training == plan.training.event
+
+
+def test_where_noise_comes_from_is_part_of_the_plan() -> None:
+    secure = NoiseOptions.of("secure")
+    for strategy in (
+        Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0}),
+        PapernotSteinke(mean_runs=4),
+    ):
+        plain = plan_arm(strategy, context(), epsilon=4.0)
+        other = plan_arm(strategy, context(noise=secure), epsilon=4.0)
+        # Plans of before there were options have no such field; theirs must keep their digests.
+        assert '"noise":' not in json.dumps(plain.to_dict())
+        assert plain.digest() == strategy.plan(context(), epsilon=4.0).digest()
+        assert other.digest() != plain.digest()
+        assert other.event == plain.event
+        again = Plan.from_dict(json.loads(json.dumps(other.to_dict())))
+        assert again.training.noise == secure
+        assert again.search is None or {t.noise for t in again.search.trainings} == {secure}
+        assert Plan.from_dict(json.loads(json.dumps(plain.to_dict()))).training.noise != secure
+
+
+def test_what_noise_cannot_reach_is_charged_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a shorter reach, so that the mass beyond is a thousandth to a tenth of δ, or more."""
+    strategy = FIXED
+    for reach, case in ((34.0, "nothing"), (6.3, "charged"), (5.0, "refused")):
+        short = functools.partial(mass_beyond_reach, gaussian=reach, coordinates=1)
+        monkeypatch.setattr("privtune.strategies.plan.mass_beyond_reach", short)
+        if case == "refused":
+            with pytest.raises(StrategyError, match="ask for a smaller ε"):
+                plan_arm(strategy, context(), epsilon=4.0)
+            continue
+        plan = plan_arm(strategy, context(), epsilon=4.0)
+        guarantee = epsilon(plan.event, 1e-5)
+        assert 3.9 < guarantee.epsilon <= 4.0
+        if case == "nothing":
+            assert plan == strategy.plan(context(), epsilon=4.0)
+            continue
+        mass = plan.details["beyond_reach"]
+        assert isinstance(plan.event, Composed)
+        assert 1e-8 < mass < 1e-6
+        assert plan.event.events[1] == ApproximateDP(0.0, mass)
+        assert short(plan.training.event) <= mass
+
+
+def test_a_budget_that_needs_next_to_no_noise_is_refused() -> None:
+    with pytest.raises(StrategyError, match="beyond the reach"):
+        plan_arm(
+            Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0}),
+            context(),
+            epsilon=6000.0,
+        )

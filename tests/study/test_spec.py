@@ -6,9 +6,12 @@ import pytest
 
 import privtune
 from privtune.errors import PrivTuneError
-from privtune.ledger import Ledger
-from privtune.study import SpecError, StudySpec, plan_study
+from privtune.ledger import Budget, Ledger
+from privtune.strategies import Fixed
+from privtune.study import DPSGD, SpecError, Study, StudySpec, plan_study
+from privtune.study.objective import plan_objective
 from privtune.training.compute import CompileError, Compute
+from privtune.training.noise_options import NoiseOptions
 from tests.study.conftest import toy_spec
 from tests.toy import LOADS
 
@@ -184,3 +187,31 @@ def test_a_spec_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
     bad.write_text("arms: [")
     with pytest.raises(SpecError, match="is not YAML"):
         StudySpec.from_file(bad)
+
+
+def test_noise_is_said_in_the_spec_and_in_the_charge(storage: str) -> None:
+    with pytest.raises(SpecError, match=r"noise: .*must be plain or secure"):
+        toy_spec(noise="safe")
+    with pytest.raises(SpecError, match=r"noise.source = 'dice'"):
+        toy_spec(noise={"source": "dice"})
+    arms = [toy_spec().arms[0].model_dump()]
+    study = Study.create(toy_spec(arms=arms, noise="secure"), storage)
+    assert study.plans[0].training.noise == NoiseOptions(source="chacha20", floating_point="grid")
+    study.run()
+    (charge,) = study._ledger.charges("toy")
+    assert charge.note == "noise: chacha20, grid"
+    assert StudySpec.parse(study.spec.model_dump(mode="json")).noise == "secure"
+
+
+def test_noise_of_an_arm_of_ones_own() -> None:
+    plan = plan_objective(
+        Fixed(parameters={}),
+        DPSGD(records=240, epochs=2, expected_batch_size=24),
+        None,
+        budget=Budget(4.0, 1e-5, name="own"),
+        epsilon=4.0,
+        sampler=None,
+        pruner=None,
+        noise={"floating_point": "four-draws"},
+    )
+    assert plan.training.noise == NoiseOptions(floating_point="four-draws")

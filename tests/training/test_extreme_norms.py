@@ -10,7 +10,7 @@ from torch import nn
 
 from privtune.training.batched import BatchedKernel
 from privtune.training.clipping import Automatic, CoordinateTransform, Flat, PerLayer
-from privtune.training.kernel import Layout, Rows
+from privtune.training.kernel import Layout, OfOutputs, Rows
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.streams import Streams
 
@@ -65,6 +65,7 @@ def build(name):
     return (lambda: Beside(make()) if name == "two layers" else make()), inputs, outputs
 
 
+@OfOutputs
 def product(output, target):
     """A loss whose gradient with respect to the output is the target."""
     return (output * target).flatten(1).sum(dim=1)
