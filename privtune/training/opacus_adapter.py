@@ -97,13 +97,13 @@ def hook(module: nn.Module, mode: Mode, *, sequences: bool) -> Any:
 def _linear_norms(
     layer: nn.Linear, activations: Sequence[torch.Tensor], backprops: torch.Tensor
 ) -> dict[torch.Tensor, torch.Tensor]:
-    """Return norms of a matrix that a record uses once; Opacus multiplies squares, which vanish."""
+    """Return norms of a matrix that a record uses once: Opacus loses small factors of large ones."""
     if backprops.ndim != 2:
         raise InvalidInputError("model", "a matrix used at several places", "needs hooks mode")
-    outputs = length(backprops)
-    norms: dict[torch.Tensor, torch.Tensor] = {
-        layer.weight: outputs * length(activations[0].to(backprops.dtype))
-    }
+    inputs = activations[0].to(backprops.dtype)
+    outputs = (backprops.square().sum(dim=1) + LOST).sqrt()
+    own: torch.Tensor = layer.weight
+    norms = {own: outputs * (inputs.square().sum(dim=1) + LOST).sqrt()}
     if layer.bias is not None:
         norms[layer.bias] = outputs
     return norms
