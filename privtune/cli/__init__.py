@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import shlex
 import sys
 import warnings
+from functools import cache
 
 import typer
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "mount"]
 
 app = typer.Typer(
     name="privtune",
@@ -21,7 +23,9 @@ app = typer.Typer(
 )
 
 
-def _mount() -> None:
+@cache
+def mount() -> typer.Typer:
+    """Return the command line with all of its commands."""
     for name, text in (
         ("account", "What an event costs: epsilon, delta, calibration."),
         ("budget", "Budgets and their charges."),
@@ -33,6 +37,7 @@ def _mount() -> None:
     importlib.import_module("privtune.cli.demo")
     importlib.import_module("privtune.cli.report")
     importlib.import_module("privtune.cli.ui")
+    return app
 
 
 def main() -> None:
@@ -40,17 +45,36 @@ def main() -> None:
 
     Exit codes: 0 done; 1 refused or failed, with one sentence on standard error; 2 usage.
     """
-    from privtune.errors import PrivTuneError
-
-    _quieten()
     try:
-        app()
-    except PrivTuneError as error:
-        sys.stderr.write(f"{error}\n")
-        raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        sys.stderr.write("Interrupted. What was charged stays charged; run again to go on.\n")
+        from privtune.errors import PrivTuneError
+
+        _quieten()
+        try:
+            mount()()
+        except PrivTuneError as error:
+            sys.stderr.write(f"{error}\n")
+            raise SystemExit(1) from None
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if not _was_interrupted(stop):
+            raise
+        sys.stderr.write(
+            "Interrupted. What was charged stays charged, and nothing is charged twice; go on with: "
+            f"{_again()}\n"
+        )
         raise SystemExit(130) from None
+
+
+def _was_interrupted(stop: BaseException | None) -> bool:
+    """Return whether Ctrl-C is behind an exit: Typer turns it into one that says nothing."""
+    while stop is not None and not isinstance(stop, KeyboardInterrupt):
+        stop = stop.__cause__ or stop.__context__
+    return stop is not None
+
+
+def _again() -> str:
+    # A password must not be shown, and nothing more be imported to mask it.
+    words = ("***" if "@" in word or "password" in word else word for word in sys.argv[1:])
+    return shlex.join(["privtune", *words])
 
 
 def _quieten() -> None:
@@ -61,6 +85,3 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", module=r"(opacus|mlflow|torch|optuna|autodp)")
     for name in ("optuna.storages", "mlflow", "alembic", "opacus", "absl"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-_mount()

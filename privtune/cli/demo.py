@@ -20,8 +20,7 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("demo-output"),
 ) -> None:
     """Compare three strategies on handwritten digits under one budget of ε = 8."""
-    from privtune.study import Study, StudyFinishedError, StudySpec
-    from privtune.study._store import StudyExistsError
+    from privtune.study import Study, StudyExistsError, StudyFinishedError, StudySpec
 
     folder.mkdir(parents=True, exist_ok=True)
     storage = f"sqlite:///{folder / 'privtune.db'}"

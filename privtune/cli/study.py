@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.progress import (
     BarColumn,
@@ -147,13 +147,9 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
 @app.command("list")
 def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """List the studies."""
-    from privtune.study._store import StudyStore
+    from privtune.study import study_names
 
-    store = StudyStore(storage)
-    try:
-        names = store.names()
-    finally:
-        store.close()
+    names = study_names(storage)
     if as_json:
         emit_json(names)
         return
@@ -175,7 +171,6 @@ def show(
 ) -> None:
     """Show a study: its arms, their states, what they cost."""
     from privtune.cli._tables import arm_view, comparison_document
-    from privtune.study.failures import failures
 
     study = _load(name, storage)
     try:
@@ -183,7 +178,7 @@ def show(
         sealed = {
             plan.arm: list(study.sealed_trials(plan.arm)) for plan in study.plans if plan.is_sealed
         }
-        stopped = {plan.arm: failures(study._store, name, plan.arm) for plan in study.plans}
+        stopped = {plan.arm: study.failures(plan.arm) for plan in study.plans}
         if as_json:
             own = {"sealed_trials": sealed, "failures": stopped}
             emit_json({**document, **own} if curator else document)
@@ -263,9 +258,9 @@ def run_study(
     non_private: bool = False,
 ) -> None:
     """Run a study with progress on the terminal and, if asked, releases to MLflow."""
-    from privtune.tracking.guard import SealedGuard
+    from privtune.study.seal import open_stream
 
-    observers: list[Observer] = [SealedGuard()]
+    observers: list[Observer] = []
     if mlflow:
         from privtune.tracking.mlflow import MlflowObserver
 
@@ -276,7 +271,7 @@ def run_study(
         BarColumn(),
         _OpenOnly(MofNCompleteColumn()),
         _OpenOnly(TimeElapsedColumn()),
-        console=console,
+        console=Console(file=open_stream(sys.stdout)),
         disable=quiet,
     )
     try:
@@ -332,9 +327,6 @@ class _OpenOnly(ProgressColumn):
 class _ProgressObserver:
     """Shows a bar for an arm; for a sealed arm one that says nothing but that it runs."""
 
-    def guard(self, plan: Plan) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._bars: dict[str, Any] = {}
@@ -367,13 +359,6 @@ class _Fanout:
 
     def __init__(self, observers: list[Any]) -> None:
         self._observers = observers
-
-    @contextmanager
-    def guard(self, plan: Plan) -> Iterator[None]:
-        with ExitStack() as stack:
-            for observer in self._observers:
-                stack.enter_context(observer.guard(plan))
-            yield
 
     def arm_started(self, plan: Plan) -> None:
         for observer in self._observers:

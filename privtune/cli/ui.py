@@ -33,7 +33,7 @@ def ui(
     browser: Annotated[bool, typer.Option(help="Open a browser at the comparison.")] = True,
 ) -> None:
     """Open MLflow's UI on the releases, on this machine only, at the view "Privacy budget"."""
-    from privtune.study._store import artifact_root
+    from privtune.ledger.storage import artifact_root
     from privtune.tracking.store import local_uri, open_client
     from privtune.tracking.view import VIEW_VERSIONS, knows_view
 

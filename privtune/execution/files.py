@@ -1,35 +1,27 @@
-"""Results as files: safetensors with their JSON beside the tensors, there whole or not at all."""
+"""Results as bytes: safetensors, with what is no tensor as JSON in the header."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from privtune.errors import PrivTuneError
 from privtune.strategies import TrialResult
 from privtune.strategies.release import split
 
-__all__ = ["read_result", "write_result"]
+__all__ = ["pack_result", "unpack_result"]
 
 
-def write_result(
-    result: TrialResult,
-    path: Path,
-    *,
-    certificate: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a result so that it is there whole or not at all.
+def pack_result(result: TrialResult, *, certificate: Mapping[str, Any] | None = None) -> bytes:
+    """Return a result as the content of a safetensors file.
 
     Args:
         result: The result. If it knows its shapes, the file holds the parameters by name, so that
             a reader without PrivTune can load them into the model; else the flat vector.
-        path: Where.
         certificate: What the release cost, for whoever finds the file.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     document = {
         "index": result.index,
@@ -45,27 +37,29 @@ def write_result(
     if certificate is not None:
         metadata["privtune"] = json.dumps(certificate)
     tensors = split(result.weights, result.shapes) or {"weights": result.weights}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    partial = path.with_suffix(f".partial-{os.getpid()}")
-    save_file({name: t.contiguous() for name, t in tensors.items()}, partial, metadata=metadata)
-    partial.replace(path)
+    return save({name: t.contiguous() for name, t in tensors.items()}, metadata=metadata)
 
 
-def read_result(path: Path) -> TrialResult:
-    """Read what :func:`write_result` wrote."""
+def unpack_result(content: bytes) -> TrialResult:
+    """Return what :func:`pack_result` packed.
+
+    Raises:
+        PrivTuneError: If it is something else.
+    """
     import torch
-    from safetensors import safe_open
+    from safetensors.torch import load
 
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        if "result" not in metadata:
-            raise PrivTuneError(f"{path.name} is not a trial's result; move it away and run again.")
-        document = json.loads(metadata["result"])
-        flat = "weights" in file.keys()  # noqa: SIM118 (not a mapping)
-        names = ["weights"] if flat else list(document["shapes"])
-        parts = [file.get_tensor(name).reshape(-1) for name in names]
+    # The header is JSON, after its length: https://github.com/huggingface/safetensors#format
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    metadata = header.get("__metadata__", {})
+    if "result" not in metadata:
+        raise PrivTuneError("A stored model is not a trial's result: the store was edited.")
+    document = json.loads(metadata["result"])
+    tensors = load(content)
+    names = ["weights"] if "weights" in tensors else list(document["shapes"])
     score = document.pop("score")
     return TrialResult(
-        weights=torch.cat(parts), score=None if score is None else float(score), **document
+        weights=torch.cat([tensors[name].reshape(-1) for name in names]),
+        score=None if score is None else float(score),
+        **document,
     )

@@ -6,8 +6,9 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from privtune.ledger import Lease, Ledger, Rounds
@@ -19,8 +20,23 @@ LEASE_SECONDS = 15.0
 
 _ATTEMPTS = 10
 
-Handed = tuple[Lease, float, dict[str, Any]]
-"""A row's lease, its score, and what to store of it."""
+
+@dataclass(frozen=True)
+class Handed:
+    """The result of a row.
+
+    Args:
+        lease: The row's lease.
+        score: Its score.
+        document: What to store in the row, JSON-ready.
+        keep: Stores the rest, in the transaction that accepts the row's result; a result that comes
+            second is stored nowhere.
+    """
+
+    lease: Lease
+    score: float
+    document: Mapping[str, Any]
+    keep: Callable[[Any], None] | None = None
 
 
 def make_rounds(ledger: Ledger, *, lease_seconds: float = LEASE_SECONDS) -> Rounds:
@@ -34,7 +50,6 @@ def work_through(
     run: Callable[[Sequence[Lease]], Iterable[Handed]],
     *,
     stack: int,
-    dropped: Callable[[Handed], None] | None = None,
     enough: float | None = None,
     lease_seconds: float = LEASE_SECONDS,
 ) -> None:
@@ -45,7 +60,6 @@ def work_through(
         charge_id: The round's charge.
         run: Trains leased rows together; yields each as soon as it is done.
         stack: How many rows to lease at once.
-        dropped: Told of a result that came second, or after the round's end, and was not accepted.
         enough: A score that ends the round; rows after the first that reaches it need not run.
         lease_seconds: How long a lease lasts.
     """
@@ -59,12 +73,10 @@ def work_through(
             continue
         held = {lease.number: lease for lease in leases}
         with _kept(rounds, held, lease_seconds):
-            for lease, score, document in run(leases):
-                last = enough is not None and score >= enough
-                accepted = rounds.complete(lease, score, document, last=last)
-                held.pop(lease.number, None)
-                if not accepted and dropped is not None:
-                    dropped((lease, score, document))
+            for done in run(leases):
+                last = enough is not None and done.score >= enough
+                rounds.complete(done.lease, done.score, done.document, last=last, keep=done.keep)
+                held.pop(done.lease.number, None)
 
 
 def _take(rounds: Rounds, charge_id: str, worker: str, stack: int) -> Iterator[Lease]:

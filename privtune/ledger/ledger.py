@@ -137,12 +137,19 @@ class Ledger:
         """Return whether a budget was closed for good."""
         return self.log.current(name).closed
 
-    def reserve(self, budget: str, requests: Sequence[ChargeRequest]) -> tuple[Charge, ...]:
+    def reserve(
+        self,
+        budget: str,
+        requests: Sequence[ChargeRequest],
+        *,
+        work: Callable[[Connection], None] | None = None,
+    ) -> tuple[Charge, ...]:
         """Admit all of the requests in one transaction, or none.
 
         Args:
             budget: The budget's name.
             requests: What is asked, at least one. Arms that are declared together belong together.
+            work: More to write in the same transaction.
 
         Returns:
             The charges, in the order of the requests, in state ``reserved``.
@@ -152,24 +159,32 @@ class Ledger:
             BudgetClosedError: The budget was closed.
             DeclarationClosedError: The budget is a declared one and has started.
 
-        **Guarantee**: the composition of everything ever admitted is at most the budget.
+        **Guarantee**: the composition of everything ever admitted is at most the budget. Asking
+        again for a plan (by its digest) returns the charge that is there: nothing is charged twice.
         """
         _check_requests(requests)
-        events = [request.event for request in requests]
-        self._ask(budget, events)
+        self._ask(budget, _numbered(self.log.current(budget), requests)[1])
+        numbers: list[int] = []
 
-        def decide(_connection: Connection, history: History) -> list[Line]:
-            return _reservations(history, requests, admit(history, events))
+        def decide(connection: Connection, history: History) -> list[Line]:
+            if work is not None:
+                work(connection)
+            numbered, missing = _numbered(history, requests)
+            numbers.extend(numbered)
+            if not missing:
+                return []
+            basis = admit(history, [request.event for request in missing])
+            return _reservations(history, missing, basis)
 
-        history, written = self.log.write(budget, decide, strict_clock=True)
-        return tuple(history.charges[entry.charge] for entry in written)
+        history, _ = self.log.write(budget, decide, strict_clock=True)
+        return tuple(history.charges[number] for number in numbers)
 
     def reserve_started(
         self, budget: str, request: ChargeRequest, work: Callable[[Connection, str], T]
     ) -> tuple[Charge, T]:
         """Admit and start one charge, and do more in the same transaction."""
         _check_requests([request])
-        self._ask(budget, [request.event])
+        self._ask(budget, [request])
         done: list[T] = []
 
         def decide(connection: Connection, history: History) -> list[Line]:
@@ -302,13 +317,15 @@ class Ledger:
             raise InvalidInputError("charge_id", charge_id, "must be an id, like 'digits-3'")
         return budget, int(number)
 
-    def _ask(self, budget: str, events: Sequence[Any]) -> None:
+    def _ask(self, budget: str, requests: Sequence[ChargeRequest]) -> None:
         """Decide outside of the lock, and say what would fit.
 
         A composition may take seconds. Inside the lock it is found in the cache, unless somebody
         else was faster.
         """
-        history = self.log.current(budget)
+        if not requests:
+            return
+        history, events = self.log.current(budget), [request.event for request in requests]
         try:
             admit(history, events)
         except BudgetExceededError as error:
@@ -335,6 +352,28 @@ def _reservations(history: History, requests: Sequence[ChargeRequest], basis: st
             body["weight"] = list(weight)
     first = len(history.charges) + 1
     return [Line(Kind.RESERVED, number, body=body) for number, body in enumerate(bodies, first)]
+
+
+def _numbered(
+    history: History, requests: Sequence[ChargeRequest]
+) -> tuple[list[int], list[ChargeRequest]]:
+    """Return the number of each request's charge, and the requests that have none yet."""
+    there = {
+        charge.plan_digest: number
+        for number, charge in history.charges.items()
+        if charge.plan_digest and charge.state is not ChargeState.VOIDED
+    }
+    numbers: list[int] = []
+    missing: list[ChargeRequest] = []
+    for request in requests:
+        number = there.get(request.plan_digest)
+        if number is None:
+            missing.append(request)
+            number = len(history.charges) + len(missing)
+            if request.plan_digest:
+                there[request.plan_digest] = number
+        numbers.append(number)
+    return numbers, missing
 
 
 def _check_requests(requests: Sequence[ChargeRequest]) -> None:

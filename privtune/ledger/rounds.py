@@ -4,8 +4,9 @@ The contract, for whoever runs trials (inline, in processes, on a cluster):
 
 - A round is opened in one transaction: the charge is started and its K rows are inserted. K was
   drawn in secret before. Opening it again returns what is there: K is never drawn twice.
-- A task's seed derives from the round's secret and the task's number. Whoever takes a task over
-  works with the same seed, so that the same output comes out.
+- A task's seed derives from the round's secret and the task's number: everything random in its
+  trial comes from it. Whoever takes a task over works with the same seed, so that the same output
+  comes out. The secret is forgotten when the charge is settled.
 - A worker leases a row for a while and renews the lease while it works. A lease that expired is
   given to the next who asks. Leases keep two workers from doing the same work; that nothing is
   counted twice does not hang on them, nor on any clock.
@@ -25,8 +26,6 @@ Everything here is sealed: K, seeds, times, scores and results stay inside the t
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import math
 import secrets
@@ -44,6 +43,7 @@ from privtune.ledger.errors import LedgerError, UnknownChargeError
 from privtune.ledger.ledger import Ledger
 from privtune.ledger.schema import rounds, tasks
 from privtune.ledger.values import ChargeRequest
+from privtune.training.streams import Streams
 
 __all__ = [
     "SKIPPED",
@@ -53,6 +53,7 @@ __all__ = [
     "RoundStuckError",
     "Rounds",
     "TaskResult",
+    "forget_secret",
 ]
 
 
@@ -78,10 +79,9 @@ class Round:
     tasks: int = field(repr=False)
     secret: bytes = field(repr=False)
 
-    def seed(self, number: int, stream: str = "") -> bytes:
-        """Return 32 bytes for one task and one named random stream; the same at every attempt."""
-        message = f"{self.charge_id}\n{number}\n{stream}".encode()
-        return hmac.new(self.secret, message, hashlib.sha256).digest()
+    def seed(self, number: int) -> bytes:
+        """Return the 32 bytes that a task's random streams derive from; the same at every attempt."""
+        return Streams(self.secret).key("trial", number)
 
 
 @dataclass(frozen=True)
@@ -147,13 +147,16 @@ class Rounds:
         self._max_attempts = max_attempts
         self._clock = clock
 
-    def reserve(self, budget: str, request: ChargeRequest, *, count: int) -> Round:
+    def reserve(
+        self, budget: str, request: ChargeRequest, *, count: int, secret: bytes | None = None
+    ) -> Round:
         """Charge a round and open it, in one transaction.
 
         Args:
             budget: The budget's name.
             request: The selection's event, and who asks.
             count: K, drawn in secret from the event's law; 0 is a round that is over at once.
+            secret: 32 bytes that the seeds derive from; None takes the operating system's entropy.
 
         Raises:
             BudgetExceededError: The budget does not hold it.
@@ -161,17 +164,19 @@ class Rounds:
         _check_count(count)
 
         def insert(connection: Connection, charge_id: str) -> Round:
-            return _insert(connection, charge_id, count)
+            return _insert(connection, charge_id, count, secret)
 
         _, opened = self._ledger.reserve_started(budget, request, insert)
         return opened
 
-    def open(self, charge_id: str, *, count: int) -> Round:
+    def open(self, charge_id: str, *, count: int, secret: bytes | None = None) -> Round:
         """Start a reserved charge and insert its task rows, in one transaction.
 
         Args:
             charge_id: A reserved charge, or one whose round is open.
             count: K; ignored, and that is the point, if the round is open already.
+            secret: 32 bytes that the seeds derive from, ignored likewise; None takes the operating
+                system's entropy.
 
         Returns:
             The round, as it was opened first. Tasks that nobody works on count no deaths any more:
@@ -187,7 +192,7 @@ class Rounds:
             there = self._find(connection, charge_id)
             if there is not None:
                 self._forget_deaths(connection, charge_id)
-            done.append(there or _insert(connection, charge_id, count))
+            done.append(there or _insert(connection, charge_id, count, secret))
             return there is None
 
         self._ledger.move(charge_id, Kind.STARTED, work=insert)
@@ -256,7 +261,13 @@ class Rounds:
         )
 
     def complete(
-        self, lease: Lease, score: float, result: Mapping[str, Any], *, last: bool = False
+        self,
+        lease: Lease,
+        score: float,
+        result: Mapping[str, Any],
+        *,
+        last: bool = False,
+        keep: Callable[[Connection], None] | None = None,
     ) -> bool:
         """Hand in a task's result. The first one stays, whoever holds the lease by now.
 
@@ -266,6 +277,8 @@ class Rounds:
             result: JSON-ready.
             last: Whether it ends the round: later tasks that have no result are closed unrun. It
                 must be a function of the result alone.
+            keep: Stores what is too large for the row, in the same transaction; not called for a
+                result that came second.
 
         Returns:
             Whether this result was the first.
@@ -273,6 +286,8 @@ class Rounds:
         with self._ledger.log.storage.write() as connection:
             self._lock(connection, lease.charge_id)
             accepted = _finish(connection, lease.charge_id, lease.number, score, result)
+            if accepted and keep is not None:
+                keep(connection)
             if accepted and last:
                 connection.execute(
                     sa.update(tasks)
@@ -380,9 +395,19 @@ def _task(charge_id: str, number: int) -> tuple[sa.ColumnElement[bool], ...]:
     return *_round(charge_id), tasks.c.number == number
 
 
-def _insert(connection: Connection, charge_id: str, count: int) -> Round:
+def forget_secret(connection: Connection, charge_id: str) -> None:
+    """Forget what a round's seeds derive from: with it, noise could be drawn again and subtracted."""
     budget, charge = Ledger.parse(charge_id)
-    opened = Round(charge_id, count, secrets.token_bytes(32))
+    connection.execute(
+        sa.update(rounds)
+        .where(rounds.c.budget == budget, rounds.c.charge == charge)
+        .values(secret="")
+    )
+
+
+def _insert(connection: Connection, charge_id: str, count: int, secret: bytes | None) -> Round:
+    budget, charge = Ledger.parse(charge_id)
+    opened = Round(charge_id, count, secrets.token_bytes(32) if secret is None else secret)
     connection.execute(
         sa.insert(rounds).values(
             budget=budget, charge=charge, tasks=count, secret=opened.secret.hex()

@@ -9,6 +9,7 @@ from sqlalchemy import (
     ForeignKey,
     ForeignKeyConstraint,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     String,
@@ -16,9 +17,21 @@ from sqlalchemy import (
     Text,
 )
 
-__all__ = ["HEAD", "VERSION_TABLE", "budgets", "entries", "metadata", "rounds", "tasks"]
+__all__ = [
+    "HEAD",
+    "VERSION_TABLE",
+    "arms",
+    "blobs",
+    "budgets",
+    "entries",
+    "failures",
+    "metadata",
+    "rounds",
+    "studies",
+    "tasks",
+]
 
-HEAD = "0002"
+HEAD = "0004"
 """The newest migration: the schema that this program reads and writes."""
 
 VERSION_TABLE = "privtune_schema"
@@ -82,3 +95,50 @@ tasks = Table(
     CheckConstraint("done IN (0, 1)", name="privtune_tasks_done"),
 )
 """A round's trials. ``leased_until`` is a Unix time; the first result of a row stays."""
+
+studies = Table(
+    "privtune_studies",
+    metadata,
+    Column("name", String(512), primary_key=True),
+    Column("uid", String(32), nullable=False),
+    Column("spec", Text, nullable=False),
+    Column("root", Text, nullable=False),
+)
+"""One row per study. ``root`` is the absolute folder of its files: its own is below, by its name."""
+
+arms = Table(
+    "privtune_arms",
+    metadata,
+    Column("study", String(512), ForeignKey("privtune_studies.name"), nullable=False),
+    Column("name", String(512), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("plan", Text, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("secret", String(64), nullable=False),
+    Column("release", Text, nullable=True),
+    Column("announced", Integer, nullable=False),
+    PrimaryKeyConstraint("study", "name", name="privtune_arms_pk"),
+)
+"""One row per arm, in the order of ``number``. ``digest`` is its charge's, from the plan as it was
+written first; the secret is empty once the arm is released."""
+
+blobs = Table(
+    "privtune_blobs",
+    metadata,
+    Column("study", String(512), ForeignKey("privtune_studies.name"), nullable=False),
+    Column("name", String(1024), nullable=False),
+    Column("data", LargeBinary, nullable=True),
+    PrimaryKeyConstraint("study", "name", name="privtune_blobs_pk"),
+)
+"""Results and released models, by their path in the study's folder; NULL where that file holds it."""
+
+failures = Table(
+    "privtune_failures",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("study", String(512), ForeignKey("privtune_studies.name"), nullable=False),
+    Column("arm", String(512), nullable=False),
+    Column("time", Double, nullable=False),
+    Column("traceback", Text, nullable=False),
+)
+"""What stopped arms, in Unix time. Sealed: it may come from the data."""

@@ -8,6 +8,7 @@ PostgreSQL's REPEATABLE READ takes its snapshot before it waits for the lock.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import threading
@@ -25,7 +26,7 @@ from privtune.ledger.errors import LedgerBusyError, LedgerError
 from privtune.ledger.failures import translated
 from privtune.ledger.urls import masked
 
-__all__ = ["Storage", "checked_url"]
+__all__ = ["Storage", "artifact_root", "checked_url"]
 
 _WRITE = "privtune_write"
 
@@ -84,6 +85,45 @@ class Storage:
                     yield connection
         finally:
             self._turn.release()
+
+    @contextmanager
+    def hold(self, name: str, folder: Path) -> Iterator[bool]:
+        """Hold a name until the block or the process ends; False if another holds it already.
+
+        No clock takes part. PostgreSQL lets go when the connection ends, a file system when the
+        file's last holder does; so nobody waits for a process that was killed. It spares work that
+        another does already: that nothing is charged or released twice hangs on transactions.
+
+        Args:
+            name: What is held.
+            folder: Where SQLite's storages keep the lock's file.
+        """
+        self._same_process()
+        if self.dialect == "postgresql":
+            with translated(self.safe_url), self.engine.connect() as plain:
+                connection = plain.execution_options(isolation_level="AUTOCOMMIT")
+                key = sa.func.hashtextextended(sa.func.concat(sa.func.current_schema(), name), 0)
+                held = connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar_one()
+                try:
+                    yield bool(held)
+                finally:
+                    if held:
+                        connection.execute(sa.select(sa.func.pg_advisory_unlock(key)))
+            return
+        try:
+            import fcntl
+        except ImportError:  # no such locks on Windows: two processes may do the same work there
+            yield True
+            return
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                yield False
+                return
+            yield True
 
     def _begin(self, connection: Connection) -> sa.RootTransaction:
         """Begin, waiting for SQLite's lock with random pauses.
@@ -144,6 +184,25 @@ def checked_url(url: str) -> URL:
         if not folder.is_dir():
             raise InvalidInputError("storage", shown, f"the folder {folder} does not exist")
     return parsed
+
+
+def artifact_root(url: str) -> Path:
+    """Return the folder for models and trackers' files.
+
+    Args:
+        url: The storage's URL.
+
+    Returns:
+        What ``PRIVTUNE_ARTIFACTS`` says; else ``<stem>-artifacts`` beside an SQLite file, or
+        ``<database>-artifacts`` in the working directory. The folder need not exist.
+    """
+    if given := os.environ.get("PRIVTUNE_ARTIFACTS"):
+        return Path(given).absolute()
+    checked = checked_url(url)
+    if checked.get_backend_name() == "sqlite":
+        path = Path(str(checked.database)).absolute()
+        return path.with_name(f"{path.stem}-artifacts")
+    return Path(f"{checked.database or 'postgres'}-artifacts").absolute()
 
 
 NO_DRIVER = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."

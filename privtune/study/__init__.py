@@ -1,9 +1,12 @@
 """Studies: create, load, run, resume, compare."""
 
-from privtune.study._study import SealedTrialsError, Study, StudyFinishedError, delete_study
+from privtune.study._store import StudyExistsError, StudyNotFoundError
+from privtune.study._study import SealedTrialsError, Study, delete_study, study_names
+from privtune.study.lifecycle import StudyBusyError, StudyFinishedError
 from privtune.study.objective import StudyInterruptedError
 from privtune.study.observer import ArmStatus, NullObserver, Observer
 from privtune.study.planning import StudyPlan, plan_study
+from privtune.study.seal import SealedError
 from privtune.study.spec import ArmSpec, BudgetSpec, SpecError, StudySpec
 from privtune.study.trial import SealedTrialError, Trial
 from privtune.study.user_training import DPSGD, Validation
@@ -15,16 +18,21 @@ __all__ = [
     "BudgetSpec",
     "NullObserver",
     "Observer",
+    "SealedError",
     "SealedTrialError",
     "SealedTrialsError",
     "SpecError",
     "Study",
+    "StudyBusyError",
+    "StudyExistsError",
     "StudyFinishedError",
     "StudyInterruptedError",
+    "StudyNotFoundError",
     "StudyPlan",
     "StudySpec",
     "Trial",
     "Validation",
     "delete_study",
     "plan_study",
+    "study_names",
 ]

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import secrets
 import uuid
 
 from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
-from privtune.study._store import StudyStore
+from privtune.ledger.storage import artifact_root
+from privtune.study._store import StudyRow, StudyStore
+from privtune.study.lifecycle import new_arm
 from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
-from privtune.training.streams import Streams
 
-__all__ = ["arm_secret", "store_study"]
+__all__ = ["store_study"]
 
 
 def store_study(spec: StudySpec, storage: str) -> None:
     """Plan a study and store it: see :meth:`privtune.Study.create`."""
-    store = StudyStore(storage)
-    try:
-        if spec.name in store.names():
-            # Before the planning, which takes seconds; `create` checks again.
-            store.create(spec.name, {}, {})
+    with Ledger(storage) as ledger:
+        store = StudyStore(ledger.log.storage)
+        store.check_new(
+            spec.name
+        )  # before the planning, which takes seconds; `create` checks again
         plans = plan_study(spec).plans if spec.arms else ()
-        with Ledger(storage) as ledger:
-            if spec.budget.name not in {budget.name for budget in ledger.budgets()}:
-                ledger.create_budget(spec.budget.to_budget())
-            else:
-                _check_terms(ledger, spec)
-        store.create(
-            spec.name,
-            {arm.name: {"secret": arm_secret(spec, arm.name)} for arm in spec.arms},
-            {
-                "uid": uuid.uuid4().hex,
-                "spec": spec.model_dump(mode="json"),
-                "plans": [plan.to_dict() for plan in plans],
-            },
-        )
-    finally:
-        store.close()
+        if spec.budget.name not in {budget.name for budget in ledger.budgets()}:
+            ledger.create_budget(spec.budget.to_budget())
+        else:
+            _check_terms(ledger, spec)
+        document = spec.model_dump(mode="json")
+        row = StudyRow(spec.name, uuid.uuid4().hex, document, artifact_root(storage))
+        store.create(row, [new_arm(spec, row.uid, plan) for plan in plans])
 
 
 def _check_terms(ledger: Ledger, spec: StudySpec) -> None:
@@ -51,10 +42,3 @@ def _check_terms(ledger: Ledger, spec: StudySpec) -> None:
             f"{spec.name!r} says epsilon = {asked[0]}, delta = {asked[1]}, {asked[2]}. Write the "
             "budget's own terms, and the study's share as 'epsilon' of the study."
         )
-
-
-def arm_secret(spec: StudySpec, arm: str) -> str:
-    """Return the arm's secret: OS entropy, unless the study sets a seed, which it records."""
-    if spec.seed is None:
-        return secrets.token_bytes(32).hex()
-    return Streams(spec.seed.to_bytes(32, "big")).key(f"arm/{arm}").hex()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from privtune.ledger import export_certificate
-
 if TYPE_CHECKING:
     from privtune.study._study import Study
 
@@ -36,13 +34,12 @@ def export(study: Study) -> dict[str, Any]:
                 },
             }
         )
-    certificate = export_certificate(study._ledger.log.storage, study.spec.budget.name)
     return {
         "format": "privtune-study",
         "version": 1,
         "spec": study.spec.model_dump(mode="json"),
         "arms": arms,
-        "certificate": certificate,
+        "certificate": study.certificate(),
     }
 
 

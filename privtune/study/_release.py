@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Guarantee
-from privtune.errors import PrivTuneError
-from privtune.execution.files import read_result, write_result
+from privtune.execution.files import pack_result, unpack_result
 from privtune.execution.training import accuracy
 from privtune.strategies import Cost, Outcome, Plan, Release, TrialResult
 
 if TYPE_CHECKING:
+    from privtune.study._store import Results
     from privtune.tasks import Task, TaskData
 
-__all__ = ["load_release", "release_document", "save_release"]
+__all__ = ["MODEL", "load_release", "make_release", "utility_of"]
+
+MODEL = "model.safetensors"
+"""Name of the released model in its arm's folder."""
+
+_TRIALS = "trials/"
 
 
-def save_release(
+def make_release(
     plan: Plan,
     outcome: Outcome,
     *,
     guarantee: Guarantee,
     seconds: float | None,
-    folder: Path,
     utility: Mapping[str, float],
-) -> Release:
-    """Write the released model with its certificate, and return the release.
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return what is stored of a release: a document, and the content of its files by name.
 
     Args:
         plan: The arm's plan.
         outcome: What its strategy hands over.
         guarantee: What the arm cost.
         seconds: Time: measured, or the plan's estimate for a sealed arm.
-        folder: The arm's folder.
         utility: Metrics on splits declared public.
     """
     import torch
@@ -49,29 +50,24 @@ def save_release(
         result = replace(result, curves={}, index=0)
     result = replace(result, unusable=0)
     trials = tuple(replace(trial, unusable=0) for trial in outcome.trials)
-    cost = Cost(plan.expected_gradient_evaluations, seconds, expected=plan.is_sealed)
-    write_result(
-        result,
-        folder / "model.safetensors",
-        certificate={
-            "arm": plan.arm,
-            "strategy": plan.strategy,
-            "guarantee": guarantee.to_dict(),
-            "event": plan.event.to_dict(),
-            "plan_digest": plan.digest(),
+    certificate = {
+        "arm": plan.arm,
+        "strategy": plan.strategy,
+        "guarantee": guarantee.to_dict(),
+        "event": plan.event.to_dict(),
+        "plan_digest": plan.digest(),
+    }
+    document = {
+        "utility": dict(utility),
+        "note": outcome.note,
+        "cost": {
+            "gradient_evaluations": plan.expected_gradient_evaluations,
+            "wall_seconds": seconds,
+            "expected": plan.is_sealed,
         },
-    )
-    for trial in trials:
-        write_result(trial, folder / "trials" / f"{trial.index:06d}.safetensors")
-    return _release(
-        plan,
-        result,
-        trials=trials,
-        guarantee=guarantee,
-        utility=utility,
-        cost=cost,
-        note=outcome.note,
-    )
+    }
+    files = {f"{_TRIALS}{t.index:06d}.safetensors": pack_result(t) for t in trials}
+    return document, {MODEL: pack_result(result, certificate=certificate), **files}
 
 
 def utility_of(task: Task, result: TrialResult | None, data: TaskData) -> dict[str, float]:
@@ -81,63 +77,16 @@ def utility_of(task: Task, result: TrialResult | None, data: TaskData) -> dict[s
     return {"test_accuracy": accuracy(task, result.weights, data.test)}
 
 
-def release_document(release: Release) -> dict[str, Any]:
-    """Return what is stored of a release beside its files."""
-    cost = release.cost
-    return {
-        "utility": dict(release.utility),
-        "note": release.note,
-        "cost": {
-            "gradient_evaluations": cost.gradient_evaluations,
-            "wall_seconds": cost.wall_seconds,
-            "expected": cost.expected,
-        },
-    }
-
-
 def load_release(
-    plan: Plan, folder: Path, document: Mapping[str, Any], guarantee: Guarantee
+    plan: Plan, results: Results, document: Mapping[str, Any], guarantee: Guarantee
 ) -> Release:
-    """Return a release as it was saved.
+    """Return a release as it was stored.
 
     Raises:
-        PrivTuneError: If its files are elsewhere.
+        PrivTuneError: If a model of it is elsewhere.
     """
-    if not (folder / "model.safetensors").exists():
-        raise PrivTuneError(
-            f"Arm {plan.arm!r} was released, but its model is not in {folder}. Work in the directory "
-            "where the study was run, or say where its files are: PRIVTUNE_ARTIFACTS=FOLDER."
-        )
-    trials = tuple(read_result(path) for path in sorted((folder / "trials").glob("*.safetensors")))
-    return _release(
-        plan,
-        read_result(folder / "model.safetensors"),
-        trials=trials,
-        guarantee=guarantee,
-        utility=document["utility"],
-        cost=Cost(**document["cost"]),
-        note=document["note"],
-    )
-
-
-def write_certificate(folder: Path, certificate: Mapping[str, Any]) -> None:
-    """Write a budget's certificate beside the model, for whoever receives it."""
-    path = folder / "certificate.json"
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(certificate, indent=2, allow_nan=False), encoding="utf-8")
-    partial.replace(path)
-
-
-def _release(
-    plan: Plan,
-    result: TrialResult,
-    *,
-    trials: tuple[TrialResult, ...],
-    guarantee: Guarantee,
-    utility: Mapping[str, float],
-    cost: Cost,
-    note: str,
-) -> Release:
+    result = unpack_result(results.get(MODEL) or b"")
+    trials = [name for name in results.names() if name.startswith(_TRIALS)]
     return Release(
         arm=plan.arm,
         strategy=plan.strategy,
@@ -146,10 +95,10 @@ def _release(
         score=result.score,
         curves=result.curves,
         guarantee=guarantee,
-        utility=utility,
-        cost=cost,
+        utility=document["utility"],
+        cost=Cost(**document["cost"]),
         sealed=plan.is_sealed,
-        trials=trials,
-        note=note,
+        trials=tuple(unpack_result(results.get(name) or b"") for name in trials),
+        note=document["note"],
         shapes=result.shapes,
     )

@@ -6,17 +6,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from privtune.execution.files import read_result, write_result
+from privtune.execution.files import pack_result, unpack_result
 from privtune.execution.processes import run_workers
 from privtune.execution.table import Handed, make_rounds, work_through
 from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.ledger import SKIPPED
 from privtune.strategies import PRUNED, Plan, TrainingPlan, TrialResult
-from privtune.study.failures import stopping
 from privtune.training.compute import Compute
 from privtune.training.streams import Streams
 
@@ -26,7 +24,8 @@ if TYPE_CHECKING:
     from privtune.ledger import Lease, Ledger, Rounds
     from privtune.spaces import SearchSpace
     from privtune.study._shown import ShownTrials
-    from privtune.study._store import StudyStore
+    from privtune.study._store import Results
+    from privtune.study._trials import StudyTrials
     from privtune.tasks import Task, TaskData
 
 __all__ = ["Files", "StudyRound", "TrialFiles", "work_on_rows"]
@@ -38,18 +37,18 @@ _TRIALS, _FINAL = 10_000_000, 20_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Files(ABC):
-    """Trains candidates of an arm, and keeps each result in a file under its own secret.
+    """Trains candidates of an arm, each under a secret of its own, and keeps their results.
 
     Args:
         plan: The arm's plan.
         secret: 32 secret bytes of the arm: everything random derives from them.
-        folder: Holds results; inside the trust boundary.
+        results: Where results are kept; inside the trust boundary.
         space: What candidates are drawn from.
     """
 
     plan: Plan
     secret: bytes
-    folder: Path
+    results: Results
     space: SearchSpace
 
     @property
@@ -68,12 +67,17 @@ class Files(ABC):
 
     @abstractmethod
     def train(
-        self, training: TrainingPlan, trials: Mapping[int, Mapping[str, Any]], *, scored: bool
+        self,
+        training: TrainingPlan,
+        trials: Mapping[int, Mapping[str, Any]],
+        *,
+        secrets: Mapping[int, bytes],
+        scored: bool,
     ) -> list[TrialResult]:
-        """Train some candidates."""
+        """Train some candidates; everything random in each derives from its secret."""
 
     def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
-        """Train leased rows, those of one training together, and write their results."""
+        """Train leased rows, those of one training together, on the seeds of their leases."""
         search = self.plan.search
         if search is None:
             return
@@ -83,16 +87,13 @@ class Files(ABC):
             own = {n: p for n, p in rows.items() if search.training_of(p) == training}
             if not own:
                 continue
-            for result in self.train(training, own, scored=True):
+            secrets = {number: by_number[number].seed for number in own}
+            for result in self.train(training, own, secrets=secrets, scored=True):
                 lease = by_number[result.index]
-                name = f"trial-{lease.number:06d}-{lease.worker}-{lease.attempt}.safetensors"
-                write_result(result, self.folder / name)
+                name = f"trial-{lease.number:06d}.safetensors"
+                keep = partial(self.results.put, name, pack_result(result))
                 score = -math.inf if result.score is None else result.score
-                yield lease, score, {"file": name}
-
-    def drop(self, handed: Handed) -> None:
-        """Delete a result that came second: one output of a row is ever seen."""
-        (self.folder / handed[2]["file"]).unlink(missing_ok=True)
+                yield Handed(lease, score, {"file": name}, keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,12 @@ class TrialFiles(Files):
         return _STACK if self.compute.stack == "auto" else self.compute.stack
 
     def train(
-        self, training: TrainingPlan, trials: Mapping[int, Mapping[str, Any]], *, scored: bool
+        self,
+        training: TrainingPlan,
+        trials: Mapping[int, Mapping[str, Any]],
+        *,
+        secrets: Mapping[int, bytes],
+        scored: bool,
     ) -> list[TrialResult]:
         """Train some candidates together."""
         return train_trials(
@@ -127,7 +133,7 @@ class TrialFiles(Files):
             records=part_of(self.data.train, training.part, self.plan.rate, self.streams),
             score=self.plan.score if scored else None,
             trials=trials,
-            secrets={index: self.streams.key("trial", index) for index in trials},
+            secrets=secrets,
             compute=self.compute,
             on_step=self.on_step,
             # Sealed trials and private splits have no curves: nothing would have paid for them.
@@ -144,7 +150,6 @@ def work_on_rows(rounds: Rounds, charge_id: str, files: Files, *, most: int | No
         charge_id,
         files.run_rows,
         stack=stack if threshold is None else min(stack, _CAUTIOUS),
-        dropped=files.drop,
         enough=threshold,
     )
 
@@ -154,8 +159,7 @@ class StudyRound:
     """The round of one arm, as its strategy sees it.
 
     Args:
-        study: Name of the study.
-        store: Optuna's storage, for the curator.
+        kept: The study's trials in Optuna's storage, for the curator.
         ledger: Holds the round's rows.
         charge_id: The arm's charge; None for an arm without any guarantee.
         files: Trains and keeps results.
@@ -163,8 +167,7 @@ class StudyRound:
         worker: Function and arguments of a worker process.
     """
 
-    study: str
-    store: StudyStore
+    kept: StudyTrials
     ledger: Ledger
     charge_id: str | None
     files: Files
@@ -186,14 +189,13 @@ class StudyRound:
         if self.charge_id is None:
             return ()
         rounds = make_rounds(self.ledger)
-        with stopping(self.store, self.study, plan.arm):
-            self._work(rounds, self.charge_id)
+        self._work(rounds, self.charge_id)
         results = [
-            read_result(self.files.folder / row.result["file"])
+            unpack_result(self.files.results.get(row.result["file"]) or b"")
             for row in rounds.results(self.charge_id)
             if SKIPPED not in row.result
         ]
-        self.store.record(self.study, plan.arm, space=self.space, results=results)
+        self.kept.record(plan.arm, space=self.space, results=results)
         return results
 
     def train(
@@ -206,22 +208,24 @@ class StudyRound:
         scored: bool = False,
     ) -> TrialResult:
         """Train one candidate, unless its result is there."""
-        path = self.files.folder / f"{name}.safetensors"
-        if path.exists():
-            return read_result(path)
+        file = f"{name}.safetensors"
+        if (content := self.files.results.get(file)) is not None:
+            return unpack_result(content)
         # Numbers of their own: no stream of a named training is that of a row.
         number = int(name.rpartition("-")[2]) if "-" in name else 0
         first = _TRIALS if "-" in name else _FINAL
-        with stopping(self.store, self.study, plan.arm):
-            (result,) = self.files.train(training, {first + number: params}, scored=scored)
+        secrets = {first + number: self.streams.key("trial", first + number)}
+        (result,) = self.files.train(
+            training, {first + number: params}, secrets=secrets, scored=scored
+        )
         result = replace(result, index=number)
-        write_result(result, path)
+        self.files.results.put(file, pack_result(result))
         return result
 
     @cached_property
     def shown(self) -> ShownTrials:
         """Optuna's trials, where every trial is paid for."""
-        return self.store.shown(self.study, self.files.plan.arm, self.files.folder)
+        return self.kept.shown(self.files.plan.arm, self.files.results.folder)
 
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
         """Draw a trial with Optuna; a candidate that was drawn is used again."""
@@ -232,11 +236,6 @@ class StudyRound:
         """Tell Optuna how a trial ended, once."""
         score = -math.inf if result.score is None else result.score
         self.shown.tell(number, score=score, pruned=result.failed == PRUNED)
-
-    def discard(self) -> None:
-        """Delete all results: losing models have no further use, and are private."""
-        for path in self.files.folder.glob("*.safetensors"):
-            path.unlink()
 
     def _work(self, rounds: Rounds, charge_id: str) -> None:
         """Give every row a result."""

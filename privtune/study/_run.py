@@ -1,24 +1,23 @@
-"""Run a study: charge all arms, then run each arm and release it."""
+"""Run a study whose arms are declared: the task's own trainings, driven by the life of each arm."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
 from privtune.execution.training import dry_run
-from privtune.strategies import NonPrivateError, Plan, Release, TrialResult
+from privtune.strategies import NonPrivateError, Outcome, Plan, Release, TrialResult
 from privtune.study._release import utility_of
 from privtune.study._round import StudyRound
-from privtune.study._study import StudyFinishedError
 from privtune.study._worker import make_files, work
-from privtune.study.failures import stopping
-from privtune.study.spec import StudySpec
+from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
 from privtune.training.compute import check_stack
 
 if TYPE_CHECKING:
-    from privtune.ledger import Charge
-    from privtune.study._study import Study
+    from privtune.strategies import Strategy
+    from privtune.strategies._base import Round
     from privtune.study.observer import Observer
     from privtune.tasks import Task, TaskData
     from privtune.training.compute import Compute
@@ -27,7 +26,7 @@ __all__ = ["run_study"]
 
 
 def run_study(
-    study: Study,
+    life: Life,
     observer: Observer,
     *,
     n_jobs: int,
@@ -35,107 +34,77 @@ def run_study(
     non_private: bool,
 ) -> tuple[Release, ...]:
     """Run what has not been released: see :meth:`privtune.Study.run`."""
-    task = study.spec.load_task()
-    if all(study._store.get(study.name, plan.arm, "announced") for plan in study.plans):
-        raise StudyFinishedError(
-            f"Study {study.name!r} is finished: every arm has been released, nothing was run and "
-            f"nothing was spent. See it with: privtune study compare {study.name}."
-        )
-    if not non_private:
-        _check_private(study)
-    task.check()
-    compute = study.spec.compute
+    plans = [arm.plan for arm in life.arms().values()]
+    task = life.spec.load_task()
+    compute = life.spec.compute
     if stack is not None:
         compute = replace(compute, stack=check_stack(stack))
-    seconds = {}
-    for plan in study.plans:
-        if study._store.get(study.name, plan.arm, "release") is None:
-            with observer.guard(plan):
-                seconds[plan.arm] = dry_run(plan, task, compute=compute)
-    charges = study._reserve()
-    loaded: TaskData | None = None
-    releases = []
-    for plan in study.plans:
-        charge = charges.get(plan.arm)
-        release = study._stored_release(plan)
-        if release is None:
-            study._start(plan, charge)
-            with stopping(study._store, study.name, plan.arm):
-                loaded = task.load_checked() if loaded is None else loaded
-            release = _run_arm(
-                study,
-                plan,
-                charge=charge,
-                task=task,
-                data=loaded,
-                observer=observer,
-                seconds=seconds[plan.arm],
-                n_jobs=n_jobs,
-                compute=compute,
+    trainer = _TaskTrainer(life, task, observer, compute, n_jobs)
+    with life.alone():
+        if all(life.stage(plan) is Stage.ANNOUNCED for plan in plans):
+            raise StudyFinishedError(
+                f"Study {life.name!r} is finished: every arm has been released, nothing was run and "
+                f"nothing was spent. See it with: privtune study compare {life.name}."
             )
-        study._settle(plan, charge)
-        if not study._store.get(study.name, plan.arm, "announced"):
-            observer.released(plan, release)
-            study._store.set(study.name, plan.arm, "announced", True)
-        releases.append(release)
-    return tuple(releases)
+        if not non_private:
+            _check_private(life.name, plans)
+        task.check()
+        return carry_on(life, plans, trainer, observer)
 
 
-def _check_private(study: Study) -> None:
-    without = [plan.arm for plan in study.plans if not plan.is_private]
+def _check_private(study: str, plans: list[Plan]) -> None:
+    without = [plan.arm for plan in plans if not plan.is_private]
     if without:
         raise NonPrivateError(
-            f"Study {study.name!r} holds {', '.join(without)} without any guarantee (epsilon is "
+            f"Study {study!r} holds {', '.join(without)} without any guarantee (epsilon is "
             "infinite): it trains on the data as it is. Run it with --non-private if the data "
             "may be shown to everybody, or take it out of the study. Nothing was run."
         )
 
 
-def _run_arm(
-    study: Study,
-    plan: Plan,
-    *,
-    charge: Charge | None,
-    task: Task,
-    data: TaskData,
-    observer: Observer,
-    seconds: float,
-    n_jobs: int,
-    compute: Compute,
-) -> Release:
-    observer.arm_started(plan)
-    files = replace(
-        make_files(study._store, study.spec, plan, task=task, data=data), compute=compute
-    )
-    if not plan.is_sealed:
-        files = replace(files, on_step=lambda done, steps: observer.step(plan, done, steps))
-    charge_id = None if charge is None else charge.id
-    trials = StudyRound(
-        study=study.name,
-        store=study._store,
-        ledger=study._ledger,
-        charge_id=charge_id,
-        files=files,
-        n_jobs=n_jobs,
-        worker=(work, (study.storage, study.name, plan.arm, charge_id, n_jobs, compute.stack)),
-    )
-    started = time.perf_counter()
-    try:
-        with observer.guard(plan):
-            outcome = _strategy(study.spec, plan).run(plan, trials)
-    except BaseException:
-        observer.arm_failed(plan)
-        raise
-    if not plan.is_sealed:
-        seconds = time.perf_counter() - started
-    if outcome.result is not None:
-        outcome = replace(outcome, result=_shaped(task, outcome.result))
-    return study._save(plan, outcome, seconds, utility_of(task, outcome.result, data))
+@dataclass(frozen=True)
+class _TaskTrainer:
+    """Trains the arms of a declared study with the engine."""
 
+    life: Life
+    task: Task
+    observer: Observer
+    compute: Compute
+    n_jobs: int
 
-def _strategy(spec: StudySpec, plan: Plan) -> Any:
-    (arm,) = (arm for arm in spec.arms if arm.name == plan.arm)
-    return arm.to_strategy()
+    @cached_property
+    def data(self) -> TaskData:
+        """The task's data, loaded with the first arm that has started."""
+        return self.task.load_checked()
+
+    def rehearse(self, plan: Plan) -> float:
+        """Train a few steps on made-up records."""
+        return dry_run(plan, self.task, compute=self.compute)
+
+    def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
+        """Return the arm's strategy as the spec has it, and its round."""
+        life, charge = self.life, self.life.charge_of(plan)
+        files = make_files(life, plan, task=self.task, data=self.data, compute=self.compute)
+        if not plan.is_sealed:
+            files = replace(files, on_step=lambda done, of: self.observer.step(plan, done, of))
+        charge_id = None if charge is None else charge.id
+        options = (life.url, life.name, plan.arm, charge_id, self.n_jobs, self.compute.stack)
+        (arm,) = (arm for arm in life.spec.arms if arm.name == plan.arm)
+        return arm.to_strategy(), StudyRound(
+            kept=life.trials,
+            ledger=life.ledger,
+            charge_id=charge_id,
+            files=files,
+            n_jobs=self.n_jobs,
+            worker=(work, options),
+        )
+
+    def finish(self, outcome: Outcome) -> tuple[Outcome, Mapping[str, float]]:
+        """Note the parameters' names, and measure the model where the split is public."""
+        utility = utility_of(self.task, outcome.result, self.data)
+        if outcome.result is None:
+            return outcome, utility
+        return replace(outcome, result=_shaped(self.task, outcome.result)), utility
 
 
 def _shaped(task: Task, result: TrialResult) -> TrialResult:

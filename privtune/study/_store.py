@@ -1,38 +1,41 @@
-"""Where studies live: Optuna's storage, in the curator's database.
+"""The rows of studies: studies, arms, results. They lie beside the ledger's, in its transactions.
 
-The study ``NAME`` carries the spec and the plans; each arm is an Optuna study ``NAME/ARM`` whose
-trials are the sealed trials of that arm, so that Optuna's own tools work on them inside the trust
-boundary. Everything is stored as JSON with a schema version.
+Whatever must happen together with a charge's next state takes the connection of that transaction.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import shutil
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import optuna
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
-from privtune.ledger.failures import translated
-from privtune.ledger.storage import NO_DRIVER, checked_url
-from privtune.ledger.urls import masked
-from privtune.study._shown import INDEX, ShownTrials
+from privtune.ledger.schema import arms, blobs, failures, studies
+from privtune.ledger.storage import Storage
+from privtune.strategies import Plan
 
-if TYPE_CHECKING:
-    from privtune.spaces import SearchSpace
-    from privtune.strategies import TrialResult
+__all__ = [
+    "Arm",
+    "Results",
+    "StudyExistsError",
+    "StudyNotFoundError",
+    "StudyRow",
+    "StudyStore",
+    "write_file",
+]
 
-__all__ = ["StudyExistsError", "StudyNotFoundError", "StudyStore", "all_params", "artifact_root"]
-
-_SCHEMA = 1
-_PREFIX = "privtune:"
-_OUTSIDE = "params:"
+_LARGE = 2**24
+"""Bytes above which a result is a file in the study's folder, and its row says so."""
 
 
 class StudyExistsError(PrivTuneError):
@@ -43,221 +46,280 @@ class StudyNotFoundError(PrivTuneError):
     """There is no study of this name."""
 
 
-class StudyStore:
-    """Studies and their arms in one storage.
+@dataclass(frozen=True)
+class StudyRow:
+    """A study as it was created.
 
     Args:
-        url: SQLAlchemy URL; the ledger may share it.
-
-    Raises:
-        PrivTuneError: If there is no such database, or it cannot be reached.
+        name: Its name.
+        uid: Tells it from another of the same name, before or after it.
+        spec: Its spec, JSON-ready.
+        root: Absolute folder of files; the study's own is below it.
     """
 
-    def __init__(self, url: str) -> None:
-        checked = checked_url(url)
-        self.url = url
-        sqlite = checked.get_backend_name() == "sqlite"
-        try:
-            with translated(masked(checked.render_as_string(hide_password=False))):
-                self._database = optuna.storages.RDBStorage(
-                    checked.render_as_string(hide_password=False),
-                    engine_kwargs={"connect_args": {"timeout": 60}} if sqlite else {},
-                )
-        except ImportError as error:
-            raise PrivTuneError(NO_DRIVER) from error
-        # Loading a study wraps a bare storage in a new cache each time, which then reads every
-        # trial again. This one is kept: what it holds of finished trials never changes.
-        self._storage = optuna.storages.get_storage(self._database)
+    name: str
+    uid: str
+    spec: Mapping[str, Any]
+    root: Path
 
-    def create(
-        self, name: str, arms: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]
-    ) -> None:
-        """Store a new study, its arms, and the first values of each.
+    @property
+    def folder(self) -> Path:
+        """The study's own folder."""
+        return Path(os.environ.get("PRIVTUNE_ARTIFACTS") or self.root).absolute() / self.name
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm as its row has it; how far its charge is, the ledger says.
+
+    Args:
+        plan: Its plan.
+        digest: The digest under which its charge is found.
+        secret: What everything random in it derives from; ``None`` once it is released.
+        release: What is stored of its release beside the model; ``None`` until it is trained.
+        announced: Whether observers have heard of the release.
+    """
+
+    plan: Plan
+    digest: str
+    secret: bytes | None
+    release: Mapping[str, Any] | None = None
+    announced: bool = False
+
+
+class StudyStore:
+    """The rows of the studies in a storage.
+
+    Args:
+        storage: The ledger's.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def check_new(self, name: str) -> None:
+        """Refuse a name that is taken.
+
+        Raises:
+            StudyExistsError: If it is.
+        """
+        if name in self.names():
+            raise _exists(name)
+
+    def create(self, row: StudyRow, planned: Sequence[Arm]) -> None:
+        """Store a study with its arms and their secrets, in one transaction.
 
         Raises:
             StudyExistsError: If the name is taken.
         """
-        try:
-            with _quiet():
-                study = optuna.create_study(study_name=name, storage=self._storage)
-        except optuna.exceptions.DuplicatedStudyError:
-            raise StudyExistsError(
-                f"A study named {name!r} exists already in this storage. Choose another name, or "
-                f"go on with it: privtune study run {name}."
-            ) from None
-        for arm, values in arms.items():
-            self.add_arm(name, arm)
-            for key, value in values.items():
-                self.set(name, arm, key, value)
-        # The document goes last: a study without one was never completely created.
-        study.set_user_attr(f"{_PREFIX}schema", _SCHEMA)
-        study.set_user_attr(f"{_PREFIX}document", dict(document))
+        values = {"name": row.name, "uid": row.uid, "spec": json.dumps(row.spec)}
+        with self._storage.write() as connection:
+            if not _insert_new(connection, studies, {**values, "root": str(row.root)}):
+                raise _exists(row.name)
+            for arm in planned:
+                self.add_arm(connection, row.name, arm)
 
-    def document(self, name: str) -> dict[str, Any]:
-        """Return what :meth:`create` stored.
+    def study(self, name: str) -> StudyRow:
+        """Return a study.
 
         Raises:
-            StudyNotFoundError: If there is no such study, or it was never completely created.
+            StudyNotFoundError: If there is none of this name.
         """
-        attributes = self._load(name).user_attrs
-        document = attributes.get(f"{_PREFIX}document")
-        if document is None:
+        with self._storage.read() as connection:
+            query = sa.select(studies).where(studies.c.name == name)
+            row = connection.execute(query).one_or_none()
+        if row is None:
             raise StudyNotFoundError(
-                f"Study {name!r} was not completely created; delete it with "
-                f"'privtune study delete {name}' and create it again. Nothing was spent."
+                f"There is no study named {name!r} in this storage; it holds: "
+                f"{', '.join(self.names()) or 'none'}."
             )
-        if attributes.get(f"{_PREFIX}schema") != _SCHEMA:
-            raise PrivTuneError(
-                f"Study {name!r} has schema {attributes.get(f'{_PREFIX}schema')}, but this version "
-                f"of PrivTune reads schema {_SCHEMA}. Install the version that wrote it."
-            )
-        return dict(document)
+        return StudyRow(row.name, row.uid, json.loads(row.spec), Path(row.root))
 
     def names(self) -> list[str]:
         """Return the names of all studies."""
-        return sorted(
-            summary.study_name
-            for summary in optuna.get_all_study_summaries(self._storage)
-            if f"{_PREFIX}document" in summary.user_attrs
-        )
+        with self._storage.read() as connection:
+            return list(connection.scalars(sa.select(studies.c.name).order_by(studies.c.name)))
 
-    def get(self, name: str, arm: str, key: str) -> Any:
-        """Return a value stored for an arm, or ``None``."""
-        return self._load(_arm_name(name, arm)).user_attrs.get(_PREFIX + key)
+    def delete(self, row: StudyRow) -> None:
+        """Delete a study's rows and files. Its charges are the ledger's and stay."""
+        with self._storage.write() as connection:
+            for table in (failures, blobs, arms):
+                connection.execute(sa.delete(table).where(table.c.study == row.name))
+            connection.execute(sa.delete(studies).where(studies.c.name == row.name))
+        shutil.rmtree(row.folder, ignore_errors=True)
 
-    def set(self, name: str, arm: str, key: str, value: Any) -> None:
-        """Store a JSON value for an arm."""
-        # Through JSON once, so that what is read back is what was written.
-        self._load(_arm_name(name, arm)).set_user_attr(_PREFIX + key, json.loads(json.dumps(value)))
+    @staticmethod
+    def add_arm(connection: Connection, study: str, arm: Arm) -> Arm:
+        """Insert an arm after those that are there, and return it; one that is there stays."""
+        count = sa.select(sa.func.count()).select_from(arms).where(arms.c.study == study)
+        row = {
+            "study": study,
+            "name": arm.plan.arm,
+            "number": connection.execute(count).scalar_one(),
+            "plan": json.dumps(arm.plan.to_dict()),
+            "digest": arm.digest,
+            "secret": (arm.secret or b"").hex(),
+            "announced": 0,
+        }
+        _insert_new(connection, arms, row)
+        there = sa.select(arms).where(*_arm(study, arm.plan.arm))
+        return _read_arm(connection.execute(there).one())
 
-    def record(
-        self, name: str, arm: str, *, space: SearchSpace, results: Sequence[TrialResult]
-    ) -> None:
-        """Record the trials of a finished round, for the curator's tools. A row is written once.
+    def arms(self, study: str) -> dict[str, Arm]:
+        """Return a study's arms by name, in order."""
+        with self._storage.read() as connection:
+            query = sa.select(arms).where(arms.c.study == study).order_by(arms.c.number)
+            rows = connection.execute(query).all()
+        return {row.name: _read_arm(row) for row in rows}
 
-        Parameters outside of the space, as an objective suggests them, become user attributes: their
-        distributions may differ from trial to trial, which Optuna refuses.
+    def set_release(self, study: str, arm: str, release: Mapping[str, Any], keep: Any) -> bool:
+        """Store an arm's release, with what ``keep`` stores in the transaction; the first one stays.
+
+        Returns:
+            Whether this was the first.
         """
-        study = self._load(_arm_name(name, arm))
-        there = {t.user_attrs.get(INDEX) for t in study.get_trials(deepcopy=False)}
-        for result in results:
-            if result.index in there:
-                continue
-            params = {key: result.params[key] for key in space if key in result.params}
-            score = -math.inf if result.score is None else result.score
-            study.add_trial(
-                optuna.trial.create_trial(
-                    params=params,
-                    distributions={key: space[key] for key in params},
-                    value=-math.inf if math.isnan(score) else score,
-                    user_attrs={
-                        INDEX: result.index,
-                        "failed": result.failed,
-                        "unusable": result.unusable,
-                        **{
-                            f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params
-                        },
-                    },
-                )
+        with self._storage.write() as connection:
+            moved = connection.execute(
+                sa.update(arms)
+                .where(*_arm(study, arm), arms.c.release.is_(None))
+                .values(release=json.dumps(release))
             )
+            if moved.rowcount == 1:
+                keep(connection)
+            return moved.rowcount == 1
 
-    def shown(self, name: str, arm: str, folder: Path) -> ShownTrials:
-        """Return the trials of an arm that pays for all of them, to ask and to tell.
+    def forget_secret(self, connection: Connection, study: str, arm: str) -> None:
+        """Forget an arm's secret: with it, noise could be drawn again and subtracted."""
+        connection.execute(sa.update(arms).where(*_arm(study, arm)).values(secret=""))
 
-        Args:
-            name: The study.
-            arm: The arm.
-            folder: Keeps what running trials were given; inside the trust boundary.
-        """
-        with _quiet():
-            return ShownTrials(self._load(_arm_name(name, arm)), folder)
+    def add_failure(self, study: str, arm: str, text: str) -> None:
+        """Keep what stopped an arm."""
+        row = {"id": uuid.uuid4().hex, "study": study, "arm": arm, "traceback": text}
+        with self._storage.write() as connection:
+            connection.execute(sa.insert(failures), {**row, "time": time.time()})
 
-    def add_arm(self, name: str, arm: str) -> None:
-        """Make room for an arm's trials and values."""
-        with _quiet():
-            optuna.create_study(
-                study_name=_arm_name(name, arm),
-                storage=self._storage,
-                direction="maximize",
-                load_if_exists=True,
-            )
+    def failures(self, study: str, arm: str) -> list[dict[str, Any]]:
+        """Return what stopped an arm, the latest last."""
+        query = sa.select(failures.c.time, failures.c.traceback).order_by(failures.c.time)
+        with self._storage.read() as connection:
+            found = query.where(failures.c.study == study, failures.c.arm == arm)
+            return [dict(row._mapping) for row in connection.execute(found)]
 
-    def update(self, name: str, document: Mapping[str, Any]) -> None:
-        """Replace a study's document."""
-        self._load(name).set_user_attr(f"{_PREFIX}document", dict(document))
-
-    def trials(self, name: str, arm: str) -> list[optuna.trial.FrozenTrial]:
-        """Return the sealed trials of an arm. For the curator alone."""
-        return self._load(_arm_name(name, arm)).get_trials()
-
-    def delete(self, name: str, arms: Iterable[str]) -> None:
-        """Delete a study and its trials. Its charges are the ledger's and stay."""
-        there = {s.study_name for s in optuna.get_all_study_summaries(self._storage)}
-        for study in (*(_arm_name(name, arm) for arm in arms), name):
-            if study in there:
-                optuna.delete_study(study_name=study, storage=self._storage)
-
-    def arms(self, name: str) -> list[str]:
-        """Return the arms that have a study of their own, whether or not it was completed."""
-        summaries = optuna.get_all_study_summaries(self._storage)
-        prefix = f"{name}/"
-        return [s.study_name[len(prefix) :] for s in summaries if s.study_name.startswith(prefix)]
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._database.remove_session()
-        self._database.engine.dispose()
-
-    def _load(self, name: str) -> optuna.Study:
-        try:
-            return optuna.load_study(study_name=name, storage=self._storage)
-        except KeyError:
-            known = ", ".join(self.names()) or "none"
-            raise StudyNotFoundError(
-                f"There is no study named {name!r} in this storage; it holds: {known}."
-            ) from None
+    def set_announced(self, study: str, arm: str) -> None:
+        """Note that observers have heard of a release."""
+        with self._storage.write() as connection:
+            connection.execute(sa.update(arms).where(*_arm(study, arm)).values(announced=1))
 
 
-def all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
-    """Return a recorded trial's parameters, those outside of the space included."""
-    outside = {
-        key.removeprefix(_OUTSIDE): value
-        for key, value in trial.user_attrs.items()
-        if key.startswith(_OUTSIDE)
-    }
-    return {**trial.params, **outside}
+class Results:
+    """What a study's trainings produced, by the path that it has, or would have, in its folder.
 
-
-def artifact_root(url: str) -> Path:
-    """Return the folder for models and trackers' files.
+    Small results are in the database, so that whoever reaches that reaches them; large ones in the
+    study's folder, whose place is in the database. The first result of a name stays.
 
     Args:
-        url: The storage's URL.
-
-    Returns:
-        What ``PRIVTUNE_ARTIFACTS`` says; else ``<stem>-artifacts`` beside an SQLite file, or
-        ``<database>-artifacts`` in the working directory. The folder need not exist.
+        storage: The ledger's.
+        row: The study.
+        within: A folder of it, for names that are given without.
     """
-    if given := os.environ.get("PRIVTUNE_ARTIFACTS"):
-        return Path(given).absolute()
-    checked = checked_url(url)
-    if checked.get_backend_name() == "sqlite":
-        path = Path(str(checked.database)).absolute()
-        return path.with_name(f"{path.stem}-artifacts")
-    return Path(f"{checked.database or 'postgres'}-artifacts").absolute()
+
+    def __init__(self, storage: Storage, row: StudyRow, within: str = "") -> None:
+        self._storage, self._row, self._within = storage, row, within
+
+    def within(self, folder: str) -> Results:
+        """Return the results in a folder of the study."""
+        return Results(self._storage, self._row, f"{folder}/")
+
+    @property
+    def folder(self) -> Path:
+        """Where files of these results are, if there are any."""
+        return self._row.folder / self._within
+
+    def put(self, name: str, content: bytes, connection: Connection | None = None) -> None:
+        """Store a result, unless there is one of this name."""
+        if connection is None:
+            with self._storage.write() as own:
+                self.put(name, content, own)
+            return
+        large = len(content) > _LARGE
+        row = {"study": self._row.name, "name": self._within + name}
+        new = _insert_new(connection, blobs, {**row, "data": None if large else content})
+        if new and large:
+            write_file(self.folder / name, content)
+
+    def get(self, name: str) -> bytes | None:
+        """Return a result, ``None`` if there is none.
+
+        Raises:
+            PrivTuneError: If it is a large one, and its file is not to be reached from here.
+        """
+        with self._storage.read() as connection:
+            row = connection.execute(sa.select(blobs.c.data).where(*self._mine(name))).first()
+        if row is None:
+            return None
+        if row.data is not None:
+            return bytes(row.data)
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            raise PrivTuneError(
+                f"A model of study {self._row.name!r} is too large for the database, and it is not in "
+                f"{self.folder}. Work where that folder is, or say where its files are: "
+                "PRIVTUNE_ARTIFACTS=FOLDER."
+            ) from None
+
+    def names(self) -> list[str]:
+        """Return the names of the results in this folder, in order."""
+        with self._storage.read() as connection:
+            found = connection.scalars(sa.select(blobs.c.name).where(*self._all()))
+            return sorted(name.removeprefix(self._within) for name in found)
+
+    def forget(self, connection: Connection) -> None:
+        """Delete the results in this folder, and the folder: whole, a worker may have left a part."""
+        connection.execute(sa.delete(blobs).where(*self._all()))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _mine(self, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return blobs.c.study == self._row.name, blobs.c.name == self._within + name
+
+    def _all(self) -> tuple[sa.ColumnElement[bool], ...]:
+        start = sa.func.substr(blobs.c.name, 1, len(self._within))
+        return blobs.c.study == self._row.name, start == self._within
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Optuna from announcing studies of its own: one for each arm is ours to know."""
-    log = logging.getLogger("optuna.storages")
-    before = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, and for its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = path.with_suffix(f".partial-{os.getpid()}")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    partial.replace(path)
 
 
-def _arm_name(name: str, arm: str) -> str:
-    return f"{name}/{arm}"
+def _read_arm(row: sa.Row[Any]) -> Arm:
+    return Arm(
+        Plan.from_dict(json.loads(row.plan)),
+        row.digest,
+        bytes.fromhex(row.secret) or None,
+        None if row.release is None else json.loads(row.release),
+        bool(row.announced),
+    )
+
+
+def _insert_new(connection: Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:
+    """Insert a row unless there is one of this key; return whether it was inserted."""
+    insert: Any = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    statement = insert(table).values(row).on_conflict_do_nothing()
+    done = connection.execute(statement, execution_options={"preserve_rowcount": True})
+    return done.rowcount == 1
+
+
+def _exists(name: str) -> StudyExistsError:
+    return StudyExistsError(
+        f"A study named {name!r} exists already in this storage. Choose another name, or "
+        f"go on with it: privtune study run {name}."
+    )
+
+
+def _arm(study: str, arm: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return arms.c.study == study, arms.c.name == arm

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from privtune.accounting import Guarantee, epsilon
+from privtune.accounting import Guarantee
 from privtune.errors import PrivTuneError
-from privtune.execution.files import read_result
-from privtune.execution.table import make_rounds
-from privtune.ledger import Charge, ChargeRequest, Ledger, export_certificate
-from privtune.strategies import Outcome, Plan, Release
-from privtune.study._create import arm_secret, store_study
-from privtune.study._release import (
-    load_release,
-    release_document,
-    save_release,
-    write_certificate,
-)
-from privtune.study._store import StudyStore, all_params, artifact_root
+from privtune.ledger import Ledger, export_certificate
+from privtune.strategies import Plan, Release
+from privtune.study._create import store_study
+from privtune.study._release import MODEL
+from privtune.study._store import StudyStore
+from privtune.study._trials import all_params
+from privtune.study.lifecycle import Life, StudyFinishedError
 from privtune.study.observer import ArmStatus, NullObserver, Observer
 from privtune.study.spec import StudySpec
-from privtune.training.streams import Streams
 
 if TYPE_CHECKING:
     import optuna
@@ -39,15 +30,11 @@ if TYPE_CHECKING:
     from privtune.study.user_training import DPSGD, Validation
     from privtune.training.noise_options import NoiseOptions
 
-__all__ = ["SealedTrialsError", "Study", "StudyFinishedError", "delete_study"]
+__all__ = ["SealedTrialsError", "Study", "StudyFinishedError", "delete_study", "study_names"]
 
 
 class SealedTrialsError(PrivTuneError):
     """Sealed trials were asked for outside of the trust boundary."""
-
-
-class StudyFinishedError(PrivTuneError):
-    """Every arm of the study has been released already."""
 
 
 class Study:
@@ -58,15 +45,11 @@ class Study:
     """
 
     def __init__(self, name: str, storage: str, *, curator: bool = False) -> None:
+        self._life = Life(name, storage)
         self.name = name
         self.storage = storage
-        self._store = StudyStore(storage)
-        self._ledger = Ledger(storage)
-        document = self._store.document(name)
-        self.spec = StudySpec.parse(document["spec"])
-        self._uid: str = document["uid"]
-        self.plans: tuple[Plan, ...] = tuple(Plan.from_dict(d) for d in document["plans"])
-        self.folder: Path = artifact_root(storage) / name
+        self.spec: StudySpec = self._life.spec
+        self.folder: Path = self._life.folder
         self.observer: Observer = NullObserver()
         self._curator = curator or os.environ.get("PRIVTUNE_CURATOR", "") not in ("", "0")
 
@@ -111,7 +94,7 @@ class Study:
         from privtune.study._run import run_study
 
         return run_study(
-            self,
+            self._life,
             observer or self.observer,
             n_jobs=n_jobs,
             stack=stack,
@@ -170,8 +153,12 @@ class Study:
         """
         from privtune.study._optimize import optimize
 
+        def tell(release: Release) -> None:
+            for callback in callbacks:
+                callback(self, release)
+
         return optimize(
-            self,
+            self._life,
             objective,
             strategy=replace(strategy, arm=arm or strategy.arm),  # type: ignore[type-var]
             training=training,
@@ -181,11 +168,16 @@ class Study:
             pruner=pruner,
             n_jobs=n_jobs,
             timeout=timeout,
-            callbacks=callbacks,
+            tell=tell,
             observer=observer or self.observer,
             show_progress_bar=show_progress_bar,
             noise=self.spec.noise if noise is None else noise,
         )
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Plans of the arms, in order."""
+        return tuple(arm.plan for arm in self._life.arms().values())
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -205,7 +197,7 @@ class Study:
                 "trust boundary. If you are, set PRIVTUNE_CURATOR=1 or load the study with "
                 "curator=True; else ask for study.releases()."
             )
-        return [trial for arm in self.arms for trial in self._store.trials(self.name, arm)]
+        return [trial for arm in self.arms for trial in self._life.trials.of(arm)]
 
     def compare(self) -> pandas.DataFrame:
         """Return one row an arm: what it reached, at what ε, at what cost."""
@@ -225,19 +217,19 @@ class Study:
         Raises:
             StudyNotFoundError: If there is no such study.
         """
-        delete_study(self.name, self.storage)
+        self._life.delete()
 
     def status(self) -> tuple[ArmStatus, ...]:
         """Return how far every arm is. Reads the storage only."""
-        charges = self._charges()
+        charges = self._life.charges()
         return tuple(
             ArmStatus(
                 plan,
-                self._guarantee(plan),
+                self._life.guarantee(plan),
                 str(charges[plan.arm].state)
                 if plan.arm in charges
                 else ("planned" if plan.is_private else "not charged"),
-                self._stored_release(plan),
+                self._life.release(plan),
             )
             for plan in self.plans
         )
@@ -265,141 +257,51 @@ class Study:
         """Return the trials of an arm with their scores. For the curator alone, never to be shown."""
         return [
             {"number": t.number, "state": t.state.name, "params": all_params(t), "score": t.value}
-            for t in self._store.trials(self.name, arm)
+            for t in self._life.trials.of(arm)
         ]
+
+    def failures(self, arm: str) -> Sequence[Mapping[str, Any]]:
+        """Return what stopped an arm: ``time`` and ``traceback``. For the curator alone."""
+        return self._life.failures(arm)
 
     def model_path(self, arm: str) -> Path:
         """Return where the released model of an arm is, as safetensors."""
-        return self.folder / arm / "model.safetensors"
+        return self._life.write(arm, MODEL)
 
     def spent(self) -> Guarantee:
         """Return what the whole budget has spent, every study of it included."""
-        return self._ledger.spent(self.spec.budget.name)
+        return self._life.ledger.spent(self.spec.budget.name)
 
     def remaining(self) -> float:
         """Return the ε that is left of the budget."""
-        return self._ledger.remaining(self.spec.budget.name)
+        return self._life.ledger.remaining(self.spec.budget.name)
+
+    def certificate(self) -> dict[str, Any]:
+        """Return the certificate of the budget, JSON-ready.
+
+        Raises:
+            LedgerCorruptedError: If its log does not verify.
+        """
+        return export_certificate(self._life.ledger.log.storage, self.spec.budget.name)
 
     def close(self) -> None:
         """Close the connections."""
-        self._store.close()
-        self._ledger.close()
-
-    def _reserve(self) -> Mapping[str, Charge]:
-        known = self._charges()
-        if missing := [p for p in self.plans if p.arm not in known and p.is_private]:
-            self._ledger.reserve(
-                self.spec.budget.name,
-                [
-                    ChargeRequest(
-                        event=plan.event,
-                        study=self.name,
-                        arm=plan.arm,
-                        plan_digest=self._charge_digest(plan),
-                        public=plan.public_facts,
-                        note=plan.training.noise.note,
-                    )
-                    for plan in missing
-                ],
-            )
-        return self._charges()
-
-    def _charges(self) -> Mapping[str, Charge]:
-        # Found by digest, not by a note of ours: a crash right after the reservation loses nothing.
-        by_digest = {
-            charge.plan_digest: charge
-            for charge in self._ledger.charges(self.spec.budget.name)
-            if charge.state != "voided"
-        }
-        digests = {plan.arm: self._charge_digest(plan) for plan in self.plans}
-        return {arm: by_digest[digest] for arm, digest in digests.items() if digest in by_digest}
-
-    def _charge_digest(self, plan: Plan) -> str:
-        text = json.dumps([self._uid, plan.digest()])
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def _guarantee(self, plan: Plan) -> Guarantee:
-        if not plan.is_private:
-            budget = self.spec.budget
-            return Guarantee(math.inf, budget.delta, "non_private", budget.adjacency)
-        return epsilon(plan.event, self.spec.budget.delta, adjacency=self.spec.budget.adjacency)
-
-    def _add_arm(self, plan: Plan) -> None:
-        """Add an arm to an open study, or find it there with the same plan."""
-        known = {p.arm: p for p in self.plans}
-        if plan.arm in known:
-            if known[plan.arm].digest() != plan.digest():
-                raise PrivTuneError(
-                    f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
-                    "planned does not change. Say arm='another-name' for a new arm."
-                )
-            return
-        self._store.add_arm(self.name, plan.arm)
-        self._store.set(self.name, plan.arm, "secret", arm_secret(self.spec, plan.arm))
-        document = self._store.document(self.name)
-        plans = [*document["plans"], plan.to_dict()]
-        self._store.update(self.name, {**document, "plans": plans})
-        self.plans = (*self.plans, plan)
-
-    def _start(self, plan: Plan, charge: Charge | None) -> None:
-        """Mark the arm's charge as started, with the rows of its round in the same transaction."""
-        if charge is None:
-            return
-        if plan.runs is not None:
-            # Drawn from the arm's secret, so the same whenever it is drawn; opened once.
-            count = plan.runs.sample(Streams(self._secret_of(plan)).numpy("runs", 0))
-            make_rounds(self._ledger).open(charge.id, count=count)
-        elif charge.state == "reserved":
-            self._ledger.start(charge.id)
-
-    def _save(
-        self, plan: Plan, outcome: Outcome, seconds: float | None, utility: Mapping[str, float]
-    ) -> Release:
-        release = save_release(
-            plan,
-            outcome,
-            guarantee=self._guarantee(plan),
-            seconds=seconds,
-            folder=self.folder / plan.arm,
-            utility=utility,
-        )
-        self._store.set(self.name, plan.arm, "release", release_document(release))
-        return release
-
-    def _settle(self, plan: Plan, charge: Charge | None) -> None:
-        """Forget what is sealed, settle the charge, and certify the release."""
-        # Whole: a worker that was stopped may have left a part of a file.
-        shutil.rmtree(self.folder / "sealed" / plan.arm, ignore_errors=True)
-        # With the secret, noise could be drawn again and subtracted.
-        self._store.set(self.name, plan.arm, "secret", None)
-        if charge is None or self._ledger.charge(charge.id).state == "settled":
-            return
-        digest = read_result(self.model_path(plan.arm)).transcript_digest
-        self._ledger.settle(charge.id, transcript_digest=digest)
-        certificate = export_certificate(self._ledger.log.storage, self.spec.budget.name)
-        write_certificate(self.folder / plan.arm, certificate)
-
-    def _secret_of(self, plan: Plan) -> bytes:
-        return bytes.fromhex(self._store.get(self.name, plan.arm, "secret"))
-
-    def _stored_release(self, plan: Plan) -> Release | None:
-        document = self._store.get(self.name, plan.arm, "release")
-        if document is None:
-            return None
-        return load_release(plan, self.folder / plan.arm, document, self._guarantee(plan))
+        self._life.close()
 
 
 def delete_study(name: str, storage: str) -> None:
-    """Delete a study, its trials and its models, also one that was never completely created.
+    """Delete a study, its trials and its models.
 
     Its charges are the ledger's and stay: what was released cannot be taken back.
 
     Raises:
         StudyNotFoundError: If there is no such study.
     """
-    store = StudyStore(storage)
-    try:
-        store.delete(name, store.arms(name))
-    finally:
-        store.close()
-    shutil.rmtree(artifact_root(storage) / name, ignore_errors=True)
+    with closing(Life(name, storage)) as life:
+        life.delete()
+
+
+def study_names(storage: str) -> list[str]:
+    """Return the names of the studies in a storage."""
+    with Ledger(storage) as ledger:
+        return StudyStore(ledger.log.storage).names()

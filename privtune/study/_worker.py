@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from privtune.errors import PrivTuneError
 from privtune.execution.processes import STOPPED
 from privtune.execution.table import make_rounds
-from privtune.ledger import Ledger
-from privtune.strategies import Plan
 from privtune.study._round import TrialFiles, work_on_rows
-from privtune.study._store import StudyStore, artifact_root
-from privtune.study.failures import record_failure
-from privtune.study.spec import StudySpec
+from privtune.study.lifecycle import Life
 
 if TYPE_CHECKING:
+    from privtune.strategies import Plan
     from privtune.tasks import Task, TaskData
+    from privtune.training.compute import Compute
 
 __all__ = ["make_files", "work"]
 
 
 def make_files(
-    store: StudyStore, spec: StudySpec, plan: Plan, *, task: Task, data: TaskData
+    life: Life, plan: Plan, *, task: Task, data: TaskData, compute: Compute
 ) -> TrialFiles:
-    """Return what trains the candidates of an arm; its secret is read from the store."""
-    secret = store.get(spec.name, plan.arm, "secret")
-    if secret is None:
-        raise PrivTuneError(
-            f"Arm {plan.arm!r} of study {spec.name!r} has no secret any more: it has been released."
-        )
+    """Return what trains the candidates of an arm."""
     return TrialFiles(
         plan=plan,
-        secret=bytes.fromhex(secret),
-        folder=artifact_root(store.url) / spec.name / "sealed" / plan.arm,
+        secret=life.secret(plan),
+        results=life.sealed(plan.arm),
         task=task,
         data=data,
-        space=spec.search_space(),
-        compute=spec.compute,
+        space=life.spec.search_space(),
+        compute=compute,
     )
 
 
@@ -55,33 +48,21 @@ def work(  # noqa: PLR0917 (a process is given them by position)
 
     What raises is kept for the curator, and ends the process without a word on standard error.
     """
-    store = StudyStore(url)
-    try:
-        _work(store, study, arm, charge_id=charge_id, jobs=jobs, stack=stack)
-    except Exception as error:
-        record_failure(store, study, arm, error)
-        sys.exit(STOPPED)
-    finally:
-        store.close()
+    with closing(Life(study, url)) as life:
+        try:
+            _work(life, arm, charge_id=charge_id, jobs=jobs, stack=stack)
+        except Exception as error:
+            life.record_failure(arm, error)
+            sys.exit(STOPPED)
 
 
-def _work(
-    store: StudyStore,
-    study: str,
-    arm: str,
-    *,
-    charge_id: str,
-    jobs: int,
-    stack: int | Literal["auto"],
-) -> None:
-    document = store.document(study)
-    spec = StudySpec.parse(document["spec"])
-    (plan,) = (p for p in map(Plan.from_dict, document["plans"]) if p.arm == arm)
-    task = spec.load_task()
-    files = make_files(store, spec, plan, task=task, data=task.load_checked())
-    files = replace(files, compute=replace(files.compute, stack=stack))
-    with Ledger(store.url) as ledger:
-        rounds = make_rounds(ledger)
+def _work(life: Life, arm: str, *, charge_id: str, jobs: int, stack: int | Literal["auto"]) -> None:
+    plan = life.arms()[arm].plan
+    with life.seal(plan):
+        task = life.spec.load_task()
+        compute = replace(life.spec.compute, stack=stack)
+        files = make_files(life, plan, task=task, data=task.load_checked(), compute=compute)
+        rounds = make_rounds(life.ledger)
         # Not all rows for the one who comes first.
         share = math.ceil(rounds.open_count(charge_id) / jobs)
         work_on_rows(rounds, charge_id, files, most=max(1, share))

@@ -6,22 +6,17 @@ class of an exception, no traceback on standard error. The traceback is kept in 
 
 from __future__ import annotations
 
-import time
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
 from privtune.execution.processes import WorkerStoppedError
 
 if TYPE_CHECKING:
-    from privtune.study._store import StudyStore
+    from privtune.study.lifecycle import Life
 
-__all__ = ["ArmStoppedError", "failures", "record_failure", "stopping"]
-
-_KEY = "failures"
-_KEPT = 20
+__all__ = ["ArmStoppedError", "stopping"]
 
 
 class ArmStoppedError(PrivTuneError):
@@ -36,20 +31,8 @@ class ArmStoppedError(PrivTuneError):
         )
 
 
-def record_failure(store: StudyStore, study: str, arm: str, error: BaseException) -> None:
-    """Keep the whole traceback of an error for the curator."""
-    text = "".join(traceback.format_exception(error))
-    kept = [*failures(store, study, arm), {"time": time.time(), "traceback": text}]
-    store.set(study, arm, _KEY, kept[-_KEPT:])
-
-
-def failures(store: StudyStore, study: str, arm: str) -> Sequence[Mapping[str, Any]]:
-    """Return what stopped an arm, the latest last: ``time`` and ``traceback``. Curator's alone."""
-    return store.get(study, arm, _KEY) or []
-
-
 @contextmanager
-def stopping(store: StudyStore, study: str, arm: str) -> Iterator[None]:
+def stopping(life: Life, arm: str) -> Iterator[None]:
     """Turn whatever stops an arm into ``ArmStoppedError``; errors of PrivTune's own say enough.
 
     Raises:
@@ -60,7 +43,7 @@ def stopping(store: StudyStore, study: str, arm: str) -> Iterator[None]:
     except PrivTuneError:
         raise
     except WorkerStoppedError:  # which has kept what stopped it
-        raise ArmStoppedError(study, arm) from None
+        raise ArmStoppedError(life.name, arm) from None
     except Exception as error:
-        record_failure(store, study, arm, error)
-        raise ArmStoppedError(study, arm) from None
+        life.record_failure(arm, error)
+        raise ArmStoppedError(life.name, arm) from None

@@ -29,7 +29,7 @@ from privtune.strategies import (
 from privtune.strategies.selection import Selection
 from privtune.study._round import Files, StudyRound, work_on_rows
 from privtune.study.split import Split
-from privtune.study.trial import SealedTrialError, Trial, refuse_autologging
+from privtune.study.trial import SealedTrialError, Trial
 from privtune.study.user_training import DPSGD, Validation, objective_task
 from privtune.training.noise_options import NoiseOptions
 from privtune.training.streams import Streams
@@ -123,29 +123,34 @@ class ObjectiveFiles(Files):
     @cached_property
     def split(self) -> Split:
         """What the trials are scored on."""
-        return Split(self.folder / "validation.sha256")
+        return Split(self.results.folder / "validation.sha256")
 
     def candidate(self, number: int) -> dict[str, Any]:
         """Return the hyperparameters that are fixed; the function suggests the others."""
         return dict(self.plan.params)
 
     def train(
-        self, training: TrainingPlan, trials: Mapping[int, Mapping[str, Any]], *, scored: bool
+        self,
+        training: TrainingPlan,
+        trials: Mapping[int, Mapping[str, Any]],
+        *,
+        secrets: Mapping[int, bytes],
+        scored: bool,
     ) -> list[TrialResult]:
         """Call the function for each trial."""
-        return [self._one(training, number, given) for number, given in trials.items()]
+        return [self._one(training, n, given, secrets[n]) for n, given in trials.items()]
 
-    def _one(self, training: TrainingPlan, number: int, given: Mapping[str, Any]) -> TrialResult:
+    def _one(
+        self, training: TrainingPlan, number: int, given: Mapping[str, Any], secret: bytes
+    ) -> TrialResult:
         if time.monotonic() > self.deadline:
             raise StudyInterruptedError(
                 "The time is over before every trial was run. Nothing was released and the charge "
                 "stays; call optimize again with the same arm to go on."
             )
-        sealed = self.plan.is_sealed
-        refuse_autologging(sealed)
         from privtune.training.initialisation import Initialisation
 
-        streams = Streams(self.streams.key("trial", number))
+        streams = Streams(secret)
         with Initialisation(streams) as initialisation:
             trial = Trial(
                 self.plan,
@@ -165,7 +170,6 @@ class ObjectiveFiles(Files):
                 return _pruned(trial, number)
             finally:
                 trial.close()
-                refuse_autologging(sealed)
         return trial.finish(value, number)
 
 
@@ -208,7 +212,6 @@ def rehearse(
             initialised=initialisation.done,
             rehearsal=True,
         )
-        refuse_autologging(plan.is_sealed)
         try:
             value = objective(trial)
         except Exception as error:
@@ -218,7 +221,6 @@ def rehearse(
             raise
         finally:
             trial.close()
-            refuse_autologging(plan.is_sealed)
     trial.finish(value, 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,10 +13,6 @@ __all__ = ["ArmStatus", "NullObserver", "Observer"]
 
 class Observer(Protocol):
     """Hears of a running study. A sealed arm tells it when it begins and ends, and nothing else."""
-
-    def guard(self, plan: Plan) -> AbstractContextManager[None]:
-        """Return what to keep around code that an arm runs: its dry run and its trials."""
-        ...
 
     def arm_started(self, plan: Plan) -> None:
         """An arm has been charged and begins."""
@@ -34,10 +29,6 @@ class Observer(Protocol):
 
 class NullObserver:
     """Hears and does nothing."""
-
-    def guard(self, plan: Plan) -> AbstractContextManager[None]:
-        """Keep nothing around it."""
-        return nullcontext()
 
     def arm_started(self, plan: Plan) -> None:
         """Do nothing."""

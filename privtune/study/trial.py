@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from privtune.training.methods import Method
     from privtune.training.own_loop import PrivateTraining
 
-__all__ = ["SealedTrialError", "Trial", "refuse_autologging"]
+__all__ = ["SealedTrialError", "Trial"]
 
 
 class SealedTrialError(PrivTuneError):
@@ -338,30 +337,6 @@ class Trial:
             value = SearchSpace(law).draw(Streams(self._streams.key(f"search/{name}")), 0)[name]
         self.params[name], self.distributions[name] = value, distribution
         return value
-
-
-def refuse_autologging(sealed: bool) -> None:
-    """Stop a sealed trial that the user's own MLflow would log.
-
-    Raises:
-        SealedTrialError: If MLflow has an active run, or automatic logging is on.
-    """
-    mlflow = sys.modules.get("mlflow")
-    if not sealed or mlflow is None:
-        return
-    if mlflow.active_run() is not None:
-        raise SealedTrialError(
-            "An MLflow run is active inside a sealed trial: whatever is logged there shows a trial "
-            "that must stay secret. End it (mlflow.end_run()); releases are logged by PrivTune."
-        )
-    tools = sys.modules.get("mlflow.utils.autologging_utils")
-    integrations = getattr(tools, "AUTOLOGGING_INTEGRATIONS", {})
-    on = [name for name, options in integrations.items() if options.get("disable") is False]
-    if on:
-        raise SealedTrialError(
-            f"MLflow autologging is on ({', '.join(sorted(on))}) inside a sealed trial: it would log "
-            "trials that must stay secret. Turn it off: mlflow.autolog(disable=True)."
-        )
 
 
 def _records(data: Any, part: str) -> Any:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privtune.strategies import validation_metric
-from privtune.tracking.guard import guard_of
 from privtune.tracking.layout import CURVE_NAMES, arm_record, budget_view, study_note
 from privtune.tracking.machine import MachineSampler, read_samples, write_samples
 from privtune.tracking.report import render_arm
@@ -61,10 +59,6 @@ class MlflowObserver:
         self.unavailable: TrackingUnavailableError | None = None
         self._sampling_seconds = sampling_seconds
         self._samplers: dict[str, MachineSampler] = {}
-
-    def guard(self, plan: Plan) -> AbstractContextManager[None]:
-        """Bar every way to MLflow while code of a sealed arm runs."""
-        return guard_of(plan)
 
     def arm_started(self, plan: Plan) -> None:
         """Watch the machine, unless the arm is sealed."""

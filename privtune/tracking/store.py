@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from privtune.errors import PrivTuneError
+from privtune.ledger.storage import artifact_root
 from privtune.ledger.urls import masked
-from privtune.study._store import artifact_root
 from privtune.tracking.bulk import FinishedRun, write_finished
 from privtune.tracking.layout import LEDGER_TABLE, ArmRecord
 from privtune.tracking.machine import Sample

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from privtune.errors import InvalidInputError
-from privtune.execution.files import read_result, write_result
+from privtune.execution.files import pack_result, unpack_result
 from privtune.execution.training import part_of, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
 from privtune.training import engine, tails
@@ -180,17 +179,15 @@ def test_the_average_divides_by_the_expected_size_of_the_subset() -> None:
     assert moved(120) / moved(1200) == pytest.approx(10.0, rel=0.01)
 
 
-def test_a_result_survives_its_file(tmp_path: Path) -> None:
+def test_a_result_survives_its_bytes() -> None:
     (result,) = run({0: PARAMS})
     for shapes in ({}, {"a": (3,), "b": (len(result.weights) - 3,)}):
-        write_result(replace(result, shapes=shapes), tmp_path / "r.safetensors")
-        again = read_result(tmp_path / "r.safetensors")
+        again = unpack_result(pack_result(replace(result, shapes=shapes)))
         assert torch.equal(again.weights, result.weights)
         assert again.params == result.params
         assert again.score == result.score
     nothing = TrialResult(index=0, params={}, weights=torch.empty(0), score=None)
-    write_result(nothing, tmp_path / "n.safetensors")
-    assert read_result(tmp_path / "n.safetensors").weights.numel() == 0
+    assert unpack_result(pack_result(nothing)).weights.numel() == 0
 
 
 def test_the_plans_noise_is_what_runs() -> None:

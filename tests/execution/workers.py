@@ -22,12 +22,13 @@ def dying(url: str, charge: str, folder: str, deaths: int) -> None:
     """Die in the middle of a row, as often as ``deaths`` says, over all workers together."""
 
     def run(leases: Sequence[Lease]) -> Iterator[Handed]:
-        for lease, score, document in numbers(leases):
-            Path(folder, f"output-{lease.number}-{lease.attempt}").write_text(str(score))
+        for done in numbers(leases):
+            lease = done.lease
+            Path(folder, f"output-{lease.number}-{lease.attempt}").write_text(str(done.score))
             if len(list(Path(folder).glob("death-*"))) < deaths and lease.attempt == 1:
                 Path(folder, f"death-{os.getpid()}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            yield lease, score, document
+            yield done
 
     with Ledger(url) as ledger:
         rounds = make_rounds(ledger, lease_seconds=1.0)
@@ -42,4 +43,4 @@ def hopeless(url: str, charge: str) -> None:
 def numbers(leases: Sequence[Lease]) -> Iterator[Handed]:
     for lease in leases:
         score = int.from_bytes(lease.seed[:6]) / 2**48
-        yield lease, score, {"pid": os.getpid()}
+        yield Handed(lease, score, {"pid": os.getpid()})

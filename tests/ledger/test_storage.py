@@ -34,7 +34,7 @@ from privtune.ledger import (
 )
 from privtune.ledger.storage import Storage
 from privtune.ledger.urls import masked
-from privtune.study._store import StudyStore
+from privtune.study import study_names
 
 ASKED = ChargeRequest(Gaussian(9.0))
 
@@ -85,7 +85,7 @@ def test_a_missing_server_is_one_error() -> None:
         "postgresql://bob:hunter2@127.0.0.1:1/db?sslmode=disable&sslpassword=hunter2",
     ],
 )
-@pytest.mark.parametrize("opened", [Ledger, StudyStore])
+@pytest.mark.parametrize("opened", [Ledger, study_names])
 def test_no_message_shows_a_password(url: str, opened: Callable[[str], object]) -> None:
     with pytest.raises(PrivTuneError) as caught:
         opened(url)

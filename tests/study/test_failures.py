@@ -12,13 +12,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 import privtune
-from privtune.cli import app
+from privtune.cli import mount
 from privtune.errors import PrivTuneError
 from privtune.execution.processes import WorkerStoppedError, run_workers
-from privtune.ledger import Ledger
+from privtune.ledger import Ledger, Round
 from privtune.strategies import Everything, Fixed, PapernotSteinke
 from privtune.study import Study
-from privtune.study.failures import ArmStoppedError, failures, record_failure, stopping
+from privtune.study.failures import ArmStoppedError, stopping
 from privtune.tasks import Task, TaskData
 from privtune.training.data import TensorData
 from tests.study.conftest import toy_spec
@@ -82,14 +82,14 @@ def undisturbed(tmp_path: Any) -> list[Any]:
     [RuntimeError, KeyError, AttributeError, MemoryError, torch.OutOfMemoryError],
 )
 def test_every_exception_is_the_same_sentence(storage: str, error: type[Exception]) -> None:
-    store = Study.create(spec(), storage)._store
-    with pytest.raises(ArmStoppedError) as stopped, stopping(store, "toy", "selection"):
+    life = Study.create(spec(), storage)._life
+    with pytest.raises(ArmStoppedError) as stopped, stopping(life, "selection"):
         raise error(SECRET)
     assert str(stopped.value) == str(ArmStoppedError("toy", "selection"))
-    assert f"{error.__name__}: " in failures(store, "toy", "selection")[-1]["traceback"]
-    with pytest.raises(PrivTuneError, match="ours"), stopping(store, "toy", "selection"):
+    assert f"{error.__name__}: " in life.failures("selection")[-1]["traceback"]
+    with pytest.raises(PrivTuneError, match="ours"), stopping(life, "selection"):
         raise PrivTuneError("ours")
-    assert len(failures(store, "toy", "selection")) == 1
+    assert len(life.failures("selection")) == 1
 
 
 def test_an_error_in_mid_arm_stops_it_and_the_mended_run_is_the_undisturbed_one(
@@ -106,7 +106,7 @@ def test_an_error_in_mid_arm_stops_it_and_the_mended_run_is_the_undisturbed_one(
     assert SECRET not in said
     assert "RuntimeError" not in said
     assert capfd.readouterr() == ("", "")
-    kept = [f for arm in study.arms for f in failures(study._store, "toy", arm)]
+    kept = [f for arm in study.arms for f in study.failures(arm)]
     assert SECRET in kept[-1]["traceback"], "the curator sees all of it"
     assert "in _model" in kept[-1]["traceback"]
     assert SECRET not in json.dumps(study.export())
@@ -124,18 +124,17 @@ def test_data_that_cannot_be_loaded_stops_the_arm(storage: str) -> None:
     with pytest.raises(ArmStoppedError, match="privtune study show toy --curator") as stopped:
         study.run()
     assert SECRET not in str(stopped.value)
-    assert SECRET in failures(study._store, "toy", "defaults")[-1]["traceback"]
+    assert SECRET in study.failures("defaults")[-1]["traceback"]
 
 
 def test_the_curator_alone_is_shown_what_stopped_an_arm(storage: str) -> None:
-    store = Study.create(spec(), storage)._store
-    record_failure(store, "toy", "selection", RuntimeError(SECRET))
+    Study.create(spec(), storage)._life.record_failure("selection", RuntimeError(SECRET))
     show = ["study", "show", "toy", "--storage", storage]
     runner = CliRunner()
     for options in ([], ["--json"]):
-        assert SECRET not in runner.invoke(app, [*show, *options]).output
-    assert SECRET in runner.invoke(app, [*show, "--curator"]).output
-    shown = json.loads(runner.invoke(app, [*show, "--curator", "--json"]).output)
+        assert SECRET not in runner.invoke(mount(), [*show, *options]).output
+    assert SECRET in runner.invoke(mount(), [*show, "--curator"]).output
+    shown = json.loads(runner.invoke(mount(), [*show, "--curator", "--json"]).output)
     assert SECRET in json.dumps(shown["failures"])
 
 
@@ -161,7 +160,7 @@ def test_worker_processes_say_nothing_of_what_stopped_them(
     )
     with pytest.raises(ArmStoppedError):
         study.run(n_jobs=2)
-    assert SECRET in failures(study._store, "toy", "selection")[-1]["traceback"]
+    assert SECRET in study.failures("selection")[-1]["traceback"]
     assert SECRET not in "".join(capfd.readouterr())
 
 
@@ -187,7 +186,7 @@ def test_an_objective_that_raises_in_mid_round_goes_on_as_if_it_had_not(
         if trial._rehearsal:
             return objective(trial)
         calls.append(trial.number)
-        if len(calls) == (1 if isinstance(strategy, Fixed) else 2):
+        if len(calls) == 2:  # the first is a rehearsal
             raise ValueError(SECRET)
         return objective(trial)
 
@@ -240,18 +239,19 @@ def test_the_trainings_of_an_arm_have_noise_of_their_own(storage: str) -> None:
     study = Study.create(spec(), storage)
     plan = study.plans[1]
     task = blobs()
-    files = make_files(study._store, study.spec, plan, task=task, data=task.load())
+    life = study._life
+    files = make_files(life, plan, task=task, data=task.load(), compute=study.spec.compute)
     from privtune.study._round import StudyRound
 
-    trials = StudyRound(
-        study="toy", store=study._store, ledger=study._ledger, charge_id=None, files=files
-    )
+    trials = StudyRound(kept=life.trials, ledger=life.ledger, charge_id=None, files=files)
     params = {"learning_rate": 0.5, "max_grad_norm": 1.0}
     weights = [
         trials.train(plan, plan.training, params, name=name, scored=True)
         for name in ("trial-0", "trial-1", "final")
     ]
-    rows = files.train(plan.training, {0: params, 1: params}, scored=True)
+    opened = Round("toy-1", 2, life.secret(plan))
+    secrets = {number: opened.seed(number) for number in (0, 1)}
+    rows = files.train(plan.training, {0: params, 1: params}, secrets=secrets, scored=True)
     everyone = [*weights, *rows]
     assert len({tuple(r.weights.tolist()) for r in everyone}) == len(everyone)
     assert len({r.score for r in everyone}) == len(everyone)

@@ -21,7 +21,13 @@ from privtune.priors import LogNormal
 from privtune.spaces import DependentSamplerError
 from privtune.strategies import Everything, Fixed, LinearScaling, LiuTalwar, PapernotSteinke
 from privtune.strategies import SubsampledTuning as Subsampled
-from privtune.study import SealedTrialError, Study, StudyFinishedError, StudyInterruptedError
+from privtune.study import (
+    SealedError,
+    SealedTrialError,
+    Study,
+    StudyFinishedError,
+    StudyInterruptedError,
+)
 from privtune.study.failures import ArmStoppedError
 from privtune.training.own_loop import PlanExhaustedError
 from tests.toy import blobs
@@ -376,8 +382,9 @@ def test_the_users_own_logging_is_stopped(
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     monkeypatch.setitem(sys.modules, "mlflow.utils.autologging_utils", tools)
     message = "mlflow.end_run" if active else "mlflow.autolog\\(disable=True\\)"
-    with pytest.raises(SealedTrialError, match=message):
+    with pytest.raises(SealedError, match=message):
         make(storage).optimize(objective, strategy=PapernotSteinke(mean_runs=2), **ARGUMENTS)
+    assert charges(storage) == 0
 
 
 def test_an_open_study_has_no_arms_to_run_and_a_declared_one_no_objective(storage: str) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from privtune.ledger import Ledger
+from privtune.study import Study, _round
 from tests.cli.conftest import Cli, cli
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
 from tests.study.conftest import toy_spec
@@ -77,20 +81,39 @@ def test_a_study_lives_on_postgres(
 
 
 @pytest.mark.postgres
-def test_models_that_are_elsewhere(
-    served: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+def test_a_study_goes_on_from_another_directory(
+    served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = tmp_path / "spec.yaml"
-    arm = {"name": "fixed", "strategy": "fixed"}
-    parameters = {"learning_rate": 0.5, "max_grad_norm": 1.0}
-    spec.write_text(yaml.safe_dump({**SPEC, "arms": [{**arm, "parameters": parameters}]}))
-    monkeypatch.setenv("PRIVTUNE_STORAGE", served)
-    assert cli("study", "create", str(spec)).code == 0
-    assert cli("study", "run", "served", "--no-mlflow").code == 0
-    monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(tmp_path / "elsewhere"))
-    done = cli("study", "compare", "served")
-    assert done.code == 1
-    assert "PRIVTUNE_ARTIFACTS=FOLDER" in done.err
+    """Rows, results and models are where the database is; a file of a model is written anew."""
+    monkeypatch.delenv("PRIVTUNE_ARTIFACTS")
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    study = Study.create(toy_spec(seed=1), served)
+    assert study.folder.is_relative_to(tmp_path / "here")
+    train, calls = _round.train_trials, []
+
+    def stops(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:  # after the fixed arm and a row of the round
+            raise KeyboardInterrupt
+        return train(*args, **options)
+
+    monkeypatch.setattr(_round, "train_trials", stops)
+    with pytest.raises(KeyboardInterrupt):
+        study.run(stack=1)
+    study.close()
+    shutil.rmtree(tmp_path / "here")  # as on another host, which has none of it
+
+    monkeypatch.chdir(tmp_path / "there")
+    with closing(Study("toy", served)) as again:
+        released = again.run(stack=1)
+        assert [release.arm for release in released] == ["defaults", "selection", "hyfree"]
+        assert len(calls) == 3 + 3, "the row that was done is not run again"
+        assert again.model_path("selection").exists()
+        assert again.model_path("defaults").exists()
+    with Ledger(served) as ledger:
+        assert [charge.state for charge in ledger.charges("toy")] == ["settled"] * 3
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from privtune.errors import PrivTuneError
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
-from privtune.strategies import Plan
-from privtune.study import NullObserver, Study, StudyFinishedError, StudySpec
-from privtune.study._store import StudyExistsError, StudyNotFoundError
+from privtune.strategies import Outcome, Plan
+from privtune.study import (
+    NullObserver,
+    Study,
+    StudyExistsError,
+    StudyFinishedError,
+    StudyNotFoundError,
+    StudySpec,
+)
+from privtune.study.lifecycle import Life
 from tests.study.conftest import toy_spec
 from tests.toy import LOADS
 
@@ -180,15 +188,15 @@ def test_an_interrupted_study_goes_on_without_a_second_charge(
 def test_a_retried_arm_repeats_its_output(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study.create(toy_spec(), storage)
     outputs: list[torch.Tensor] = []
-    make = Study._save
+    keep = Life.keep
 
-    def interrupted(self: Study, plan: Plan, outcome: object, *rest: object) -> object:
+    def interrupted(self: Life, plan: Plan, outcome: Outcome, **rest: Any) -> None:
         outputs.append(outcome.result.weights)
         if len(outputs) == 1:
             raise KeyboardInterrupt
-        return make(self, plan, outcome, *rest)
+        keep(self, plan, outcome, **rest)
 
-    monkeypatch.setattr(Study, "_save", interrupted)
+    monkeypatch.setattr(Life, "keep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         study.run()
     study.run()
@@ -199,7 +207,7 @@ def test_the_secret_and_the_losers_are_gone_after_the_release(storage: str) -> N
     study = Study.create(toy_spec(), storage)
     study.run()
     for plan in study.plans:
-        assert study._store.get("toy", plan.arm, "secret") is None
+        assert Life("toy", storage).arms()[plan.arm].secret is None
     assert not list(study.folder.glob("sealed/**/*.safetensors"))
 
 

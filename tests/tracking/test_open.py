@@ -15,8 +15,7 @@ from torch import nn
 
 import privtune
 from privtune.strategies import Everything, Fixed, PapernotSteinke
-from privtune.study import Study
-from privtune.tracking.guard import SealedError
+from privtune.study import SealedError, Study
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.tracking.store import local_uri
 from privtune.tracking.view import VIEW_TAG

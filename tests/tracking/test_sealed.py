@@ -11,9 +11,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import RunTag
 
-from privtune.study import Study
-from privtune.study import _run as run_module
-from privtune.tracking.guard import SealedError, sealed_round
+from privtune.strategies import PapernotSteinke
+from privtune.study import SealedError, Study
+from privtune.study.seal import sealed
 from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import local_uri
 from tests import toy
@@ -62,8 +62,8 @@ def test_no_byte_of_mlflow_holds_a_sealed_trial(tracked: Tracked) -> None:
         for value in (*trial["params"].values(), trial["score"]):
             for form in forms(value):
                 assert form not in stored
-    for sealed in (b"trial-", b"privtune:secret", b"privtune:index", b"number_of_runs"):
-        assert sealed not in stored
+    for word in (b"trial-", b"privtune:secret", b"privtune:index", b"number_of_runs"):
+        assert word not in stored
 
 
 def test_nothing_tells_how_long_the_round_took(tracked: Tracked) -> None:
@@ -104,14 +104,11 @@ def test_nothing_is_published_while_a_sealed_arm_is_to_come(tmp_path: Path) -> N
 def test_sync_keeps_to_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = f"sqlite:///{tmp_path / 'privtune.db'}"
     study = Study.create(toy_spec(arms=ARMS[:2]), storage)
-    broken = run_module._strategy
 
-    def breaks(spec, plan):
-        if plan.is_sealed:
-            raise KeyboardInterrupt
-        return broken(spec, plan)
+    def breaks(*_: object) -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module, "_strategy", breaks)
+    monkeypatch.setattr(PapernotSteinke, "run", breaks)
     with pytest.raises(KeyboardInterrupt):
         study.run(MlflowObserver(study))
     assert study.status()[0].release is not None
@@ -154,10 +151,13 @@ ATTEMPTS: dict[str, Callable[[Theirs], object]] = {
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_a_sealed_objective_cannot_log(attempt: str, theirs: Theirs) -> None:
+def test_a_sealed_objective_cannot_log(attempt: str, theirs: Theirs, tmp_path: Path) -> None:
     mlflow.set_tracking_uri(theirs.uri)
     try:
-        with sealed_round(), pytest.raises(SealedError, match="A sealed round is running"):
+        with (
+            sealed(tmp_path / "log"),
+            pytest.raises(SealedError, match="A sealed round is running"),
+        ):
             ATTEMPTS[attempt](theirs)
     finally:
         mlflow.set_tracking_uri(None)
@@ -168,9 +168,9 @@ def test_a_sealed_objective_cannot_log(attempt: str, theirs: Theirs) -> None:
     assert [a.path for a in theirs.client.list_artifacts(theirs.run)] == ["open.txt"]
 
 
-def test_rounds_may_be_nested(theirs: Theirs) -> None:
-    with sealed_round():
-        with sealed_round():
+def test_rounds_may_be_nested(theirs: Theirs, tmp_path: Path) -> None:
+    with sealed(tmp_path / "log"):
+        with sealed(tmp_path / "other"):
             pass
         with pytest.raises(SealedError):
             theirs.client.get_run(theirs.run)

@@ -1,0 +1,152 @@
+"""The trials of arms in Optuna's storage, so that its tools work on them inside the trust boundary.
+
+Each arm is an Optuna study ``NAME/ARM``. Nothing else of a study is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+
+from privtune.errors import PrivTuneError
+from privtune.ledger.failures import translated
+from privtune.ledger.storage import NO_DRIVER, checked_url
+from privtune.ledger.urls import masked
+from privtune.study._shown import INDEX, ShownTrials
+
+if TYPE_CHECKING:
+    from privtune.spaces import SearchSpace
+    from privtune.strategies import TrialResult
+
+__all__ = ["StudyTrials", "all_params"]
+
+_OUTSIDE = "params:"
+
+
+class StudyTrials:
+    """The trials of one study.
+
+    Args:
+        url: URL of the database.
+        study: The study's name.
+
+    Raises:
+        PrivTuneError: If there is no such database.
+    """
+
+    def __init__(self, url: str, study: str) -> None:
+        self._url, self._study = checked_url(url), study
+
+    def record(self, arm: str, *, space: SearchSpace, results: Sequence[TrialResult]) -> None:
+        """Record the trials of a finished round, for the curator's tools. A row is written once.
+
+        Parameters outside of the space, as an objective suggests them, become user attributes: their
+        distributions may differ from trial to trial, which Optuna refuses.
+        """
+        study = self._open(arm)
+        there = {t.user_attrs.get(INDEX) for t in study.get_trials(deepcopy=False)}
+        for result in results:
+            if result.index in there:
+                continue
+            params = {key: result.params[key] for key in space if key in result.params}
+            score = -math.inf if result.score is None else result.score
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=params,
+                    distributions={key: space[key] for key in params},
+                    value=-math.inf if math.isnan(score) else score,
+                    user_attrs={
+                        INDEX: result.index,
+                        "failed": result.failed,
+                        "unusable": result.unusable,
+                        **{
+                            f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params
+                        },
+                    },
+                )
+            )
+
+    def shown(self, arm: str, folder: Path) -> ShownTrials:
+        """Return the trials of an arm that pays for all of them, to ask and to tell.
+
+        Args:
+            arm: The arm.
+            folder: Keeps what running trials were given; inside the trust boundary.
+        """
+        with _quiet():
+            return ShownTrials(self._open(arm), folder)
+
+    def of(self, arm: str) -> list[optuna.trial.FrozenTrial]:
+        """Return the sealed trials of an arm. For the curator alone."""
+        return self._open(arm).get_trials()
+
+    def delete(self, arms: Sequence[str]) -> None:
+        """Delete the trials of arms."""
+        for name in (*(f"{self._study}/{arm}" for arm in arms), self._study):
+            try:
+                optuna.delete_study(study_name=name, storage=self._storage)
+            except KeyError:  # no trial was ever kept; the last name is of older stores
+                continue
+
+    def close(self) -> None:
+        """Close the connections."""
+        if "_database" in self.__dict__:
+            self._database.remove_session()
+            self._database.engine.dispose()
+
+    def _open(self, arm: str) -> optuna.Study:
+        with _quiet():
+            return optuna.create_study(
+                study_name=f"{self._study}/{arm}",
+                storage=self._storage,
+                direction="maximize",
+                load_if_exists=True,
+            )
+
+    @cached_property
+    def _database(self) -> optuna.storages.RDBStorage:
+        # Opened when trials are read or kept: a study that is only looked at needs none of it.
+        url = self._url.render_as_string(hide_password=False)
+        options: dict[str, Any] = {}
+        if self._url.get_backend_name() == "sqlite":
+            options = {"connect_args": {"timeout": 60}}
+        try:
+            with translated(masked(url)):
+                return optuna.storages.RDBStorage(url, engine_kwargs=options)
+        except ImportError as error:
+            raise PrivTuneError(NO_DRIVER) from error
+
+    @cached_property
+    def _storage(self) -> optuna.storages.BaseStorage:
+        # Loading a study wraps a bare storage in a new cache each time, which then reads every
+        # trial again. This one is kept: what it holds of finished trials never changes.
+        return optuna.storages.get_storage(self._database)
+
+
+def all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    """Return a recorded trial's parameters, those outside of the space included."""
+    outside = {
+        key.removeprefix(_OUTSIDE): value
+        for key, value in trial.user_attrs.items()
+        if key.startswith(_OUTSIDE)
+    }
+    return {**trial.params, **outside}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna from announcing studies of its own: one for each arm is ours to know."""
+    log = logging.getLogger("optuna.storages")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

@@ -1,0 +1,443 @@
+"""The life of an arm: planned → charged → started → trained → released → announced.
+
+One function a transition, each idempotent: whatever stops a study, whoever goes on calls the same
+functions again, and finds done what is done. :func:`carry_on` drives them, for the tasks of a spec
+and for functions of the user's alike; a :class:`Trainer` says what is trained in between. How far an
+arm is stands in the ledger and in rows beside it, changed in the ledger's own transactions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from privtune.accounting import Guarantee, epsilon
+from privtune.errors import PrivTuneError
+from privtune.execution.files import unpack_result
+from privtune.execution.table import make_rounds
+from privtune.ledger import (
+    Charge,
+    ChargeRequest,
+    ChargeState,
+    ChargeStateError,
+    Ledger,
+    export_certificate,
+)
+from privtune.ledger.chain import Kind
+from privtune.ledger.rounds import forget_secret
+from privtune.strategies import Outcome, Plan, Release
+from privtune.study._release import MODEL, load_release, make_release
+from privtune.study._store import Arm, Results, StudyStore, write_file
+from privtune.study._trials import StudyTrials
+from privtune.study.failures import stopping
+from privtune.study.seal import sealed
+from privtune.study.spec import StudySpec
+from privtune.training.streams import Streams
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+    from privtune.strategies import Strategy
+    from privtune.strategies._base import Round
+    from privtune.study.observer import Observer
+
+__all__ = [
+    "Life",
+    "Stage",
+    "StudyBusyError",
+    "StudyFinishedError",
+    "Trainer",
+    "carry_on",
+    "new_arm",
+]
+
+
+class StudyBusyError(PrivTuneError):
+    """Another process is running the study, or the arm, at this moment."""
+
+
+class StudyFinishedError(PrivTuneError):
+    """Every arm of the study has been released already."""
+
+
+class Stage(StrEnum):
+    """How far an arm is."""
+
+    PLANNED = "planned"
+    CHARGED = "charged"
+    STARTED = "started"
+    TRAINED = "trained"
+    RELEASED = "released"
+    ANNOUNCED = "announced"
+
+
+class Trainer(Protocol):
+    """Who trains an arm: the tasks of a spec and functions of the user's differ in nothing else."""
+
+    def rehearse(self, plan: Plan) -> float | None:
+        """Try the arm on made-up records, before anything is charged.
+
+        Returns:
+            The seconds that it will take in expectation, if they are known.
+        """
+        ...
+
+    def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
+        """Return the arm's strategy and its round; may touch the data, for the arm has started."""
+        ...
+
+    def finish(self, outcome: Outcome) -> tuple[Outcome, Mapping[str, float]]:
+        """Return the outcome as it is to be stored, and its metrics on public splits."""
+        ...
+
+
+class Life:
+    """One study in its storage: its rows, its charges, its results, and the transitions of its arms.
+
+    Args:
+        name: Name of the study.
+        url: URL of the storage.
+
+    Raises:
+        StudyNotFoundError: If there is no such study.
+
+    **Guarantee**: an arm is charged once, for its plan's digest, before it starts; its first release
+    stays; with the settlement its secret and everything sealed about it are forgotten.
+    """
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name, self.url = name, url
+        self.ledger = Ledger(url)
+        try:
+            self._store = StudyStore(self.ledger.log.storage)
+            self._row = self._store.study(name)
+            self.spec = StudySpec.parse(dict(self._row.spec))
+        except BaseException:
+            self.ledger.close()
+            raise
+        self.folder = self._row.folder
+        self.budget = self.spec.budget.name
+        self.trials = StudyTrials(url, name)
+        self._results = Results(self.ledger.log.storage, self._row)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.trials.close()
+        self.ledger.close()
+
+    def delete(self) -> None:
+        """Delete the study, its trials and its models. Its charges are the ledger's and stay."""
+        self.trials.delete(list(self.arms()))
+        self._store.delete(self._row)
+
+    def arms(self) -> dict[str, Arm]:
+        """Return the arms by name, in order."""
+        return self._store.arms(self.name)
+
+    def charges(self) -> dict[str, Charge]:
+        """Return the charges by arm."""
+        by_digest = {
+            charge.plan_digest: charge
+            for charge in self.ledger.charges(self.budget)
+            if charge.state is not ChargeState.VOIDED
+        }
+        return {
+            name: by_digest[arm.digest]
+            for name, arm in self.arms().items()
+            if arm.digest in by_digest
+        }
+
+    def stage(self, plan: Plan) -> Stage:
+        """Return how far an arm is. Without any guarantee it has no charge to wait for."""
+        arm, charge = self.arms().get(plan.arm), self.charges().get(plan.arm)
+        if arm is None or (plan.is_private and charge is None):
+            return Stage.PLANNED
+        if arm.announced:
+            return Stage.ANNOUNCED
+        if arm.release is not None:
+            settled = charge is None or charge.state is ChargeState.SETTLED
+            return Stage.RELEASED if settled and arm.secret is None else Stage.TRAINED
+        started = charge is None or charge.state is not ChargeState.RESERVED
+        return Stage.STARTED if started else Stage.CHARGED
+
+    def release(self, plan: Plan) -> Release | None:
+        """Return an arm's release, ``None`` until it is trained."""
+        document = self.arms()[plan.arm].release
+        if document is None:
+            return None
+        return load_release(plan, self.released(plan.arm), document, self.guarantee(plan))
+
+    def guarantee(self, plan: Plan) -> Guarantee:
+        """Return what an arm costs alone."""
+        budget = self.spec.budget
+        if not plan.is_private:
+            return Guarantee(math.inf, budget.delta, "non_private", budget.adjacency)
+        return epsilon(plan.event, budget.delta, adjacency=budget.adjacency)
+
+    def secret(self, plan: Plan) -> bytes:
+        """Return what everything random in an arm derives from."""
+        secret = self.arms()[plan.arm].secret
+        if secret is None:
+            raise PrivTuneError(
+                f"Arm {plan.arm!r} of study {self.name!r} has no secret any more: it was released."
+            )
+        return secret
+
+    def sealed(self, arm: str) -> Results:
+        """Return the results of an arm that stay inside the trust boundary."""
+        return self._results.within(f"sealed/{arm}")
+
+    def released(self, arm: str) -> Results:
+        """Return the results of an arm that are released."""
+        return self._results.within(arm)
+
+    def seal(self, plan: Plan) -> AbstractContextManager[None]:
+        """Return the seal for code that an arm runs; none for an arm whose trials are paid for."""
+        return sealed(self._log(plan)) if plan.is_sealed else nullcontext()
+
+    @contextmanager
+    def alone(self, arm: str | None = None) -> Iterator[None]:
+        """Run the study, or one arm of it, while no other process does.
+
+        Raises:
+            StudyBusyError: If one does.
+        """
+        held = self.name if arm is None else f"{self.name}/{arm}"
+        with self.ledger.log.storage.hold(held, self.folder / "sealed") as alone:
+            if not alone:
+                what = f"Study {self.name!r}" if arm is None else f"Arm {held!r}"
+                raise StudyBusyError(
+                    f"{what} is being run by another process at this moment; nothing was done or "
+                    f"charged here. See how far it is: privtune study show {self.name}."
+                )
+            try:
+                yield
+            except KeyboardInterrupt as error:
+                again = f"privtune study run {self.name}" if arm is None else "the same call"
+                error.add_note(f"What was charged stays charged; go on with: {again}")
+                raise
+
+    def charge(self, plans: Sequence[Plan]) -> None:
+        """Charge arms, all or none: planned → charged. Arms of an open study are added with it.
+
+        Raises:
+            BudgetExceededError: If they do not fit what is left.
+            PrivTuneError: If an arm of a name exists with another plan.
+        """
+        known = self.arms()
+        asked = [
+            known.get(plan.arm) or new_arm(self.spec, self._row.uid, plan)
+            for plan in plans
+            if plan.is_private
+        ]
+
+        def add(connection: Connection) -> None:
+            for arm in asked:
+                there = self._store.add_arm(connection, self.name, arm)
+                self._check_same(arm.plan, there.plan)
+
+        requests = [
+            ChargeRequest(
+                event=arm.plan.event,
+                study=self.name,
+                arm=arm.plan.arm,
+                plan_digest=arm.digest,
+                public=arm.plan.public_facts,
+                note=arm.plan.training.noise.note,
+            )
+            for arm in asked
+        ]
+        if requests:
+            self.ledger.reserve(self.budget, requests, work=add)
+
+    def start(self, plan: Plan) -> None:
+        """Mark an arm's charge as started, with the rows of its round: charged → started."""
+        charge = self.charge_of(plan)
+        if charge is None or self.arms()[plan.arm].release is not None:
+            return
+        if plan.runs is not None:
+            secret = self.secret(plan)
+            # Drawn from the arm's secret, so the same whenever it is drawn; opened once.
+            count = plan.runs.sample(Streams(secret).numpy("runs", 0))
+            make_rounds(self.ledger).open(charge.id, count=count, secret=secret)
+        elif charge.state is ChargeState.RESERVED:
+            self._move(charge, Kind.STARTED)
+
+    def keep(
+        self,
+        plan: Plan,
+        outcome: Outcome,
+        *,
+        seconds: float | None,
+        utility: Mapping[str, float],
+    ) -> None:
+        """Store what an arm releases, the first time: started → trained."""
+        document, files = make_release(
+            plan, outcome, guarantee=self.guarantee(plan), seconds=seconds, utility=utility
+        )
+        results = self.released(plan.arm)
+
+        def put(connection: Connection) -> None:
+            for name, content in files.items():
+                results.put(name, content, connection)
+
+        self._store.set_release(self.name, plan.arm, document, put)
+
+    def settle(self, plan: Plan) -> None:
+        """Settle an arm's charge and forget what is sealed, in one transaction: trained → released."""
+        charge = self.charge_of(plan)
+
+        def forget(connection: Connection) -> bool:
+            self.sealed(plan.arm).forget(connection)
+            self._store.forget_secret(connection, self.name, plan.arm)
+            if charge is not None:
+                forget_secret(connection, charge.id)
+            return True
+
+        if charge is None or charge.state is ChargeState.SETTLED:
+            with self.ledger.log.storage.write() as connection:
+                forget(connection)
+            return
+        digest = unpack_result(self.released(plan.arm).get(MODEL) or b"").transcript_digest
+        self._move(charge, Kind.SETTLED, sealed={"transcript_digest": digest}, work=forget)
+
+    def announce(self, plan: Plan, tell: Callable[[Plan, Release], None]) -> Release:
+        """Write the model and the budget's certificate, and tell who hears: released → announced."""
+        release = self.release(plan)
+        if release is None:
+            raise PrivTuneError(f"Arm {plan.arm!r} of study {self.name!r} has not been trained.")
+        if not self.arms()[plan.arm].announced:
+            results = self.released(plan.arm)
+            for name in results.names():
+                self.write(plan.arm, name)
+            certificate = export_certificate(self.ledger.log.storage, self.budget)
+            text = json.dumps(certificate, indent=2, allow_nan=False)
+            write_file(results.folder / "certificate.json", text.encode())
+            tell(plan, release)
+            self._store.set_announced(self.name, plan.arm)
+        return release
+
+    def write(self, arm: str, name: str) -> Path:
+        """Return where a released file is; put it there if it is not."""
+        results = self.released(arm)
+        path = results.folder / name
+        if not path.exists() and (content := results.get(name)) is not None:
+            write_file(path, content)
+        return path
+
+    def charge_of(self, plan: Plan) -> Charge | None:
+        """Return an arm's charge, ``None`` for an arm without any guarantee.
+
+        Raises:
+            ChargeStateError: If it has none.
+        """
+        charge = self.charges().get(plan.arm)
+        if charge is None and plan.is_private:
+            raise ChargeStateError(f"Arm {plan.arm!r} of study {self.name!r} is not charged.")
+        return charge
+
+    def record_failure(self, arm: str, error: BaseException) -> None:
+        """Keep the whole traceback of an error for the curator alone: it may come from the data."""
+        self._store.add_failure(self.name, arm, "".join(traceback.format_exception(error)))
+
+    def failures(self, arm: str) -> list[dict[str, Any]]:
+        """Return what stopped an arm, the latest last: ``time`` and ``traceback``."""
+        return self._store.failures(self.name, arm)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse an arm of a name that exists with another plan."""
+        if (arm := self.arms().get(plan.arm)) is not None:
+            self._check_same(plan, arm.plan)
+
+    def _check_same(self, plan: Plan, there: Plan) -> None:
+        if there.digest() != plan.digest():
+            raise PrivTuneError(
+                f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
+                "planned does not change. Say arm='another-name' for a new arm."
+            )
+
+    def _move(self, charge: Charge, kind: Kind, **options: object) -> None:
+        try:
+            self.ledger.move(charge.id, kind, **options)  # type: ignore[arg-type]
+        except ChargeStateError:
+            # Another process was faster, which is all that was wanted.
+            if str(self.ledger.charge(charge.id).state) != str(kind):
+                raise
+
+    def _log(self, plan: Plan) -> Path:
+        return self.folder / "sealed" / f"{plan.arm}.log"
+
+
+def new_arm(spec: StudySpec, uid: str, plan: Plan) -> Arm:
+    """Return a new arm of a study.
+
+    Its secret is OS entropy, unless the study sets a seed, which it records.
+    """
+    digest = hashlib.sha256(json.dumps([uid, plan.digest()]).encode()).hexdigest()
+    if spec.seed is None:
+        return Arm(plan, digest, secrets.token_bytes(32))
+    return Arm(plan, digest, Streams(spec.seed.to_bytes(32, "big")).key(f"arm/{plan.arm}"))
+
+
+def carry_on(
+    life: Life,
+    plans: Sequence[Plan],
+    trainer: Trainer,
+    observer: Observer,
+    tell: Callable[[Plan, Release], None] | None = None,
+) -> tuple[Release, ...]:
+    """Lead arms from wherever they are to their announcement; charge all of them before any starts.
+
+    Args:
+        life: The study; nobody else runs these arms.
+        plans: The arms' plans.
+        trainer: Trains them.
+        observer: Hears of it.
+        tell: Hears of releases in the observer's place.
+
+    Returns:
+        One release an arm.
+    """
+    seconds: dict[str, float | None] = {}
+    for plan in plans:
+        if life.stage(plan) in (Stage.PLANNED, Stage.CHARGED, Stage.STARTED):
+            with life.seal(plan):
+                seconds[plan.arm] = trainer.rehearse(plan)
+    life.charge(plans)
+    releases = []
+    for plan in plans:
+        if plan.arm in seconds:
+            life.start(plan)
+            _train(life, plan, trainer, observer, seconds[plan.arm])
+        if life.stage(plan) is Stage.TRAINED:
+            life.settle(plan)
+        releases.append(life.announce(plan, tell or observer.released))
+    return tuple(releases)
+
+
+def _train(
+    life: Life, plan: Plan, trainer: Trainer, observer: Observer, seconds: float | None
+) -> None:
+    """Train an arm inside its seal, and store what it releases."""
+    observer.arm_started(plan)
+    try:
+        with stopping(life, plan.arm), life.seal(plan):
+            strategy, trials = trainer.prepare(plan)
+            started = time.perf_counter()
+            outcome = strategy.run(plan, trials)
+            if not plan.is_sealed:
+                seconds = time.perf_counter() - started
+            outcome, utility = trainer.finish(outcome)
+    except BaseException:
+        observer.arm_failed(plan)
+        raise
+    life.keep(plan, outcome, seconds=seconds, utility=utility)

@@ -1,0 +1,213 @@
+"""The seal of a round: while one runs, nothing in this process speaks to the outside.
+
+Entered by the life of an arm wherever code of a sealed plan runs, whoever drives it and whatever
+observes it. Until it is left,
+
+- MLflow refuses every read and write: its functions, clients, autologging and tracing all ask for
+  their store at each call. If it is imported only inside, it refuses from its import on;
+- what is printed goes to the curator's log: Python's streams, and what is written to the process's
+  own file descriptors, as loggers and libraries in C do. Notebooks display nothing.
+
+A seat belt, not a sandbox: code that took a store apart beforehand, or opens a file or a socket
+itself, is inside the trust boundary like the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from privtune.errors import PrivTuneError
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+__all__ = ["SealedError", "open_stream", "sealed"]
+
+_MLFLOW = {
+    "mlflow.tracking._tracking_service.registry": ("TrackingStoreRegistry", "get_store"),
+    "mlflow.tracking._model_registry.registry": ("ModelRegistryStoreRegistry", "get_store"),
+    # Its artifact repositories are cached by run.
+    "mlflow.tracking._tracking_service.client": ("TrackingServiceClient", "_get_artifact_repo"),
+}
+"""By module of MLflow, the class and the method through which everything reaches a store."""
+
+_URI = "MLFLOW_TRACKING_URI"
+
+_lock = threading.RLock()
+_undo = contextlib.ExitStack()  # what the outermost seal has changed
+_depth = 0
+
+
+class SealedError(PrivTuneError):
+    """Code inside a sealed round tried to reach a tracking server, or one was listening already."""
+
+
+@contextlib.contextmanager
+def sealed(log: Path) -> Iterator[None]:
+    """Seal a block. Seals may be nested, and threads share one: the last to leave opens it.
+
+    Args:
+        log: The curator's log, to which what is printed is appended; only its owner can read it.
+
+    Raises:
+        SealedError: If an MLflow run is active or automatic logging is on: a run that goes on
+            without us shows how long the round took.
+    """
+    global _depth  # noqa: PLW0603 - one process, one state
+    with _lock:
+        if _depth == 0:
+            _refuse_listeners()
+            with contextlib.ExitStack() as failed:
+                failed.callback(_undo.close)
+                _close_mlflow()
+                _close_notebook()
+                _redirect(log)
+                failed.pop_all()
+        _depth += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                _undo.close()
+
+
+def open_stream(stream: TextIO) -> TextIO:
+    """Return a stream to the same place that a seal leaves open, for what says nothing of a round."""
+    try:
+        return os.fdopen(os.dup(stream.fileno()), "w", encoding="utf-8", errors="replace")
+    except (OSError, ValueError):  # a notebook's or a test's: no file underneath
+        return stream
+
+
+def _refuse_listeners() -> None:
+    mlflow = sys.modules.get("mlflow")
+    if getattr(mlflow, "active_run", lambda: None)() is not None:
+        raise SealedError(
+            "An MLflow run is active around a sealed round: whatever is logged there shows trials "
+            "that must stay secret. End it (mlflow.end_run()); releases are logged by PrivTune."
+        )
+    tools = sys.modules.get("mlflow.utils.autologging_utils")
+    integrations = getattr(tools, "AUTOLOGGING_INTEGRATIONS", {})
+    on = [name for name, options in integrations.items() if options.get("disable") is False]
+    if on:
+        raise SealedError(
+            f"MLflow autologging is on ({', '.join(sorted(on))}) around a sealed round: it would log "
+            "trials that must stay secret. Turn it off: mlflow.autolog(disable=True)."
+        )
+
+
+def _close_mlflow() -> None:
+    """Close every way to a store, in MLflow as it is imported, or as it will be."""
+    for name in _MLFLOW:
+        if name in sys.modules:
+            _close(sys.modules[name])
+    watch = _Watch()
+    sys.meta_path.insert(0, watch)
+    _undo.callback(sys.meta_path.remove, watch)
+    # Worker processes inherit an address that leads nowhere.
+    before = os.environ.get(_URI)
+    os.environ[_URI] = "privtune-sealed://round"
+    if before is None:
+        _undo.callback(os.environ.pop, _URI, None)
+    else:
+        _undo.callback(os.environ.__setitem__, _URI, before)
+
+
+def _close(module: ModuleType) -> None:
+    owner, method = _MLFLOW[module.__name__]
+    _replace(getattr(module, owner), method, _refuse)
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
+def _refuse(*_args: Any, **_kwargs: Any) -> Any:
+    raise SealedError(
+        "A sealed round is running: nothing in it may be logged to MLflow, for its trials are not "
+        "paid for. To see every trial, use the strategy that pays for everything."
+    )
+
+
+class _Watch(MetaPathFinder):
+    """Closes MLflow's modules as soon as they are imported."""
+
+    def __init__(self) -> None:
+        self._searching = threading.local()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module of MLflow as everybody would, and close it when it was executed."""
+        if name not in _MLFLOW or getattr(self._searching, "now", False):
+            return None
+        self._searching.now = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching.now = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_close(module: ModuleType) -> None:
+                execute(module)
+                with _lock:
+                    if _depth:
+                        _close(module)
+
+            setattr(spec.loader, "exec_module", execute_and_close)  # noqa: B010 (a method)
+        return spec
+
+
+def _close_notebook() -> None:
+    """Let a notebook display nothing: bars would show each trial."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if (publisher := getattr(shell, "display_pub", None)) is not None:
+        _replace(publisher, "publish", lambda *_args, **_kwargs: None)
+
+
+def _redirect(log: Path) -> None:
+    """Send what this process prints to a file: its streams, and the descriptors below them."""
+    file = _undo.enter_context(_open(log))
+    _flush()
+    for descriptor in (1, 2):
+        try:
+            before = os.dup(descriptor)
+        except OSError:  # closed, as a daemon's
+            continue
+        os.dup2(file.fileno(), descriptor)
+        _undo.callback(os.close, before)
+        _undo.callback(os.dup2, before, descriptor)
+    # What waits in a buffer was printed inside: emptied before anything is put back.
+    _undo.callback(_flush)
+    _replace(sys, "stdout", file)
+    _replace(sys, "stderr", file)
+    _undo.callback(_flush)
+
+
+def _open(log: Path) -> TextIO:
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace")
+
+
+def _flush() -> None:
+    """Empty the buffers of Python's streams and of the C library's."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()  # type: ignore[union-attr]
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).fflush(None)

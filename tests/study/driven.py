@@ -1,0 +1,120 @@
+"""Studies that are run in processes of their own, raced and killed: module level, to be spawned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from sqlalchemy.engine import Connection
+
+from privtune.errors import PrivTuneError
+from privtune.execution import training
+from privtune.ledger.storage import Storage
+from privtune.strategies import Fixed
+from privtune.study import NullObserver, Study
+from privtune.study.lifecycle import Life
+from tests.study.make_old_store import LOOP, objective
+
+PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
+
+
+def run(url: str, gate: Any, results: Any) -> None:
+    """Run the study `toy`, and tell what it said."""
+    gate.wait()
+    _tell(results, lambda: _released(Study("toy", url).run()))
+
+
+def charge(url: str, gate: Any, results: Any) -> None:
+    """Charge the arms of the study `toy`, without asking whether another process does."""
+
+    def charged() -> list[str]:
+        with closing(Life("toy", url)) as life:
+            life.charge([arm.plan for arm in life.arms().values()])
+            return sorted(found.id for found in life.charges().values())
+
+    gate.wait()
+    _tell(results, charged)
+
+
+def add(url: str, gate: Any, results: Any, arm: str) -> None:
+    """Add an arm to the study `open`, and run it."""
+    gate.wait()
+    options: dict[str, Any] = {"strategy": Fixed(), "training": LOOP, "epsilon": 0.5, "arm": arm}
+    _tell(results, lambda: _released([Study("open", url).optimize(objective, **options)]))
+
+
+def _released(releases: Any) -> list[str]:
+    return [release.arm for release in releases]
+
+
+def _tell(results: Any, act: Callable[[], list[str]]) -> None:
+    try:
+        results.put(("done", act()))
+    except PrivTuneError as error:
+        results.put((type(error).__name__, str(error)))
+    except BaseException:
+        results.put(("failed", traceback.format_exc()))
+
+
+def die(url: str, point: int) -> None:
+    """Run the study `toy`, and die at one of the points that :func:`points` counts."""
+    with _watched(lambda number, _: number == point and os.kill(os.getpid(), signal.SIGKILL)):
+        Study("toy", url).run(stack=1)
+
+
+def points(url: str) -> list[str]:
+    """Run the study `toy` to its end, and return where it could have died, in order."""
+    seen: list[str] = []
+    with _watched(lambda _, stage: seen.append(stage)), closing(Study("toy", url)) as study:
+        study.run(stack=1)
+    return seen
+
+
+@contextmanager
+def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
+    """Call a function before and after every commit, and before every training and announcement."""
+    count, stage = [0], [""]
+    originals: list[tuple[Any, str, Any]] = []
+
+    def patch(owner: Any, name: str, value: Any) -> None:
+        originals.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    def point(where: str) -> None:
+        count[0] += 1
+        reached(count[0] - 1, where)
+
+    def named(name: str, original: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            before, stage[0] = stage[0], name
+            point(f"{name}: before")
+            try:
+                return original(*args, **options)
+            finally:
+                stage[0] = before
+
+        return call
+
+    write = Storage.write
+
+    @contextmanager
+    def committing(self: Storage) -> Iterator[Connection]:
+        with write(self) as connection:
+            yield connection
+            point(f"{stage[0]}: before a commit")
+        point(f"{stage[0]}: after a commit")
+
+    patch(Storage, "write", committing)
+    for name in ("charge", "start", "keep", "settle", "announce"):
+        patch(Life, name, named(name, getattr(Life, name)))
+    patch(training, "_train", named("train", training._train))
+    patch(NullObserver, "released", named("released", NullObserver.released))
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(originals):
+            setattr(owner, name, value)

@@ -1,0 +1,222 @@
+"""Races for one study, and deaths at every step: nothing is lost, doubled, or released twice."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import privtune
+from privtune.ledger import Ledger, verify
+from privtune.study import Study, StudyFinishedError
+from privtune.testing.campaigns import processes
+from tests.ledger.conftest import POSTGRES, PostgresSchemas
+from tests.study import driven
+from tests.study.conftest import toy_spec
+from tests.study.make_old_store import LOOP, objective
+
+LOG = logging.getLogger("campaign")
+FULL = os.environ.get("PRIVTUNE_CAMPAIGN") == "full"
+WORKERS = 64 if FULL else 5
+KILLS = 200 if FULL else 7
+BUSY = ("StudyBusyError", "StudyFinishedError")
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def fresh(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], str]]:
+    """Make an empty storage at each call."""
+    monkeypatch.chdir(tmp_path)
+    if request.param == "sqlite":
+        numbers = itertools.count()
+        yield lambda: f"sqlite:///{tmp_path / f'{next(numbers)}.db'}"
+        return
+    if not POSTGRES:
+        pytest.skip("PRIVTUNE_TEST_POSTGRES_URL is not set")
+    made = itertools.count()
+
+    def schema() -> str:
+        monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(tmp_path / f"{next(made)}"))
+        return schemas.fresh()
+
+    with PostgresSchemas() as schemas:
+        yield schema
+
+
+@pytest.fixture
+def url(fresh: Callable[[], str]) -> str:
+    return fresh()
+
+
+def raced(target: Callable[..., None], url: str, *extra: str) -> list[tuple[str, Any]]:
+    """Let processes do the same thing at once, or one thing each; return what they say."""
+    context = processes()
+    context.set_forkserver_preload(["tests.study.driven"])
+    gate, results = context.Event(), context.Queue()
+    shares = [(name,) for name in extra] or [()] * WORKERS
+    started = [context.Process(target=target, args=(url, gate, results, *own)) for own in shares]
+    for process in started:
+        process.start()
+    gate.set()
+    said = [results.get(timeout=300) for _ in started]
+    for process in started:
+        process.join(60)
+    assert "failed" not in dict(said), dict(said)["failed"]
+    return said
+
+
+def charges(url: str, budget: str) -> list[str]:
+    with Ledger(url) as ledger:
+        verify(ledger.log.storage, budget)
+        return [str(charge.state) for charge in ledger.charges(budget)]
+
+
+@pytest.mark.slow
+def test_processes_that_run_one_study_run_it_once(url: str) -> None:
+    Study.create(toy_spec(seed=1), url).close()
+    said = raced(driven.run, url)
+    assert [words for kind, words in said if kind == "done"] == [
+        ["defaults", "selection", "hyfree"]
+    ]
+    assert {kind for kind, _ in said} <= {"done", *BUSY}
+    assert all(len(words.splitlines()) == 1 for kind, words in said if kind != "done")
+    assert charges(url, "toy") == ["settled"] * 3
+    with closing(Study("toy", url)) as study:
+        assert len(study.releases()) == 3
+
+
+@pytest.mark.slow
+def test_processes_that_charge_one_study_charge_it_once(url: str) -> None:
+    """Whatever keeps processes apart: the charge itself is idempotent."""
+    Study.create(toy_spec(), url).close()
+    said = raced(driven.charge, url)
+    assert {str(words) for _, words in said} == {"['toy-1', 'toy-2', 'toy-3']"}
+    assert charges(url, "toy") == ["reserved"] * 3
+
+
+@pytest.mark.slow
+def test_processes_that_add_arms_to_one_study_lose_none(url: str) -> None:
+    budget = privtune.Budget(100.0, 1e-5, name="open")
+    privtune.create_study("open", budget=budget, storage=url).close()
+    names = [f"arm-{number}" for number in range(WORKERS)]
+    said = raced(driven.add, url, *names)
+    assert sorted(words[0] for _, words in said) == sorted(names)
+    with closing(Study("open", url)) as study:
+        assert sorted(study.arms) == sorted(r.arm for r in study.releases()) == sorted(names)
+    assert charges(url, "open") == ["settled"] * WORKERS
+
+
+@pytest.mark.slow
+def test_processes_that_add_the_same_arm_add_it_once(url: str) -> None:
+    budget = privtune.Budget(100.0, 1e-5, name="open")
+    privtune.create_study("open", budget=budget, storage=url).close()
+    said = raced(driven.add, url, *["arm"] * WORKERS)
+    assert [kind for kind, _ in said].count("done") == 1
+    assert {kind for kind, _ in said} <= {"done", *BUSY}
+    with closing(Study("open", url)) as study:
+        assert study.arms == ("arm",)
+    assert charges(url, "open") == ["settled"]
+
+
+def outputs(study: Study) -> dict[str, Any]:
+    return {r.arm: (r.params, r.score, r.weights) for r in study.releases()}
+
+
+@pytest.mark.slow
+def test_a_study_that_is_killed_anywhere_goes_on_to_the_same_release(
+    fresh: Callable[[], str],
+) -> None:
+    """SIGKILL before and after commits and trainings, wherever a run of the study comes by."""
+    arms = [
+        {"name": "fixed", "strategy": "fixed", "parameters": driven.PARAMETERS},
+        {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
+    ]
+    spec = toy_spec(seed=2, epochs=1, arms=arms)
+
+    def made() -> str:
+        url = fresh()
+        Study.create(spec, url).close()
+        return url
+
+    url = made()
+    where = driven.points(url)
+    with closing(Study("toy", url)) as study:
+        expected = outputs(study)
+    rng = random.Random(5)
+    # Each kind of point once, if there is time for it; then any.
+    chosen = sorted({where.index(stage) for stage in set(where)})
+    if FULL:
+        chosen += rng.choices(range(len(where)), k=KILLS - len(chosen))
+    else:
+        chosen = rng.sample(chosen, KILLS)
+    context = processes()
+    context.set_forkserver_preload(["tests.study.driven"])
+    for point in chosen:
+        url = made()
+        process = context.Process(target=driven.die, args=(url, point))
+        process.start()
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL, where[point]
+        left = charges(url, "toy")
+        assert len(left) in (0, 2), "all arms are charged together"
+        with closing(Study("toy", url)) as study, contextlib.suppress(StudyFinishedError):
+            study.run(stack=1)
+        with closing(Study("toy", url)) as study:
+            again = outputs(study)
+        assert again.keys() == expected.keys(), where[point]
+        for arm, (params, score, weights) in expected.items():
+            assert (again[arm][0], again[arm][1]) == (params, score), where[point]
+            assert torch.equal(again[arm][2], weights), where[point]
+        assert charges(url, "toy") == ["settled"] * 2, where[point]
+    LOG.info(f"{url.split(':', maxsplit=1)[0]}: {len(chosen)} kills at {len(where)} points")
+
+
+def test_what_was_refused_leaves_no_arm_behind(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'privtune.db'}"
+    budget = privtune.Budget(1.0, 1e-5, name="open")
+    study = privtune.create_study("open", budget=budget, storage=storage)
+    options: dict[str, Any] = {"strategy": privtune.strategies.Fixed(), "training": LOOP}
+    with pytest.raises(privtune.PrivTuneError):
+        study.optimize(objective, epsilon=2.0, **options)
+    assert study.arms == ()
+    assert not study.optimize(objective, epsilon=0.5, **options).is_nothing
+
+
+def test_a_second_runner_is_told_in_one_sentence(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'privtune.db'}"
+    study = Study.create(toy_spec(), storage)
+    other = Study("toy", storage)
+    with (
+        study._life.alone(),
+        pytest.raises(privtune.PrivTuneError, match="run by another process") as caught,
+    ):
+        other.run()
+    assert len(str(caught.value).splitlines()) == 1
+    assert charges(storage, "toy") == []
+    assert len(other.run()) == 3
+
+
+def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'privtune.db'}"
+    Study.create(toy_spec(), storage).close()
+    code = (
+        "import os, signal; from privtune.study.lifecycle import Life\n"
+        f"with Life('toy', {storage!r}).alone(): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == -signal.SIGKILL
+    with Study("toy", storage)._life.alone():
+        pass

@@ -1,0 +1,198 @@
+"""The seal of a round, whoever drives it and whatever observes it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import privtune
+from privtune.strategies import Fixed, PapernotSteinke
+from privtune.study import NullObserver, SealedError, Study
+from privtune.study.seal import open_stream, sealed
+from tests import toy
+from tests.study.conftest import toy_spec
+from tests.study.make_old_store import LOOP, objective
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+SPLIT = privtune.Validation(records=60)
+ARM: dict[str, Any] = {"training": LOOP, "validation": SPLIT, "epsilon": 1.0}
+WORD = "label-of-record-17"
+
+
+def make(folder: Path) -> Study:
+    budget = privtune.Budget(6.0, 1e-5, name="open")
+    storage = f"sqlite:///{folder / 'privtune.db'}"
+    return privtune.create_study("open", budget=budget, storage=storage, seed=1)
+
+
+def talk() -> None:
+    """Say something in every way that a function may have."""
+    sys.stdout.write(f"{WORD} print\n")
+    sys.stderr.write(f"{WORD} stderr\n")
+    os.write(1, f"{WORD} descriptor\n".encode())
+    os.write(2, f"{WORD} descriptor 2\n".encode())
+    subprocess.run([sys.executable, "-c", f"print('{WORD} child')"], check=True)
+    logging.getLogger("theirs").warning("%s logging", WORD)
+
+
+def talking(trial: privtune.Trial) -> float:
+    talk()
+    return objective(trial)
+
+
+@pytest.fixture
+def their_logging() -> Any:
+    """A handler that was made before the round, with the stream of that time."""
+    handler = logging.StreamHandler(os.fdopen(2, "w", closefd=False))
+    logging.getLogger("theirs").addHandler(handler)
+    yield
+    logging.getLogger("theirs").removeHandler(handler)
+
+
+def test_what_a_sealed_function_prints_goes_to_the_curators_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], their_logging: None
+) -> None:
+    study = make(tmp_path)
+    release = study.optimize(
+        talking, strategy=PapernotSteinke(mean_runs=3), observer=NullObserver(), **ARM
+    )
+    assert not release.is_nothing
+    shown = "".join(capfd.readouterr())
+    assert WORD not in shown
+    log = study.folder / "sealed" / "papernot-steinke.log"
+    assert log.stat().st_mode & 0o777 == 0o600
+    for way in ("print", "stderr", "descriptor", "descriptor 2", "child", "logging"):
+        assert f"{WORD} {way}\n" in log.read_text()
+    sys.stdout.write("open again\n")
+    assert "open again" in capfd.readouterr().out
+
+
+def test_a_function_whose_trials_are_paid_for_may_print(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path).optimize(talking, strategy=Fixed(), **ARM)
+    assert capfd.readouterr().out.count(WORD) == 2 * 3, "in the rehearsal and in the trial"
+
+
+@pytest.mark.parametrize("observer", [None, NullObserver()])
+def test_mlflow_is_sealed_without_an_observer(
+    tmp_path: Path, observer: NullObserver | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study of a spec, made without the front door: its model tries to log at each candidate."""
+    from mlflow import MlflowClient
+
+    theirs = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'theirs.db'}")
+    run = theirs.create_run(theirs.create_experiment("theirs", tmp_path.as_uri())).info.run_id
+    honest, refused = toy._model, []
+
+    def logs() -> Any:
+        try:
+            theirs.log_metric(run, "loss", 0.5)
+        except SealedError as error:
+            refused.append(error)
+        return honest()
+
+    arm = {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2}
+    study = Study.create(toy_spec(arms=[arm], seed=1), f"sqlite:///{tmp_path / 'privtune.db'}")
+    monkeypatch.setattr(toy, "_model", logs)
+    study.run(observer)
+    assert refused
+    assert theirs.get_run(run).data.metrics == {}
+
+
+_LATE = """
+import sys
+from pathlib import Path
+from privtune.study.seal import SealedError, sealed
+assert not [name for name in sys.modules if name.split(".")[0] == "mlflow"]
+folder = Path(sys.argv[1])
+refused = 0
+with sealed(folder / "log"):
+    import mlflow
+    for attempt in (
+        lambda: mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder / 'theirs.db'}"),
+        lambda: mlflow.start_run(),
+        lambda: mlflow.log_metric("late", 1.0),
+        lambda: mlflow.set_experiment("late"),
+    ):
+        try:
+            attempt()
+        except SealedError:
+            refused += 1
+assert refused == 4, refused
+assert not (folder / "theirs.db").exists()
+client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder / 'theirs.db'}")
+client.create_experiment("afterwards")
+"""
+
+
+@pytest.mark.slow
+def test_mlflow_that_is_imported_inside_is_sealed_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _LATE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_seal_imports_no_tracker(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from privtune.study.seal import sealed\n"
+        f"with sealed(pathlib.Path({str(tmp_path / 'log')!r})): print('inside')\n"
+        "sys.exit('mlflow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "log").read_text() == "inside\n"
+
+
+def test_seals_nest_and_open_with_the_last_even_after_an_error(tmp_path: Path) -> None:
+    before = sys.stdout, sys.stderr, list(sys.meta_path), os.environ.get("MLFLOW_TRACKING_URI")
+
+    def stops() -> None:
+        with sealed(tmp_path / "log"):
+            with sealed(tmp_path / "other"):
+                sys.stdout.write("inner\n")
+            sys.stdout.write("outer\n")
+            raise ValueError("stops")
+
+    with pytest.raises(ValueError, match="stops"):
+        stops()
+    assert (sys.stdout, sys.stderr) == before[:2]
+    assert sys.meta_path == before[2]
+    assert os.environ.get("MLFLOW_TRACKING_URI") == before[3]
+    assert (tmp_path / "log").read_text() == "inner\nouter\n"
+
+
+def test_a_stream_that_was_opened_before_stays_open(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream = open_stream(os.fdopen(1, "w", closefd=False))
+    with stream, sealed(tmp_path / "log"):
+        sys.stdout.write(WORD)
+        stream.write("a bar that says that it runs")
+        stream.flush()
+    shown = capfd.readouterr().out
+    assert "a bar that says that it runs" in shown
+    assert WORD not in shown
+
+
+def test_a_notebook_displays_nothing_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    publisher = types.SimpleNamespace(publish=shown.append)
+    notebook = types.ModuleType("IPython")
+    shell = types.SimpleNamespace(display_pub=publisher)
+    notebook.get_ipython = lambda: shell  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    with sealed(tmp_path / "log"):
+        publisher.publish(WORD)
+    publisher.publish("afterwards")
+    assert shown == ["afterwards"]
