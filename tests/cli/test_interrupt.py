@@ -41,7 +41,7 @@ PLACES = [
     "import privtune.cli.study",
     "import torch",
     "privtune.study.lifecycle:Life.charge",
-    "privtune.execution.training:_train",
+    "privtune.study._round:train_trials",
     "privtune.study.lifecycle:Life.settle",
     "privtune.study.lifecycle:Life.announce",
 ]

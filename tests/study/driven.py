@@ -12,10 +12,9 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
-from privtune.execution import training
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed
-from privtune.study import NullObserver, Study
+from privtune.study import NullObserver, Study, _round
 from privtune.study.lifecycle import Life
 from tests.study.make_old_store import LOOP, objective
 
@@ -111,7 +110,7 @@ def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
     patch(Storage, "write", committing)
     for name in ("charge", "start", "keep", "settle", "announce"):
         patch(Life, name, named(name, getattr(Life, name)))
-    patch(training, "_train", named("train", training._train))
+    patch(_round, "train_trials", named("train", _round.train_trials))
     patch(NullObserver, "released", named("released", NullObserver.released))
     try:
         yield

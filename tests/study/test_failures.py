@@ -186,7 +186,7 @@ def test_an_objective_that_raises_in_mid_round_goes_on_as_if_it_had_not(
         if trial._rehearsal:
             return objective(trial)
         calls.append(trial.number)
-        if len(calls) == 2:  # the first is a rehearsal
+        if len(calls) == (1 if isinstance(strategy, Fixed) else 2):
             raise ValueError(SECRET)
         return objective(trial)
 
@@ -224,7 +224,7 @@ def test_a_record_that_cannot_be_used_changes_no_outcome_at_all(
     study = Study.create(spec(), storage)
     found = outcome(study.run())
     if split == "train":
-        counts = [t.user_attrs["unusable"] for t in study._store.trials("toy", "selection")]
+        counts = [t.user_attrs["unusable"] for t in study._life.trials.of("selection")]
         assert max(counts) > 0, "the curator sees how many there were"
         assert b'"unusable": 0' in study.model_path("selection").read_bytes().replace(b"\\", b"")
     MISTAKE["data"] = {split: part.marked(torch.arange(len(part)) == 5)}

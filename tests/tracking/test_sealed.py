@@ -205,9 +205,12 @@ def test_an_objective_that_logs_fails_and_leaves_nothing(
 
     monkeypatch.setattr(toy, "_model", talkative)
     ROUND.clear()
-    (release,) = study.run(Talkative(study))
+    with pytest.raises(SealedError):
+        study.run(Talkative(study))
     assert attempts
-    assert release.is_nothing, "a trial that logs is a trial that failed"
+    assert not study.releases(), "a program that logs is a mistake, and stops the arm"
+    monkeypatch.setattr(toy, "_model", honest)
+    study.run(MlflowObserver(study))
     stored = stored_bytes(tmp_path)
     assert b"leak-" not in stored
     client = MlflowClient(tracking_uri=uri)
