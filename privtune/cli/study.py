@@ -177,11 +177,13 @@ def show(
     from privtune.cli._tables import arm_view, comparison_document
     from privtune.study.failures import failures
 
-    study = _load(name, storage)
+    study = _load(name, storage, curator=curator)
     try:
         document = comparison_document(study)
         sealed = {
-            plan.arm: list(study.sealed_trials(plan.arm)) for plan in study.plans if plan.is_sealed
+            plan.arm: list(study.sealed_trials(plan.arm))
+            for plan in study.plans
+            if curator and plan.is_sealed
         }
         stopped = {plan.arm: failures(study._store, name, plan.arm) for plan in study.plans}
         if as_json:
@@ -309,11 +311,11 @@ def print_comparison(study: Study) -> None:
 
 def _storage(study: Study) -> str:
     """Return the option that names the storage, where it needs one; never a password."""
-    from privtune.ledger.urls import masked
+    from privtune.ledger.urls import masked_url
 
     if study.storage == os.environ.get("PRIVTUNE_STORAGE", DEFAULT_STORAGE):
         return ""
-    if masked(study.storage) != study.storage:
+    if masked_url(study.storage) != study.storage:
         return " (with PRIVTUNE_STORAGE set)"
     return f" --storage {study.storage}"
 
@@ -392,10 +394,10 @@ class _Fanout:
             observer.arm_failed(plan)
 
 
-def _load(name: str, storage: str) -> Study:
+def _load(name: str, storage: str, *, curator: bool = False) -> Study:
     from privtune.study import Study
 
-    return Study(name, storage)
+    return Study(name, storage, curator=curator)
 
 
 def _print_sealed(sealed: dict[str, list[Any]]) -> None:

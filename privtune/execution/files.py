@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from privtune.errors import PrivTuneError
+from privtune.files import create_private, private_folder
 from privtune.strategies import TrialResult
 from privtune.strategies.release import split
 
@@ -45,9 +46,9 @@ def write_result(
     if certificate is not None:
         metadata["privtune"] = json.dumps(certificate)
     tensors = split(result.weights, result.shapes) or {"weights": result.weights}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
+    private_folder(path.parent)
     partial = path.with_suffix(f".partial-{os.getpid()}")
+    create_private(partial)
     save_file({name: t.contiguous() for name, t in tensors.items()}, partial, metadata=metadata)
     partial.replace(path)
 

@@ -7,6 +7,7 @@ import uuid
 
 from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
+from privtune.names import check_name
 from privtune.study._store import StudyStore
 from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
@@ -17,6 +18,9 @@ __all__ = ["arm_secret", "store_study"]
 
 def store_study(spec: StudySpec, storage: str) -> None:
     """Plan a study and store it: see :meth:`privtune.Study.create`."""
+    check_name(spec.name, "study")
+    for arm in spec.arms:
+        check_name(arm.name, "arm")
     store = StudyStore(storage)
     try:
         if spec.name in store.names():

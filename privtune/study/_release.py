@@ -12,6 +12,7 @@ from privtune.accounting import Guarantee
 from privtune.errors import PrivTuneError
 from privtune.execution.files import read_result, write_result
 from privtune.execution.training import accuracy
+from privtune.files import open_private
 from privtune.strategies import Cost, Outcome, Plan, Release, TrialResult
 
 if TYPE_CHECKING:
@@ -124,7 +125,9 @@ def write_certificate(folder: Path, certificate: Mapping[str, Any]) -> None:
     """Write a budget's certificate beside the model, for whoever receives it."""
     path = folder / "certificate.json"
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(certificate, indent=2, allow_nan=False), encoding="utf-8")
+    partial.unlink(missing_ok=True)
+    with open_private(partial) as file:
+        json.dump(certificate, file, indent=2, allow_nan=False)
     partial.replace(path)
 
 

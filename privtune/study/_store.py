@@ -20,8 +20,9 @@ import optuna
 
 from privtune.errors import PrivTuneError
 from privtune.ledger.failures import translated
-from privtune.ledger.storage import NO_DRIVER, checked_url
-from privtune.ledger.urls import masked
+from privtune.ledger.storage import NO_DRIVER, SecureConnection, checked_url, create_database
+from privtune.ledger.urls import masked_url
+from privtune.names import check_text
 from privtune.study._shown import INDEX, ShownTrials
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = ["StudyExistsError", "StudyNotFoundError", "StudyStore", "all_params",
 _SCHEMA = 1
 _PREFIX = "privtune:"
 _OUTSIDE = "params:"
+_CONNECT = {"timeout": 60, "factory": SecureConnection}
 
 
 class StudyExistsError(PrivTuneError):
@@ -57,11 +59,12 @@ class StudyStore:
         checked = checked_url(url)
         self.url = url
         sqlite = checked.get_backend_name() == "sqlite"
+        create_database(checked)
         try:
-            with translated(masked(checked.render_as_string(hide_password=False))):
+            with translated(masked_url(checked.render_as_string(hide_password=False))):
                 self._database = optuna.storages.RDBStorage(
                     checked.render_as_string(hide_password=False),
-                    engine_kwargs={"connect_args": {"timeout": 60}} if sqlite else {},
+                    engine_kwargs={"connect_args": _CONNECT} if sqlite else {},
                 )
         except ImportError as error:
             raise PrivTuneError(NO_DRIVER) from error
@@ -191,8 +194,16 @@ class StudyStore:
         return self._load(_arm_name(name, arm)).get_trials()
 
     def delete(self, name: str, arms: Iterable[str]) -> None:
-        """Delete a study and its trials. Its charges are the ledger's and stay."""
-        there = {s.study_name for s in optuna.get_all_study_summaries(self._storage)}
+        """Delete a study and its trials. Its charges are the ledger's and stay.
+
+        Raises:
+            StudyNotFoundError: If there is no such study here: Optuna's own are not ours to delete.
+        """
+        there = {s.study_name: s for s in optuna.get_all_study_summaries(self._storage)}
+        found = there.get(name)
+        unfinished = found is not None and not (found.user_attrs or found.n_trials or "/" in name)
+        if found is None or not (unfinished or f"{_PREFIX}document" in found.user_attrs):
+            raise self._not_found(name)
         for study in (*(_arm_name(name, arm) for arm in arms), name):
             if study in there:
                 optuna.delete_study(study_name=study, storage=self._storage)
@@ -210,12 +221,15 @@ class StudyStore:
 
     def _load(self, name: str) -> optuna.Study:
         try:
-            return optuna.load_study(study_name=name, storage=self._storage)
+            return optuna.load_study(study_name=check_text(name, "study"), storage=self._storage)
         except KeyError:
-            known = ", ".join(self.names()) or "none"
-            raise StudyNotFoundError(
-                f"There is no study named {name!r} in this storage; it holds: {known}."
-            ) from None
+            raise self._not_found(name) from None
+
+    def _not_found(self, name: str) -> StudyNotFoundError:
+        known = ", ".join(self.names()) or "none"
+        return StudyNotFoundError(
+            f"There is no study named {name!r} in this storage; it holds: {known}."
+        )
 
 
 def all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:

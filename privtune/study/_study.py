@@ -17,6 +17,7 @@ from privtune.errors import PrivTuneError
 from privtune.execution.files import read_result
 from privtune.execution.table import make_rounds
 from privtune.ledger import Charge, ChargeRequest, Ledger, export_certificate
+from privtune.names import check_name, is_reserved
 from privtune.strategies import Outcome, Plan, Release
 from privtune.study._create import arm_secret, store_study
 from privtune.study._release import (
@@ -63,7 +64,7 @@ class Study:
         self._store = StudyStore(storage)
         self._ledger = Ledger(storage)
         document = self._store.document(name)
-        self.spec = StudySpec.parse(document["spec"])
+        self.spec = StudySpec.parse(document["spec"], stored=True)
         self._uid: str = document["uid"]
         self.plans: tuple[Plan, ...] = tuple(Plan.from_dict(d) for d in document["plans"])
         self.folder: Path = artifact_root(storage) / name
@@ -199,13 +200,16 @@ class Study:
         Raises:
             SealedTrialsError: Outside of the trust boundary.
         """
+        self._check_curator()
+        return [trial for arm in self.arms for trial in self._store.trials(self.name, arm)]
+
+    def _check_curator(self) -> None:
         if not self._curator:
             raise SealedTrialsError(
                 f"The trials of study {self.name!r} are sealed: whoever sees them is inside the "
                 "trust boundary. If you are, set PRIVTUNE_CURATOR=1 or load the study with "
                 "curator=True; else ask for study.releases()."
             )
-        return [trial for arm in self.arms for trial in self._store.trials(self.name, arm)]
 
     def compare(self) -> pandas.DataFrame:
         """Return one row an arm: what it reached, at what ε, at what cost."""
@@ -262,7 +266,12 @@ class Study:
         )
 
     def sealed_trials(self, arm: str) -> Sequence[Mapping[str, Any]]:
-        """Return the trials of an arm with their scores. For the curator alone, never to be shown."""
+        """Return the trials of an arm with their scores. For the curator alone, never to be shown.
+
+        Raises:
+            SealedTrialsError: Outside of the trust boundary.
+        """
+        self._check_curator()
         return [
             {"number": t.number, "state": t.state.name, "params": all_params(t), "score": t.value}
             for t in self._store.trials(self.name, arm)
@@ -334,6 +343,7 @@ class Study:
                     "planned does not change. Say arm='another-name' for a new arm."
                 )
             return
+        check_name(plan.arm, "arm")
         self._store.add_arm(self.name, plan.arm)
         self._store.set(self.name, plan.arm, "secret", arm_secret(self.spec, plan.arm))
         document = self._store.document(self.name)
@@ -399,7 +409,13 @@ def delete_study(name: str, storage: str) -> None:
     """
     store = StudyStore(storage)
     try:
-        store.delete(name, store.arms(name))
+        arms = store.arms(name)
+        store.delete(name, arms)
     finally:
         store.close()
-    shutil.rmtree(artifact_root(storage) / name, ignore_errors=True)
+    # A study of an older version may share the folder of something else, or name arms outside of it.
+    folder = artifact_root(storage) / name
+    places = [folder / part for part in ("sealed", *arms)] if is_reserved(name) else [folder]
+    for place in places:
+        if artifact_root(storage) in Path(os.path.normpath(place)).parents:
+            shutil.rmtree(place, ignore_errors=True)

@@ -75,7 +75,7 @@ def _work(
     stack: int | Literal["auto"],
 ) -> None:
     document = store.document(study)
-    spec = StudySpec.parse(document["spec"])
+    spec = StudySpec.parse(document["spec"], stored=True)
     (plan,) = (p for p in map(Plan.from_dict, document["plans"]) if p.arm == arm)
     task = spec.load_task()
     files = make_files(store, spec, plan, task=task, data=task.load_checked())
