@@ -243,8 +243,9 @@ def tabular(spec: Mapping[str, Any]) -> Task:
 
 
 def _size(field: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidInputError(f"task.{field}", value, "must be a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10**12:
+        allowed = "must be a whole number of at least 1, and of records that exist"
+        raise InvalidInputError(f"task.{field}", value, allowed)
     return value
 
 
