@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -129,12 +130,14 @@ class SearchSpace(Mapping[str, BaseDistribution]):
 
 
 def _law(where: str, fields: Mapping[str, Any]) -> BaseDistribution | Prior:
+    if not isinstance(fields, Mapping):
+        raise InvalidInputError(where, fields, "must be a mapping of names to values")
     arguments = dict(fields)
     kind = str(arguments.pop("type", "float"))
     if kind not in _KINDS:
         raise InvalidInputError(f"{where}.type", kind, f"must be one of {', '.join(_KINDS)}")
     law, allowed = _KINDS[kind]
-    if unknown := sorted(set(arguments) - allowed):
+    if unknown := sorted(map(str, set(arguments) - allowed)):
         raise InvalidInputError(where, unknown, f"a {kind} takes {', '.join(sorted(allowed))}")
     if kind == "mixture":
         parts = arguments.get("components", ())
@@ -145,8 +148,10 @@ def _law(where: str, fields: Mapping[str, Any]) -> BaseDistribution | Prior:
         raise InvalidInputError(where, dict(fields), f"a {kind} also needs {', '.join(missing)}")
     try:
         made: BaseDistribution | Prior = law(**arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(where, dict(fields), str(error).rstrip(".")) from error
+    if isinstance(made, FloatDistribution) and not math.isfinite(made.high - made.low):
+        raise InvalidInputError(where, dict(fields), "must have a finite range")
     return made
 
 

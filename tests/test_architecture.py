@@ -13,6 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "privtune"
 
 FLOORS = {
     "errors": 0,
+    "files": 0,
+    "names": 0,
     "accounting": 0,
     "ledger": 1,
     "priors": 1,

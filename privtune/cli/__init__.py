@@ -1,8 +1,9 @@
-"""The command line: ``privtune account | budget | study | strategies | tasks | ui | demo``."""
+"""The command line: ``privtune account | budget | study | strategies | tasks | ui | demo | doctor``."""
 
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import shlex
@@ -35,6 +36,7 @@ def mount() -> typer.Typer:
         app.add_typer(module.app, name=name, help=text, no_args_is_help=True)
     importlib.import_module("privtune.cli.catalogue")
     importlib.import_module("privtune.cli.demo")
+    importlib.import_module("privtune.cli.doctor")
     importlib.import_module("privtune.cli.report")
     importlib.import_module("privtune.cli.ui")
     return app
@@ -49,6 +51,10 @@ def main() -> None:
         from privtune.errors import PrivTuneError
 
         _quieten()
+        for stream in (sys.stdout, sys.stderr):
+            # What a terminal cannot show is escaped: a name must not be able to break the command.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         try:
             mount()()
         except PrivTuneError as error:

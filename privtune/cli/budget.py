@@ -1,9 +1,10 @@
-"""``privtune budget``: create, list, show, charges, charge, void, verify, export, close, upgrade."""
+"""``privtune budget``: budgets, their charges, what proves them, and copies of it all."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -223,7 +224,8 @@ def verify(
 ) -> None:
     """Replay a log, or check a certificate: chain, states, admissions, composition.
 
-    With both, the log must also contain what the certificate says was there.
+    With both, the log must also contain what the certificate says was there. Exits with 1 where a
+    log or a certificate is not sound, and where it is but says that the budget is broken.
     """
     from privtune.ledger import verify as verify_log
     from privtune.ledger import verify_certificate
@@ -241,15 +243,23 @@ def verify(
         return
     if as_json:
         emit_json({"valid": True, **verified.to_dict()})
-        return
-    what = "log" if name is not None else "certificate"
-    console.print(
-        f"The {what} of [bold]{verified.budget}[/] is sound: {verified.entries} entries, "
-        f"{verified.charges} charges, ε = {_up(verified.guarantee.epsilon)} at δ = "
-        f"{verified.guarantee.delta:g} (by {verified.guarantee.method}).",
-        soft_wrap=True,
-    )
-    console.print(f"Chain head: {verified.head}", soft_wrap=True)
+    else:
+        what = "log" if name is not None else "certificate"
+        sound = (
+            "is sound" if verified.within_budget else "is unbroken, [bold red]its budget is not[/]"
+        )
+        console.print(
+            f"The {what} of [bold]{verified.budget}[/] {sound}: {verified.entries} entries, "
+            f"{verified.charges} charges, ε = {_up(verified.guarantee.epsilon)} at δ = "
+            f"{verified.guarantee.delta:g} (by {verified.guarantee.method}).",
+            soft_wrap=True,
+        )
+        console.print(f"Chain head: {verified.head}", soft_wrap=True)
+        for warning in verified.warnings[0 if verified.within_budget else 1 :]:
+            console.print(f"[bold]Mind:[/] {escape(warning)}", soft_wrap=True, highlight=False)
+    if not verified.within_budget:
+        sys.stderr.write(f"{verified.warnings[0]}\n")
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -282,6 +292,32 @@ def export(
         return
     console.print(f"Wrote {output}{f' and {html}' if html else ''}.", soft_wrap=True)
     console.print(f"Chain head, to be noted elsewhere: {certificate['head']}", soft_wrap=True)
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="The new file; it must not exist.")],
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the whole database, its write-ahead log included, while others work on it.
+
+    The copy holds what the database holds: sealed trials and secrets. Keep it as you keep that.
+    """
+    from privtune.ledger import backup as copy_database
+
+    with _ledger(storage) as ledger:
+        names = [one.name for one in ledger.budgets()]
+        path = copy_database(ledger.log.storage, file)
+    if as_json:
+        emit_json({"file": str(path), "budgets": names})
+        return
+    console.print(
+        f"Copied {len(names)} budgets to {path}. It holds what is sealed: keep it to yourself. Check "
+        f"it with: privtune budget verify NAME --storage sqlite:///{path}",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 @app.command()
@@ -322,6 +358,8 @@ def _read(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidInputError("file", str(path), f"is no readable JSON ({error})") from None
+    except RecursionError:
+        raise InvalidInputError("file", str(path), "is nested too deeply") from None
     if not isinstance(value, dict):
         raise InvalidInputError("file", str(path), "must hold one JSON object")
     return value

@@ -11,6 +11,7 @@ import typer
 from privtune.cli import app
 from privtune.cli._common import console
 from privtune.cli.study import print_comparison, run_study
+from privtune.files import private_folder
 
 __all__ = ["demo"]
 
@@ -22,7 +23,7 @@ def demo(
     """Compare three strategies on handwritten digits under one budget of ε = 8."""
     from privtune.study import Study, StudyExistsError, StudyFinishedError, StudySpec
 
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     storage = f"sqlite:///{folder / 'privtune.db'}"
     text = importlib.resources.files("privtune.tasks") / "digits-demo.yaml"
     with importlib.resources.as_file(text) as path:

@@ -172,11 +172,13 @@ def show(
     """Show a study: its arms, their states, what they cost."""
     from privtune.cli._tables import arm_view, comparison_document
 
-    study = _load(name, storage)
+    study = _load(name, storage, curator=curator)
     try:
         document = comparison_document(study)
         sealed = {
-            plan.arm: list(study.sealed_trials(plan.arm)) for plan in study.plans if plan.is_sealed
+            plan.arm: list(study.sealed_trials(plan.arm))
+            for plan in study.plans
+            if curator and plan.is_sealed
         }
         stopped = {plan.arm: study.failures(plan.arm) for plan in study.plans}
         if as_json:
@@ -304,11 +306,11 @@ def print_comparison(study: Study) -> None:
 
 def _storage(study: Study) -> str:
     """Return the option that names the storage, where it needs one; never a password."""
-    from privtune.ledger.urls import masked
+    from privtune.ledger.urls import masked_url
 
     if study.storage == os.environ.get("PRIVTUNE_STORAGE", DEFAULT_STORAGE):
         return ""
-    if masked(study.storage) != study.storage:
+    if masked_url(study.storage) != study.storage:
         return " (with PRIVTUNE_STORAGE set)"
     return f" --storage {study.storage}"
 
@@ -377,10 +379,10 @@ class _Fanout:
             observer.arm_failed(plan)
 
 
-def _load(name: str, storage: str) -> Study:
+def _load(name: str, storage: str, *, curator: bool = False) -> Study:
     from privtune.study import Study
 
-    return Study(name, storage)
+    return Study(name, storage, curator=curator)
 
 
 def _print_sealed(sealed: dict[str, list[Any]]) -> None:

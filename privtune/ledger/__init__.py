@@ -1,13 +1,13 @@
 """The durable budget: charge first, never refund, always able to show the log."""
 
 from privtune.ledger.admission import FilterState
+from privtune.ledger.backup import backup
 from privtune.ledger.certificate import export_certificate, verify_certificate
 from privtune.ledger.errors import (
     BudgetClosedError,
     BudgetExceededError,
     BudgetExistsError,
     ChargeStateError,
-    ClockError,
     DeclarationClosedError,
     LedgerBusyError,
     LedgerConnectionError,
@@ -55,7 +55,6 @@ __all__ = [
     "ChargeRequest",
     "ChargeState",
     "ChargeStateError",
-    "ClockError",
     "DeclarationClosedError",
     "FilterState",
     "Lease",
@@ -75,6 +74,7 @@ __all__ = [
     "UnknownBudgetError",
     "UnknownChargeError",
     "Verification",
+    "backup",
     "check_unit",
     "export_certificate",
     "render_certificate",

@@ -217,7 +217,9 @@ def _block_profile(events: tuple[Event, ...], target: float, adjacency: Adjacenc
     if not events:
         return empty_profile
     event = _one(events)
-    return tabulate(lambda at: delta(event, at, adjacency=adjacency).delta, 2 * target + 4)
+    # Beyond e^700 there are no numbers; a profile is constant where its table ends, from above.
+    highest = min(2 * target + 4, 700.0)
+    return tabulate(lambda at: delta(event, at, adjacency=adjacency).delta, highest)
 
 
 _capacity = lru_cache(maxsize=256)(capacity)

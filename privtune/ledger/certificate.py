@@ -2,7 +2,8 @@
 
 A certificate holds the public part of every entry and a salted digest of the rest, so that the
 chain can be checked from the file. Times, workers and transcripts stay behind: when a sealed
-selection started and ended tells how many trials it took.
+selection started and ended tells how many trials it took. So does the time from one export to the
+next: a certificate carries the day alone.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from privtune.ledger.log import stored_entry
 from privtune.ledger.schema import entries
 from privtune.ledger.storage import Storage
 from privtune.ledger.values import unit_note
-from privtune.ledger.verify import Verification, replay, verify
+from privtune.ledger.verify import Verification, is_within, replay, verified, verify
 
 __all__ = ["FORMAT", "export_certificate", "verify_certificate"]
 
 FORMAT = "privtune-certificate"
-_VERSION = 1
+_VERSION = 2
+_READABLE = (1, _VERSION)
 _LIBRARIES = ("privtune", "autodp", "dp-accounting", "numpy", "scipy")
 _ROUNDING = 1e-6
 
@@ -41,21 +43,19 @@ def export_certificate(storage: Storage, name: str) -> dict[str, Any]:
     Raises:
         LedgerCorruptedError: The log does not verify; nothing is certified then.
     """
-    verified = verify(storage, name)
+    entries_there = verify(storage, name).entries
     with storage.read() as connection:
-        query = sa.select(entries).where(
-            entries.c.budget == name, entries.c.seq <= verified.entries
-        )
+        query = sa.select(entries).where(entries.c.budget == name, entries.c.seq <= entries_there)
         lines = [stored_entry(row) for row in connection.execute(query.order_by(entries.c.seq))]
     history = replay(name, ((line, None) for line in lines))
     certificate = {
         "format": FORMAT,
         "version": _VERSION,
-        "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "exported_at": datetime.now(UTC).date().isoformat(),
         "libraries": {library: _installed(library) for library in _LIBRARIES},
         "entry_version": ENTRY_VERSION,
         "entries": [_public(line) for line in lines],
-        **_summary(history),
+        **_summary(history, _VERSION),
     }
     if note := unit_note(history.terms().unit):
         certificate["unit_note"] = note
@@ -75,15 +75,16 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
     **Guarantee**: a file in which any value was changed fails. Who rewrites all of it, hashes
     included, makes another certificate: that is told by a head noted elsewhere, or by the ledger.
     """
-    if certificate.get("format") != FORMAT or certificate.get("version") != _VERSION:
-        raise LedgerCorruptedError(f"this is no {FORMAT} of version {_VERSION}.")
+    version = certificate.get("version")
+    if certificate.get("format") != FORMAT or version not in _READABLE:
+        raise LedgerCorruptedError(f"this is no {FORMAT} of version 1 or {_VERSION}.")
     try:
         lines = [_entry(certificate, value) for value in certificate["entries"]]
         name = str(certificate["budget"]["terms"]["name"])
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerCorruptedError(f"the certificate lacks a part ({error}).") from error
     history = replay(name, ((line, None) for line in lines), head=head)
-    for key, value in _summary(history).items():
+    for key, value in _summary(history, version).items():
         if not _same(certificate.get(key), value):
             raise LedgerCorruptedError(
                 f"the certificate's {key!r} is not what its entries say: it was edited."
@@ -91,16 +92,19 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
     rest = {key: value for key, value in certificate.items() if key != "digest"}
     if certificate.get("digest") != _digest(rest):
         raise LedgerCorruptedError("the certificate's digest is not that of its content.")
-    return Verification(name, history.seq, len(history.charges), history.head, odometer(history))
+    return verified(history)
 
 
-def _summary(history: History) -> dict[str, Any]:
-    """Return what follows from the entries."""
+def _summary(history: History, version: int) -> dict[str, Any]:
+    """Return what follows from the entries, as certificates of a version have it."""
+    guarantee = odometer(history)
+    within = {} if version == 1 else {"within_budget": is_within(history, guarantee)}
     return {
+        **within,
         "head": history.head,
         "budget": {
             "terms": history.terms().to_dict(),
-            "created_at": history.created_at.isoformat(),
+            "created_at": history.created_at if version == 1 else history.created_at[:10],
             "closed": history.closed,
         },
         "charges": [
@@ -116,7 +120,7 @@ def _summary(history: History) -> dict[str, Any]:
             }
             for charge in history.charges.values()
         ],
-        "guarantee": odometer(history).to_dict(),
+        "guarantee": guarantee.to_dict(),
         "block": block_guarantee(history).to_dict(),
         "filter": filter_state(history).to_dict(),
     }

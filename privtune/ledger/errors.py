@@ -15,7 +15,6 @@ __all__ = [
     "BudgetExceededError",
     "BudgetExistsError",
     "ChargeStateError",
-    "ClockError",
     "DeclarationClosedError",
     "LedgerBusyError",
     "LedgerConnectionError",
@@ -107,10 +106,6 @@ class BudgetExceededError(LedgerError):
 
 class ChargeStateError(LedgerError):
     """The charge is not in a state from which the operation may go on."""
-
-
-class ClockError(LedgerError):
-    """This machine's clock is behind the log: new entries would be dated before old ones."""
 
 
 class LedgerSchemaError(LedgerError):

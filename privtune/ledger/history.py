@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +14,7 @@ from privtune.accounting import Event, event_from_dict
 from privtune.errors import PrivTuneError
 from privtune.ledger.chain import GENESIS, Entry, Kind
 from privtune.ledger.errors import LedgerCorruptedError
-from privtune.ledger.values import Budget, Charge, ChargeState
+from privtune.ledger.values import Admission, Budget, Charge, ChargeState
 from privtune.ledger.weights import Weight, slack_of, weigh
 
 __all__ = ["BASIS_DECLARED", "BASIS_FILTER", "BASIS_RECORDED", "History", "budget_from_dict"]
@@ -23,6 +23,7 @@ BASIS_DECLARED = "declared"
 BASIS_FILTER = "filter"
 BASIS_RECORDED = "recorded"
 
+_CLOCKS_DIFFER = timedelta(minutes=5)
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _BEFORE = {
     Kind.STARTED: (ChargeState.RESERVED,),
@@ -40,8 +41,10 @@ class History:
         seq: The number of the last entry applied.
         head: Its hash.
         budget: The terms, once the first entry is applied.
-        created_at: When the budget was created.
+        created_at: When the budget was created, as its entry says: a day, or in logs of older
+            versions a time.
         last_at: The time of the last entry.
+        backwards: The numbers of the entries that are dated well before their predecessors.
         closed: Whether the budget was closed for good.
         frozen: Whether a charge was ever started: the declaration is closed from then on.
         charges: Every charge, by number, in the order of reservation.
@@ -50,14 +53,16 @@ class History:
         used: Their divergences at the filter's order, summed up exactly.
         used_delta: Their δ, for those of approximate DP.
         unbounded: How many of them have no finite divergence at that order.
+        rounds: The digests of the rounds' results, by charge number, as they were when it settled.
     """
 
     name: str
     seq: int = 0
     head: str = GENESIS
     budget: Budget | None = None
-    created_at: datetime = _LONG_AGO
+    created_at: str = ""
     last_at: datetime = _LONG_AGO
+    backwards: list[int] = field(default_factory=list)
     closed: bool = False
     frozen: bool = False
     charges: dict[int, Charge] = field(default_factory=dict)
@@ -66,6 +71,7 @@ class History:
     used: Fraction = Fraction(0)
     used_delta: Fraction = Fraction(0)
     unbounded: int = 0
+    rounds: dict[int, str] = field(default_factory=dict)
     _events: dict[str, Event] = field(default_factory=dict)
     _weights: dict[int, Weight] = field(default_factory=dict)
 
@@ -109,7 +115,7 @@ class History:
             self.budget = budget_from_dict(body["terms"])
             if self.budget.name != self.name:
                 raise self._wrong(1, f"it creates budget {self.budget.name!r}")
-            self.created_at = datetime.fromisoformat(body["created_at"])
+            self.created_at = str(body["created_at"])
         elif entry.seq == 1:
             raise self._wrong(1, "the first entry must create the budget")
         elif entry.kind == Kind.CLOSED:
@@ -118,12 +124,15 @@ class History:
             self._reserve(entry, at)
         else:
             self._move(entry, sealed, at)
+        if sealed and self.last_at - at > _CLOCKS_DIFFER:
+            self.backwards.append(entry.seq)
         self.last_at = at
 
     def _reserve(self, entry: Entry, at: datetime) -> None:
         if entry.charge != len(self.charges) + 1:
             raise self._wrong(entry.seq, f"charge {len(self.charges) + 1} comes next")
         body = json.loads(entry.body)
+        self._check_basis(entry, body)
         event = self._event(body["event"])
         self.charges[entry.charge] = Charge(
             id=f"{self.name}-{entry.charge}",
@@ -144,11 +153,29 @@ class History:
             self._weights[entry.charge] = weight
             self._count(event, weight, 1)
 
+    def _check_basis(self, entry: Entry, body: dict[str, Any]) -> None:
+        """Refuse what no ledger admits, whatever it costs."""
+        basis = body["basis"]
+        if basis not in (BASIS_DECLARED, BASIS_FILTER, BASIS_RECORDED):
+            raise self._wrong(entry.seq, f"no charge is admitted on the basis {basis!r}")
+        if self.closed:
+            raise self._wrong(entry.seq, "the budget had been closed for good")
+        if basis == BASIS_DECLARED and self.frozen:
+            raise self._wrong(entry.seq, "it declares a charge after the first start")
+        if basis == BASIS_FILTER and not self.frozen:
+            raise self._wrong(entry.seq, "it passed the filter before the first start")
+        if basis == BASIS_FILTER and self.terms().admission is Admission.DECLARED:
+            raise self._wrong(entry.seq, "a declared budget admits nothing after its first start")
+        if basis != BASIS_FILTER and "weight" in body:
+            raise self._wrong(entry.seq, f"a {basis} charge notes no weight: it is computed")
+
     def _move(self, entry: Entry, sealed: dict[str, Any], at: datetime) -> None:
         charge = self.charges.get(entry.charge)
         if charge is None or charge.state not in _BEFORE[Kind(entry.kind)]:
             was = "unknown" if charge is None else str(charge.state)
             raise self._wrong(entry.seq, f"charge {entry.charge} is {was}, not to be {entry.kind}")
+        if entry.kind == Kind.VOIDED and charge.basis == BASIS_RECORDED:
+            raise self._wrong(entry.seq, "what had been released cannot be voided")
         state = ChargeState(entry.kind)
         if state is ChargeState.STARTED:
             self.frozen = True
@@ -156,6 +183,8 @@ class History:
         else:
             digest = sealed.get("transcript_digest", "")
             charge = replace(charge, state=state, closed_at=at, transcript_digest=digest)
+            if "round" in sealed:
+                self.rounds[entry.charge] = sealed["round"]
         self.charges[entry.charge] = charge
         if state is not ChargeState.VOIDED:
             return

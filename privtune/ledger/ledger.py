@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -26,8 +26,10 @@ from privtune.ledger.history import BASIS_FILTER, BASIS_RECORDED, History
 from privtune.ledger.log import Line, Log
 from privtune.ledger.migrate import prepare
 from privtune.ledger.privacy_filter import FILTER_SHARE, ORDERS, best_order
+from privtune.ledger.round_digest import round_digest
 from privtune.ledger.storage import Storage
 from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState, check_unit
+from privtune.names import check_name, check_text
 
 __all__ = ["Ledger"]
 
@@ -40,9 +42,8 @@ class Ledger:
     Args:
         url: ``sqlite:///file.db`` or ``postgresql://user@host/database``.
         patience: How long to wait for other processes, in seconds.
-        clock_tolerance: How far this machine's clock may lie behind the last entry of a log, in
-            seconds, before reservations are refused.
-        clock: The time, for tests. PostgreSQL's own clock is used there.
+        clock: The time, for tests; PostgreSQL's own, or this machine's. It is noted with every
+            entry, and no decision hangs on it.
 
     **Guarantee**: a charge is in the log, durably, before :meth:`reserve` returns it; all charges
     of one call are admitted in one transaction, or none; whatever crashes, what was started stays
@@ -58,11 +59,10 @@ class Ledger:
         url: str = "sqlite:///privtune.db",
         *,
         patience: float = 60.0,
-        clock_tolerance: float = 300.0,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         storage = Storage(url, patience=patience)
-        self.log = Log(storage, clock=clock, tolerance=timedelta(seconds=clock_tolerance))
+        self.log = Log(storage, clock=clock)
         try:
             prepare(storage)
         except BaseException:
@@ -108,10 +108,13 @@ class Ledger:
             raise InvalidInputError("order", budget.order, allowed, f"The nearest is {near:g}.")
 
         def first(at: datetime) -> Line:
-            check_unit(budget.unit)  # of what is new; a budget that is there stays as it is
-            return Line(
-                Kind.CREATED, body={"terms": budget.to_dict(), "created_at": at.isoformat()}
-            )
+            # What is new keeps to the rules of today; what is there stays as it is.
+            check_name(budget.name, "budget")
+            check_unit(budget.unit)
+            check_text(budget.dataset, "dataset")
+            # The day alone: from one budget to the next the time tells how long a study took.
+            body = {"terms": budget.to_dict(), "created_at": at.date().isoformat()}
+            return Line(Kind.CREATED, body=body)
 
         history, _ = self.log.create(budget.name, first)
         _check_same(history.terms(), budget)
@@ -176,7 +179,7 @@ class Ledger:
             basis = admit(history, [request.event for request in missing])
             return _reservations(history, missing, basis)
 
-        history, _ = self.log.write(budget, decide, strict_clock=True)
+        history, _ = self.log.write(budget, decide)
         return tuple(history.charges[number] for number in numbers)
 
     def reserve_started(
@@ -192,7 +195,7 @@ class Ledger:
             done.append(work(connection, f"{budget}-{line.charge}"))
             return [line, Line(Kind.STARTED, line.charge)]
 
-        history, written = self.log.write(budget, decide, strict_clock=True)
+        history, written = self.log.write(budget, decide)
         return history.charges[written[0].charge], done[-1]
 
     def record(self, budget: str, request: ChargeRequest) -> Charge:
@@ -215,7 +218,7 @@ class Ledger:
             [line] = _reservations(history, [request], BASIS_RECORDED)
             return [line, Line(Kind.STARTED, line.charge), Line(Kind.SETTLED, line.charge)]
 
-        history, written = self.log.write(budget, decide, strict_clock=True)
+        history, written = self.log.write(budget, decide)
         return history.charges[written[0].charge]
 
     def start(self, charge_id: str) -> Charge:
@@ -229,10 +232,22 @@ class Ledger:
     def settle(self, charge_id: str, transcript_digest: str = "") -> Charge:
         """Mark a started charge as settled: its releases are out, as the transcript has them.
 
+        The digest of a finished round's results goes into the sealed part, under the chain.
+
         Raises:
             ChargeStateError: It is not started.
         """
-        return self.move(charge_id, Kind.SETTLED, sealed={"transcript_digest": transcript_digest})
+        check_text(transcript_digest, "transcript_digest")
+        budget, number = self.parse(charge_id)
+        sealed = {"transcript_digest": transcript_digest}
+
+        def note_round(connection: Connection) -> bool:
+            digest = round_digest(connection, budget, number)
+            if digest is not None:
+                sealed["round"] = digest
+            return True
+
+        return self.move(charge_id, Kind.SETTLED, sealed=sealed, work=note_round)
 
     def void(self, charge_id: str) -> Charge:
         """Give back a charge that never started.
@@ -313,7 +328,7 @@ class Ledger:
     def parse(charge_id: str) -> tuple[str, int]:
         """Return the budget's name and the charge's number of an id."""
         budget, _, number = str(charge_id).rpartition("-")
-        if not budget or not number.isdecimal():
+        if not budget or not number.isdecimal() or len(number) > 9:
             raise InvalidInputError("charge_id", charge_id, "must be an id, like 'digits-3'")
         return budget, int(number)
 

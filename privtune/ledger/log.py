@@ -7,17 +7,18 @@ import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from privtune.ledger.chain import Entry, Kind, new_entry, sealed_digest
-from privtune.ledger.errors import ClockError, LedgerCorruptedError, UnknownBudgetError
+from privtune.ledger.errors import LedgerCorruptedError, UnknownBudgetError
 from privtune.ledger.history import History
 from privtune.ledger.schema import budgets, entries
 from privtune.ledger.storage import Storage
+from privtune.names import check_text
 
 __all__ = ["Line", "Log", "stored_entry"]
 
@@ -57,16 +58,12 @@ class Log:
 
     Args:
         storage: Where they are.
-        clock: The time; None takes the storage's.
-        tolerance: How far the clock may lie behind a log's last entry.
+        clock: The time; None takes the storage's. It is noted and nothing hangs on it.
     """
 
-    def __init__(
-        self, storage: Storage, *, clock: Callable[[], datetime] | None, tolerance: timedelta
-    ) -> None:
+    def __init__(self, storage: Storage, *, clock: Callable[[], datetime] | None) -> None:
         self.storage = storage
         self._clock = clock
-        self._tolerance = tolerance
         self._histories: dict[str, History] = {}
         self._guard = threading.RLock()
 
@@ -78,9 +75,13 @@ class Log:
 
     def current(self, name: str) -> History:
         """Return what a budget's log says now."""
-        with self._guard, self.storage.read() as connection:
-            head = connection.execute(_HEAD, {"budget": name}).one_or_none()
-            return self._sync(connection, name, head)
+        check_text(name, "budget")
+        with self._guard:
+            # Read first: others may note and append in between, and the log is never behind then.
+            seen = self._seen(name)
+            with self.storage.read() as connection:
+                head = connection.execute(_HEAD, {"budget": name}).one_or_none()
+                return self._sync(connection, name, head, seen)
 
     def create(self, name: str, first: Callable[[datetime], Line]) -> tuple[History, bool]:
         """Create a budget's log with its first entry, or return the one that is there.
@@ -96,7 +97,8 @@ class Log:
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
                 head = self._head(connection, name)
                 if head is not None:
-                    return self._sync(connection, name, head), False
+                    return self._sync(connection, name, head, self._seen(name)), False
+                self.storage.witness.check(name, self._seen(name), {})
                 history = History(name)
                 row = {"name": name, "entries": 0, "charges": 0, "head": history.head}
                 connection.execute(sa.insert(budgets).values(row))
@@ -108,8 +110,6 @@ class Log:
         self,
         name: str,
         decide: Callable[[Connection, History], Sequence[Line]],
-        *,
-        strict_clock: bool = False,
     ) -> tuple[History, tuple[Entry, ...]]:
         """Lock a budget, decide on what its log says then, and append.
 
@@ -117,23 +117,16 @@ class Log:
             name: The budget.
             decide: Sees the locked log, may write more in the same transaction, and returns what
                 to append; raises to write nothing.
-            strict_clock: Refuse when this clock is too far behind the log.
 
         Returns:
             The history after the commit, and the new entries.
         """
         with self._guard:
             with self.storage.write() as connection:
-                history = self._sync(connection, name, self._head(connection, name))
+                head = self._head(connection, name)
+                history = self._sync(connection, name, head, self._seen(name))
                 lines = decide(connection, history)
-                at = self._now(connection)
-                if strict_clock and history.last_at - at > self._tolerance:
-                    raise ClockError(
-                        f"this machine's clock says {at:%Y-%m-%d %H:%M:%S} UTC, but the last entry "
-                        f"of budget {name!r} is of {history.last_at:%Y-%m-%d %H:%M:%S}: "
-                        "set the clock, or open the ledger with a larger clock_tolerance."
-                    )
-                written = self._append(connection, history, at, lines)
+                written = self._append(connection, history, self._now(connection), lines)
             return self._take_in(history, written), tuple(entry for entry, _ in written)
 
     @staticmethod
@@ -148,8 +141,8 @@ class Log:
             return []
         written: list[tuple[Entry, str]] = []
         previous, seq = history.head, history.seq
-        # The log's times never run backwards; its order is that of the numbers in any case.
-        when = {"at": max(at, history.last_at).isoformat(), "worker": _worker()}
+        # What the clock says, right or wrong: the log's order is that of the numbers.
+        when = {"at": at.isoformat(), "worker": _worker()}
         for line in lines:
             seq += 1
             entry, sealed = new_entry(
@@ -183,26 +176,39 @@ class Log:
         """Replay what is committed now; what a failed commit would have written never was."""
         for entry, sealed in written:
             history.apply(entry, sealed)
+        if written:
+            self.storage.witness.note(history.name, history.seq, history.head)
         self._histories[history.name] = history
         return history
 
-    def _sync(self, connection: Connection, name: str, head: Row[Any] | None) -> History:
-        """Bring the history in memory up to the log."""
+    def _seen(self, name: str) -> Mapping[int, str]:
+        """Return the heads noted beside the database, until the log was once held against them."""
+        return {} if name in self._histories else self.storage.witness.seen(name)
+
+    def _sync(
+        self, connection: Connection, name: str, head: Row[Any] | None, seen: Mapping[int, str]
+    ) -> History:
+        """Bring the history in memory up to the log; hold it against the heads noted before."""
         if head is None:
+            self.storage.witness.check(name, seen, {})
             raise UnknownBudgetError(
                 f"no budget is called {name!r} in {self.storage.safe_url}: "
                 "privtune budget list shows them all."
             )
-        history = self._histories.setdefault(name, History(name))
+        history = self._histories.get(name) or History(name)
+        hashes = {}
         if head.entries > history.seq:
             span = {"name": name, "after": history.seq, "until": head.entries}
             for row in connection.execute(_TAIL, span):
                 history.apply(stored_entry(row), row.sealed)
+                hashes[history.seq] = history.head
         if (head.entries, head.head) != (history.seq, history.head):
             raise LedgerCorruptedError(
                 f"the log of budget {name!r} ends with entry {history.seq}, its head says entry "
                 f"{head.entries}: privtune budget verify {name} tells more."
             )
+        self.storage.witness.check(name, seen, hashes)
+        self._histories[name] = history
         return history
 
     def _now(self, connection: Connection) -> datetime:

@@ -21,6 +21,7 @@ _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1c2430;max-width:62rem;margin:2.5rem auto;padding:0 1rem}
 h1{font-size:1.6rem;margin:0 0 .2rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}
 p.lead{font-size:1.15rem;background:#eef4ff;border-left:4px solid #2f6fdd;padding:.8rem 1rem}
+p.broken{font-size:1.15rem;background:#fdecea;border-left:4px solid #c62828;padding:.8rem 1rem}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;vertical-align:top;padding:.35rem .6rem;border-bottom:1px solid #d9dee7}
 th{font-weight:600;color:#4a5568;white-space:nowrap}
@@ -35,6 +36,16 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
     terms = certificate["budget"]["terms"]
     guarantee = certificate["guarantee"]
     name = _text(terms["name"])
+    # Certificates of version 1 do not say it.
+    within = certificate.get("within_budget", float(guarantee["epsilon"]) <= terms["epsilon"])
+    broken = (
+        []
+        if within
+        else [
+            '<p class="broken">This budget is broken: what was charged to it costs more than the '
+            f"ε = {_number(terms['epsilon'])} that it promises. It admits nothing more.</p>"
+        ]
+    )
     verify = f"privtune budget verify --certificate {name}.certificate.json"
     return "\n".join(
         [
@@ -50,6 +61,7 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             f"-differentially private per {RECORD}, under "
             f"{_text(terms['adjacency'])} adjacency. The budget is ε = "
             f"{_number(terms['epsilon'])}{_closed(certificate)}.</p>",
+            *broken,
             "<h2>Budget</h2>",
             _facts(
                 {
@@ -98,9 +110,12 @@ def write_file(path: Path, text: str) -> None:
         LedgerFullError: The disk is full.
         LedgerReadOnlyError: The folder cannot be written.
     """
+    if not path.name:
+        raise LedgerReadOnlyError(f"{path} is no file that can be written.")
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        file = draft.open("w", encoding="utf-8")
+        # Half of a surrogate pair, in a note of an older ledger, is written as JSON escapes it.
+        file = draft.open("w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise LedgerReadOnlyError(f"{path} cannot be written: {error.strerror}.") from error
     try:

@@ -9,7 +9,8 @@ The contract, for whoever runs trials (inline, in processes, on a cluster):
   comes out. The secret is forgotten when the charge is settled.
 - A worker leases a row for a while and renews the lease while it works. A lease that expired is
   given to the next who asks. Leases keep two workers from doing the same work; that nothing is
-  counted twice does not hang on them, nor on any clock.
+  counted twice does not hang on them, nor on any clock. They are measured by the database's clock; if
+  that is set back, a lease lasts for twice its length at most, or ends at once.
 - The first result of a row is accepted, every later one is dropped: one output per trial is ever
   seen.
 - A result may end its round: rows after it that have none are closed unrun, in the same transaction.
@@ -129,7 +130,7 @@ class Rounds:
 
     Args:
         ledger: The ledger.
-        lease_seconds: How long a lease lasts.
+        lease_seconds: How long a lease lasts; the same for all who work on a round.
         max_attempts: How many workers a task may kill before its round is stuck.
         clock: Unix time, for tests; else the storage's clock.
     """
@@ -364,12 +365,11 @@ class Rounds:
             connection.execute(query.where(*_round(charge_id), tasks.c.done == 0)).scalar_one()
         )
 
-    @staticmethod
-    def _first_free(connection: Connection, charge_id: str, now: float) -> Row[Any] | None:
+    def _first_free(self, connection: Connection, charge_id: str, now: float) -> Row[Any] | None:
         """Return the first open task that nobody works on: one row, however many there are."""
-        query = sa.select(tasks).where(
-            *_round(charge_id), tasks.c.done == 0, tasks.c.leased_until <= now
-        )
+        # A lease that ends later than any can was taken before the clock was set back.
+        free = sa.or_(tasks.c.leased_until <= now, tasks.c.leased_until > now + 2 * self._seconds)
+        query = sa.select(tasks).where(*_round(charge_id), tasks.c.done == 0, free)
         return connection.execute(query.order_by(tasks.c.number).limit(1)).one_or_none()
 
     def _now(self, connection: Connection) -> float:

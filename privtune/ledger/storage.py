@@ -11,22 +11,35 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 
 from privtune.errors import InvalidInputError
+from privtune.files import create_private, private_folder
 from privtune.ledger.errors import LedgerBusyError, LedgerError
 from privtune.ledger.failures import translated
-from privtune.ledger.urls import masked
+from privtune.ledger.urls import masked_url
+from privtune.ledger.witness import Witness
+from privtune.names import check_text
 
-__all__ = ["Storage", "artifact_root", "checked_url"]
+__all__ = [
+    "NO_DRIVER",
+    "SecureConnection",
+    "Storage",
+    "artifact_root",
+    "checked_url",
+    "create_database",
+    "database_path",
+]
 
 _WRITE = "privtune_write"
 
@@ -45,17 +58,19 @@ class Storage:
         self.url = checked_url(url)
         self.patience = patience
         self.dialect = self.url.get_backend_name()
+        self.witness = Witness(database_path(self.url))
         self._pid = os.getpid()
         # SQLite lets one connection write at a time. Threads of one process queue here, fairly,
         # instead of polling the file.
         self._turn = threading.Lock()
+        create_database(self.url)
         with translated(self.safe_url):
             self.engine = _engine(self.url, patience)
 
     @property
     def safe_url(self) -> str:
         """The URL without its password, for messages."""
-        return masked(self.url.render_as_string(hide_password=False))
+        return masked_url(self.url.render_as_string(hide_password=False))
 
     def close(self) -> None:
         """Close every connection."""
@@ -115,7 +130,7 @@ class Storage:
         except ImportError:  # no such locks on Windows: two processes may do the same work there
             yield True
             return
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder)
         path = folder / f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
             try:
@@ -164,10 +179,15 @@ def checked_url(url: str) -> URL:
         InvalidInputError: If it is no URL, neither SQLite nor PostgreSQL, or its folder is missing.
             The message shows no password.
     """
-    shown = masked(url)
+    shown = masked_url(str(url))
     try:
+        check_text(url, "storage")
         parsed = make_url(url)
         backend = parsed.get_backend_name()
+        if backend == "sqlite":
+            parsed.get_dialect()().create_connect_args(parsed)  # reads the parameters, as a number
+    except InvalidInputError as error:
+        raise InvalidInputError("storage", shown, error.allowed, _EXAMPLES) from None
     except (sa.exc.ArgumentError, AttributeError, ValueError):
         raise InvalidInputError("storage", shown, "is no database URL", _EXAMPLES) from None
     if backend == "postgresql":
@@ -176,13 +196,12 @@ def checked_url(url: str) -> URL:
         return parsed.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
         raise InvalidInputError("storage", shown, "must be SQLite or PostgreSQL", _EXAMPLES)
-    if parsed.database in (None, "", ":memory:"):
+    path = database_path(parsed)
+    if path is None or parsed.query.get("mode") == "memory":
         allowed = "must name a file: a budget that is kept in memory is forgotten"
         raise InvalidInputError("storage", shown, allowed, _EXAMPLES)
-    if not str(parsed.database).startswith("file:"):
-        folder = Path(str(parsed.database)).absolute().parent
-        if not folder.is_dir():
-            raise InvalidInputError("storage", shown, f"the folder {folder} does not exist")
+    if not path.parent.is_dir():
+        raise InvalidInputError("storage", shown, f"the folder {path.parent} does not exist")
     return parsed
 
 
@@ -205,6 +224,41 @@ def artifact_root(url: str) -> Path:
     return Path(f"{checked.database or 'postgres'}-artifacts").absolute()
 
 
+class SecureConnection(sqlite3.Connection):
+    """A connection that overwrites what it deletes (secrets, losing scores), not only unlinks it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.execute("PRAGMA secure_delete = ON").close()
+
+
+def database_path(url: URL) -> Path | None:
+    """Return the file of a SQLite database, also of one named by a ``file:`` URI; else None."""
+    name = url.database or ""
+    if url.get_backend_name() != "sqlite" or name in ("", ":memory:"):
+        return None
+    if name.startswith("file:"):
+        name = unquote(urlsplit(name).path)
+        return Path(name).absolute() if name not in ("", ":memory:") else None
+    return Path(name).absolute()
+
+
+def create_database(url: URL) -> None:
+    """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode.
+
+    What cannot be created here is left to SQLite, which says why.
+    """
+    path = database_path(url)
+    if path is None or "mode" in url.query or path.exists():
+        return
+    try:
+        # What was noted beside a database that is gone is not about the new one.
+        Path(f"{path}-heads").unlink(missing_ok=True)
+        create_private(path)
+    except OSError:
+        return
+
+
 NO_DRIVER = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
 _ENCODE = "Percent-encode what is special in a password: @ is %40, / is %2F."
 _EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
@@ -212,7 +266,8 @@ _EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
 
 def _engine(url: URL, patience: float) -> Engine:
     if url.get_backend_name() == "sqlite":
-        engine = sa.create_engine(url, connect_args={"timeout": 5})
+        connect_args = {"timeout": 5, "factory": SecureConnection}
+        engine = sa.create_engine(url, connect_args=connect_args)
         sa.event.listen(engine, "connect", _on_sqlite_connect)
         sa.event.listen(engine, "begin", _on_sqlite_begin)
         return engine
@@ -229,6 +284,11 @@ def _engine(url: URL, patience: float) -> Engine:
     def on_connect(connection: Any, _record: object) -> None:
         with connection.cursor() as cursor:
             cursor.execute(f"SET lock_timeout = {int(patience * 1000)}")
+            # As on SQLite: a commit is on the disk when it returns, whatever the server's default.
+            cursor.execute(
+                "SELECT set_config('synchronous_commit', 'on', false) "
+                "WHERE current_setting('synchronous_commit') = 'off'"
+            )
         connection.commit()
 
     sa.event.listen(engine, "connect", on_connect)

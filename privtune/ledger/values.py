@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from privtune.accounting import Adjacency, Event
 from privtune.errors import InvalidInputError
+from privtune.names import NAME_RULE, check_text, is_name
 
 __all__ = [
     "RECORD",
@@ -26,7 +26,6 @@ __all__ = [
 ]
 
 E = TypeVar("E", bound=StrEnum)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 RECORD = "record"
@@ -88,9 +87,11 @@ class Budget:
             if not _is_number(value) or not 0 < value < high:
                 raise InvalidInputError(name, value, f"must be a number above 0 and below {high}")
             object.__setattr__(self, name, float(value))
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            allowed = "must be 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first"
-            raise InvalidInputError("name", self.name, allowed)
+        if not is_name(self.name):
+            raise InvalidInputError("name", self.name, NAME_RULE)
+        for name in ("unit", "dataset"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidInputError(name, getattr(self, name), "must be a text")
         object.__setattr__(self, "adjacency", member(Adjacency, "adjacency", self.adjacency))
         object.__setattr__(self, "admission", member(Admission, "admission", self.admission))
         if not self.unit:
@@ -141,10 +142,10 @@ class ChargeRequest:
         if not isinstance(self.event, Event):
             raise InvalidInputError("event", self.event, "must be an Event of privtune.accounting")
         for name in ("study", "arm", "note", "plan_digest"):
-            if not isinstance(getattr(self, name), str):
-                raise InvalidInputError(name, getattr(self, name), "must be a text")
+            check_text(getattr(self, name), name)
         if not all(isinstance(text, str) for pair in self.public.items() for text in pair):
             raise InvalidInputError("public", self.public, "must be texts by name")
+        check_text("".join(text for pair in self.public.items() for text in pair), "public")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,14 @@ from privtune.accounting import Guarantee
 from privtune.ledger.admission import block_epsilon, filter_room, odometer, weights_of
 from privtune.ledger.chain import Entry, Kind
 from privtune.ledger.errors import LedgerCorruptedError, UnknownBudgetError
-from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, History
+from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_RECORDED, History
 from privtune.ledger.log import stored_entry
+from privtune.ledger.round_digest import round_digest
 from privtune.ledger.schema import budgets, entries
 from privtune.ledger.storage import Storage
+from privtune.names import check_text
 
-__all__ = ["Verification", "replay", "verify"]
+__all__ = ["Verification", "is_within", "replay", "verified", "verify"]
 
 # Another version of a numerical library may move a composed ε by its rounding, not by more.
 _ROUNDING = 1e-6
@@ -33,6 +35,10 @@ class Verification:
         charges: How many charges.
         head: The hash of the last entry; note it elsewhere, and a cut tail can be told.
         guarantee: The composition, computed anew.
+        within_budget: Whether that is at most the budget. A log may be sound and its budget broken:
+            releases that were recorded after the fact are in it whatever they cost.
+        warnings: What the reader must know, a sentence each; the first says that the budget is
+            broken, if it is.
     """
 
     budget: str
@@ -40,6 +46,8 @@ class Verification:
     charges: int
     head: str
     guarantee: Guarantee
+    within_budget: bool
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
@@ -49,11 +57,13 @@ class Verification:
             "charges": self.charges,
             "head": self.head,
             "guarantee": self.guarantee.to_dict(),
+            "within_budget": self.within_budget,
+            "warnings": list(self.warnings),
         }
 
 
 def verify(storage: Storage, name: str, *, head: str | None = None) -> Verification:
-    """Replay a budget's log from the storage: chain, states, admissions, composition.
+    """Replay a budget's log from the storage: chain, states, admissions, rounds, composition.
 
     Args:
         storage: Where the log is.
@@ -65,28 +75,46 @@ def verify(storage: Storage, name: str, *, head: str | None = None) -> Verificat
 
     **Guarantee**: an edited, removed, inserted or reordered entry is found, unless the log was
     rewritten from there to its end by somebody who computed all the hashes anew, or cut off at its
-    end; with a head noted before, these are found too.
+    end; with a head noted before, these are found too. The heads that a SQLite ledger notes in a
+    file beside the database count as noted, as long as that file is there.
     """
+    check_text(name, "budget")
+    seen = storage.witness.seen(name)
     with storage.read() as connection:
         row = connection.execute(sa.select(budgets).where(budgets.c.name == name)).one_or_none()
         if row is None:
+            storage.witness.check(name, seen, {})
             raise UnknownBudgetError(f"no budget is called {name!r} in {storage.safe_url}.")
         query = sa.select(entries).where(entries.c.budget == name).order_by(entries.c.seq)
         rows = connection.execute(query).all()
-    # What was appended since the head was read is not looked at, as long as it is a tail.
-    lines = [(stored_entry(line), line.sealed) for line in rows if line.seq <= row.entries]
-    history = replay(name, lines, head=head)
-    if history.seq != row.entries:
-        raise LedgerCorruptedError(
-            f"entry {history.seq + 1} of budget {name!r} is missing: "
-            f"the log ends before entry {row.entries}, where its head says."
+        # What was appended since the head was read is not looked at, as long as it is a tail.
+        lines = [(stored_entry(line), line.sealed) for line in rows if line.seq <= row.entries]
+        history = replay(name, lines, head=head)
+        if history.seq != row.entries:
+            raise LedgerCorruptedError(
+                f"entry {history.seq + 1} of budget {name!r} is missing: "
+                f"the log ends before entry {row.entries}, where its head says."
+            )
+        if history.head != row.head or len(history.charges) != row.charges:
+            raise LedgerCorruptedError(
+                f"entry {history.seq} of budget {name!r} is wrong: the budget's row, which names the "
+                "last entry, says otherwise."
+            )
+        for charge, digest in history.rounds.items():
+            if round_digest(connection, name, charge) != digest:
+                raise LedgerCorruptedError(
+                    f"the round of charge {name}-{charge} is not what it was when it settled: "
+                    "a result was changed or removed."
+                )
+    storage.witness.check(name, seen, {line.seq: line.hash for line, _ in lines})
+    notes = []
+    if storage.witness.path is not None and not seen:
+        notes.append(
+            f"Nothing is noted about it in {storage.witness.path}, beside the database: whether "
+            "entries are missing at its end cannot be told. (A plain copy of the database lacks what "
+            "is in its write-ahead log; privtune budget backup makes a whole one.)"
         )
-    if history.head != row.head or len(history.charges) != row.charges:
-        raise LedgerCorruptedError(
-            f"entry {history.seq} of budget {name!r} is wrong: the budget's row, which names the "
-            "last entry, says otherwise."
-        )
-    return Verification(name, history.seq, len(history.charges), history.head, odometer(history))
+    return verified(history, notes)
 
 
 def replay(
@@ -112,8 +140,6 @@ def replay(
         if basis == BASIS_FILTER:
             _check_filter(history, entry)
         elif basis == BASIS_DECLARED:
-            if history.frozen:
-                raise _wrong(entry, "it declares a charge after the first start")
             last_declared = entry.seq
     if last_declared:
         _check_block(history, last_declared)
@@ -125,9 +151,47 @@ def replay(
     return history
 
 
+def verified(history: History, notes: Iterable[str] = ()) -> Verification:
+    """Return what a replayed log says, with every warning that follows from it."""
+    guarantee = odometer(history)
+    within = is_within(history, guarantee)
+    warnings = list(notes)
+    recorded = [c.id for c in history.charges.values() if c.basis == BASIS_RECORDED]
+    if recorded:
+        more = f" and {len(recorded) - 3} more" if len(recorded) > 3 else ""
+        warnings.insert(
+            0,
+            f"Recorded after their release, which no rule admitted: {', '.join(recorded[:3])}{more}.",
+        )
+    if not within:
+        warnings.insert(
+            0,
+            f"THE BUDGET IS BROKEN: everything charged to {history.name!r} costs ε = "
+            f"{guarantee.epsilon:.4g} of {history.terms().epsilon:g}. It admits nothing more; what "
+            "was released cannot be taken back.",
+        )
+    if history.backwards:
+        warnings.append(
+            f"Entry {history.backwards[0]} is dated before its predecessor: a clock was wrong. "
+            "The order is that of the numbers, and no decision hangs on a clock."
+        )
+    return Verification(
+        history.name,
+        history.seq,
+        len(history.charges),
+        history.head,
+        guarantee,
+        within,
+        tuple(warnings),
+    )
+
+
+def is_within(history: History, guarantee: Guarantee) -> bool:
+    """Return whether what everything charged costs is at most the budget."""
+    return guarantee.epsilon <= history.terms().epsilon * (1 + _ROUNDING)
+
+
 def _check_filter(history: History, entry: Entry) -> None:
-    if not history.frozen:
-        raise _wrong(entry, "it passed the filter before the first start")
     noted = history.weight(entry.charge)
     [weight] = weights_of(history, [history.charges[entry.charge].event])
     if not (_at_most(weight.divergence, noted.divergence) and _at_most(weight.delta, noted.delta)):

@@ -7,6 +7,7 @@ import uuid
 from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
 from privtune.ledger.storage import artifact_root
+from privtune.names import check_name
 from privtune.study._store import StudyRow, StudyStore
 from privtune.study.lifecycle import new_arm
 from privtune.study.planning import plan_study
@@ -17,6 +18,9 @@ __all__ = ["store_study"]
 
 def store_study(spec: StudySpec, storage: str) -> None:
     """Plan a study and store it: see :meth:`privtune.Study.create`."""
+    check_name(spec.name, "study")
+    for arm in spec.arms:
+        check_name(arm.name, "arm")
     with Ledger(storage) as ledger:
         store = StudyStore(ledger.log.storage)
         store.check_new(

@@ -17,6 +17,8 @@ import optuna
 from optuna.distributions import distribution_to_json, json_to_distribution
 from optuna.trial import TrialState, create_trial
 
+from privtune.files import open_private, private_folder
+
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.pruners import BasePruner
@@ -48,8 +50,8 @@ class ShownTrial:
         if name not in self._kept:
             self._kept[name] = value, distribution
             line = [name, distribution.to_internal_repr(value), distribution_to_json(distribution)]
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._path.open("a", encoding="utf-8") as file:
+            private_folder(self._path.parent)
+            with open_private(self._path, "a") as file:
                 file.write(json.dumps(line) + "\n")
         return value
 

@@ -20,8 +20,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
+from privtune.files import open_private, private_folder
 from privtune.ledger.schema import arms, blobs, failures, studies
 from privtune.ledger.storage import Storage
+from privtune.names import is_name, is_reserved
 from privtune.strategies import Plan
 
 __all__ = [
@@ -146,7 +148,9 @@ class StudyStore:
             for table in (failures, blobs, arms):
                 connection.execute(sa.delete(table).where(table.c.study == row.name))
             connection.execute(sa.delete(studies).where(studies.c.name == row.name))
-        shutil.rmtree(row.folder, ignore_errors=True)
+        # A study of an older version may be named like a folder that is not its own.
+        if is_name(row.name) and not is_reserved(row.name):
+            shutil.rmtree(row.folder, ignore_errors=True)
 
     @staticmethod
     def add_arm(connection: Connection, study: str, arm: Arm) -> Arm:
@@ -289,9 +293,9 @@ class Results:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file that is there whole or not at all, and for its owner alone."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(path.parent)
     partial = path.with_suffix(f".partial-{os.getpid()}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with open_private(partial, "wb", None) as file:
         file.write(content)
     partial.replace(path)
 

@@ -191,13 +191,16 @@ class Study:
         Raises:
             SealedTrialsError: Outside of the trust boundary.
         """
+        self._check_curator()
+        return [trial for arm in self.arms for trial in self._life.trials.of(arm)]
+
+    def _check_curator(self) -> None:
         if not self._curator:
             raise SealedTrialsError(
                 f"The trials of study {self.name!r} are sealed: whoever sees them is inside the "
                 "trust boundary. If you are, set PRIVTUNE_CURATOR=1 or load the study with "
                 "curator=True; else ask for study.releases()."
             )
-        return [trial for arm in self.arms for trial in self._life.trials.of(arm)]
 
     def compare(self) -> pandas.DataFrame:
         """Return one row an arm: what it reached, at what ε, at what cost."""
@@ -254,14 +257,24 @@ class Study:
         )
 
     def sealed_trials(self, arm: str) -> Sequence[Mapping[str, Any]]:
-        """Return the trials of an arm with their scores. For the curator alone, never to be shown."""
+        """Return the trials of an arm with their scores. For the curator alone, never to be shown.
+
+        Raises:
+            SealedTrialsError: Outside of the trust boundary.
+        """
+        self._check_curator()
         return [
             {"number": t.number, "state": t.state.name, "params": all_params(t), "score": t.value}
             for t in self._life.trials.of(arm)
         ]
 
     def failures(self, arm: str) -> Sequence[Mapping[str, Any]]:
-        """Return what stopped an arm: ``time`` and ``traceback``. For the curator alone."""
+        """Return what stopped an arm: ``time`` and ``traceback``. For the curator alone.
+
+        Raises:
+            SealedTrialsError: Outside of the trust boundary.
+        """
+        self._check_curator()
         return self._life.failures(arm)
 
     def model_path(self, arm: str) -> Path:

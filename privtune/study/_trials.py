@@ -17,8 +17,8 @@ import optuna
 
 from privtune.errors import PrivTuneError
 from privtune.ledger.failures import translated
-from privtune.ledger.storage import NO_DRIVER, checked_url
-from privtune.ledger.urls import masked
+from privtune.ledger.storage import NO_DRIVER, SecureConnection, checked_url, create_database
+from privtune.ledger.urls import masked_url
 from privtune.study._shown import INDEX, ShownTrials
 
 if TYPE_CHECKING:
@@ -116,9 +116,10 @@ class StudyTrials:
         url = self._url.render_as_string(hide_password=False)
         options: dict[str, Any] = {}
         if self._url.get_backend_name() == "sqlite":
-            options = {"connect_args": {"timeout": 60}}
+            options = {"connect_args": {"timeout": 60, "factory": SecureConnection}}
+        create_database(self._url)
         try:
-            with translated(masked(url)):
+            with translated(masked_url(url)):
                 return optuna.storages.RDBStorage(url, engine_kwargs=options)
         except ImportError as error:
             raise PrivTuneError(NO_DRIVER) from error

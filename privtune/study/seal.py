@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from privtune.errors import PrivTuneError
+from privtune.files import private_folder
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -199,7 +200,7 @@ def _redirect(log: Path) -> None:
 
 
 def _open(log: Path) -> TextIO:
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(log.parent)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace")
 

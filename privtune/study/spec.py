@@ -8,12 +8,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import RECORD, Budget, check_unit
+from privtune.names import check_name
 from privtune.spaces import SearchSpace
 from privtune.strategies import PlanningContext, Scoring, Strategy, make_strategy
 from privtune.tasks import Task, get_task
@@ -23,7 +33,21 @@ from privtune.training.schedule import Schedule
 
 __all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
 
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+
+_STORED = {"stored": True}
+
+
+def _named(value: str, info: ValidationInfo) -> str:
+    """Hold the names of a new spec to the rule; those of a stored one are as they are."""
+    if info.context == _STORED:
+        return value
+    try:
+        return check_name(value)
+    except InvalidInputError as error:
+        raise ValueError(f"{error.allowed}, not {value!r}") from None
+
+
+_Name = Annotated[str, AfterValidator(_named)]
 
 
 class SpecError(PrivTuneError):
@@ -35,7 +59,7 @@ class BudgetSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=_NAME)
+    name: _Name
     epsilon: float = Field(gt=0, allow_inf_nan=False)
     delta: float = Field(gt=0, lt=1)
     adjacency: Adjacency = Adjacency.ADD_REMOVE
@@ -67,7 +91,7 @@ class ArmSpec(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = Field(pattern=_NAME)
+    name: _Name
     strategy: str
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
@@ -100,7 +124,7 @@ class StudySpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=_NAME)
+    name: _Name
     task: str | Mapping[str, Any] | None = None
     budget: BudgetSpec
     space: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
@@ -141,14 +165,19 @@ class StudySpec(BaseModel):
         return self
 
     @classmethod
-    def parse(cls, data: object) -> StudySpec:
+    def parse(cls, data: object, *, stored: bool = False) -> StudySpec:
         """Check data against the spec.
+
+        Args:
+            data: A mapping, as YAML or JSON have it.
+            stored: Whether it comes from a store; one that an older version wrote may hold names
+                that break the rule of today.
 
         Raises:
             SpecError: One sentence: where, what, and what is allowed.
         """
         try:
-            return cls.model_validate(data)
+            return cls.model_validate(data, context=_STORED if stored else None)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the spec"
@@ -165,8 +194,11 @@ class StudySpec(BaseModel):
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise SpecError(f"Cannot read {path}: {error.strerror}.") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            # Dates that are none and numbers that are too long are ValueErrors, bad UTF-8 too.
             raise SpecError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+        except RecursionError:
+            raise SpecError(f"{path} is nested too deeply.") from None
         return cls.parse(data)
 
     @property
@@ -242,8 +274,6 @@ _IN_WORDS: Mapping[str, str] = {
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number",
-    "string_pattern_mismatch": "must begin with a letter or a digit, and hold letters, digits and "
-    "_ . - only",
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be below {lt}",

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from privtune.errors import PrivTuneError
+from privtune.files import open_private, private_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,8 +70,9 @@ class Split:
             digest.update(_bytes(tensor).tobytes())
         found = digest.hexdigest()
         if not self._path.exists():
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._path.write_text(found, encoding="utf-8")
+            private_folder(self._path.parent)
+            with open_private(self._path) as file:
+                file.write(found)
         if self._path.read_text(encoding="utf-8") != found:
             raise SplitError(
                 "Trials of one round were scored on different validation records, but one split was "

@@ -48,16 +48,20 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
     if name in TASKS:
         return TASKS[name]()
     module_name, separator, factory_name = name.partition(":")
-    if not separator:
+    parts = [*module_name.split("."), factory_name]
+    if not separator or not all(part.isidentifier() for part in parts):
         raise InvalidInputError(
             "task", name, f"must be one of {', '.join(sorted(TASKS))}, or package.module:factory"
         )
     try:
-        task = getattr(importlib.import_module(module_name), factory_name)()
+        factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError) as error:
         raise InvalidInputError(
             "task", name, f"cannot be imported ({error})", "Check the module path and the name."
         ) from error
+    if not callable(factory):
+        raise InvalidInputError("task", name, "must name a function that returns a task")
+    task = factory()
     if not isinstance(task, Task):
         raise InvalidInputError(
             "task", name, f"must return a privtune.tasks.Task, not {type(task).__name__}"

@@ -204,7 +204,7 @@ def tabular(spec: Mapping[str, Any]) -> Task:
         InvalidInputError: If a field is missing, unknown or outside its domain, or bounds would
             come from the data.
     """
-    if unknown := sorted(set(spec) - _FIELDS):
+    if unknown := sorted(map(str, set(spec) - _FIELDS)):
         raise InvalidInputError("task", unknown, f"a table takes {', '.join(sorted(_FIELDS))}")
     for field in ("path", "target", "classes", "bounds", "train", "validation", "test"):
         if field not in spec:
@@ -243,8 +243,9 @@ def tabular(spec: Mapping[str, Any]) -> Task:
 
 
 def _size(field: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidInputError(f"task.{field}", value, "must be a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10**12:
+        allowed = "must be a whole number of at least 1, and of records that exist"
+        raise InvalidInputError(f"task.{field}", value, allowed)
     return value
 
 
@@ -284,7 +285,7 @@ def _bounds(given: Any) -> dict[str, tuple[float, float]]:
             return _bounds(pair)
         try:
             low, high = (float(value) for value in pair)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InvalidInputError(f"task.bounds.{name}", pair, "must be [low, high]") from None
         if not (low < high and math.isfinite(high - low)):
             raise InvalidInputError(

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from privtune.files import open_private, private_folder
+
 __all__ = ["MachineSampler", "machine_state"]
 
 Sample = tuple[float, dict[str, float]]
@@ -79,8 +81,9 @@ def machine_state(*, sealed: bool) -> str:
 
 def write_samples(samples: list[Sample], path: Path) -> None:
     """Keep samples beside the release, so that they can still be logged later."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(samples), encoding="utf-8")
+    private_folder(path.parent)
+    with open_private(path) as file:
+        json.dump(samples, file)
 
 
 def read_samples(path: Path) -> list[Sample]:

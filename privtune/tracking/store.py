@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from privtune.errors import PrivTuneError
+from privtune.files import open_private, private_folder
 from privtune.ledger.storage import artifact_root
-from privtune.ledger.urls import masked
+from privtune.ledger.urls import masked, masked_url
 from privtune.tracking.bulk import FinishedRun, write_finished
 from privtune.tracking.layout import LEDGER_TABLE, ArmRecord
 from privtune.tracking.machine import Sample
@@ -83,7 +84,7 @@ def open_client(storage: str, uri: str) -> Iterator[MlflowClient]:
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.system_metrics"):
         logging.getLogger(name).setLevel(logging.WARNING)
     folder = artifact_root(storage)
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     with _environment(_QUICK_AND_QUIET), _lock(folder / "mlflow.lock"):
         try:
             yield MlflowClient(tracking_uri=uri)
@@ -288,7 +289,7 @@ def _lock(path: Path) -> Iterator[None]:
     except ImportError:  # no such locks on Windows; there processes have to take turns themselves
         yield
         return
-    with path.open("w") as file:
+    with open_private(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -309,6 +310,6 @@ def _explain(uri: str, error: Exception) -> str:
     if "Invalid Host header" in text:
         return (
             f"The MLflow server refuses this host name. Start it with --allowed-hosts naming the host "
-            f"of {masked(uri)}, or use 127.0.0.1."
+            f"of {masked_url(uri)}, or use 127.0.0.1."
         )
-    return f"MLflow at {masked(uri)} cannot be used: {masked(text)[:300]}"
+    return f"MLflow at {masked_url(uri)} cannot be used: {masked(text)[:300]}"

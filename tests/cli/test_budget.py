@@ -170,6 +170,37 @@ def test_what_has_happened_is_recorded(cli: Cli, budget: str, tmp_path: Path) ->
     assert document(cli, "budget", "show", "b")["spent"]["epsilon"] == "inf"
 
 
+def test_a_broken_budget_is_not_sound(cli: Cli, budget: str, tmp_path: Path) -> None:
+    """Neither is its certificate, nor the page: all say so, loudly, and with exit 1."""
+    path = tmp_path / "loud.json"
+    path.write_text('{"type": "gaussian", "noise_multiplier": 0.3}')
+    cli("budget", "charge", "b", str(path), "--note", "leak", "--already-released")
+    certificate, page = tmp_path / "c.json", tmp_path / "c.html"
+    assert cli("budget", "export", "b", "--output", str(certificate), "--html", str(page)).code == 0
+    for args in (("b",), ("--certificate", str(certificate))):
+        done = cli("budget", "verify", *args)
+        assert done.code == 1
+        assert "THE BUDGET IS BROKEN: everything charged to 'b' costs ε = 19.13 of 2." in done.err
+        assert done.err.count("\n") == 1
+        assert "sound" not in done.out
+        found = json.loads(cli("budget", "verify", *args, "--json").out)
+        assert (found["valid"], found["within_budget"]) == (True, False)
+        assert "b-1" in found["warnings"][1]
+    assert json.loads(certificate.read_text())["within_budget"] is False
+    assert "This budget is broken" in page.read_text()
+
+
+def test_backup(cli: Cli, budget: str, event: str, tmp_path: Path) -> None:
+    cli("budget", "charge", "b", event, "--note", "first")
+    file = tmp_path / "copy.db"
+    assert document(cli, "budget", "backup", str(file)) == {"file": str(file), "budgets": ["b"]}
+    log = document(cli, "budget", "verify", "b")
+    assert document(cli, "budget", "verify", "b", "--storage", f"sqlite:///{file}") == log
+    done = cli("budget", "backup", str(file))
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "sealed" in cli("budget", "backup", str(tmp_path / "other.db")).out
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"type": "gaussian"}', '{"type": "unheard-of"}'])
 def test_an_event_that_is_none(cli: Cli, budget: str, tmp_path: Path, text: str) -> None:
     path = tmp_path / "event.json"
@@ -249,6 +280,7 @@ def test_help_and_the_storage_option(tmp_path: Path) -> None:
         "void",
         "verify",
         "export",
+        "backup",
         "close",
         "upgrade",
     ):

@@ -104,6 +104,30 @@ def test_leases_are_exclusive_until_they_expire(
     assert len(ledger.charges("b")) == 1
 
 
+@pytest.mark.parametrize("back", [5, 10, 15, 86_400, 1e9])
+def test_a_lease_is_bounded_whatever_the_clock_does(
+    rounds: Rounds, clock: Clock, back: float
+) -> None:
+    """Its worker is dead and the clock is set back: the row is free within twice the lease."""
+    charge_id = rounds.reserve("b", ASKED, count=1).charge_id
+    assert rounds.lease(charge_id, "dead") is not None
+    clock.now -= back
+    waited = 0.0
+    while rounds.lease(charge_id, "next") is None:
+        clock.now += 0.5
+        waited += 0.5
+    assert waited <= 20
+
+
+def test_a_clock_that_is_set_back_a_little_ends_no_lease(rounds: Rounds, clock: Clock) -> None:
+    charge_id = rounds.reserve("b", ASKED, count=1).charge_id
+    lease = rounds.lease(charge_id, "w1")
+    assert lease is not None
+    clock.now -= 2
+    assert rounds.lease(charge_id, "w2") is None
+    assert rounds.renew(lease) is not None
+
+
 def test_the_first_result_stays(rounds: Rounds, clock: Clock) -> None:
     charge_id = rounds.reserve("b", ASKED, count=1).charge_id
     slow = rounds.lease(charge_id, "slow")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from privtune.ledger import (
     ChargeRequest,
     Ledger,
     LedgerCorruptedError,
+    Rounds,
     UnknownBudgetError,
     export_certificate,
     render_certificate,
@@ -24,6 +27,8 @@ from privtune.ledger import (
     verify_certificate,
 )
 from privtune.ledger.chain import Entry, Kind, canonical, sealed_digest
+from privtune.ledger.log import Line
+from privtune.ledger.round_digest import round_digest
 
 
 @pytest.fixture
@@ -42,9 +47,10 @@ def ledger(sqlite_url: str) -> Iterator[Ledger]:
 
 
 def edit(ledger: Ledger, *statements: str) -> None:
-    """Change the file behind the ledger's back, triggers removed, as an attacker would."""
+    """Change the file behind the ledger's back, triggers and noted heads removed, as an attacker would."""
     path = ledger.log.storage.url.database
     assert path is not None
+    Path(f"{path}-heads").unlink(missing_ok=True)
     with sqlite3.connect(path) as connection:
         for verb in ("UPDATE", "DELETE"):
             connection.execute(f"DROP TRIGGER IF EXISTS privtune_entries_no_{verb}")
@@ -212,9 +218,117 @@ def test_a_senseless_weight_is_named(ledger: Ledger, weight: Any) -> None:
     assert "entry 8" in check(ledger)
 
 
-def test_a_charge_cannot_be_passed_off_as_declared(ledger: Ledger) -> None:
-    rewritten(ledger, lambda seq, body: {**body, "basis": "declared"} if seq == 8 else body)
-    assert "after the first start" in check(ledger)
+@pytest.mark.parametrize(
+    ("seq", "basis", "says"),
+    [
+        (8, "declared", "after the first start"),
+        (2, "filter", "before the first start"),
+        (8, "recorded", "notes no weight"),
+        (8, "adaptive", "no charge is admitted on the basis 'adaptive'"),
+        (3, "gift", "no charge is admitted on the basis 'gift'"),
+        (8, None, "no charge is admitted on the basis None"),
+    ],
+)
+def test_a_charge_cannot_be_passed_off_as_another(
+    ledger: Ledger, seq: int, basis: str | None, says: str
+) -> None:
+    """Neither verify nor a ledger that opens the log believes it; nor does anybody certify it."""
+    rewritten(ledger, lambda at, body: {**body, "basis": basis} if at == seq else body)
+    found = check(ledger)
+    assert f"entry {seq}" in found
+    assert says in found
+    with Ledger(ledger.url) as fresh, pytest.raises(LedgerCorruptedError, match=f"entry {seq}"):
+        fresh.spent("b")
+    with pytest.raises(LedgerCorruptedError, match=f"entry {seq}"):
+        export_certificate(ledger.log.storage, "b")
+
+
+def loud(seq: int, body: dict[str, Any], basis: str, **more: Any) -> dict[str, Any]:
+    """Make the log's last charge a release of ε far above the budget."""
+    if seq != 8:
+        return body
+    kept = {key: value for key, value in body.items() if key != "weight"}
+    event = {"type": "gaussian", "noise_multiplier": 0.3}
+    return {**kept, "event": event, "basis": basis, **more}
+
+
+@pytest.mark.parametrize("basis", ["recorded", "whatever"])
+def test_no_basis_makes_a_release_weigh_nothing(ledger: Ledger, basis: str) -> None:
+    rewritten(ledger, lambda seq, body: loud(seq, body, basis, weight=[0.0, 0.0]))
+    assert "entry 8" in check(ledger)
+
+
+def test_a_recorded_release_is_weighed_anew_and_breaks_the_budget(ledger: Ledger) -> None:
+    rewritten(ledger, lambda seq, body: loud(seq, body, "recorded"))
+    found = verify(ledger.log.storage, "b")
+    assert found.guarantee.epsilon > 4
+    assert not found.within_budget
+    assert "THE BUDGET IS BROKEN" in found.warnings[0]
+
+
+def test_a_declared_budget_has_no_filter(sqlite_url: str) -> None:
+    """What was never admitted is refused on reading, whatever it costs."""
+    with Ledger(sqlite_url) as opened:
+        opened.create_budget(Budget(4.0, 1e-5, name="b"))
+        [first] = opened.reserve("b", [ChargeRequest(Gaussian(4.0))])
+        opened.start(first.id)
+        opened.reserve("b", [ChargeRequest(Gaussian(90.0))])
+
+        def declared(seq: int, body: dict[str, Any]) -> dict[str, Any]:
+            if seq == 1:
+                body["terms"]["admission"] = "declared"
+            return body
+
+        rewritten(opened, declared)
+        assert "entry 4" in check(opened)
+        assert "a declared budget admits nothing" in check(opened)
+
+
+def forge(ledger: Ledger, line: Line) -> None:
+    """Append an entry that no ledger would, with the hashes that it should have."""
+    with pytest.raises(LedgerCorruptedError):
+        ledger.log.write("b", lambda *_: [line])
+
+
+def test_a_closed_budget_admits_nothing_on_reading_either(ledger: Ledger) -> None:
+    ledger.close_budget("b")
+    body = {"event": Gaussian(99.0).to_dict(), "basis": "recorded"}
+    empty = dict.fromkeys(("study", "arm", "note", "plan_digest"), "")
+    forge(ledger, Line(Kind.RESERVED, 5, body={**body, **empty}))
+    assert "entry 10 of budget 'b' is wrong: the budget had been closed for good" in check(ledger)
+
+
+def test_a_recorded_release_cannot_be_voided(ledger: Ledger) -> None:
+    """Else it would be given back, and weigh nothing."""
+    rewritten(ledger, lambda seq, body: loud(seq, body, "recorded"))
+    with Ledger(ledger.url) as fresh:
+        forge(fresh, Line(Kind.VOIDED, 4))
+    assert "entry 9 of budget 'b' is wrong: what had been released cannot be voided" in check(
+        ledger
+    )
+
+
+def test_the_chain_covers_the_results_of_rounds(ledger: Ledger) -> None:
+    rounds = Rounds(ledger)
+    opened = rounds.open("b-4", count=2)
+    for score in (0.25, 0.5):
+        lease = rounds.lease(opened.charge_id, "w")
+        assert lease is not None
+        rounds.complete(lease, score, {"file": "x"})
+    ledger.settle("b-4")
+    verify(ledger.log.storage, "b")
+    certificate = json.dumps(export_certificate(ledger.log.storage, "b"))
+    with ledger.log.storage.read() as connection:
+        digest = round_digest(connection, "b", 4)
+    assert digest is not None
+    assert digest not in certificate
+    for change in (
+        "UPDATE privtune_tasks SET score = 0.75 WHERE number = 0",
+        "UPDATE privtune_tasks SET score = 0.25, result = '{}' WHERE number = 0",
+        "DELETE FROM privtune_tasks WHERE number = 1",
+    ):
+        edit(ledger, change)
+        assert "the round of charge b-4 is not what it was" in check(ledger)
 
 
 # Certificates.
@@ -236,6 +350,19 @@ def test_a_certificate_keeps_times_and_transcripts_sealed(ledger: Ledger) -> Non
             if moment is not None:
                 assert moment.isoformat() not in text + page
     assert "feed" not in text + page
+
+
+def test_a_certificate_knows_days_and_no_times(sqlite_url: str) -> None:
+    """Else the time from one export, or one budget, to the next tells how long a study took."""
+    clock = datetime(2026, 3, 1, 6, 30, 15, tzinfo=UTC)
+    with Ledger(sqlite_url, clock=lambda: clock) as opened:
+        opened.create_budget(Budget(4.0, 1e-5, name="b"))
+        opened.settle(opened.start(opened.reserve("b", [ChargeRequest(Gaussian(9.0))])[0].id).id)
+        certificate = export_certificate(opened.log.storage, "b")
+    text = json.dumps(certificate) + render_certificate(certificate)
+    assert certificate["budget"]["created_at"] == "2026-03-01"
+    assert certificate["exported_at"] == datetime.now(UTC).date().isoformat()
+    assert not re.search(r"\d\d:\d\d", text.split("<style>")[0] + text.split("</style>")[1])
 
 
 def paths(value: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

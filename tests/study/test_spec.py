@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 import privtune
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Budget, Ledger
+from privtune.spaces import SearchSpace
 from privtune.strategies import Fixed
 from privtune.study import DPSGD, SpecError, Study, StudySpec, plan_study
 from privtune.study.objective import plan_objective
@@ -178,6 +179,37 @@ def test_the_total_agrees_with_an_independent_rdp_composition() -> None:
     assert planned.total.epsilon <= reference * 1.001
     assert planned.total.epsilon > 0.5 * reference
     assert method.name == "hyfreedp"
+
+
+@pytest.mark.parametrize(
+    "task", [":", "a:", ":b", "..x:y", "a b:c", "os:sep", "\ud800:x", "os:getcwd"]
+)
+def test_a_task_that_is_none_is_one_sentence(task: str) -> None:
+    with pytest.raises(InvalidInputError, match="task = ") as caught:
+        toy_spec(task=task).load_task()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"type": "float", "low": -1e308, "high": 1e308},
+        {"type": "mixture", "components": [5]},
+        {"type": "float", "low": 0.0, "high": 1.0, 5: 6, "a": 1},
+    ],
+)
+def test_a_space_that_is_none_is_one_sentence(field: dict) -> None:
+    with pytest.raises(InvalidInputError, match=r"space\.x"):
+        SearchSpace.from_dict({"x": field})
+
+
+@pytest.mark.parametrize("text", ["a: 2026-13-45", "a: " + "[" * 100_000, "a: " + "9" * 5000, "\0"])
+def test_odd_yaml_is_one_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=r"not YAML|too deeply") as caught:
+        StudySpec.from_file(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_spec_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""Files and folders that are the curator's alone from their first byte, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["create_private", "open_private", "private_folder"]
+
+
+def private_folder(path: Path) -> Path:
+    """Return a folder, made with mode 0700 if it is not there; so is every parent that is missing.
+
+    A folder that is there keeps its mode: ``privtune doctor`` says when others may enter it.
+    """
+    for part in (*reversed(path.parents), path):
+        if not part.is_dir():
+            try:
+                part.mkdir(0o700)
+            except FileExistsError:  # somebody else was faster, or a file is in the way
+                if not part.is_dir():
+                    raise
+    return path
+
+
+def create_private(path: Path) -> bool:
+    """Create an empty file with mode 0600; return whether it was not there before."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def open_private(path: Path, mode: str = "w", encoding: str | None = "utf-8") -> IO[Any]:
+    """Open a file as ``open`` does; if that creates it, then with mode 0600.
+
+    Args:
+        path: The file; its folder exists.
+        mode: As for ``open``.
+        encoding: As for ``open``; None for bytes.
+    """
+    return open(path, mode, encoding=encoding, opener=_opener)
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,73 @@
+"""Copies a ledger's database whole: what a plain copy of the file lacks is its write-ahead log."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from privtune.errors import InvalidInputError
+from privtune.files import create_private
+from privtune.ledger.errors import LedgerCorruptedError, LedgerError
+from privtune.ledger.storage import Storage
+from privtune.ledger.witness import Witness
+
+__all__ = ["backup"]
+
+
+def backup(storage: Storage, path: Path) -> Path:
+    """Copy a SQLite database with everything committed to it, while others work on it.
+
+    Args:
+        storage: What to copy: budgets, studies, sealed rounds. The copy is the curator's, too.
+        path: The new file, made for its owner alone; the heads of its logs are noted beside it.
+
+    Returns:
+        The file.
+
+    Raises:
+        InvalidInputError: The storage is PostgreSQL's, the file is there, or its folder is not.
+        LedgerError: The copy could not be written, or is not sound.
+    """
+    if storage.dialect != "sqlite":
+        allowed = "is no SQLite file: PostgreSQL's own tool copies it whole"
+        raise InvalidInputError("storage", storage.safe_url, allowed, "Run: pg_dump URL > FILE.")
+    path = path.absolute()
+    if path.exists() or not path.parent.is_dir():
+        raise InvalidInputError("file", str(path), "must be a new file in a folder that exists")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft.unlink(missing_ok=True)
+    try:
+        create_private(draft)
+        heads = _copy(storage, draft)
+        draft.replace(path)
+    except (OSError, sqlite3.Error) as error:
+        raise LedgerError(f"{path} could not be written: {error}.") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    witness = Witness(path)
+    Path(f"{path}-heads").unlink(missing_ok=True)
+    for budget, entries, head in heads:
+        witness.note(budget, entries, head)
+    return path
+
+
+def _copy(storage: Storage, path: Path) -> list[tuple[str, int, str]]:
+    """Copy the database by SQLite's own backup; return the heads of the logs in the copy."""
+    with closing(sqlite3.connect(path)) as copy:
+        with storage.read() as connection:
+            source = connection.connection.driver_connection
+            if not isinstance(source, sqlite3.Connection):
+                raise LedgerError(f"{storage.safe_url} is not opened by Python's own SQLite.")
+            source.backup(copy)
+        # One file and nothing beside it: whoever opens the copy turns the log on again.
+        copy.execute("PRAGMA journal_mode = DELETE").close()
+        sound = copy.execute("PRAGMA integrity_check").fetchone()[0]
+        if sound != "ok":
+            raise LedgerCorruptedError(f"{storage.safe_url} is damaged: {sound}.")
+        query = "SELECT name, entries, head FROM privtune_budgets WHERE entries > 0"
+        heads = copy.execute(query).fetchall()
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+    return heads

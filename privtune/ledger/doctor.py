@@ -1,0 +1,178 @@
+"""Looks at what the ledger's guarantee rests on outside of the program: files, disks, settings."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from privtune.errors import PrivTuneError
+from privtune.ledger.migrate import schema_version
+from privtune.ledger.schema import HEAD
+from privtune.ledger.storage import Storage, checked_url, database_path
+
+__all__ = ["Check", "check_artifacts", "check_machine", "check_storage"]
+
+# SQLite's locks do not hold there, or nobody knows; and what the next start forgets.
+_REMOTE = ("nfs", "cifs", "smb", "afs", "lustre", "gluster", "ceph", "fuse.sshfs", "fuse.s3")
+_UNSURE = ("9p", "fuse", "vboxsf", "drvfs", "virtiofs")
+_FORGOTTEN = ("tmpfs", "ramfs")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What.
+        state: ``"ok"``; ``"warn"``; ``"fail"`` where a guarantee would break.
+        says: What was found, and what to do about it; a sentence.
+    """
+
+    name: str
+    state: str
+    says: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return it ready for JSON."""
+        return asdict(self)
+
+
+def check_machine() -> Iterator[Check]:
+    """Look at Python and the environment."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    yield Check("python", "ok", f"Python {found}, SQLite {sqlite3.sqlite_version}.")
+    if os.environ.get("PRIVTUNE_CURATOR", "") not in ("", "0"):
+        says = "PRIVTUNE_CURATOR is set: sealed trials are shown to whoever sees this terminal."
+        yield Check("curator", "warn", says)
+
+
+def check_storage(url: str) -> Iterator[Check]:
+    """Look at a ledger's database, without making or changing anything but its journal mode."""
+    try:
+        path = database_path(checked_url(url))
+        if path is not None:
+            yield _file_system(path.parent)
+            yield _durable(path.parent)
+            if not path.exists():
+                yield Check("database", "warn", f"There is no {path} yet: nothing to look at.")
+                return
+            yield _alone([Path(f"{path}{end}") for end in ("", "-wal", "-shm", "-heads")])
+            yield _noted(Path(f"{path}-heads"))
+        storage = Storage(url, patience=5)
+        try:
+            yield from _database(storage)
+        finally:
+            storage.close()
+    except PrivTuneError as error:
+        yield Check("database", "fail", str(error))
+
+
+def check_artifacts(root: Path) -> Check:
+    """Look at the folder for models and sealed trials: only its owner may enter it."""
+    if not root.is_dir():
+        return Check("artifacts", "ok", f"{root} is made when something is released.")
+    inside = [child for child in root.iterdir() if child.is_dir() and child.name != "mlflow"]
+    open_ones = [path for path in inside if _open(path)] if _open(root) else []
+    if not open_ones:
+        return Check("artifacts", "ok", f"Nobody else may enter the studies' folders in {root}.")
+    says = f"Others may read sealed trials in {open_ones[0]}: chmod -R go= {root}"
+    return Check("artifacts", "fail", says)
+
+
+def _database(storage: Storage) -> Iterator[Check]:
+    with storage.read() as connection:
+        version = schema_version(connection)
+        if storage.dialect == "sqlite":
+            wanted = {"journal_mode": "wal", "synchronous": 2, "secure_delete": 1}
+            query = "PRAGMA {}"
+        else:
+            wanted = {"fsync": "on", "full_page_writes": "on"}
+            query = "SHOW {}"
+        found = {key: connection.execute(sa.text(query.format(key))).scalar() for key in wanted}
+        if storage.dialect != "sqlite":
+            found["synchronous_commit"] = connection.execute(
+                sa.text("SHOW synchronous_commit")
+            ).scalar()
+    if version is None:
+        yield Check("schema", "warn", f"{storage.safe_url} holds no ledger yet.")
+    elif version != HEAD:
+        says = f"The ledger has schema {version}, this program {HEAD}: privtune budget upgrade."
+        yield Check("schema", "fail", says)
+    else:
+        yield Check("schema", "ok", f"{storage.safe_url} holds a ledger of schema {HEAD}.")
+    shown = ", ".join(f"{key} = {value}" for key, value in found.items())
+    wrong = [f"{key} must be {value}" for key, value in wanted.items() if found[key] != value]
+    if found.get("synchronous_commit") == "off":
+        wrong.append("synchronous_commit must not be off")
+    if wrong:
+        says = f"A power failure may forget what was spent ({shown}): {'; '.join(wrong)}."
+        yield Check("settings", "fail", says)
+    else:
+        yield Check("settings", "ok", f"A commit is on the disk when it returns ({shown}).")
+
+
+def _alone(files: list[Path]) -> Check:
+    wrong = [str(path) for path in files if path.exists() and _open(path)]
+    if wrong:
+        says = f"Others may read secrets, losing scores and times: chmod go= {' '.join(wrong)}"
+        return Check("permissions", "fail", says)
+    return Check("permissions", "ok", f"{files[0]} and what lies beside it are their owner's.")
+
+
+def _noted(heads: Path) -> Check:
+    if heads.is_file():
+        return Check("heads", "ok", f"Heads of the logs are noted in {heads}.")
+    says = (
+        f"There is no {heads}: whether entries are missing cannot be told before the next charge."
+    )
+    return Check("heads", "warn", says)
+
+
+def _durable(folder: Path) -> Check:
+    """Write a file through to the disk, as every commit does."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            file.write(b"privtune")
+            file.flush()
+            begin = time.perf_counter()
+            os.fsync(file.fileno())
+            took = time.perf_counter() - begin
+    except OSError as error:
+        return Check("fsync", "fail", f"{folder} cannot be written through: {error.strerror}.")
+    return Check("fsync", "ok", f"Writing through to the disk takes {took * 1e3:.1f} ms.")
+
+
+def _file_system(folder: Path) -> Check:
+    kind = file_system(folder)
+    if kind.startswith(_REMOTE):
+        says = f"{folder} is on {kind}, where SQLite's locks do not hold: use a local disk."
+        return Check("file system", "fail", says)
+    if kind in _FORGOTTEN:
+        says = f"{folder} is on {kind}: the next start of the machine forgets what was spent."
+        return Check("file system", "fail", says)
+    if kind.startswith(_UNSURE):
+        says = f"{folder} is on {kind}: make sure that locks of files hold there."
+        return Check("file system", "warn", says)
+    return Check("file system", "ok", f"{folder} is on {kind or 'a file system of its own kind'}.")
+
+
+def file_system(folder: Path) -> str:
+    """Return the kind of file system that a folder is on; nothing where that is not known."""
+    import psutil
+
+    here = folder.resolve()
+    mounts = {Path(p.mountpoint): p.fstype for p in psutil.disk_partitions(all=True)}
+    return next((mounts[path] for path in (here, *here.parents) if path in mounts), "")
+
+
+def _open(path: Path) -> bool:
+    return bool(stat.S_IMODE(path.stat().st_mode) & 0o077)

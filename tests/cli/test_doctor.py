@@ -1,0 +1,134 @@
+"""``privtune doctor``: what would break a guarantee is exit 1, and says what to do."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from privtune.ledger import Budget, Ledger, doctor
+from privtune.study._store import artifact_root
+from tests.cli.conftest import Cli
+from tests.ledger.conftest import postgres_url
+from tests.ledger.old import make_old
+
+__all__ = ["postgres_url"]
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(doctor, "file_system", lambda _: "ext4")
+    url = f"sqlite:///{tmp_path}/p.db"
+    monkeypatch.setenv("PRIVTUNE_STORAGE", url)
+    with Ledger(url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+    return url
+
+
+def states(cli: Cli, code: int) -> dict[str, tuple[str, str]]:
+    done = cli("doctor", "--json")
+    document = json.loads(done.out)
+    assert (done.code, done.err, document["healthy"]) == (code, "", code == 0)
+    return {check["check"]: (check["state"], check["says"]) for check in named(document)}
+
+
+def named(document: dict) -> list[dict]:
+    return [{"check": c["name"], **c} for c in document["checks"]]
+
+
+def test_a_healthy_ledger(cli: Cli, url: str) -> None:
+    found = states(cli, 0)
+    assert {state for state, _ in found.values()} == {"ok"}
+    assert set(found) == {
+        "python", "file system", "fsync", "permissions", "heads", "schema", "settings", "artifacts",
+    }  # fmt: skip
+    assert "permissions" in cli("doctor").out
+
+
+def test_it_makes_nothing(cli: Cli, url: str, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    done = cli("doctor", "--storage", f"sqlite:///{tmp_path}/none.db")
+    assert (done.code, "nothing to look at" in done.out) == (0, True)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(("ending", "mode"), [("", 0o644), ("-heads", 0o640), ("", 0o602)])
+def test_a_file_that_others_may_open(
+    cli: Cli, url: str, tmp_path: Path, ending: str, mode: int
+) -> None:
+    (tmp_path / f"p.db{ending}").chmod(mode)
+    state, says = states(cli, 1)["permissions"]
+    assert state == "fail"
+    assert f"chmod go= {tmp_path}/p.db{ending}" in says
+
+
+def test_folders_that_others_may_enter(cli: Cli, url: str) -> None:
+    root = artifact_root(url)
+    (root / "toy" / "sealed").mkdir(parents=True)
+    (root / "toy").chmod(0o755)
+    root.chmod(0o700)
+    assert states(cli, 0)["artifacts"][0] == "ok"
+    root.chmod(0o755)
+    assert "chmod -R go=" in states(cli, 1)["artifacts"][1]
+    (root / "toy").chmod(0o700)
+    assert states(cli, 0)["artifacts"][0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        ("nfs4", "fail"),
+        ("cifs", "fail"),
+        ("tmpfs", "fail"),
+        ("9p", "warn"),
+        ("ext4", "ok"),
+        ("", "ok"),
+    ],
+)
+def test_file_systems(
+    cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch, kind: str, state: str
+) -> None:
+    monkeypatch.setattr(doctor, "file_system", lambda _: kind)
+    assert states(cli, int(state == "fail"))["file system"][0] == state
+
+
+def test_this_file_system_is_known(tmp_path: Path) -> None:
+    assert doctor.file_system(tmp_path)
+
+
+def test_an_old_schema_a_missing_folder_and_no_heads(cli: Cli, url: str, tmp_path: Path) -> None:
+    (tmp_path / "p.db-heads").unlink()
+    assert states(cli, 0)["heads"][0] == "warn"
+    make_old(f"sqlite:///{tmp_path}/old.db")
+    done = cli("doctor", "--storage", f"sqlite:///{tmp_path}/old.db")
+    assert (done.code, "budget upgrade" in done.out) == (1, True)
+    done = cli("doctor", "--storage", "sqlite:////no/such/folder/x.db")
+    assert (done.code, "does not exist" in done.out, done.err) == (1, True, "")
+
+
+def test_settings_that_forget(cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA synchronous = OFF")
+
+    monkeypatch.setattr("privtune.ledger.storage._on_sqlite_connect", hasty)
+    state, says = states(cli, 1)["settings"]
+    assert (state, "synchronous must be 2" in says) == ("fail", True)
+
+
+def test_the_curators_mode_is_told(cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVTUNE_CURATOR", "1")
+    assert states(cli, 0)["curator"][0] == "warn"
+
+
+@pytest.mark.postgres
+def test_postgres(cli: Cli, url: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVTUNE_STORAGE", postgres_url)
+    assert states(cli, 0)["schema"][0] == "warn"
+    with Ledger(postgres_url):
+        found = states(cli, 0)
+    assert found["schema"][0] == "ok"
+    assert "fsync = on" in found["settings"][1]
+    assert "synchronous_commit = on" in found["settings"][1]

@@ -1,0 +1,141 @@
+"""The curator's files are the curator's alone, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import privtune
+from privtune.files import create_private, open_private, private_folder
+from privtune.ledger import Budget, Ledger
+from privtune.study import Study
+from privtune.study._store import StudyStore
+from tests.study.conftest import toy_spec
+
+
+@pytest.fixture(params=[0, 0o022, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def open_to_others(folder: Path) -> list[str]:
+    return [str(path) for path in folder.rglob("*") if mode(path) & 0o077]
+
+
+def test_what_is_made_private(umask: int, tmp_path: Path) -> None:
+    folder = private_folder(tmp_path / "a" / "b" / "c")
+    assert [mode(p) for p in (folder, *list(folder.parents)[:2])] == [0o700] * 3
+    assert private_folder(folder) == folder
+    with open_private(folder / "x") as file:
+        file.write("é")
+        assert mode(folder / "x") == 0o600
+    assert create_private(folder / "y")
+    assert not create_private(folder / "y")
+    assert mode(folder / "y") == 0o600
+    with pytest.raises(FileExistsError):
+        private_folder(folder / "x" / "z")
+
+
+def test_a_ledger_is_its_owners_while_it_is_open(umask: int, tmp_path: Path) -> None:
+    with Ledger(f"sqlite:///{tmp_path}/a.db") as ledger:
+        ledger.create_budget(Budget(4.0, 1e-5, name="b"))
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == {"a.db", "a.db-wal", "a.db-shm", "a.db-heads"}
+        assert open_to_others(tmp_path) == []
+    with Ledger(f"sqlite:///file:{tmp_path}/b.db?uri=true"):
+        assert open_to_others(tmp_path) == []
+
+
+def test_a_whole_study_is_its_owners(tmp_path: Path) -> None:
+    """Models, certificates and MLflow's own files lie below folders that nobody else may enter."""
+    before = os.umask(0)
+    try:
+        storage = f"sqlite:///{tmp_path}/privtune.db"
+        everything = {"name": "shown", "strategy": "everything", "trials": 2}
+        arms = [*toy_spec().model_dump(mode="json")["arms"][:2], everything]
+        study = Study.create(toy_spec(arms=arms, budget={**BUDGET, "epsilon": 60.0}), storage)
+        study.run()
+        study.close()
+    finally:
+        os.umask(before)
+    assert (study.folder / "selection" / "certificate.json").exists()
+    assert (study.folder / "shown" / "trials").is_dir()
+    assert open_to_others(tmp_path) == []
+
+
+BUDGET = {"name": "toy", "delta": 1e-5}
+
+
+def test_nothing_is_made_private_after_the_fact() -> None:
+    """A chmod leaves a moment in which anybody may open the file."""
+    package = Path(privtune.__file__).parent
+    sources = {path: path.read_text() for path in package.rglob("*.py")}
+    assert len(sources) > 100
+    assert [str(path) for path, text in sources.items() if re.search(r"\bf?chmod\(", text)] == []
+
+
+@pytest.mark.parametrize("by", ["ledger", "studies"])
+def test_what_is_deleted_is_overwritten(by: str, tmp_path: Path) -> None:
+    """A secret that was deleted is in no page of the file; without the setting it is."""
+    path = tmp_path / "a.db"
+    secret = "c0ffee" * 50
+    opened = Ledger(f"sqlite:///{path}") if by == "ledger" else StudyStore(f"sqlite:///{path}")
+    engine = opened.log.storage.engine if isinstance(opened, Ledger) else opened._database.engine
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE TABLE kept (text TEXT)")
+        connection.exec_driver_sql(f"INSERT INTO kept VALUES ('{secret}')")
+        connection.commit()
+        connection.exec_driver_sql("DELETE FROM kept")
+        connection.commit()
+    opened.close()
+    assert secret.encode() not in path.read_bytes()
+
+
+def test_the_test_above_can_fail(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA secure_delete = OFF")
+    connection.execute("CREATE TABLE kept (text TEXT)")
+    connection.execute(f"INSERT INTO kept VALUES ('{'c0ffee' * 50}')")
+    connection.commit()
+    connection.execute("DELETE FROM kept")
+    connection.commit()
+    connection.close()
+    assert b"c0ffee" * 50 in path.read_bytes()
+
+
+def test_a_file_has_its_mode_from_the_first_byte(tmp_path: Path) -> None:
+    """Seen at every call of ours that makes a file; SQLite's own files take the database's mode."""
+    code = f"""
+import os
+os.umask(0)
+real = os.open
+def watched(path, flags, mode=0o777, **kwargs):
+    if flags & os.O_CREAT and "a.db" in str(path):
+        assert mode == 0o600, (path, oct(mode))
+        print("made", os.path.basename(str(path)))
+    return real(path, flags, mode, **kwargs)
+os.open = watched
+from privtune.ledger import Budget, Ledger
+with Ledger("sqlite:///{tmp_path}/a.db") as ledger:
+    ledger.create_budget(Budget(4.0, 1e-5, name="b"))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) == {"made", "a.db", "a.db-heads"}
