@@ -94,21 +94,6 @@ def test_no_run_is_released_as_nothing_and_charged(
     assert Study("toy", storage).release("arm").note == release.note
 
 
-def test_a_failed_training_is_released_as_such(
-    storage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from privtune.execution import training
-
-    def fails(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("on the data")
-
-    monkeypatch.setattr(training, "_train", fails)
-    arm = {"strategy": "fixed", "parameters": {"learning_rate": 0.5, **CLIP}}
-    _, release = run(storage, arm)
-    assert release.is_nothing
-    assert release.note == "The training failed (OutOfMemoryError); there is no model."
-
-
 def test_an_oracle_runs_only_where_somebody_says_so_and_costs_no_budget(storage: str) -> None:
     arms = [
         {"name": "oracle", "strategy": "non-private-grid", "points": 2},
