@@ -6,7 +6,7 @@ plain autograd. Beside each stands which forms take it; ``docs/guide.md`` prints
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ class Honest:
         loss_of: The loss of a record, or of every record of a batch.
         optimizer: Makes the optimizer.
         schedule: Makes a schedule to step after each step, or None.
-        refused: Forms that do not take it, each with a part of what is said then.
+        refused: Forms that do not take it.
         draws: Whether it draws random numbers.
     """
 
@@ -63,7 +63,7 @@ class Honest:
     loss_of: LossOf = plain
     optimizer: Optimizers = sgd
     schedule: Callable[[torch.optim.Optimizer], Any] | None = None
-    refused: Mapping[str, str] = ()  # type: ignore[assignment]
+    refused: tuple[str, ...] = ()
     draws: bool = False
 
     @property
@@ -75,7 +75,9 @@ class Honest:
 def table() -> str:
     """Return which form takes what, in Markdown."""
     rows = [
-        f"| {honest.name} | " + " | ".join("yes" if f in honest.forms else "no" for f in FORMS) + " |"
+        f"| {honest.name} | "
+        + " | ".join("yes" if f in honest.forms else "no" for f in FORMS)
+        + " |"
         for honest in HONEST
     ]
     return "\n".join(["| objective | " + " | ".join(FORMS) + " |", "| --- " * 4 + "|", *rows])
@@ -258,8 +260,9 @@ class _Lora(nn.Module):
 class _Encoder(nn.Module):
     """A tiny BERT of Hugging Face, made from its configuration."""
 
-    def __init__(self, *, lora: bool) -> None:
+    def __init__(self, *, lora: bool = False, two_axes: bool = False) -> None:
         super().__init__()
+        self.two_axes = two_axes
         from transformers import BertConfig, BertModel
 
         config = BertConfig(
@@ -269,7 +272,6 @@ class _Encoder(nn.Module):
             num_attention_heads=2,
             intermediate_size=8,
             max_position_embeddings=_LENGTH,
-            attn_implementation="eager",
         )
         self.body, self.head = BertModel(config), nn.Linear(8, _CLASSES)
         if lora:
@@ -280,10 +282,12 @@ class _Encoder(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits; 0 is padding."""
+        # The library looks into a mask of two axes (is it all ones?), which no transform can
+        # follow; one of four is taken as it is. Each record gets its own positions for Opacus.
+        mask = (x != 0) if self.two_axes else (x != 0)[:, None, None, :]
         places = torch.arange(x.shape[1], device=x.device).expand_as(x)
-        out: torch.Tensor = self.head(
-            self.body(x, attention_mask=(x != 0).long(), position_ids=places).last_hidden_state[:, 0]
-        )
+        states = self.body(x, attention_mask=mask, position_ids=places).last_hidden_state
+        out: torch.Tensor = self.head(states[:, 0])
         return out
 
 
@@ -356,7 +360,7 @@ def _penalised(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return plain(model, x, y) + 0.1 * slope.square().sum(dim=1)
 
 
-def _decoded(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _decoded(model: Any, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return (model(x) - x).square().flatten(1).mean(dim=1)
 
 
@@ -409,6 +413,8 @@ def _warm_up(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=8)
 
 
+_NOT_LOSSES, _NOT_BY_RECORD = ("losses",), ("by record",)
+
 HONEST: tuple[Honest, ...] = (
     Honest("Linear", lambda: nn.Linear(_FEATURES, _CLASSES), _rows),
     Honest("MLP", _mlp, _rows),
@@ -445,9 +451,15 @@ HONEST: tuple[Honest, ...] = (
         _decoded,
     ),
     Honest("Embedding", lambda: _Head(nn.Linear(4, 4), words=True), _tokens),
-    Honest("EmbeddingBag", _Bag, _tokens),
-    Honest("EmbeddingBag, sum, padding", lambda: _Bag(mode="sum", padding_idx=0), _tokens),
-    Honest("EmbeddingBag, max", lambda: _Bag(mode="max"), _tokens),
+    Honest("EmbeddingBag", _Bag, _tokens, refused=_NOT_LOSSES),
+    Honest(
+        "EmbeddingBag, sum, padding", lambda: _Bag(mode="sum", padding_idx=0), _tokens,
+        refused=_NOT_LOSSES,
+    ),
+    Honest(
+        "EmbeddingBag, mean, padding", lambda: _Bag(padding_idx=0), _tokens, refused=_NOT_LOSSES,
+    ),
+    Honest("EmbeddingBag, max", lambda: _Bag(mode="max"), _tokens, refused=_NOT_LOSSES),
     Honest(
         "LayerNorm",
         lambda: nn.Sequential(nn.Linear(_FEATURES, 8), nn.LayerNorm(8), nn.Linear(8, _CLASSES)),
@@ -458,14 +470,30 @@ HONEST: tuple[Honest, ...] = (
         lambda: nn.Sequential(nn.Linear(_FEATURES, 8), nn.RMSNorm(8), nn.Linear(8, _CLASSES)),
         _rows,
     ),
-    Honest("LSTM", lambda: _Head(nn.LSTM(4, 4, batch_first=True)), _sequence),
-    Honest("GRU", lambda: _Head(nn.GRU(4, 4, batch_first=True)), _sequence),
+    Honest("LSTM", lambda: _Head(nn.LSTM(4, 4, batch_first=True)), _sequence, refused=_NOT_LOSSES),
+    Honest("GRU", lambda: _Head(nn.GRU(4, 4, batch_first=True)), _sequence, refused=_NOT_LOSSES),
+    Honest(
+        "LSTM, both ways, projected",
+        lambda: _Head(
+            nn.LSTM(4, 4, 2, proj_size=2, bidirectional=True, batch_first=True, bias=False)
+        ),
+        _sequence, refused=_NOT_LOSSES,
+    ),
+    Honest(
+        "RNN, two layers, dropout",
+        lambda: _Head(nn.RNN(4, 4, 2, dropout=0.3, batch_first=True)),
+        _sequence,
+        draws=True, refused=_NOT_LOSSES,
+    ),
     Honest(
         "DPLSTM",
         lambda: _Head(_opacus("DPLSTM", 4, 4, batch_first=True)()),
-        _sequence,
+        _sequence, refused=_NOT_LOSSES,
     ),
-    Honest("DPGRU", lambda: _Head(_opacus("DPGRU", 4, 4, batch_first=True)()), _sequence),
+    Honest(
+        "DPGRU", lambda: _Head(_opacus("DPGRU", 4, 4, batch_first=True)()), _sequence,
+        refused=_NOT_LOSSES,
+    ),
     Honest(
         "DPMultiheadAttention",
         lambda: _Attention(_opacus("DPMultiheadAttention", 4, 2, batch_first=True)()),
@@ -474,24 +502,30 @@ HONEST: tuple[Honest, ...] = (
     Honest(
         "MultiheadAttention",
         lambda: _Attention(nn.MultiheadAttention(4, 2, batch_first=True)),
-        _sequence,
+        _sequence, refused=_NOT_LOSSES,
     ),
     Honest(
         "TransformerEncoderLayer",
         lambda: _Head(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), words=True),
-        _tokens,
+        _tokens, refused=_NOT_LOSSES,
     ),
     Honest(
         "TransformerEncoderLayer, dropout",
         lambda: _Head(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), words=True),
         _tokens,
-        draws=True,
+        draws=True, refused=_NOT_LOSSES,
     ),
-    Honest("Hugging Face encoder", lambda: _Encoder(lora=False), _tokens, draws=True),
+    Honest("Hugging Face encoder", _Encoder, _tokens, draws=True),
+    Honest(
+        "Hugging Face encoder, mask of two axes",
+        lambda: _Encoder(two_axes=True),
+        _tokens,
+        draws=True, refused=_NOT_BY_RECORD,
+    ),
     Honest("Hugging Face encoder, LoRA", lambda: _Encoder(lora=True), _tokens, draws=True),
-    Honest("tied weights", _Tied, _tokens),
-    Honest("weight_norm", _weight_norm, _rows),
-    Honest("parameters of its own", _Own, _rows),
+    Honest("tied weights", _Tied, _tokens, refused=_NOT_LOSSES),
+    Honest("weight_norm", _weight_norm, _rows, refused=_NOT_LOSSES),
+    Honest("parameters of its own", _Own, _rows, refused=_NOT_LOSSES),
     Honest("frozen parts", _frozen, _rows),
     Honest("biases alone", _bias_only, _rows),
     Honest("residual net", _Residual, _rows),
@@ -506,8 +540,8 @@ HONEST: tuple[Honest, ...] = (
     Honest("several labels", _mlp, _numbers(_CLASSES), _binary),
     Honest("two tasks", _TwoHeads, _rows, _two_tasks),
     Honest("augmentation", _mlp, _rows, _augmented, draws=True),
-    Honest("gradient penalty within a record", _mlp, _rows, _penalised),
-    Honest("decay in the loss", _mlp, _rows, _reached),
+    Honest("gradient penalty within a record", _mlp, _rows, _penalised, refused=_NOT_LOSSES),
+    Honest("decay in the loss", _mlp, _rows, _reached, refused=_NOT_LOSSES),
     Honest("Adam", _mlp, _rows, optimizer=_adam),
     Honest("AdamW", _mlp, _rows, optimizer=_adamw),
     Honest("RMSprop", _mlp, _rows, optimizer=_rmsprop),
