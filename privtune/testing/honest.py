@@ -1,13 +1,14 @@
 """A zoo of honest objectives: models and losses that every loop of one's own must take.
 
 Each is run through ``study.optimize``, and its first step is held against micro-batches of one by
-plain autograd. Beside each stands which forms take it; ``docs/guide.md`` prints that table.
+plain autograd. Beside each stands which forms take it; ``docs/guide.md`` prints that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -29,10 +30,11 @@ FORMS = ("by record", "one by one", "losses")
 _CLASSES, _WORDS, _LENGTH, _FEATURES = 3, 9, 5, 6
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
+Net = Callable[..., torch.Tensor]
 Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
-def plain(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def plain(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of every record."""
     return functional.cross_entropy(model(x), y, reduction="none")
 
@@ -73,14 +75,15 @@ class Honest:
 
 
 def table() -> str:
-    """Return which form takes what, in Markdown."""
-    rows = [
-        f"| {honest.name} | "
-        + " | ".join("yes" if f in honest.forms else "no" for f in FORMS)
-        + " |"
-        for honest in HONEST
+    """Return which forms take what, in Markdown: as docs/guide.md prints it."""
+    taken: dict[tuple[str, ...], list[str]] = {}
+    for honest in HONEST:
+        taken.setdefault(honest.forms, []).append(honest.name)
+    parts = [
+        f"- **{', '.join(forms)}** ({len(names)}): {'; '.join(names)}."
+        for forms, names in taken.items()
     ]
-    return "\n".join(["| objective | " + " | ".join(FORMS) + " |", "| --- " * 4 + "|", *rows])
+    return "\n".join(fill(part, 110, subsequent_indent="  ") for part in parts)
 
 
 # Data: nothing to learn, only shapes.
@@ -143,8 +146,9 @@ class _Head(nn.Module):
 
     def run(self, h: torch.Tensor) -> torch.Tensor:
         """Run the body."""
-        out = self.body(h)
-        return out[0] if isinstance(out, tuple) else out
+        found = self.body(h)
+        out: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return out
 
 
 class _Attention(_Head):
@@ -276,7 +280,8 @@ class _Encoder(nn.Module):
         self.body, self.head = BertModel(config), nn.Linear(8, _CLASSES)
         if lora:
             self.body.requires_grad_(False)
-            attention = self.body.encoder.layer[0].attention.self
+            layers: Any = self.body.encoder.layer
+            attention = layers[0].attention.self
             attention.query = _Lora(attention.query)
             attention.value = _Lora(attention.value)
 
@@ -310,63 +315,65 @@ def _opacus(name: str, *sizes: int, **options: Any) -> Callable[[], nn.Module]:
 # Losses.
 
 
-def _weighted(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _weighted(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.tensor([0.5, 1.0, 2.0])[y] * plain(model, x, y)
 
 
-def _weighted_by_torch(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _weighted_by_torch(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     weight = torch.tensor([0.5, 1.0, 2.0])
     return functional.cross_entropy(model(x), y, weight=weight, reduction="none")
 
 
-def _smoothed(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _smoothed(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(model(x), y, reduction="none", label_smoothing=0.1)
 
 
-def _squared(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _squared(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (model(x).squeeze(-1) - y).square()
 
 
-def _huber(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _huber(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return functional.huber_loss(model(x), y, reduction="none").sum(dim=1)
 
 
-def _binary(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    losses = functional.binary_cross_entropy_with_logits(model(x), y.round(), reduction="none")
+def _binary(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    losses: torch.Tensor = functional.binary_cross_entropy_with_logits(
+        model(x), y.round(), reduction="none"
+    )
     return losses.mean(dim=1)
 
 
-def _focal(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _focal(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     losses = plain(model, x, y)
     return (1.0 - torch.exp(-losses)).square() * losses
 
 
 def _two_tasks(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     logits, number = model(x)
-    first = functional.cross_entropy(logits, y, reduction="none")
-    return first + 0.3 * (number - x.sum(dim=1)).square()
+    both: torch.Tensor = functional.cross_entropy(logits, y, reduction="none")
+    return both.add((number - x.sum(dim=1)).square(), alpha=0.3)
 
 
-def _augmented(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _augmented(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     keep = torch.rand_like(x) < 0.9
     return plain(model, x * keep + 0.1 * torch.randn_like(x), y)
 
 
-def _penalised(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _penalised(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return plain(model, x, y).sum()
 
-    slope = torch.func.grad(loss)(x)
+    slope: torch.Tensor = torch.func.grad(loss)(x)
     return plain(model, x, y) + 0.1 * slope.square().sum(dim=1)
 
 
-def _decoded(model: Any, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+def _decoded(model: Net, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return (model(x) - x).square().flatten(1).mean(dim=1)
 
 
 def _reached(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Decay inside the loss of each record: of a public constant's size, for every record alike."""
-    decay = sum(p.square().sum() for p in model.parameters())
+    """Decay inside the loss: clipped with each record's gradient, so the bound holds."""
+    decay: torch.Tensor = sum(p.square().sum() for p in model.parameters())  # type: ignore[assignment]
     return plain(model, x, y) + 1e-3 * decay
 
 
@@ -390,8 +397,9 @@ def _momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _groups(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    first, *rest = parameters
-    return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": rest}], lr=0.1)
+    every = list(parameters)
+    groups: list[dict[str, Any]] = [{"params": every[:1], "lr": 0.01}, {"params": every[1:]}]
+    return torch.optim.SGD(groups, lr=0.1)
 
 
 class _Sign(torch.optim.Optimizer):

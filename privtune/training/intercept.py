@@ -326,7 +326,7 @@ def _embedding_bag(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, An
     if weights is not None:
         rows = rows * weights.unsqueeze(-1)
     if padding is None:
-        return {"mean": rows.mean, "sum": rows.sum, "max": rows.amax}[how](dim=1)
+        return getattr(rows, "amax" if how == "max" else how)(dim=1)
     kept = (index != padding % len(weight)).unsqueeze(-1)
     if how == "max":
         least = rows.masked_fill(~kept, float("-inf")).amax(dim=1)
