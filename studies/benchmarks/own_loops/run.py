@@ -2,8 +2,9 @@
 
 OMP_NUM_THREADS=1 python studies/benchmarks/own_loops/run.py [--rounds 7] [--output FILE]
 
-Processor time of one thread. Every round runs every competitor once; a step is the difference of a
-long and a short run over the steps between them, so captures and first runs of a shape are left out.
+Processor time of one thread, from the end of a step to the end of the next. Every round runs every
+competitor once; medians of all its steps but a run's first ones. Captures of a shape, a few a run,
+do not move a median.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +35,25 @@ from privtune.training.schedule import Schedule
 from privtune.training.weights import WatchedWeights
 
 RECORDS, BATCH, SECRET = 4096, 64, bytes(range(32))
+_FIRST = 30  # steps of a run that are left out
 METHOD = DPSGD(1.0)
 
 
 def _mlp(*widths: int) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         layers: list[nn.Module] = []
-        for a, b in zip(widths, widths[1:], strict=False):
+        for a, b in pairwise(widths):
             layers += [nn.Linear(a, b), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
     return build
 
 
-WORKS: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {
-    "MLP 64-64-10, B = 64": (_mlp(64, 64, 10), 64, 300, 1500),
-    "MLP 784-784-500-10 (1.0 million weights), B = 64": (_mlp(784, 784, 500, 10), 784, 60, 180),
+WORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
+    "MLP 64-64-10, B = 64": (_mlp(64, 64, 10), 64, 400),
+    "MLP 784-784-500-10 (1.0 million weights), B = 64": (_mlp(784, 784, 500, 10), 784, 100),
 }
-"""Model, features, steps of the short run and of the long one."""
+"""Model, features, steps of a run."""
 
 
 def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -62,10 +66,23 @@ def loss_of(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return loss(model(x), y)
 
 
-def by_engine(build: Callable[[], nn.Module], data: TensorData, steps: int) -> None:
+@dataclass(frozen=True)
+class TimedDPSGD(DPSGD):
+    """DP-SGD that notes when each of its steps begins."""
+
+    ticks: list[float] = field(default_factory=list)
+
+    def update(self, state: Any, oracle: Any) -> Any:
+        """Note the time and step."""
+        self.ticks.append(time.process_time())
+        return super().update(state, oracle)
+
+
+def by_engine(build: Callable[[], nn.Module], data: TensorData, steps: int) -> list[float]:
     """Train by the engine, which steps by itself."""
+    method = TimedDPSGD(1.0)
     train(
-        METHOD,
+        method,
         Schedule(RECORDS, BATCH / RECORDS, steps),
         model=build,
         loss=loss,
@@ -74,6 +91,7 @@ def by_engine(build: Callable[[], nn.Module], data: TensorData, steps: int) -> N
         secrets=[SECRET],
         device="cpu",
     )
+    return method.ticks
 
 
 def _private(build: Callable[[], nn.Module], data: TensorData, steps: int) -> PrivateTraining:
@@ -89,43 +107,61 @@ def _private(build: Callable[[], nn.Module], data: TensorData, steps: int) -> Pr
     )
 
 
-def by_record(build: Callable[[], nn.Module], data: TensorData, steps: int) -> None:
+def by_record(build: Callable[[], nn.Module], data: TensorData, steps: int) -> list[float]:
     """Train by ``fit`` with torch's SGD."""
     private = _private(build, data, steps)
-    private.fit(loss_of)
+    ticks: list[float] = []
+    private.fit(loss_of, on_step=lambda *_: ticks.append(time.process_time()))
     private.finish(METHOD.event(private.schedule))
+    return ticks
 
 
-def by_record_unwatched(build: Callable[[], nn.Module], data: TensorData, steps: int) -> None:
+def by_method(build: Callable[[], nn.Module], data: TensorData, steps: int) -> list[float]:
+    """Train by ``fit`` without an optimizer: the method steps, as it does in the engine."""
+    ticks: list[float] = []
+    private = PrivateTraining(
+        build(),
+        data,
+        schedule=Schedule(RECORDS, BATCH / RECORDS, steps),
+        method=METHOD,
+        candidate={"learning_rate": 0.1, "max_grad_norm": 1.0},
+        secret=SECRET,
+    )
+    private.fit(loss_of, on_step=lambda *_: ticks.append(time.process_time()))
+    return ticks
+
+
+def by_record_unwatched(
+    build: Callable[[], nn.Module], data: TensorData, steps: int
+) -> list[float]:
     """The same without looking at the weights between releases."""
     private = _private(build, data, steps)
     watch: Any = private._weights
     watch.check = types.MethodType(lambda *_, **__: None, watch)
     watch.accept = types.MethodType(lambda *_: None, watch)
-    private.fit(loss_of)
+    ticks: list[float] = []
+    private.fit(loss_of, on_step=lambda *_: ticks.append(time.process_time()))
+    return ticks
 
 
-def by_losses(build: Callable[[], nn.Module], data: TensorData, steps: int) -> None:
+def by_losses(build: Callable[[], nn.Module], data: TensorData, steps: int) -> list[float]:
     """Train in the Opacus form; replays are at the first step and at one drawn at random."""
     private = _private(build, data, steps)
+    ticks: list[float] = []
     for x, y in private.batches():
         private.step(loss(private.model(x), y))
+        ticks.append(time.process_time())
     private.finish(METHOD.event(private.schedule))
+    return ticks
 
 
-WAYS: dict[str, Callable[[Callable[[], nn.Module], TensorData, int], None]] = {
+WAYS: dict[str, Callable[[Callable[[], nn.Module], TensorData, int], list[float]]] = {
     "engine": by_engine,
-    "by record": by_record,
-    "by record, unwatched": by_record_unwatched,
+    "by record, SGD": by_record,
+    "by record, the method": by_method,
+    "by record, SGD, unwatched": by_record_unwatched,
     "losses": by_losses,
 }
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """Return the processor time of a call."""
-    began = time.process_time()
-    call()
-    return time.process_time() - began
 
 
 def replay_ms(build: Callable[[], nn.Module], data: TensorData) -> float:
@@ -157,20 +193,18 @@ def watch_us(build: Callable[[], nn.Module], data: TensorData) -> float:
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
-    """Return the medians of one work, and the ratios of every round's steps."""
-    build, features, short, long = WORKS[name]
+    """Return the medians of one work and their ratios."""
+    build, features, count = WORKS[name]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(RECORDS, features, generator=generator)
     data = TensorData(x, torch.randint(10, (RECORDS,), generator=generator))
     steps: dict[str, list[float]] = {way: [] for way in WAYS}
-    for turn in range(rounds + 1):
+    for _ in range(rounds):
         for way, run in WAYS.items():
-            less = seconds(lambda: run(build, data, short))  # noqa: B023
-            more = seconds(lambda: run(build, data, long))  # noqa: B023
-            if turn:  # the first round pays for imports
-                steps[way].append(1e6 * (more - less) / (long - short))
+            ticks = run(build, data, count)
+            steps[way] += [1e6 * (b - a) for a, b in pairwise(ticks[_FIRST:])]
     engine = statistics.median(steps["engine"])
-    record = statistics.median(steps["by record"])
+    record = statistics.median(steps["by record, SGD"])
     watch = watch_us(build, data)
     return {
         "us_per_step": {way: round(statistics.median(found), 1) for way, found in steps.items()},
