@@ -12,6 +12,11 @@ y = torch.tensor(labels)
 train, validation, test = (x[:1077], y[:1077]), (x[1077:1437], y[1077:1437]), (x[1437:], y[1437:])
 
 
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The loss of one record: a batch of one in, shape [1] out."""
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
 def objective(trial: privtune.Trial) -> float:
     width = trial.suggest_int("width", 16, 64, log=True)
     model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
@@ -24,8 +29,7 @@ def objective(trial: privtune.Trial) -> float:
             model.parameters(), trial.suggest_float("lr_sgd", 0.05, 5, log=True)
         )
     private = trial.make_private(model, optimizer, train, max_grad_norm=1.0)
-    for inputs, targets in private.batches():
-        private.step(nn.functional.cross_entropy(private.model(inputs), targets, reduction="none"))
+    private.fit(loss_of)
     return trial.score(model, validation)
 
 

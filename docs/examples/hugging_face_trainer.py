@@ -49,7 +49,7 @@ class Classifier(nn.Module):
 
 
 class PlannedBatches:
-    """The plan's samples, once. Its length is the most batches that there can be."""
+    """The plan's samples, once: one batch a step."""
 
     def __init__(self, private) -> None:
         self.private = private

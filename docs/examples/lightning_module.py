@@ -40,14 +40,17 @@ class PlannedBatches:
 
 
 class PrivateModule(lightning.LightningModule):
-    def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer, private) -> None:
+    def __init__(self, network: nn.Module, optimizer, private, schedule=None) -> None:
         super().__init__()
         self.network, self.optimizer, self.private = network, optimizer, private
+        self.schedule = schedule
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx: int) -> None:
         x, y = batch
         self.private.step(nn.functional.cross_entropy(self.private.model(x), y, reduction="none"))
+        if self.schedule is not None:
+            self.schedule.step()
 
     def train_dataloader(self) -> PlannedBatches:
         return PlannedBatches(self.private)
@@ -74,10 +77,8 @@ def objective(trial: privtune.Trial) -> float:
     rate = trial.suggest("learning_rate", privtune.LogNormal(0.02, 1.0))
     optimizer = torch.optim.AdamW(network.parameters(), rate, weight_decay=1e-3)
     private = trial.make_private(network, optimizer, blobs(1, RECORDS), max_grad_norm=0.5)
-    # After every step of the plan. Counting batches would tell which samples were empty.
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
-    optimizer.register_step_post_hook(lambda *_: warm_up.step())
-    trainer().fit(PrivateModule(network, optimizer, private))
+    trainer().fit(PrivateModule(network, optimizer, private, warm_up))
     return trial.score(network, blobs(2, 100))
 
 

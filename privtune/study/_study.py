@@ -122,8 +122,9 @@ class Study:
         """Run one arm whose trials are trained by a function of one's own, and release it.
 
         Args:
-            objective: Suggests hyperparameters, trains through ``trial.make_private``, returns
-                ``trial.score(model, validation)``.
+            objective: Suggests hyperparameters, trains through ``trial.make_private`` (then
+                ``private.fit(loss_of)``), returns ``trial.score(model, validation)``. It is called
+                once on made-up records before anything is charged.
             strategy: How to choose, as in ``privtune.strategies``.
             training: Records, epochs and batch size of one training.
             validation: The split that trials are scored on, where the strategy chooses.
@@ -132,7 +133,7 @@ class Study:
             sampler: Optuna's sampler for ``everything``, or one of your own that declares that its
                 draws are independent.
             pruner: Optuna's pruner, for ``everything`` with a public validation split.
-            n_jobs: How many trials at once, in threads.
+            n_jobs: How many trials at once, in threads: the same trials as with one.
             timeout: Seconds after which no trial begins; the arm stays open and can go on.
             callbacks: Called with the study and the release; never with a sealed trial.
             observer: Hears when the arm begins, fails and is released, as

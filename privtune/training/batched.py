@@ -12,6 +12,7 @@ from torch import nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.capture import (
+    Plan,
     Program,
     Tape,
     capture_losses,
@@ -114,23 +115,39 @@ class BatchedKernel:
         self._compiled: CompiledSums | None = None
         example = synthetic(x, y, (2, 3), device)
         try:
+            self.plan = self._planned(example, all_classes, copy_all=False)
+        except NotBatchableError as error:
+            try:
+                self.plan = self._planned(example, all_classes, copy_all=True)
+            except NotBatchableError:
+                raise error from None
+        if compiled:
+            self._compile(*example)
+
+    def _planned(
+        self, example: tuple[torch.Tensor, ...], all_classes: bool, *, copy_all: bool
+    ) -> Plan:
+        """Plan how parameters are used, and check the kernel with that plan."""
+        x, y = example
+        try:
             self.plan = plan_model(
                 self._module,
-                loss_of,
+                self._loss_of,
                 self.layout,
-                x=example[0],
-                y=example[1],
+                x=x,
+                y=y,
                 all_classes=all_classes,
+                copy_all=copy_all,
             )
-            check_kernel(self, self._module, loss_of, *example, sites=self.plan.sites)
+            self._rare.clear()
+            check_kernel(self, self._module, self._loss_of, x, y, sites=self.plan.sites)
         except KernelMismatchError as error:
             raise NotBatchableError(str(error)) from error
         except PrivTuneError:
             raise
         except Exception as error:
             raise NotBatchableError(f"{type(error).__name__}: {error}") from error
-        if compiled:
-            self._compile(*example)
+        return self.plan
 
     def _compile(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Compile the pass of the check and check that, too."""

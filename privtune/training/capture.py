@@ -74,8 +74,19 @@ def plan_model(
     x: torch.Tensor,
     y: torch.Tensor,
     all_classes: bool = False,
+    copy_all: bool = False,
 ) -> Plan:
     """Find out how the model uses its parameters, on rows ``[K, B, ...]`` with K and B above 1.
+
+    Args:
+        module: The model.
+        loss_of: The loss of a record.
+        layout: Where parameters lie.
+        x: Inputs.
+        y: Targets.
+        all_classes: Whether every target is a class, none of them an index to ignore.
+        copy_all: Whether every parameter is copied for every record and no use is caught: exact for
+            whatever a loss does, gradients within it included, and slower.
 
     Raises:
         RuntimeError: If the model cannot run under ``vmap``.
@@ -84,6 +95,14 @@ def plan_model(
         name: torch.randn(len(x), *shape, dtype=layout.dtype, device=x.device).requires_grad_()
         for name, shape in layout.shapes.items()
     }
+    if copy_all:
+        own = {
+            name: leaf.unsqueeze(1).expand(-1, x.shape[1], *layout.shapes[name])
+            for name, leaf in leaves.items()
+        }
+        sites = _run(module, loss_of, {}, copies=own, x=x, y=y, masks=None).sites
+        names = tuple(layout.shapes)
+        return Plan(names, tuple(sites), tuple(CopyUse(n, None) for n in names), all_classes)
     done = _run(module, loss_of, leaves, copies={}, x=x, y=y, masks=None)
     reached = (
         torch.autograd.grad(

@@ -41,7 +41,10 @@ class HookedModel:
     """
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        self.module = hook(model.train(), "hooks", sequences=True)
+        try:
+            self.module = hook(model.train(), "hooks", sequences=True)
+        except InvalidInputError as error:
+            raise _unhookable(model, error) from error
         self._layout = layout
         self._params = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._checked = False
@@ -74,12 +77,26 @@ class HookedModel:
         self._refuse_other_ways(losses)
         self.clear()  # gradients of the loop's own, accumulated or not, are no part of a release
         quiet_hooks()
-        torch.autograd.backward(losses.sum())
+        try:
+            torch.autograd.backward(losses.sum())
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise _unhookable(self.module._module, error) from error
         gradients = per_sample_gradients(self.module, self._params, len(losses))
+        self._forget()
         self._refuse_incomplete(gradients)
         self.clear()
         total, _, bad = clipped_sum(gradients, clipping, self._layout, mask=mask)
         return total, bad
+
+    def _forget(self) -> None:
+        """Forget the calls whose outputs no loss used: the next step has calls of its own."""
+        for part in self.module.modules():
+            part.__dict__.pop("activations", None)
+            part.__dict__.pop("max_batch_len", None)
+        for parameter in self._params.values():
+            cast(Any, parameter)._forward_counter = 0
 
     def _refuse_other_ways(self, losses: torch.Tensor) -> None:
         """Refuse losses that reach a parameter other than once a call of its own module."""
@@ -90,7 +107,7 @@ class HookedModel:
             for parameter in own:
                 edges = reached[id(parameter)]
                 exact = has_exact_hook(owner)
-                if (edges != calls) if exact else (edges > 0 and calls == 0):
+                if (edges not in (0, calls)) if exact else (edges > 0 and calls == 0):
                     raise InvalidInputError(
                         "losses",
                         f"{owner_name or type(owner).__name__}: {edges} uses in {calls} calls",
@@ -115,6 +132,15 @@ class HookedModel:
                 "must add up to the gradient of the summed losses",
                 _WAY_OUT,
             )
+
+
+def _unhookable(model: nn.Module, error: Exception) -> InvalidInputError:
+    return InvalidInputError(
+        "model",
+        type(model).__name__,
+        f"must be computable by Opacus' hooks, which say: {error}",
+        _WAY_OUT,
+    )
 
 
 def _edges(losses: torch.Tensor) -> Counter[int]:

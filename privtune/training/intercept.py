@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from privtune.training.fastops import cross_entropy, stacked_conv2d
+from privtune.training.recurrent import Tensors, run_gru, run_lstm, run_simple
 from privtune.training.uses import ConvUse, EmbeddingUse, LinearUse, Use, cheaper_form
 
 __all__ = ["Entry", "Intercept", "Levels", "Site"]
@@ -309,6 +310,39 @@ def _embedding(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return wrapped.view(*index.shape, w.shape[-1])
 
 
+def _embedding_bag(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    names = (
+        "input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode",
+        "sparse", "per_sample_weights", "include_last_offset", "padding_idx",
+    )  # fmt: skip
+    index, weight, offsets, max_norm, _, by_frequency, how, _, weights, _, padding = _bind(
+        args, kwargs, names, (None, None, 2.0, False, "mean", False, None, False, None)
+    )
+    plain = offsets is None and max_norm is None and not by_frequency and index.ndim == 2
+    if mode.levels is None or not plain:
+        return NotImplemented
+    with mode:
+        rows = functional.embedding(index, weight, padding)
+    if weights is not None:
+        rows = rows * weights.unsqueeze(-1)
+    if padding is None:
+        return getattr(rows, "amax" if how == "max" else how)(dim=1)
+    kept = (index != padding % len(weight)).unsqueeze(-1)
+    if how == "max":
+        least = rows.masked_fill(~kept, float("-inf")).amax(dim=1)
+        return torch.where(kept.any(dim=1), least, 0.0)
+    total = (rows * kept).sum(dim=1)
+    return total if how == "sum" else total / kept.sum(dim=1).clamp(min=1)
+
+
+def _weight_norm(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    v, g, dim = _bind(args, kwargs, ("v", "g", "dim"), (0,))
+    if mode.levels is None:
+        return NotImplemented
+    others = [d for d in range(v.ndim) if d != dim % v.ndim] if dim != -1 else list(range(v.ndim))
+    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))
+
+
 def _dropout(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     x, p, training, _ = _bind(
         args, kwargs, ("input", "p", "training", "inplace"), (0.5, True, False)
@@ -332,7 +366,9 @@ def _cross_entropy(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, An
         args, kwargs, names, (None, None, -100, None, "mean", 0.0)
     )
     plain = reduction == "none" and weight is None and smoothing == 0.0
-    if mode.levels is None or not plain or logits.ndim != 2 or targets.is_floating_point():
+    if mode.levels is None or not mode.names:  # where all is copied, the loss may differentiate
+        return NotImplemented
+    if not plain or logits.ndim != 2 or targets.is_floating_point():
         return NotImplemented
     z, t = mode.levels.physical(logits), mode.levels.physical(targets)
     with temporarily_clear_interpreter_stack():
@@ -443,6 +479,37 @@ def _multi_head(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any])
         return _open_multi_head(*args, **kwargs)
 
 
+def _recurrent(run: Callable[..., Tensors]) -> Handler:
+    """Return the handler of a recurrent layer, place by place, where torch's own cannot run."""
+
+    def handler(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        names = (
+            "input", "hx", "params", "has_biases", "num_layers", "dropout", "train",
+            "bidirectional", "batch_first",
+        )  # fmt: skip
+        x, first, weights, biased, layers, p, train, both_ways, batch_first = _bind(
+            args, kwargs, names, ()
+        )
+        p = p if train else 0.0
+        # Packed sequences have another signature, and lengths that hang on the data.
+        if not isinstance(biased, bool) or (mode.levels is None and p == 0.0):
+            return NotImplemented
+        with mode:
+            return run(
+                x,
+                tuple(first) if isinstance(first, tuple | list) else (first,),
+                weights,
+                biased=biased,
+                layers=layers,
+                dropout=p,
+                both_ways=both_ways,
+                batch_first=batch_first,
+                drop=lambda h, p: mode.drop(h, p, h.shape),
+            )
+
+    return handler
+
+
 def _windows(
     kernel: Sequence[int], stride: Any, padding: Any, dilation: Any, *, axes: int
 ) -> tuple[Any, Any, Any]:
@@ -524,12 +591,18 @@ _HANDLERS: Mapping[Any, Handler] = {
     functional.conv1d: _conv1d,
     functional.conv2d: _conv2d,
     functional.embedding: _embedding,
+    functional.embedding_bag: _embedding_bag,
+    torch._weight_norm: _weight_norm,
     functional.dropout: _dropout,
     functional.dropout1d: _dropout_channels,
     functional.dropout2d: _dropout_channels,
     functional.cross_entropy: _cross_entropy,
     functional.scaled_dot_product_attention: _attention,
     functional.multi_head_attention_forward: _multi_head,
+    torch.lstm: _recurrent(run_lstm),
+    torch.gru: _recurrent(run_gru),
+    torch.rnn_tanh: _recurrent(run_simple(torch.tanh)),
+    torch.rnn_relu: _recurrent(run_simple(torch.relu)),
     torch.rand: _rand,
     torch.randn: _randn,
     torch.rand_like: _rand_like,

@@ -35,6 +35,7 @@ __all__ = [
     "clipped_sum",
     "has_exact_hook",
     "hook",
+    "layer_of_opacus",
     "per_sample_gradients",
     "quiet_hooks",
 ]
@@ -107,6 +108,14 @@ def _linear_norms(
     if layer.bias is not None:
         norms[layer.bias] = outputs
     return norms
+
+
+def layer_of_opacus(name: str) -> type[nn.Module]:
+    """Return one of Opacus' own layers, such as ``DPLSTM``."""
+    from opacus import layers
+
+    found: type[nn.Module] = getattr(layers, name)
+    return found
 
 
 def has_exact_hook(module: nn.Module) -> bool:

@@ -11,9 +11,9 @@ and every sample that was drawn is released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -51,25 +51,26 @@ class PlanExhaustedError(PrivTuneError):
     """A loop asked for more than its plan charged. No data was touched for it."""
 
 
-class Batch(Sequence[torch.Tensor]):
+class Batch:
     """One planned sample: hand it to ``step`` as it is, or read its inputs and targets from it.
 
-    It is drawn when it is first read. One that the loop never reads is drawn by the step itself.
+    It is drawn when it is first read. One that the loop never reads is drawn by the step itself. It
+    is no sequence, so that a trainer that moves batches about leaves it as it is.
     """
 
     def __init__(self, read: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._read = read
         self._tensors: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    @overload
-    def __getitem__(self, index: int) -> torch.Tensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[torch.Tensor]: ...
-    def __getitem__(self, index: int | slice) -> torch.Tensor | Sequence[torch.Tensor]:
+    def __getitem__(self, index: int) -> torch.Tensor:
         """Return the inputs (0) or the targets (1)."""
         if self._tensors is None:
             self._tensors = self._read(self)
         return self._tensors[index]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Give inputs, then targets."""
+        return iter((self[0], self[1]))
 
     def __len__(self) -> int:
         return 2
@@ -384,7 +385,8 @@ class PrivateTraining:
                 self.transcript.check_whole(event)
 
     def _refuse_step(self, *_: object) -> None:
-        if not self._releasing:
+        # A step without gradients moves nothing; trainers of other libraries take one after ours.
+        if not self._releasing and any(p.grad is not None for p in self._weights.params):
             raise LoopError(
                 "optimizer.step() was called by the loop itself, along gradients that were neither "
                 "clipped nor noised. Call private.step(batch, loss_of), or private.step(losses): it "

@@ -16,6 +16,7 @@ from privtune.accounting import Gaussian, PoissonSampled, Repeated
 from privtune.training.clipping import Flat
 from privtune.training.data import TensorData
 from privtune.training.engine import flatten_params
+from privtune.training.methods import DPSGD
 from privtune.training.own_loop import PrivateTraining
 from privtune.training.schedule import Schedule
 
@@ -91,11 +92,11 @@ def test_a_trainer_takes_the_planned_steps_and_nothing_else(
         )
         private = PrivateTraining(
             model,
-            optimizer,
             TensorData(x, y),
             schedule=Schedule(60, rate, 12),
+            method=DPSGD(1.0),
+            optimizer=optimizer,
             clipping=Flat(0.5),
-            noise_multiplier=1.0,
             secret=bytes(range(32)),
         )
         if by_hand:

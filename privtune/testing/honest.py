@@ -1,0 +1,559 @@
+"""A zoo of honest objectives: models and losses that every loop of one's own must take.
+
+Each is run through ``study.optimize``, and its first step is held against micro-batches of one by
+plain autograd. Beside each stands which forms take it; ``docs/guide.md`` prints that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+
+from privtune.training.kernel import LossOf
+from privtune.training.opacus_adapter import layer_of_opacus
+
+__all__ = ["FORMS", "HONEST", "RECORDS", "Honest", "table"]
+
+RECORDS = 48
+"""Records of every data set here."""
+
+FORMS = ("by record", "one by one", "losses")
+"""``step(batch, loss_of)``; the same with ``one_by_one=True``; ``step(losses)``, the Opacus form."""
+
+_CLASSES, _WORDS, _LENGTH, _FEATURES = 3, 9, 5, 6
+
+Tensors = tuple[torch.Tensor, torch.Tensor]
+Net = Callable[..., torch.Tensor]
+Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def plain(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of every record."""
+    return functional.cross_entropy(model(x), y, reduction="none")
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Plain SGD."""
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+@dataclass(frozen=True)
+class Honest:
+    """One objective that nothing is wrong with.
+
+    Args:
+        name: What is special about it.
+        model: Makes the model.
+        data: Makes inputs and targets.
+        loss_of: The loss of a record, or of every record of a batch.
+        optimizer: Makes the optimizer.
+        schedule: Makes a schedule to step after each step, or None.
+        refused: Forms that do not take it.
+        draws: Whether it draws random numbers.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    data: Callable[[], Tensors]
+    loss_of: LossOf = plain
+    optimizer: Optimizers = sgd
+    schedule: Callable[[torch.optim.Optimizer], Any] | None = None
+    refused: tuple[str, ...] = ()
+    draws: bool = False
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms that take it."""
+        return tuple(form for form in FORMS if form not in self.refused)
+
+
+def table() -> str:
+    """Return which forms take what, in Markdown: as docs/guide.md prints it."""
+    taken: dict[tuple[str, ...], list[str]] = {}
+    for honest in HONEST:
+        taken.setdefault(honest.forms, []).append(honest.name)
+    parts = [
+        f"- **{', '.join(forms)}** ({len(names)}): {'; '.join(names)}."
+        for forms, names in taken.items()
+    ]
+    return "\n".join(fill(part, 110, subsequent_indent="  ") for part in parts)
+
+
+# Data: nothing to learn, only shapes.
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def _classes() -> torch.Tensor:
+    return torch.randint(_CLASSES, (RECORDS,), generator=_generator())
+
+
+def _floats(*shape: int) -> Callable[[], Tensors]:
+    return lambda: (torch.randn(RECORDS, *shape, generator=_generator()), _classes())
+
+
+def _tokens() -> Tensors:
+    return torch.randint(_WORDS, (RECORDS, _LENGTH), generator=_generator()), _classes()
+
+
+def _numbers(*shape: int) -> Callable[[], Tensors]:
+    x = _floats(_FEATURES)
+
+    def data() -> Tensors:
+        return x()[0], torch.rand(RECORDS, *shape, generator=_generator())
+
+    return data
+
+
+_rows, _images, _series, _sequence = (
+    _floats(_FEATURES),
+    _floats(2, 6, 6),
+    _floats(2, 8),
+    _floats(_LENGTH, 4),
+)
+
+
+# Models.
+
+
+def _mlp(width: int = 8, *, drop: float = 0.0) -> nn.Module:
+    layers = [nn.Linear(_FEATURES, width), nn.ReLU(), nn.Dropout(drop), nn.Linear(width, _CLASSES)]
+    return nn.Sequential(*layers)
+
+
+class _Head(nn.Module):
+    """Something over a sequence ``[B, T, 4]``, its places averaged, and a linear head."""
+
+    def __init__(self, body: nn.Module, width: int = 4, *, words: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(_WORDS, 4) if words else nn.Identity()
+        self.body, self.head = body, nn.Linear(width, _CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        h = self.run(self.words(x))
+        out: torch.Tensor = self.head(h.mean(dim=1))
+        return out
+
+    def run(self, h: torch.Tensor) -> torch.Tensor:
+        """Run the body."""
+        found = self.body(h)
+        out: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return out
+
+
+class _Attention(_Head):
+    def run(self, h: torch.Tensor) -> torch.Tensor:
+        """Attend to itself."""
+        out: torch.Tensor = self.body(h, h, h, need_weights=False)[0]
+        return out
+
+
+class _Bag(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(_WORDS, 4, **options), nn.Linear(4, _CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        out: torch.Tensor = self.head(self.bag(x))
+        return out
+
+
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(_FEATURES, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, _CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        h = self.first(x)
+        for block in self.blocks:
+            h = h + torch.relu(block(self.norm(h)))
+        out: torch.Tensor = self.head(h)
+        return out
+
+
+class _ResidualConv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.second, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, _CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        h = torch.relu(self.norm(self.first(x)))
+        h = h + torch.relu(self.second(h))
+        out: torch.Tensor = self.head(h.mean(dim=(2, 3)))
+        return out
+
+
+class _Tied(nn.Module):
+    """Words in and words out by one table, as language models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mix = nn.Embedding(_WORDS, 4), nn.Linear(4, 4)
+        self.out = nn.Linear(4, _WORDS, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        out: torch.Tensor = self.out(torch.tanh(self.mix(self.words(x))).mean(dim=1))
+        return out
+
+
+class _Own(nn.Module):
+    """Parameters of its own, beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.ones(_FEATURES)), _mlp()
+        self.token = nn.Parameter(torch.zeros(_CLASSES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        out: torch.Tensor = self.inner(x * self.scale) + self.token
+        return out
+
+
+def _frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(_FEATURES, 8), nn.Tanh(), nn.Linear(8, _CLASSES))
+    model[0].requires_grad_(False)
+    return model
+
+
+def _bias_only() -> nn.Module:
+    model = _mlp()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    return model
+
+
+def _weight_norm() -> nn.Module:
+    first = parametrizations.weight_norm(nn.Linear(_FEATURES, 8))
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(8, _CLASSES))
+
+
+class _Lora(nn.Module):
+    """A frozen layer and a low-rank update of it that is trained (arXiv 2106.09685)."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Linear(layer.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, layer.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output, moved."""
+        out: torch.Tensor = self.layer(x) + self.up(self.down(x))
+        return out
+
+
+class _Encoder(nn.Module):
+    """A tiny BERT of Hugging Face, made from its configuration."""
+
+    def __init__(self, *, lora: bool = False, two_axes: bool = False) -> None:
+        super().__init__()
+        self.two_axes = two_axes
+        from transformers import BertConfig, BertModel
+
+        config = BertConfig(
+            vocab_size=_WORDS,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=8,
+            max_position_embeddings=_LENGTH,
+        )
+        self.body, self.head = BertModel(config), nn.Linear(8, _CLASSES)
+        if lora:
+            self.body.requires_grad_(False)
+            layers: Any = self.body.encoder.layer
+            attention = layers[0].attention.self
+            attention.query = _Lora(attention.query)
+            attention.value = _Lora(attention.value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits; 0 is padding."""
+        # The library looks into a mask of two axes (is it all ones?), which no transform can
+        # follow; one of four is taken as it is. Each record gets its own positions for Opacus.
+        mask = (x != 0) if self.two_axes else (x != 0)[:, None, None, :]
+        places = torch.arange(x.shape[1], device=x.device).expand_as(x)
+        states = self.body(x, attention_mask=mask, position_ids=places).last_hidden_state
+        out: torch.Tensor = self.head(states[:, 0])
+        return out
+
+
+class _TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(_FEATURES, 8), nn.Tanh())
+        self.first, self.second = nn.Linear(8, _CLASSES), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> Tensors:
+        """Return logits and a number."""
+        h = self.body(x)
+        return self.first(h), self.second(h).squeeze(-1)
+
+
+def _opacus(name: str, *sizes: int, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: layer_of_opacus(name)(*sizes, **options)
+
+
+# Losses.
+
+
+def _weighted(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([0.5, 1.0, 2.0])[y] * plain(model, x, y)
+
+
+def _weighted_by_torch(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    weight = torch.tensor([0.5, 1.0, 2.0])
+    return functional.cross_entropy(model(x), y, weight=weight, reduction="none")
+
+
+def _smoothed(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(x), y, reduction="none", label_smoothing=0.1)
+
+
+def _squared(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (model(x).squeeze(-1) - y).square()
+
+
+def _huber(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.huber_loss(model(x), y, reduction="none").sum(dim=1)
+
+
+def _binary(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    losses: torch.Tensor = functional.binary_cross_entropy_with_logits(
+        model(x), y.round(), reduction="none"
+    )
+    return losses.mean(dim=1)
+
+
+def _focal(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    losses = plain(model, x, y)
+    return (1.0 - torch.exp(-losses)).square() * losses
+
+
+def _two_tasks(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    logits, number = model(x)
+    both: torch.Tensor = functional.cross_entropy(logits, y, reduction="none")
+    return both.add((number - x.sum(dim=1)).square(), alpha=0.3)
+
+
+def _augmented(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    keep = torch.rand_like(x) < 0.9
+    return plain(model, x * keep + 0.1 * torch.randn_like(x), y)
+
+
+def _penalised(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return plain(model, x, y).sum()
+
+    slope: torch.Tensor = torch.func.grad(loss)(x)
+    return plain(model, x, y) + 0.1 * slope.square().sum(dim=1)
+
+
+def _decoded(model: Net, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return (model(x) - x).square().flatten(1).mean(dim=1)
+
+
+def _reached(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Decay inside the loss: clipped with each record's gradient, so the bound holds."""
+    decay: torch.Tensor = sum(p.square().sum() for p in model.parameters())
+    return plain(model, x, y) + 1e-3 * decay
+
+
+# Optimizers and schedules.
+
+
+def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+
+
+def _rmsprop(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(parameters, lr=0.01)
+
+
+def _momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
+
+
+def _groups(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    every = list(parameters)
+    groups: list[dict[str, Any]] = [{"params": every[:1], "lr": 0.01}, {"params": every[1:]}]
+    return torch.optim.SGD(groups, lr=0.1)
+
+
+class _Sign(torch.optim.Optimizer):
+    """An optimizer of one's own: signs of gradients."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Move by the sign."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
+
+
+def _warm_up(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=8)
+
+
+_NOT_LOSSES, _NOT_BY_RECORD = ("losses",), ("by record",)
+
+HONEST: tuple[Honest, ...] = (
+    Honest("Linear", lambda: nn.Linear(_FEATURES, _CLASSES), _rows),
+    Honest("MLP", _mlp, _rows),
+    Honest(
+        "Conv1d, GroupNorm",
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(24, _CLASSES)
+        ),
+        _series,
+    ),
+    Honest(
+        "Conv2d, GroupNorm",
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(16, _CLASSES),
+        ),
+        _images,
+    ),
+    Honest(
+        "Conv2d, depthwise, InstanceNorm",
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, groups=2), nn.InstanceNorm2d(4, affine=True), nn.SiLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, _CLASSES),
+        ),
+        _images,
+    ),
+    Honest(
+        "ConvTranspose",
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.ReLU(),
+            nn.ConvTranspose2d(3, 2, 2, stride=2),
+        ),
+        _images,
+        _decoded,
+    ),
+    Honest("Embedding", lambda: _Head(nn.Linear(4, 4), words=True), _tokens),
+    Honest("EmbeddingBag", _Bag, _tokens, refused=_NOT_LOSSES),
+    Honest(
+        "EmbeddingBag, sum, padding", lambda: _Bag(mode="sum", padding_idx=0), _tokens,
+        refused=_NOT_LOSSES,
+    ),
+    Honest(
+        "EmbeddingBag, mean, padding", lambda: _Bag(padding_idx=0), _tokens, refused=_NOT_LOSSES,
+    ),
+    Honest("EmbeddingBag, max", lambda: _Bag(mode="max"), _tokens, refused=_NOT_LOSSES),
+    Honest(
+        "LayerNorm",
+        lambda: nn.Sequential(nn.Linear(_FEATURES, 8), nn.LayerNorm(8), nn.Linear(8, _CLASSES)),
+        _rows,
+    ),
+    Honest(
+        "RMSNorm",
+        lambda: nn.Sequential(nn.Linear(_FEATURES, 8), nn.RMSNorm(8), nn.Linear(8, _CLASSES)),
+        _rows,
+    ),
+    Honest("LSTM", lambda: _Head(nn.LSTM(4, 4, batch_first=True)), _sequence, refused=_NOT_LOSSES),
+    Honest("GRU", lambda: _Head(nn.GRU(4, 4, batch_first=True)), _sequence, refused=_NOT_LOSSES),
+    Honest(
+        "LSTM, both ways, projected",
+        lambda: _Head(
+            nn.LSTM(4, 4, 2, proj_size=2, bidirectional=True, batch_first=True, bias=False)
+        ),
+        _sequence, refused=_NOT_LOSSES,
+    ),
+    Honest(
+        "RNN, two layers, dropout",
+        lambda: _Head(nn.RNN(4, 4, 2, dropout=0.3, batch_first=True)),
+        _sequence,
+        draws=True, refused=_NOT_LOSSES,
+    ),
+    Honest(
+        "DPLSTM",
+        lambda: _Head(_opacus("DPLSTM", 4, 4, batch_first=True)()),
+        _sequence, refused=_NOT_LOSSES,
+    ),
+    Honest(
+        "DPGRU", lambda: _Head(_opacus("DPGRU", 4, 4, batch_first=True)()), _sequence,
+        refused=_NOT_LOSSES,
+    ),
+    Honest(
+        "DPMultiheadAttention",
+        lambda: _Attention(_opacus("DPMultiheadAttention", 4, 2, batch_first=True)()),
+        _sequence,
+    ),
+    Honest(
+        "MultiheadAttention",
+        lambda: _Attention(nn.MultiheadAttention(4, 2, batch_first=True)),
+        _sequence, refused=_NOT_LOSSES,
+    ),
+    Honest(
+        "TransformerEncoderLayer",
+        lambda: _Head(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), words=True),
+        _tokens, refused=_NOT_LOSSES,
+    ),
+    Honest(
+        "TransformerEncoderLayer, dropout",
+        lambda: _Head(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), words=True),
+        _tokens,
+        draws=True, refused=_NOT_LOSSES,
+    ),
+    Honest("Hugging Face encoder", _Encoder, _tokens, draws=True),
+    Honest(
+        "Hugging Face encoder, mask of two axes",
+        lambda: _Encoder(two_axes=True),
+        _tokens,
+        draws=True, refused=_NOT_BY_RECORD,
+    ),
+    Honest("Hugging Face encoder, LoRA", lambda: _Encoder(lora=True), _tokens, draws=True),
+    Honest("tied weights", _Tied, _tokens, refused=_NOT_LOSSES),
+    Honest("weight_norm", _weight_norm, _rows, refused=_NOT_LOSSES),
+    Honest("parameters of its own", _Own, _rows, refused=_NOT_LOSSES),
+    Honest("frozen parts", _frozen, _rows),
+    Honest("biases alone", _bias_only, _rows),
+    Honest("residual net", _Residual, _rows),
+    Honest("residual convolutions", _ResidualConv, _images),
+    Honest("dropout", lambda: _mlp(drop=0.5), _rows, draws=True),
+    Honest("classes weighted", _mlp, _rows, _weighted),
+    Honest("classes weighted by torch", _mlp, _rows, _weighted_by_torch),
+    Honest("label smoothing", _mlp, _rows, _smoothed),
+    Honest("focal loss", _mlp, _rows, _focal),
+    Honest("regression", lambda: nn.Linear(_FEATURES, 1), _numbers(), _squared),
+    Honest("regression, several numbers", _mlp, _numbers(_CLASSES), _huber),
+    Honest("several labels", _mlp, _numbers(_CLASSES), _binary),
+    Honest("two tasks", _TwoHeads, _rows, _two_tasks),
+    Honest("augmentation", _mlp, _rows, _augmented, draws=True),
+    Honest("gradient penalty within a record", _mlp, _rows, _penalised, refused=_NOT_LOSSES),
+    Honest("decay in the loss", _mlp, _rows, _reached, refused=_NOT_LOSSES),
+    Honest("Adam", _mlp, _rows, optimizer=_adam),
+    Honest("AdamW", _mlp, _rows, optimizer=_adamw),
+    Honest("RMSprop", _mlp, _rows, optimizer=_rmsprop),
+    Honest("momentum, schedule by step", _mlp, _rows, optimizer=_momentum, schedule=_warm_up),
+    Honest("groups of parameters", _mlp, _rows, optimizer=_groups),
+    Honest("an optimizer of one's own", _mlp, _rows, optimizer=_Sign),
+)  # fmt: skip
