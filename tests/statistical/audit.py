@@ -1,0 +1,123 @@
+"""Empirical lower bounds on epsilon, from runs on two neighbouring datasets.
+
+No account is used: what an account reports is held against these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+from scipy.optimize import brentq
+
+__all__ = ["LowerBound", "lower_bound"]
+
+Floats = npt.NDArray[np.float64]
+
+_THRESHOLDS = 400  # that are tried on the held-out part
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """What an audit found.
+
+    Args:
+        epsilon: The mechanism is not (epsilon', delta)-DP for any epsilon' below this.
+        false_positive_rate: Upper confidence bound.
+        true_positive_rate: Lower confidence bound.
+        runs: Runs on both sides that the bounds rest on; those that chose the test not counted.
+    """
+
+    epsilon: float
+    false_positive_rate: float
+    true_positive_rate: float
+    runs: int
+
+
+def lower_bound(
+    without: Floats,
+    canary: Floats,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    held_out: float = 0.25,
+    gaussian: bool = False,
+) -> LowerBound:
+    """Bound epsilon from below by the best threshold test between two neighbours.
+
+    The direction and the threshold are chosen on the first runs of each side; the bounds on the two
+    rates come from the others, so one test is made of them: Clopper and Pearson, each one-sided at
+    half of what may go wrong.
+
+    Args:
+        without: A statistic of all that was released, one value a run, on one dataset.
+        canary: Likewise on its neighbour; runs are independent.
+        delta: In [0, 1).
+        confidence: Of the lower bound: it is above the truth with probability 1 - confidence at most.
+        held_out: Fraction of the runs that choose the test.
+        gaussian: Whether what is held against the bound is a claim of mu-GDP, as that of a
+            composition of Gaussians without sampling is. The bound is then on mu, and epsilon is
+            what that mu means at delta: tighter, and a bound for mechanisms of that claim alone.
+
+    Returns:
+        The bound, at least 0.
+
+    References:
+        Kairouz, Oh, Viswanath, arXiv:1311.0776, Theorem 2.1: (epsilon, delta)-DP if and only if every
+        test has ``TPR <= e^epsilon FPR + delta``. Dong, Roth, Su, arXiv:1905.02383, Definition 2.6:
+        mu-GDP if and only if every test has ``TPR <= Phi(Phi^-1(FPR) + mu)``; Corollary 2.13: then
+        ``delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)``, and no less.
+    """
+    risk = (1.0 - confidence) / 2.0
+    cut = round(held_out * min(len(without), len(canary)))
+    first = _sides(without[:cut], canary[:cut])
+    rest = list(_sides(without[cut:], canary[cut:]))
+    best, chosen = -math.inf, (0, math.inf)
+    for side, (low, high) in enumerate(first):
+        pooled = np.concatenate([low, high])
+        for threshold in np.unique(np.quantile(pooled, np.linspace(0.0, 1.0, _THRESHOLDS))):
+            found = _score(*_rates(low, high, float(threshold), risk), delta, gaussian)
+            if found > best:
+                best, chosen = found, (side, float(threshold))
+    low, high = rest[chosen[0]]
+    fpr, tpr = _rates(low, high, chosen[1], risk)
+    found = _score(fpr, tpr, delta, gaussian)
+    epsilon = _epsilon_of(found, delta) if gaussian else found
+    return LowerBound(max(0.0, epsilon), fpr, tpr, len(low) + len(high))
+
+
+def _sides(without: Floats, canary: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """Yield the two directions: what is large with the canary, and what is large without it."""
+    yield without, canary
+    yield -canary, -without
+
+
+def _rates(low: Floats, high: Floats, threshold: float, risk: float) -> tuple[float, float]:
+    """Return an upper bound on the false positive rate and a lower one on the true positive rate."""
+    false, true = int((low > threshold).sum()), int((high > threshold).sum())
+    upper = stats.beta.ppf(1.0 - risk, false + 1, len(low) - false) if false < len(low) else 1.0
+    lower = stats.beta.ppf(risk, true, len(high) - true + 1) if true else 0.0
+    return float(upper), float(lower)
+
+
+def _score(fpr: float, tpr: float, delta: float, gaussian: bool) -> float:
+    """Return the bound on mu, or that on epsilon."""
+    if gaussian:
+        return float(stats.norm.ppf(tpr) - stats.norm.ppf(fpr)) if tpr > 0.0 else -math.inf
+    return math.log((tpr - delta) / fpr) if tpr > delta else -math.inf
+
+
+def _epsilon_of(mu: float, delta: float) -> float:
+    """Return the smallest epsilon with which mu-GDP is (epsilon, delta)-DP."""
+
+    def excess(epsilon: float) -> float:
+        tail = stats.norm.logcdf(-mu / 2.0 - epsilon / mu)
+        return float(stats.norm.cdf(mu / 2.0 - epsilon / mu) - math.exp(epsilon + tail)) - delta
+
+    if mu <= 0.0 or excess(0.0) <= 0.0:
+        return 0.0
+    return float(brentq(excess, 0.0, mu * mu + 20.0 * mu + 1.0))
