@@ -55,7 +55,7 @@ def lower_bound(
 
     Args:
         without: A statistic of all that was released, one value a run, on one dataset.
-        canary: Likewise on its neighbour; runs are independent.
+        canary: Likewise on its neighbour, where it should be larger; runs are independent.
         delta: In [0, 1).
         confidence: Of the lower bound: it is above the truth with probability 1 - confidence at most.
         held_out: Fraction of the runs that choose the test.
@@ -91,7 +91,7 @@ def lower_bound(
 
 
 def _sides(without: Floats, canary: Floats) -> Iterator[tuple[Floats, Floats]]:
-    """Yield the two directions: what is large with the canary, and what is large without it."""
+    """Yield the two directions: large values that give the canary away, small ones its absence."""
     yield without, canary
     yield -canary, -without
 

@@ -38,19 +38,24 @@ def sums(form, *, noise, canary):
     private = PrivateTraining(
         model,
         TensorData(x, torch.zeros(len(x)), sealed_size=True),
-        schedule=Schedule(1, 1.0, STEPS * RUNS),
+        schedule=Schedule(2, 1.0, STEPS * RUNS),
         method=DPSGD(noise),
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         clipping=Flat(1.0),
         secret=bytes([canary]) * 32,
     )
-    weights = [float(private.bare.weight[0, 0])]
+    weights = []
+
+    def keep(*_):
+        weights.append(private.bare.weight[0, 0].item())
+
+    keep()
     if form == "fit":
-        private.fit(loss_of, on_step=lambda *_: weights.append(float(private.bare.weight[0, 0])))
+        private.fit(loss_of, on_step=keep)
     else:
         for batch in private.batches():
             private.step(loss_of(private.model, *batch))
-            weights.append(float(private.bare.weight[0, 0]))
+            keep()
     private.close()
     return -np.diff(np.array(weights)).reshape(RUNS, STEPS).sum(axis=1)
 

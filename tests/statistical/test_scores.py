@@ -23,12 +23,12 @@ TARGET = 3.0
 
 
 def validation(canary):
-    """One record that the model below gets wrong, at no bounded loss, and a canary likewise."""
+    """One record that counts as much as a record may, and a canary that does so, too."""
     count = 2 if canary else 1
     return TensorData(torch.full((count, 1), 50.0), torch.ones(count, dtype=torch.long), True)
 
 
-def audited(metric, mechanism, *, runs, right=False, noise=1.0, of=""):
+def audited(metric, mechanism, *, runs, noise=1.0, of=""):
     plan = Scoring(metric=metric, mechanism=mechanism, bound=2.0).plan(
         records=10, public=False, epsilon=TARGET, delta=DELTA, adjacency=Adjacency.ADD_REMOVE
     )
@@ -43,7 +43,8 @@ def audited(metric, mechanism, *, runs, right=False, noise=1.0, of=""):
     def scores(canary, tag):
         data = validation(canary)
         rngs = (np.random.default_rng([tag, n]) for n in range(runs))
-        return np.array([scoring.score(spent, model, data, rng=rng) for rng in rngs])
+        found = np.array([scoring.score(spent, model, data, rng=rng) for rng in rngs])
+        return found if metric == "accuracy" else -found
 
     def audit():
         return lower_bound(
