@@ -74,20 +74,20 @@ def lower_bound(
     """
     risk = (1.0 - confidence) / 2.0
     cut = round(held_out * min(len(without), len(canary)))
-    first = _sides(without[:cut], canary[:cut])
-    rest = list(_sides(without[cut:], canary[cut:]))
-    best, chosen = -math.inf, (0, math.inf)
-    for side, (low, high) in enumerate(first):
-        pooled = np.concatenate([low, high])
-        for threshold in np.unique(np.quantile(pooled, np.linspace(0.0, 1.0, _THRESHOLDS))):
-            found = _score(*_rates(low, high, float(threshold), risk), delta, gaussian)
-            if found > best:
-                best, chosen = found, (side, float(threshold))
-    low, high = rest[chosen[0]]
-    fpr, tpr = _rates(low, high, chosen[1], risk)
-    found = _score(fpr, tpr, delta, gaussian)
-    epsilon = _epsilon_of(found, delta) if gaussian else found
-    return LowerBound(max(0.0, epsilon), fpr, tpr, len(low) + len(high))
+    best, side, threshold = -math.inf, 0, np.array([math.inf])
+    for number, (low, high) in enumerate(_sides(without[:cut], canary[:cut])):
+        tried = np.quantile(np.concatenate([low, high]), np.linspace(0.0, 1.0, _THRESHOLDS))
+        found = _found(*_rates(low, high, tried, risk), delta, gaussian)
+        most = int(np.argmax(found))
+        if found[most] > best:
+            best, side, threshold = float(found[most]), number, tried[[most]]
+    low, high = list(_sides(without[cut:], canary[cut:]))[side]
+    rates = _rates(low, high, threshold, risk)
+    value = float(_found(*rates, delta, gaussian)[0])
+    epsilon = _epsilon_of(value, delta) if gaussian else value
+    return LowerBound(
+        max(0.0, epsilon), float(rates[0][0]), float(rates[1][0]), len(low) + len(high)
+    )
 
 
 def _sides(without: Floats, canary: Floats) -> Iterator[tuple[Floats, Floats]]:
@@ -96,19 +96,20 @@ def _sides(without: Floats, canary: Floats) -> Iterator[tuple[Floats, Floats]]:
     yield -canary, -without
 
 
-def _rates(low: Floats, high: Floats, threshold: float, risk: float) -> tuple[float, float]:
-    """Return an upper bound on the false positive rate and a lower one on the true positive rate."""
-    false, true = int((low > threshold).sum()), int((high > threshold).sum())
-    upper = stats.beta.ppf(1.0 - risk, false + 1, len(low) - false) if false < len(low) else 1.0
-    lower = stats.beta.ppf(risk, true, len(high) - true + 1) if true else 0.0
-    return float(upper), float(lower)
+def _rates(low: Floats, high: Floats, thresholds: Floats, risk: float) -> tuple[Floats, Floats]:
+    """Return upper bounds on the false positive rates and lower ones on the true positive rates."""
+    false, true = ((side > thresholds[:, None]).sum(axis=1) for side in (low, high))
+    upper = stats.beta.ppf(1.0 - risk, false + 1, np.maximum(len(low) - false, 1))
+    lower = stats.beta.ppf(risk, np.maximum(true, 1), len(high) - true + 1)
+    return np.where(false < len(low), upper, 1.0), np.where(true > 0, lower, 0.0)
 
 
-def _score(fpr: float, tpr: float, delta: float, gaussian: bool) -> float:
-    """Return the bound on mu, or that on epsilon."""
-    if gaussian:
-        return float(stats.norm.ppf(tpr) - stats.norm.ppf(fpr)) if tpr > 0.0 else -math.inf
-    return math.log((tpr - delta) / fpr) if tpr > delta else -math.inf
+def _found(fpr: Floats, tpr: Floats, delta: float, gaussian: bool) -> Floats:
+    """Return the bounds on mu, or those on epsilon."""
+    with np.errstate(divide="ignore"):
+        if gaussian:
+            return np.where(fpr < 1.0, stats.norm.ppf(tpr) - stats.norm.ppf(fpr), -np.inf)
+        return np.log(np.maximum(tpr - delta, 0.0) / fpr)
 
 
 def _epsilon_of(mu: float, delta: float) -> float:
