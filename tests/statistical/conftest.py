@@ -1,0 +1,5 @@
+"""Fixtures that audits share with the tests of studies."""
+
+from tests.study.conftest import storage
+
+__all__ = ["storage"]

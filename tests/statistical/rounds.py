@@ -1,0 +1,140 @@
+"""A round whose trainings are one Gaussian release of one canary, and whose scores prefer the worst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from privtune.accounting import Adjacency
+from privtune.execution.training import part_of
+from privtune.spaces import SearchSpace
+from privtune.strategies import Plan, PlanningContext, Scoring, TrainingPlan, TrialResult
+from privtune.tasks import Task
+from privtune.training.data import TensorData
+from privtune.training.schedule import Schedule
+from privtune.training.streams import Streams
+from tests.toy import public_blobs
+
+DELTA = 1e-3
+RATE = {"learning_rate": {"low": 0.1, "high": 10.0, "log": True}}
+WITH, WITHOUT = (TensorData(torch.full((1, 1), v), torch.zeros(1), True) for v in (1.0, math.nan))
+
+Score = Callable[[float, Mapping[str, Any]], float]
+
+
+def context(
+    space: Mapping[str, Any], *, task: Task | None = None, scoring: Scoring | None = None
+) -> PlanningContext:
+    """Return what to plan with: one step over all records, which is one Gaussian release."""
+    return PlanningContext(
+        task=task or public_blobs(),
+        schedule=Schedule(240, 1.0, 1),
+        space=SearchSpace.from_dict(space),
+        delta=DELTA,
+        adjacency=Adjacency.ADD_REMOVE,
+        scoring=scoring or Scoring(),
+    )
+
+
+def deviation(training: TrainingPlan) -> float:
+    """Return the noise of a training over what the canary adds to it."""
+    assert training.schedule.steps == training.schedule.sample_rate == 1
+    return float(training.method.noise_multiplier)
+
+
+def evidence(x: float, sigma: float) -> float:
+    """Return the log-likelihood ratio of "the canary is there"."""
+    return (x - 0.5) / sigma**2
+
+
+def three_tiers(low: float, high: float, sigma: float) -> Score:
+    """Prefer what speaks against the canary, then what speaks for it, then the rest.
+
+    The canary then makes the second tier likelier three times over: a run is in it more often, it is
+    in the first less often, and there are more runs that do not end the round for it. So is the
+    account's factor of 3 reached (Papernot and Steinke 2022, arXiv:2110.03620).
+    """
+
+    def score(x: float, _: Mapping[str, Any]) -> float:
+        # The score of the best is released: it may as well tell the whole value.
+        return 1000.0 * (2.0 if x < low * sigma else 1.0 if x > high * sigma else 0.0) + x
+
+    return score
+
+
+class ToyRound:
+    """The round of one arm, as strategies see it.
+
+    Args:
+        plan: The arm's plan: noise, law and parts are read from it.
+        secret: Everything random derives from it.
+        canary: Whether the canary is among the records.
+        score: Of a training's output and its hyperparameters, on a public split.
+        runs: How many there are; None draws them from the plan's law.
+    """
+
+    def __init__(
+        self, plan: Plan, secret: bytes, *, canary: bool, score: Score, runs: int | None = None
+    ) -> None:
+        self.space = SearchSpace.from_dict(RATE)
+        self.streams = Streams(secret)
+        self.plan, self.canary, self.score, self.runs = plan, canary, score, runs
+        self.named = 0
+
+    def present(self, part: str) -> bool:
+        """Say whether a training on this part of the records sees the canary."""
+        records = WITH if self.canary else WITHOUT
+        seen = part_of(records, part, self.plan.rate, self.streams)
+        return bool((seen.x == 1.0).any())
+
+    def trial(
+        self, number: int, training: TrainingPlan, params: Mapping[str, Any], noise: float
+    ) -> TrialResult:
+        x = float(self.present(training.part)) + deviation(training) * noise
+        weights = torch.tensor([x], dtype=torch.float64)
+        score = self.score(x, params)
+        return TrialResult(index=number, params=dict(params), weights=weights, score=score)
+
+    def select(self, plan: Plan) -> Sequence[TrialResult]:
+        count = self.runs
+        if count is None:
+            assert plan.runs is not None
+            count = plan.runs.sample(self.streams.numpy("runs", 0))
+        noise = self.streams.numpy("noise", 0).normal(size=count)
+        assert plan.search is not None
+        training = plan.search.trainings[0]
+        return [
+            self.trial(n, training, {**plan.params, **self.space.draw(self.streams, n)}, value)
+            for n, value in enumerate(noise.tolist())
+        ]
+
+    def train(
+        self,
+        plan: Plan,
+        training: TrainingPlan,
+        params: Mapping[str, Any],
+        *,
+        name: str,
+        scored: bool = False,
+    ) -> TrialResult:
+        self.named += 1
+        noise = float(self.streams.numpy("noise", self.named).normal())
+        return self.trial(self.named, training, params, noise)
+
+    def ask(self, number: int, make: Any) -> Mapping[str, Any]:
+        return self.space.draw(self.streams, number)
+
+    def tell(self, number: int, result: TrialResult) -> None:
+        """Keep nothing: candidates are drawn by themselves."""
+
+
+def sides(run: Callable[[bytes, bool], float], runs: int) -> list[Any]:
+    """Run a round as often as asked for, on both neighbours, each with a secret of its own."""
+    return [
+        np.array([run(bytes([tag]) * 28 + n.to_bytes(4, "big"), tag == 2) for n in range(runs)])
+        for tag in (1, 2)
+    ]

@@ -1,0 +1,70 @@
+"""Noised scores: audited at most what is reported of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from privtune.accounting import Adjacency, epsilon
+from privtune.strategies import Scoring
+from privtune.training import scoring
+from privtune.training.data import TensorData
+from tests.statistical.audit import lower_bound
+from tests.statistical.report import note
+
+pytestmark = pytest.mark.statistical
+
+DELTA = 1e-3
+TARGET = 3.0
+
+
+def validation(canary):
+    """One record that counts as much as a record may, and a canary that does so, too."""
+    count = 2 if canary else 1
+    return TensorData(torch.full((count, 1), 50.0), torch.ones(count, dtype=torch.long), True)
+
+
+def audited(metric, mechanism, *, runs, noise=1.0, of=""):
+    plan = Scoring(metric=metric, mechanism=mechanism, bound=2.0).plan(
+        records=10, public=False, epsilon=TARGET, delta=DELTA, adjacency=Adjacency.ADD_REMOVE
+    )
+    reported = epsilon(plan.event, DELTA).epsilon
+    spent = replace(plan, noise_multiplier=plan.noise_multiplier * noise)
+    model = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(
+            torch.tensor([[-1.0], [1.0]] if metric == "accuracy" else [[1.0], [-1.0]])
+        )
+
+    def scores(canary, tag):
+        data = validation(canary)
+        rngs = (np.random.default_rng([tag, n]) for n in range(runs))
+        found = np.array([scoring.score(spent, model, data, rng=rng) for rng in rngs])
+        return found if metric == "accuracy" else -found
+
+    def audit():
+        return lower_bound(
+            scores(False, 1), scores(True, 2), delta=DELTA, gaussian=mechanism == "gaussian"
+        )
+
+    return note(f"score: {metric}, {mechanism}{of}", audit, reported).epsilon, reported
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_a_score_tells_no_more_than_reported(metric, mechanism):
+    """2 x 1000 scores; half the noise is found. Fails by chance with a probability of at most 5%."""
+    found, reported = audited(metric, mechanism, runs=1000)
+    assert 0.3 * reported < found <= reported
+    found, _ = audited(metric, mechanism, runs=1000, noise=0.5, of=", half the noise")
+    assert found > reported
+
+
+def test_losses_that_are_not_clipped_are_found(monkeypatch):
+    monkeypatch.setattr(scoring, "_clipped", lambda losses, _: losses.double())
+    found, reported = audited("loss", "laplace", runs=500, of=", no clamp")
+    assert found > reported
