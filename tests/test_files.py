@@ -17,7 +17,7 @@ import privtune
 from privtune.files import create_private, open_private, private_folder
 from privtune.ledger import Budget, Ledger
 from privtune.study import Study
-from privtune.study._store import StudyStore
+from privtune.study._trials import StudyTrials
 from tests.study.conftest import toy_spec
 
 
@@ -93,7 +93,8 @@ def test_what_is_deleted_is_overwritten(by: str, tmp_path: Path) -> None:
     """A secret that was deleted is in no page of the file; without the setting it is."""
     path = tmp_path / "a.db"
     secret = "c0ffee" * 50
-    opened = Ledger(f"sqlite:///{path}") if by == "ledger" else StudyStore(f"sqlite:///{path}")
+    url = f"sqlite:///{path}"
+    opened = Ledger(url) if by == "ledger" else StudyTrials(url, "toy")
     engine = opened.log.storage.engine if isinstance(opened, Ledger) else opened._database.engine
     with engine.connect() as connection:
         connection.exec_driver_sql("CREATE TABLE kept (text TEXT)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -11,9 +10,9 @@ import pytest
 import privtune
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Budget, Ledger
+from privtune.ledger.storage import artifact_root
 from privtune.names import check_name, check_text
-from privtune.study import SpecError, Study, StudySpec
-from privtune.study._store import StudyNotFoundError, artifact_root
+from privtune.study import SpecError, Study, StudyNotFoundError, StudySpec
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
 
@@ -75,9 +74,13 @@ def test_no_door_lets_a_bad_name_in(name: str, storage: str) -> None:
 
 def test_an_arm_of_an_objective_has_a_name_by_the_rule(storage: str) -> None:
     study = privtune.create_study("open", budget=Budget(6.0, 1e-5, name="b"), storage=storage)
-    plan = privtune.study.plan_study(toy_spec()).plans[0]
     with pytest.raises(InvalidInputError, match=r"arm = '\.\./x'"):
-        study._add_arm(replace(plan, arm="../x"))
+        study.optimize(
+            lambda trial: 0.0,
+            strategy=privtune.strategies.Fixed(),
+            training=privtune.DPSGD(records=10, epochs=1, expected_batch_size=2),
+            arm="../x",
+        )
     assert study.arms == ()
     study.close()
 
@@ -114,14 +117,11 @@ def test_a_study_of_an_older_version_with_a_name_of_today_no_more(
     cli: Cli, storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It opens and is shown; deleting it leaves what its folder shares with MLflow, and more."""
-    for module in ("_create", "_study", "spec"):
+    for module in ("_create", "spec"):
         monkeypatch.setattr(f"privtune.study.{module}.check_name", lambda name, *_: name)
     long = "x" * 150
     for name in ("mlflow", long):
-        study = Study.create(toy_spec(name=name), storage)
-        if name == "mlflow":
-            study._store.add_arm(name, "../../victim")
-        study.close()
+        Study.create(toy_spec(name=name), storage).close()
     monkeypatch.undo()
     root = artifact_root(storage)
     victim = root.parents[0] / "victim"

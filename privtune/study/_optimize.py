@@ -22,7 +22,8 @@ from privtune.study.seal import open_stream
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from privtune.strategies import Outcome, Plan, Release, Strategy
+    from privtune.names import check_name
+from privtune.strategies import Outcome, Plan, Release, Strategy
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
     from privtune.study.user_training import DPSGD, Validation
@@ -55,6 +56,8 @@ def optimize(
         )
     if n_jobs < 1:
         raise InvalidInputError("n_jobs", n_jobs, "must be a whole number of at least 1")
+    if strategy.arm not in life.arms():
+        check_name(strategy.arm, "arm")
     plan = plan_objective(
         strategy,
         training,

@@ -23,7 +23,7 @@ from privtune.errors import PrivTuneError
 from privtune.files import open_private, private_folder
 from privtune.ledger.schema import arms, blobs, failures, studies
 from privtune.ledger.storage import Storage
-from privtune.names import is_name, is_reserved
+from privtune.names import check_text, is_reserved
 from privtune.strategies import Plan
 
 __all__ = [
@@ -127,6 +127,7 @@ class StudyStore:
         Raises:
             StudyNotFoundError: If there is none of this name.
         """
+        check_text(name, "study")
         with self._storage.read() as connection:
             query = sa.select(studies).where(studies.c.name == name)
             row = connection.execute(query).one_or_none()
@@ -144,13 +145,16 @@ class StudyStore:
 
     def delete(self, row: StudyRow) -> None:
         """Delete a study's rows and files. Its charges are the ledger's and stay."""
+        named = list(self.arms(row.name))
         with self._storage.write() as connection:
             for table in (failures, blobs, arms):
                 connection.execute(sa.delete(table).where(table.c.study == row.name))
             connection.execute(sa.delete(studies).where(studies.c.name == row.name))
-        # A study of an older version may be named like a folder that is not its own.
-        if is_name(row.name) and not is_reserved(row.name):
-            shutil.rmtree(row.folder, ignore_errors=True)
+        # A study of an older version may share the folder of something else, or be named like one.
+        parts = ("sealed", *named) if is_reserved(row.name) else (".",)
+        for place in (Path(os.path.normpath(row.folder / part)) for part in parts):
+            if row.folder.parent in place.parents:
+                shutil.rmtree(place, ignore_errors=True)
 
     @staticmethod
     def add_arm(connection: Connection, study: str, arm: Arm) -> Arm:

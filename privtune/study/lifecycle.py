@@ -34,7 +34,6 @@ from privtune.ledger import (
 )
 from privtune.ledger.chain import Kind
 from privtune.ledger.rounds import forget_secret
-from privtune.names import check_name
 from privtune.strategies import Outcome, Plan, Release
 from privtune.study._release import MODEL, load_release, make_release
 from privtune.study._store import Arm, Results, StudyStore, write_file
@@ -382,11 +381,7 @@ def new_arm(spec: StudySpec, uid: str, plan: Plan) -> Arm:
     """Return a new arm of a study.
 
     Its secret is OS entropy, unless the study sets a seed, which it records.
-
-    Raises:
-        InvalidInputError: If its name does not follow the rule for names.
     """
-    check_name(plan.arm, "arm")
     digest = hashlib.sha256(json.dumps([uid, plan.digest()]).encode()).hexdigest()
     if spec.seed is None:
         return Arm(plan, digest, secrets.token_bytes(32))

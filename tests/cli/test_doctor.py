@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from privtune.ledger import Budget, Ledger, doctor
-from privtune.study._store import artifact_root
+from privtune.ledger.storage import artifact_root
 from tests.cli.conftest import Cli
 from tests.ledger.conftest import postgres_url
 from tests.ledger.old import make_old
