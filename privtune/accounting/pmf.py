@@ -19,7 +19,16 @@ from scipy import fft, signal
 
 from privtune.errors import PrivTuneError
 
-__all__ = ["GridError", "LossPmf", "compose", "from_cells", "from_profile", "mixture"]
+__all__ = [
+    "GridError",
+    "LossPmf",
+    "compose",
+    "from_cells",
+    "from_profile",
+    "lattice_cells",
+    "mixture",
+    "nothing",
+]
 
 Floats = NDArray[np.float64]
 _TAIL = 60.0  # windows leave out a probability below exp(-60); it is charged, not forgotten
@@ -27,6 +36,7 @@ _TILT = 30.0  # the saddle point of the third tilt sits where the tail is about 
 _STRETCH = 0.55
 _WRAP = 37.0  # mass that wraps around must stay below exp(-37), one rounding error
 _MAX_SIZE = 2**23
+_WIDEST = 300.0  # lattice step; wider ones hold e^loss of two points only
 _EPS = 2.0**-53
 _EXTENDED = float(np.finfo(np.longdouble).eps) / 2.0
 _NEGLIGIBLE = 50.0
@@ -35,6 +45,17 @@ _PLAIN = 256  # up to so many releases double precision suffices
 
 class GridError(PrivTuneError):
     """A loss distribution does not fit on any grid of reasonable size."""
+
+
+def lattice_cells(loss: float, step: float) -> int:
+    """Return how many steps reach up to a loss, rounded up.
+
+    Raises:
+        GridError: More than 2^23, no number, or steps of which e^step is none.
+    """
+    if not 0.0 < step <= _WIDEST or not abs(loss) / step <= _MAX_SIZE:
+        raise GridError(f"losses of {abs(loss):.3g} do not fit on a lattice of step {step:.3g}.")
+    return math.ceil(loss / step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +73,11 @@ class LossPmf:
     lowest: int
     masses: Floats
     infinite: float
+
+    def __post_init__(self) -> None:
+        total = float(self.masses.sum()) + self.infinite
+        if not 0.0 < self.step <= _WIDEST or not 0.0 < total < math.inf:
+            raise GridError("the numbers of a loss distribution leave their range.")
 
     @cached_property
     def losses(self) -> Floats:
@@ -143,6 +169,11 @@ class LossPmf:
         with np.errstate(over="ignore", invalid="ignore"):
             value = -np.expm1(points) + np.exp(points) * self.delta(-points)
         return np.clip(np.where(np.isfinite(value), value, 1.0), 0.0, 1.0)
+
+
+def nothing(step: float) -> LossPmf:
+    """Return the pair of a release about nothing: no loss at all."""
+    return LossPmf(step, 0, np.ones(1), 0.0)
 
 
 def from_cells(
@@ -237,11 +268,12 @@ def _convex(values: Floats, step: float) -> Floats:
             hull.pop()
         hull.append(i)
     vertices = np.asarray(hull)
-    place = np.searchsorted(vertices, np.arange(size), side="right") - 1
-    place = np.minimum(place, vertices.size - 2)
-    start, end = vertices[place], vertices[place + 1]
-    width = np.expm1(np.minimum((end - start) * step, 700.0))
-    share = np.expm1((np.arange(size) - start) * step) / width
+    place = np.arange(size)
+    edge = np.minimum(np.searchsorted(vertices, place, side="right") - 1, vertices.size - 2)
+    start, end = vertices[edge], vertices[edge + 1]
+    width = np.expm1((start - end) * step)
+    # (x - x_start)/(x_end - x_start) in x = e^ε, without a number that is large.
+    share = np.exp((place - end) * step) * np.expm1((start - place) * step) / width
     return np.asarray(values[start] + share * (values[end] - values[start]))
 
 
@@ -345,6 +377,8 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
     step = parts[0][0].step
+    if not all(pmf.masses.any() for pmf, _ in parts):
+        return LossPmf(step, 0, np.zeros(1), 1.0)
     log_finite = sum(count * math.log1p(-pmf.infinite) for pmf, count in parts)
     origin = sum(count * pmf.lowest for pmf, count in parts)
     reach = sum(count * (pmf.masses.size - 1) for pmf, count in parts)
@@ -363,8 +397,8 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
     # A measure tilted to the far tail reaches further up than P itself.
     top += _STRETCH * (top - sum(count * pmf.mean for pmf, count in parts))
     theta = _fitting_tilt(upper, theta, top)
-    high = min(math.ceil(top / step) + 1, origin + reach)
-    low = max(math.floor(-bottom / step) - 1, origin)
+    high = min(lattice_cells(top, step) + 1, origin + reach)
+    low = max(-lattice_cells(bottom, step) - 1, origin)
     high = max(high, low)
     size = max(high - low + 1, *(pmf.masses.size for pmf, _ in parts))
     if size > _MAX_SIZE:

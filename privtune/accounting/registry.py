@@ -6,6 +6,7 @@ other module asks for the type of an event to decide how it is charged, scaled o
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -25,6 +26,7 @@ from privtune.accounting.curves import (
 )
 from privtune.accounting.events import (
     ZCDP,
+    Adjacency,
     ApproximateDP,
     Composed,
     Event,
@@ -58,7 +60,7 @@ from privtune.accounting.releases import Direction, loss_deviation, sampled_gaus
 from privtune.accounting.runs import Geometric
 from privtune.accounting.selection import Threshold, Tuner
 from privtune.accounting.subsampled import amplified, amplified_curve, split_curve, tabulate
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 
 __all__ = [
     "ENTRIES",
@@ -74,6 +76,7 @@ __all__ = [
     "scaled",
     "text",
     "training",
+    "under",
 ]
 
 Floats = NDArray[np.float64]
@@ -89,6 +92,7 @@ Look = tuple[float, tuple[Atom, ...]]
 
 _PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabulated
 _THRESHOLD_SIZE = 400
+_MOST_PARTS = 6  # of which every two are composed; of more, the dearest twice
 
 
 class UnknownEventError(PrivTuneError):
@@ -180,10 +184,18 @@ class Entry(ABC, Generic[E]):
         """Return (steps, rate) of the first training by DP-SGD in the event, None without one."""
         return next(filter(None, map(of, event.children())), None)
 
+    def replaced(self, event: E) -> Event:
+        """Return the event to account under replace-one, its children being such events already."""
+        return event
+
     # What only some types have; who asks says what None means.
 
     def precision(self, event: E) -> float | None:
         """Return 1/σ² of a Gaussian release about all records."""
+        return None
+
+    def rho(self, event: E) -> float | None:
+        """Return ρ of a release of which zero-concentrated DP is known, and nothing else."""
         return None
 
     def sampled_gaussian(self, event: E) -> tuple[float, float] | None:
@@ -457,6 +469,18 @@ class _Parallel(_Compound[Parallel]):
     def own_pair(self, event: Parallel, fineness: float, pairs: Pairs) -> Pair:
         return worst_pair(_together(event.events, fineness, pairs))
 
+    def replaced(self, event: Parallel) -> Event:
+        # The record that goes and the one that comes may stand in two parts: the composition of
+        # the two dearest, whichever they are.
+        counts = Counter(event.events)
+        if len(event.events) == 1:
+            return event.events[0]
+        if len(counts) > _MOST_PARTS:
+            return Repeated(2, WorstOf(tuple(counts)))
+        both = [Composed(pair) for pair in itertools.combinations(counts, 2)]
+        both += [Composed((part, part)) for part, count in counts.items() if count > 1]
+        return both[0] if len(both) == 1 else WorstOf(both)
+
     def text(self, event: Parallel, of: TextOf) -> str:
         return f"{len(event.events)} disjoint parts of the data"
 
@@ -479,6 +503,9 @@ class _ZCDP(_Known[ZCDP]):
 
     def pair(self, event: ZCDP, step: float, pairs: Pairs) -> Pair:
         return zcdp_pair(event.rho, event.rho * ORDERS, step)
+
+    def rho(self, event: ZCDP) -> float:
+        return event.rho
 
 
 class _ApproximateDP(_Known[ApproximateDP]):
@@ -581,8 +608,9 @@ class _SubsampledTuning(_Compound[SubsampledTuning]):
         tuning, last = pairs.fine(event.tuning, fineness), pairs.fine(event.training, fineness)
         if event.variant == 1:
             first = thinned(tuning, fineness)
-            deviation = max(min(first.remove.deviation, last.remove.deviation), 1e-4)
-            step = 2.0 * THIN * deviation / fineness
+            deviations = [pair.remove.deviation for pair in (first, last)]
+            deviation = min((d for d in deviations if d > 0.0), default=1.0)
+            step = 2.0 * THIN * max(deviation, 1e-4) / fineness
             both = (first.remove, first.add), (last.remove, last.add)
             return Pair(*tabulate(*both, event.rate, step))
         removed, added = amplified(tuning.remove, tuning.add, event.rate, last.remove.step)
@@ -632,6 +660,25 @@ def entry(event: Event) -> Entry[Any]:
     if found is None:
         raise UnknownEventError(f"a {event.type} event has no entry in the registry of accounts.")
     return found
+
+
+def under(event: Event, adjacency: Adjacency) -> Event:
+    """Return the event whose account, as of itself, holds for the event under an adjacency.
+
+    Raises:
+        InvalidInputError: The account of a part holds under add-remove only.
+    """
+    if adjacency is Adjacency.ADD_REMOVE:
+        return event
+    known = entry(event)
+    if not known.replace_one:
+        raise InvalidInputError(
+            "adjacency",
+            adjacency.value,
+            f"a {event.type} event is accounted under add-remove only",
+            "Convert its add-remove guarantee with group_privacy, which says what that costs.",
+        )
+    return known.replaced(event.rebuild([under(child, adjacency) for child in event.children()]))
 
 
 def scaled(event: Event, factor: float) -> Event:

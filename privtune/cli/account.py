@@ -24,6 +24,7 @@ from privtune.accounting import (
 )
 from privtune.accounting import delta as account_delta
 from privtune.accounting import epsilon as account_epsilon
+from privtune.accounting.registry import ENTRIES
 from privtune.cli._common import AsJson, console, emit_json
 from privtune.errors import InvalidInputError
 
@@ -45,7 +46,15 @@ EventFile = Annotated[
 ]
 Delta = Annotated[float, typer.Option("--delta", help="Target delta, between 0 and 1.")]
 Epsilon = Annotated[float, typer.Option("--epsilon", help="Target epsilon.")]
-AdjacencyOption = Annotated[Adjacency, typer.Option("--adjacency", help="Neighbouring datasets.")]
+_REFUSED = " and ".join(kind.type for kind, known in ENTRIES.items() if not known.replace_one)
+AdjacencyOption = Annotated[
+    Adjacency,
+    typer.Option(
+        "--adjacency",
+        help=f"Neighbouring datasets. replace-one refuses {_REFUSED} events, and charges a parallel "
+        "event as its two dearest parts together.",
+    ),
+]
 MethodOption = Annotated[Method, typer.Option("--method", help="Which bounds may answer.")]
 
 
