@@ -17,9 +17,11 @@ from privtune.accounting.bounds import Bounds, add_basic, add_numerical, choice_
 from privtune.accounting.curves import rdp_delta, rdp_epsilon
 from privtune.accounting.events import Adjacency, Event, flatten
 from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from privtune.accounting.instances import instance_epsilon
 from privtune.accounting.lower import Instance
 from privtune.accounting.pairs import thinned
 from privtune.accounting.pld import fine_pair, no_pair
+from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import composed_curve
 from privtune.accounting.registry import entry, under
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -208,29 +210,42 @@ def _add_bounds(
     add_numerical(bounds, parts, wanted, target)
 
 
-def lower_bound(event: Event, delta: float) -> float | None:
-    """Return an ε that no valid bound for this selection can fall below, or None.
+def lower_bound(
+    event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_REMOVE
+) -> float:
+    """Return an ε that no valid bound for this event can fall below.
 
-    It is the cost of an explicit instance: a base mechanism with the dominating pair of the event
-    and a scoring of its outcomes. Discretisation is corrected for by comparing two lattices.
+    It is the cost of an explicit instance: mechanisms that fit the event, with finitely many
+    outcomes of known masses, composed without transforms and rounded down. For a lone selection
+    also that of a base with the dominating pair and a scoring of its outcomes, where discretisation
+    is corrected for by comparing two lattices.
 
     Args:
-        event: A private selection, under the add-remove adjacency.
+        event: What touched the data.
         delta: In (0, 1).
+        adjacency: The relation of neighbouring datasets.
 
     Returns:
-        The lower bound; None for events that are no private selection.
+        The lower bound, 0 if nothing is known; infinite where nothing is guaranteed.
     """
     level = check_delta(delta)
-    parts = flatten(event)
+    accounted = under(event, _adjacency(adjacency))
+    parts = flatten(accounted)
+    if not all(entry(part).private for part in parts):
+        return math.inf
     choice = choice_of(parts)
     if choice is None or choice.threshold or no_pair(parts):
-        return None
+        return instance_epsilon(accounted, level)
     base, runs = choice.selection.event, choice.selection.runs
-    values = []
-    for fineness in (2.0, 4.0):
-        pair = thinned(fine_pair(base, fineness), fineness)
-        values.append(max(Instance(pmf, runs).epsilon(level) for pmf in (pair.remove, pair.add)))
+    try:
+        with np.errstate(all="ignore"):
+            values = []
+            for fineness in (2.0, 4.0):
+                pair = thinned(fine_pair(base, fineness), fineness)
+                both = [Instance(pmf, runs).epsilon(level) for pmf in (pair.remove, pair.add)]
+                values.append(max(both))
+    except GridError:
+        return instance_epsilon(accounted, level)
     return max(values[1] - abs(values[0] - values[1]), 0.0)
 
 

@@ -40,6 +40,7 @@ _WIDEST = 300.0  # lattice step; wider ones hold e^loss of two points only
 _EPS = 2.0**-53
 _EXTENDED = float(np.finfo(np.longdouble).eps) / 2.0
 _NEGLIGIBLE = 50.0
+_LEAST = 1e-300  # mass by which one may divide
 _PLAIN = 256  # up to so many releases double precision suffices
 
 
@@ -155,13 +156,13 @@ class LossPmf:
     @cached_property
     def mean(self) -> float:
         """Mean of the finite part of the loss under P."""
-        return float(self.masses @ self.losses) / float(self.masses.sum())
+        return float(self.masses @ self.losses) / max(float(self.masses.sum()), _LEAST)
 
     @cached_property
     def deviation(self) -> float:
         """Standard deviation of the finite part of the loss under P."""
         square = float(self.masses @ (self.losses - self.mean) ** 2)
-        return math.sqrt(square / float(self.masses.sum()))
+        return math.sqrt(square / max(float(self.masses.sum()), _LEAST))
 
     def reversed_delta(self, epsilon: Floats) -> Floats:
         """Return the profile of the swapped pair, through `1 - e^ε + e^ε δ(-ε)`."""
@@ -289,7 +290,7 @@ def _convex_across(values: Floats, zero: int, step: float) -> Floats:
     # Only where δ is not tiny: adding the kink costs the digits below 1e-16.
     large = np.flatnonzero(values > 1e-10)
     first, last = int(large[0]), int(large[-1])
-    kink = np.maximum(-np.expm1((np.arange(first, last + 1) - zero) * step), 0.0)
+    kink = -np.expm1(np.minimum(np.arange(first, last + 1) - zero, 0) * step)
     values = values.copy()
     values[first : last + 1] = _convex(values[first : last + 1] + kink, step) - kink
     return np.maximum(values, 0.0)
@@ -377,7 +378,7 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
     step = parts[0][0].step
-    if not all(pmf.masses.any() for pmf, _ in parts):
+    if not all(pmf.masses.any() and pmf.infinite < 1.0 for pmf, _ in parts):
         return LossPmf(step, 0, np.zeros(1), 1.0)
     log_finite = sum(count * math.log1p(-pmf.infinite) for pmf, count in parts)
     origin = sum(count * pmf.lowest for pmf, count in parts)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from privtune.accounting._checks import LARGEST
 from privtune.accounting.curves import (
     ORDERS,
     mixture_curve,
@@ -43,6 +44,18 @@ from privtune.accounting.events import (
     WorstOf,
 )
 from privtune.accounting.joint import joint_curve, joint_deviation
+from privtune.accounting.lower import (
+    Outcomes,
+    best_of_runs,
+    composition,
+    first_to_pass,
+    gaussian_outcomes,
+    laplace_outcomes,
+    mixed,
+    sampled,
+    split,
+    two_sided,
+)
 from privtune.accounting.moments import sampled_gaussian_curve
 from privtune.accounting.pairs import (
     THIN,
@@ -67,6 +80,7 @@ __all__ = [
     "Atom",
     "Choice",
     "Entry",
+    "Instances",
     "Look",
     "Pairs",
     "UnknownEventError",
@@ -134,6 +148,22 @@ class Choice:
     threshold: bool
 
 
+class Instances(Protocol):
+    """What an entry may ask for the explicit instance of its event."""
+
+    delta: float
+    """The δ at which the instance is to cost much."""
+
+    def of(self, event: Event) -> Outcomes:
+        """Return the outcomes of an instance of an event."""
+
+    def dearest(self, events: Sequence[Event]) -> Outcomes:
+        """Return those of the event that costs most."""
+
+    def chosen(self, event: Event, choose: Callable[[Outcomes], Outcomes]) -> Outcomes:
+        """Return those of an event after a choice made for P over Q in the direction asked."""
+
+
 class Entry(ABC, Generic[E]):
     """What is to be known about one type of events. Every method is a reader of the type."""
 
@@ -157,6 +187,10 @@ class Entry(ABC, Generic[E]):
     @abstractmethod
     def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
         """Return the dominating pair on the lattice of a composition."""
+
+    @abstractmethod
+    def instance(self, event: E, instances: Instances) -> Outcomes:
+        """Return the outcomes of a mechanism that fits the event and costs as much as is known."""
 
     @abstractmethod
     def scaled(self, event: E, factor: float) -> Event:
@@ -245,6 +279,9 @@ class _Composition(Entry[E]):
     def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
         return pairs.at(event, step)
 
+    def instance(self, event: E, instances: Instances) -> Outcomes:
+        return instances.of(event)
+
     def scaled(self, event: E, factor: float) -> Event:
         return event
 
@@ -310,6 +347,9 @@ class _Gaussian(_Release[Gaussian]):
         pmf = sampled_gaussian(1.0, event.noise_multiplier, step, Direction.REMOVE)
         return Pair(pmf, pmf)
 
+    def instance(self, event: Gaussian, instances: Instances) -> Outcomes:
+        return gaussian_outcomes(event.noise_multiplier)
+
     def precision(self, event: Gaussian) -> float:
         return 1.0 / event.noise_multiplier**2
 
@@ -325,6 +365,9 @@ class _Laplace(_Release[Laplace]):
 
     def pair(self, event: Laplace, step: float, pairs: Pairs) -> Pair:
         return laplace_pair(event.noise_multiplier, step)
+
+    def instance(self, event: Laplace, instances: Instances) -> Outcomes:
+        return laplace_outcomes(event.noise_multiplier)
 
     def pure(self, event: Laplace) -> tuple[float, float]:
         return 1.0 / event.noise_multiplier, 0.0
@@ -388,6 +431,9 @@ class _PoissonSampled(Entry[PoissonSampled]):
             )
         pair = pairs.unsampled(event.event, step / self.deviation(event, pairs))
         return Pair(*amplified(pair.remove, pair.add, event.rate, step))
+
+    def instance(self, event: PoissonSampled, instances: Instances) -> Outcomes:
+        return sampled(instances.of(event.event), event.rate)
 
     def scaled(self, event: PoissonSampled, factor: float) -> Event:
         return event
@@ -454,6 +500,11 @@ class _WorstOf(_Compound[WorstOf]):
             mixture([pair.add for pair in found], event.weights),
         )
 
+    def instance(self, event: WorstOf, instances: Instances) -> Outcomes:
+        if event.weights is None:
+            return instances.dearest(event.events)
+        return mixed([instances.of(child) for child in event.events], event.weights)
+
     def text(self, event: WorstOf, of: TextOf) -> str:
         kind = "worst of" if event.weights is None else "public mixture of"
         return f"{kind} {len(event.events)}"
@@ -468,6 +519,9 @@ class _Parallel(_Compound[Parallel]):
 
     def own_pair(self, event: Parallel, fineness: float, pairs: Pairs) -> Pair:
         return worst_pair(_together(event.events, fineness, pairs))
+
+    def instance(self, event: Parallel, instances: Instances) -> Outcomes:
+        return instances.dearest(event.events)
 
     def replaced(self, event: Parallel) -> Event:
         # The record that goes and the one that comes may stand in two parts: the composition of
@@ -504,6 +558,10 @@ class _ZCDP(_Known[ZCDP]):
     def pair(self, event: ZCDP, step: float, pairs: Pairs) -> Pair:
         return zcdp_pair(event.rho, event.rho * ORDERS, step)
 
+    def instance(self, event: ZCDP, instances: Instances) -> Outcomes:
+        noise = 1.0 / math.sqrt(2.0 * max(event.rho, 1.0 / LARGEST))
+        return gaussian_outcomes(noise)
+
     def rho(self, event: ZCDP) -> float:
         return event.rho
 
@@ -517,6 +575,9 @@ class _ApproximateDP(_Known[ApproximateDP]):
 
     def pair(self, event: ApproximateDP, step: float, pairs: Pairs) -> Pair:
         return approximate_pair(event.epsilon, event.delta, step)
+
+    def instance(self, event: ApproximateDP, instances: Instances) -> Outcomes:
+        return two_sided(event.epsilon, event.delta)
 
     def pure(self, event: ApproximateDP) -> tuple[float, float]:
         return event.epsilon, event.delta
@@ -533,6 +594,9 @@ class _NonPrivate(_Known[NonPrivate]):
 
     def deviation(self, event: NonPrivate, pairs: Pairs) -> float:
         return math.inf
+
+    def instance(self, event: NonPrivate, instances: Instances) -> Outcomes:
+        return two_sided(0.0, 1.0)
 
     def pair(self, event: NonPrivate, step: float, pairs: Pairs) -> Pair:
         raise UnknownEventError("data left without protection has no dominating pair.")
@@ -567,6 +631,10 @@ class _PrivateSelection(_Chosen[PrivateSelection]):
         remove = Tuner(pair.remove, event.runs)
         return remove, (remove if pair.add is pair.remove else Tuner(pair.add, event.runs))
 
+    def instance(self, event: PrivateSelection, instances: Instances) -> Outcomes:
+        delta = instances.delta
+        return instances.chosen(event.event, lambda base: best_of_runs(base, event.runs, delta))
+
     def text(self, event: PrivateSelection, of: TextOf) -> str:
         law = ", ".join(f"{k} {v}" for k, v in event.runs.to_dict().items() if k != "law")
         return f"best of K runs, K {event.runs.law.replace('_', ' ')} ({law})"
@@ -586,6 +654,10 @@ class _ThresholdSelection(_Chosen[ThresholdSelection]):
     def tuners(self, event: ThresholdSelection, fineness: float, pairs: Pairs) -> Tuners:
         pair = thinned(pairs.fine(event.event, fineness), fineness)
         return Threshold(pair.remove, event.stop), Threshold(pair.add, event.stop)
+
+    def instance(self, event: ThresholdSelection, instances: Instances) -> Outcomes:
+        delta = instances.delta
+        return instances.chosen(event.event, lambda base: first_to_pass(base, event.stop, delta))
 
     def text(self, event: ThresholdSelection, of: TextOf) -> str:
         return f"first run above a threshold, giving up with probability {event.stop:.6g}"
@@ -615,6 +687,12 @@ class _SubsampledTuning(_Compound[SubsampledTuning]):
             return Pair(*tabulate(*both, event.rate, step))
         removed, added = amplified(tuning.remove, tuning.add, event.rate, last.remove.step)
         return Pair(compose([(removed, 1), (last.remove, 1)]), compose([(added, 1), (last.add, 1)]))
+
+    def instance(self, event: SubsampledTuning, instances: Instances) -> Outcomes:
+        tuning, last = instances.of(event.tuning), instances.of(event.training)
+        if event.variant == 1:
+            return split(tuning, last, event.rate)
+        return composition([(sampled(tuning, event.rate), 1), (last, 1)])
 
     def text(self, event: SubsampledTuning, of: TextOf) -> str:
         return f"tuning on a subset at rate {event.rate:.6g}, variant {event.variant}"
