@@ -198,7 +198,8 @@ def _add_bounds(
     if method in ("best", "rdp"):
         curve = composed_curve(parts) * (1.0 + _MARGIN)
         convert = rdp_epsilon if wanted == "epsilon" else rdp_delta
-        if bounds.add("rdp", lambda: convert(curve, target)) == 0.0 or method == "rdp":
+        rdp = bounds.add("rdp", lambda: convert(curve, target) * (1.0 + _MARGIN))
+        if rdp == 0.0 or method == "rdp":
             return
     mu = gaussian_mu(parts)
     if mu is not None:
@@ -244,7 +245,7 @@ def lower_bound(
                 pair = thinned(fine_pair(base, fineness), fineness)
                 both = [Instance(pmf, runs).epsilon(level) for pmf in (pair.remove, pair.add)]
                 values.append(max(both))
-    except GridError:
+    except (GridError, ArithmeticError):
         return instance_epsilon(accounted, level)
     return max(values[1] - abs(values[0] - values[1]), 0.0)
 

@@ -14,7 +14,7 @@ from privtune.accounting.registry import entry
 
 __all__ = ["instance_epsilon"]
 
-_AIMS = (1e-3, 1e-2, 0.1, 0.3)
+_AIMS = (1e-2, 0.2)
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class _Instances:
     flip: bool
 
     def of(self, event: Event) -> Outcomes:
+        return _fixed(event) if _is_fixed(event) else self.composed(event)
+
+    def composed(self, event: Event) -> Outcomes:
         return composition(
             [(entry(part).instance(part, self), count) for part, count in flatten(event).items()]
         )
@@ -47,6 +50,16 @@ class _Instances:
         return choose(base.flipped()).flipped() if self.flip else choose(base)
 
 
+def _is_fixed(event: Event) -> bool:
+    return entry(event).one_instance and all(map(_is_fixed, event.children()))
+
+
+@lru_cache(maxsize=64)
+def _fixed(event: Event) -> Outcomes:
+    """Return the instance of an event that is the same for every question."""
+    return _Instances(1.0, 1.0, flip=False).composed(event)
+
+
 @lru_cache(maxsize=1024)
 def instance_epsilon(event: Event, delta: float) -> float:
     """Return ε of an explicit instance at δ, the worse direction, at most 700; rounded down."""
@@ -56,7 +69,10 @@ def instance_epsilon(event: Event, delta: float) -> float:
             for aim in ((delta, *_AIMS) if _chooses(event) else (delta,))
             for flip in (False, True)
         ]
-        return max(instances.cost(instances.of(event)) for instances in found)
+        try:
+            return max(instances.cost(instances.of(event)) for instances in found)
+        except ArithmeticError:
+            return 0.0  # numbers that leave their range say nothing
 
 
 def _chooses(event: Event) -> bool:

@@ -19,6 +19,7 @@ from privtune.accounting.subsampled import interpolated
 __all__ = ["joint_curve", "joint_deviation", "log_moments"]
 
 Floats = NDArray[np.float64]
+_LEAST = 1e-200  # of a deviation, by which one may divide
 
 
 def log_moments(orders: Floats, sigma: float, scales: Sequence[float]) -> Floats:
@@ -47,7 +48,7 @@ def joint_deviation(rate: float, sigma: float, scales: Sequence[float]) -> float
     square = float(log_moments(np.array([2.0]), sigma, scales)[0])
     if square > 50.0:
         return unsampled
-    return min(rate * math.sqrt(math.expm1(square)), unsampled)
+    return min(max(rate * math.sqrt(math.expm1(max(square, 0.0))), _LEAST), unsampled)
 
 
 def joint_curve(rate: float, sigma: float, scales: Sequence[float], orders: Floats) -> Floats:

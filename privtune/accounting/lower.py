@@ -78,7 +78,8 @@ class Outcomes:
             )
         counts = np.isfinite(losses) & (np.maximum(self.p, self.q) > _RARE)
         ends = losses[counts] if counts.any() else np.zeros(1)
-        return np.where(np.isfinite(losses), np.clip(losses, ends.min(), ends.max()), losses)
+        inside = np.clip(losses, ends.min(), ends.max())
+        return np.asarray(np.where(np.isfinite(losses), inside, losses))
 
     def flipped(self) -> Outcomes:
         """Return the same, asked about without the record."""
@@ -195,7 +196,7 @@ def composition(parts: Sequence[tuple[Outcomes, int]]) -> Outcomes:
 def gaussian_outcomes(sigma: float) -> Outcomes:
     """Return a Gaussian release, cut into cells."""
     edges = np.linspace(-_REACH * sigma, 1.0 + _REACH * sigma, _GRID)
-    return Outcomes(*(_between((edges - centre) / sigma) for centre in (1.0, 0.0)))
+    return Outcomes(_between((edges - 1.0) / sigma), _between(edges / sigma))
 
 
 def _between(z: Floats) -> Floats:
@@ -341,11 +342,11 @@ class Instance:
         lowest = float(pays[-1]) if pays.size else epsilon
         thresholds = (math.inf, *np.linspace(lowest, epsilon, count))
         tried = [self.tuned(self.order(epsilon, float(t))) for t in thresholds]
-        return max(tried, key=lambda pair: _delta(*pair, epsilon))
+        return max(tried, key=lambda pair: _delta(pair, epsilon))
 
     def delta(self, epsilon: float) -> float:
         """Return the largest δ at this ε among the instances that are tried."""
-        return max(0.0, _delta(*self.best(epsilon), epsilon))
+        return _delta(self.best(epsilon), epsilon)
 
     def epsilon(self, delta: float) -> float:
         """Return an ε at which some instance still has a δ above the target, nearly the largest."""
@@ -361,5 +362,6 @@ class Instance:
         return low
 
 
-def _delta(p: Floats, q: Floats, epsilon: float) -> float:
+def _delta(pair: tuple[Floats, Floats], epsilon: float) -> float:
+    p, q = pair
     return float(np.maximum(p - math.exp(min(epsilon, 700.0)) * q, 0.0).sum())

@@ -36,6 +36,7 @@ _TILT = 30.0  # the saddle point of the third tilt sits where the tail is about 
 _STRETCH = 0.55
 _WRAP = 37.0  # mass that wraps around must stay below exp(-37), one rounding error
 _MAX_SIZE = 2**23
+_MAX_PROFILE = 2**19
 _WIDEST = 300.0  # lattice step; wider ones hold e^loss of two points only
 _EPS = 2.0**-53
 _EXTENDED = float(np.finfo(np.longdouble).eps) / 2.0
@@ -226,7 +227,12 @@ def from_profile(
         step: Distance of two lattice points.
         lowest: First lattice index, below 0.
         highest: Last lattice index, above 0; the bound there becomes the mass at infinity.
+
+    Raises:
+        GridError: More than 2^19 points, which would take seconds.
     """
+    if highest - lowest > _MAX_PROFILE:
+        raise GridError(f"a profile needs {highest - lowest} lattice points.")
     up = np.arange(0.0, highest + 1) * step
     down = np.arange(0.0, -lowest + 1) * step
     high = np.clip(profile(up), 0.0, 1.0)

@@ -151,8 +151,9 @@ class Choice:
 class Instances(Protocol):
     """What an entry may ask for the explicit instance of its event."""
 
-    delta: float
-    """The δ at which the instance is to cost much."""
+    @property
+    def delta(self) -> float:
+        """The δ at which runs are scored."""
 
     def of(self, event: Event) -> Outcomes:
         """Return the outcomes of an instance of an event."""
@@ -172,6 +173,9 @@ class Entry(ABC, Generic[E]):
 
     replace_one: ClassVar[bool] = True
     """Whether the account holds under the replace-one adjacency, too."""
+
+    one_instance: ClassVar[bool] = True
+    """Whether the instance, given those of the children, is the same for every question."""
 
     paired_weight: ClassVar[bool] = False
     """Whether the pair may say more than the Rényi curve in a privacy filter."""
@@ -485,6 +489,8 @@ class _Composed(_Composition[Composed]):
 
 
 class _WorstOf(_Compound[WorstOf]):
+    one_instance = False
+
     def curve(self, event: WorstOf, of: CurveOf) -> Floats:
         curves = np.stack([of(child) for child in event.events])
         if event.weights is not None:
@@ -514,6 +520,8 @@ class _WorstOf(_Compound[WorstOf]):
 
 
 class _Parallel(_Compound[Parallel]):
+    one_instance = False
+
     def curve(self, event: Parallel, of: CurveOf) -> Floats:
         return np.asarray(np.max([of(child) for child in event.events], axis=0))
 
@@ -605,6 +613,7 @@ class _NonPrivate(_Known[NonPrivate]):
 class _Chosen(_Compound[E]):
     """Best of K and its kin."""
 
+    one_instance = False
     paired_weight = True
     size: ClassVar[int]
 

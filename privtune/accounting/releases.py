@@ -96,7 +96,7 @@ def sampled_gaussian(
     lowest, highest = -lattice_cells(-low, step), lattice_cells(high, step)
     if highest - lowest > _MAX_CELLS:
         raise GridError(f"one release needs {highest - lowest} lattice cells")
-    edges = np.arange(lowest, highest + 1) * step
+    edges = np.arange(float(lowest), float(highest + 1)) * step
     if direction is Direction.REMOVE:
         x = _point(edges, rate, sigma)
         base, moved = _between(x, 0.0, sigma), _between(x, 1.0, sigma)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -36,6 +36,7 @@ Floats = NDArray[np.float64]
 _MAX_MEAN = 1e6
 _MAX_CAP = 100_000
 _LEAST_LOG_GAMMA = -600.0
+_LEAST_LOG_KEPT = -200.0  # of a cap that cuts off nearly all; below, its few masses are summed
 _MAX_DRAW = 2**25  # a number of runs that nobody can make
 
 
@@ -97,20 +98,27 @@ class RunLaw(ABC):
         points = np.asarray(x, dtype=np.float64)
         if self.cap is None:
             return self._pgf_derivative(points)
-        return self._pgf_derivative(points) * self._kept(points, self.cap, 1)
+        return self._capped_derivative(self._pgf_derivative, points, 1)
 
     def pgf_second_derivative(self, x: ArrayLike) -> Floats:
         """Return `φ''(x) = E[K (K-1) x^(K-2)]` for x in [0, 1]."""
         points = np.asarray(x, dtype=np.float64)
         if self.cap is None:
             return self._pgf_second(points)
-        return self._pgf_second(points) * self._kept(points, self.cap, 2)
+        return self._capped_derivative(self._pgf_second, points, 2)
 
-    def _kept(self, x: Floats, cap: int, order: int) -> Floats:
-        """Return what the cap makes of the order-th derivative of φ, as a factor."""
+    def _capped_derivative(
+        self, uncapped: Callable[[Floats], Floats], x: Floats, order: int
+    ) -> Floats:
+        """Return the order-th derivative of φ with the cap, from the one without."""
+        cap = self.cap if self.cap is not None else 0
         if cap < order:
             return np.zeros_like(x)
-        return np.asarray(self._below(x, cap - order, order) * math.exp(-self._log_kept))
+        if self._log_kept > _LEAST_LOG_KEPT:
+            kept = self._below(x, cap - order, order) * math.exp(-self._log_kept)
+            return np.asarray(uncapped(x) * kept)
+        masses = np.polynomial.polynomial.polyder(_capped_pmf(self), order)
+        return np.asarray(np.polynomial.polynomial.polyval(x, masses))
 
     def pmf(self, k: ArrayLike) -> Floats:
         """Return `P(K = k)` for whole numbers k."""

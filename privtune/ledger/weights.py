@@ -88,8 +88,9 @@ def _paired(part: Event, count: int, order: float) -> Weight | None:
     if not entry(part).paired_weight:
         return None
     try:
-        pair = _pair(part if count == 1 else Repeated(count, part))
-    except PrivTuneError:
+        with np.errstate(all="ignore"):
+            pair = _pair(part if count == 1 else Repeated(count, part))
+    except (PrivTuneError, ArithmeticError):
         return None
     moments = [
         float(logsumexp(pmf.log_masses + (order - 1) * pmf.losses)) / (order - 1) for pmf in pair
