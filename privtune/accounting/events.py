@@ -22,6 +22,7 @@ from privtune.accounting.runs import RunLaw, run_law_from_dict
 from privtune.errors import InvalidInputError
 
 __all__ = [
+    "MAX_DEPTH",
     "SCHEMA_VERSION",
     "ZCDP",
     "Adjacency",
@@ -47,8 +48,8 @@ __all__ = [
 SCHEMA_VERSION = 1
 _MAX_COUNT = 10**9
 _MAX_TOTAL = 10**18  # of one part, multiplied out
-_MAX_DEPTH = 64  # as text
-_DEEPEST = _MAX_DEPTH + 8  # with what is put around an event that was read
+MAX_DEPTH = 64  # as text
+_DEEPEST = MAX_DEPTH + 8  # with what is put around an event that was read
 
 
 class Adjacency(StrEnum):
@@ -518,8 +519,8 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
 
 
 def _read(data: object, depth: int) -> Event:
-    if depth > _MAX_DEPTH:
-        raise InvalidInputError("event", "...", f"must be nested at most {_MAX_DEPTH} deep")
+    if depth > MAX_DEPTH:
+        raise InvalidInputError("event", "...", f"must be nested at most {MAX_DEPTH} deep")
     if not isinstance(data, Mapping):
         raise InvalidInputError("event", data, "must be a JSON object with a type")
     kind = data.get("type")

@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
 _MAX_PIECES = 4096
 _MAX_EDGES = 100_000
+_MOVED = 1e-3  # relative, of what an edge of the bound on a threshold may move
 _ROUNDING = 1e-12  # of levels u and F, which are sums of masses
 
 
@@ -167,6 +168,13 @@ class Threshold:
 
         def passing(u: Floats) -> Floats:
             return np.asarray(1.0 / (1.0 - go_on * u))
+
+        # Chords and tangents are off by about (moved)²/4 across an edge: wide edges are split.
+        moved = go_on * passing(roc[1:]) * np.maximum(np.diff(roc), np.diff(level))
+        pieces = np.clip(np.ceil(moved / _MOVED), 1, _MAX_PIECES).astype(np.int64)
+        if pieces.sum() <= _MAX_EDGES:
+            level, roc = _split(level, pieces), _split(roc, pieces)
+        self.levels = level, roc
 
         # Both are convex in u: tangents lie below. The one at the middle of an edge is the best, but
         # where the edge is so wide that it falls below half the value at its left end.
