@@ -30,4 +30,16 @@ class InvalidInputError(PrivTuneError, ValueError):
         self.value = value
         self.allowed = allowed
         self.remedy = remedy
-        super().__init__(f"{name} = {value!r}: {allowed}." + (f" {remedy}" if remedy else ""))
+        super().__init__(f"{name} = {_shown(value)}: {allowed}." + (f" {remedy}" if remedy else ""))
+
+
+_LONGEST = 200
+
+
+def _shown(value: object) -> str:
+    """Return a value for a message, in one line of bounded length."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or an endless nest
+        return "a value too large to show"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -7,7 +7,10 @@ from numbers import Integral, Real
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["check_delta", "check_epsilon", "check_integer", "check_number"]
+__all__ = ["check_delta", "check_epsilon", "check_integer", "check_noise", "check_number"]
+
+
+LARGEST = 1e100  # of what is squared or counted: no product of such numbers overflows
 
 
 def check_number(
@@ -32,7 +35,10 @@ def check_number(
     allowed = " and ".join(["must be a finite number", *words]).replace("number and", "number", 1)
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidInputError(name, value, allowed)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if (
         not math.isfinite(number)
         or (above is not None and not number > above)
@@ -53,6 +59,11 @@ def check_integer(name: str, value: object, *, at_least: int, at_most: int) -> i
     if not at_least <= number <= at_most:
         raise InvalidInputError(name, value, allowed)
     return number
+
+
+def check_noise(name: str, value: object) -> float:
+    """Return a noise multiplier: above 0, and such that its square and inverse are numbers."""
+    return check_number(name, value, at_least=1.0 / LARGEST, at_most=LARGEST)
 
 
 def check_delta(value: object) -> float:

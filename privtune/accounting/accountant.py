@@ -13,21 +13,23 @@ from typing import Any
 import numpy as np
 
 from privtune.accounting._checks import check_delta, check_epsilon
-from privtune.accounting.bounds import basic_bounds, choice_of, numerical_bounds
+from privtune.accounting.bounds import Bounds, add_basic, add_numerical, choice_of
 from privtune.accounting.curves import rdp_delta, rdp_epsilon
 from privtune.accounting.events import Adjacency, Event, flatten
 from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from privtune.accounting.instances import instance_epsilon
 from privtune.accounting.lower import Instance
 from privtune.accounting.pairs import thinned
-from privtune.accounting.pld import fine_pair, has_pair
+from privtune.accounting.pld import fine_pair, no_pair
 from privtune.accounting.pmf import GridError
-from privtune.accounting.rdp import rdp_curve
-from privtune.accounting.registry import entry
+from privtune.accounting.rdp import composed_curve
+from privtune.accounting.registry import entry, under
 from privtune.errors import InvalidInputError, PrivTuneError
 
 __all__ = ["Guarantee", "delta", "epsilon", "group_privacy", "lower_bound"]
 
 _METHODS = ("best", "rdp", "pld")
+_MARGIN = 1e-9  # of Rényi divergences; their sums and quadratures are known to about 1e-12
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Guarantee:
         method: The bound that won.
         adjacency: The relation of neighbouring datasets.
         bounds: Every bound that was computed, by name, in the quantity that was asked for.
+        reasons: Why a bound that may apply was not computed, by name.
     """
 
     epsilon: float
@@ -47,13 +50,15 @@ class Guarantee:
     method: str
     adjacency: Adjacency
     bounds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    reasons: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):
             value = getattr(self, name)
             if math.isnan(value) or value < 0.0:
                 raise PrivTuneError(f"{name} came out as {value}; no number is reported.")
-        object.__setattr__(self, "bounds", MappingProxyType(dict(self.bounds)))
+        for name in ("bounds", "reasons"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __hash__(self) -> int:
         return hash((self.epsilon, self.delta, self.method, self.adjacency))
@@ -72,7 +77,10 @@ class Guarantee:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the guarantee as JSON-ready data; an infinite number becomes the text "inf"."""
+        """Return the guarantee as JSON-ready data; an infinite number becomes the text "inf".
+
+        A bound that was not computed stands among the bounds with its reason.
+        """
 
         def number(value: float) -> float | str:
             return value if math.isfinite(value) else "inf"
@@ -82,7 +90,7 @@ class Guarantee:
             "delta": number(self.delta),
             "method": self.method,
             "adjacency": self.adjacency.value,
-            "bounds": {name: number(value) for name, value in self.bounds.items()},
+            "bounds": {**{k: number(v) for k, v in self.bounds.items()}, **self.reasons},
         }
 
 
@@ -164,94 +172,81 @@ def _method(value: object) -> str:
     return str(value)
 
 
-def check_adjacency(event: Event, adjacency: Adjacency) -> None:
-    """Raise if the event's account does not hold under this adjacency."""
-    if adjacency is Adjacency.ADD_REMOVE:
-        return
-    if not entry(event).replace_one:
-        raise InvalidInputError(
-            "adjacency",
-            adjacency.value,
-            f"a {event.type} event is accounted under add-remove only",
-            "Convert its add-remove guarantee with group_privacy, which says what that costs.",
-        )
-    for child in event.children():
-        check_adjacency(child, adjacency)
-
-
 @lru_cache(maxsize=4096)
 def _answer(
     event: Event, wanted: str, target: float, adjacency: Adjacency, method: str
 ) -> Guarantee:
-    check_adjacency(event, adjacency)
-    parts = flatten(event)
+    parts = flatten(under(event, adjacency))
     nothing = math.inf if wanted == "epsilon" else 1.0
+    bounds = Bounds()
     if not parts:
-        bounds = {"exact": 0.0}
+        bounds.values["exact"] = 0.0
     elif not all(entry(part).private for part in parts):
-        bounds = {"non_private": nothing}
+        bounds.values["non_private"] = nothing
     else:
-        bounds = _bounds(event, parts, wanted, target, method)
-    bounds = {name: value for name, value in bounds.items() if not math.isnan(value)}
-    if bounds:
-        winner = min(bounds, key=lambda name: bounds[name])
-        value = bounds[winner]
-    else:
-        winner, value = "none", nothing
+        with np.errstate(all="ignore"):  # what leaves its range is no bound, and no warning
+            _add_bounds(bounds, parts, wanted, target, method)
+    winner = min(bounds.values, key=lambda name: bounds.values[name], default="none")
+    value = bounds.values.get(winner, nothing)
     eps, dlt = (value, target) if wanted == "epsilon" else (target, min(value, 1.0))
-    return Guarantee(eps, dlt, winner, adjacency, bounds)
+    return Guarantee(eps, dlt, winner, adjacency, bounds.values, bounds.reasons)
 
 
-def _bounds(
-    event: Event, parts: dict[Event, int], wanted: str, target: float, method: str
-) -> dict[str, float]:
-    bounds: dict[str, float] = {}
+def _add_bounds(
+    bounds: Bounds, parts: dict[Event, int], wanted: str, target: float, method: str
+) -> None:
     if method in ("best", "rdp"):
-        curve = rdp_curve(event)
-        bounds["rdp"] = (
-            rdp_epsilon(curve, target) if wanted == "epsilon" else rdp_delta(curve, target)
-        )
-        if method == "rdp" or bounds["rdp"] == 0.0:
-            return bounds
+        curve = composed_curve(parts) * (1.0 + _MARGIN)
+        convert = rdp_epsilon if wanted == "epsilon" else rdp_delta
+        rdp = bounds.add("rdp", lambda: convert(curve, target) * (1.0 + _MARGIN))
+        if rdp == 0.0 or method == "rdp":
+            return
     mu = gaussian_mu(parts)
     if mu is not None:
-        bounds["gdp"] = (
-            gaussian_epsilon(mu, target) if wanted == "epsilon" else gaussian_delta(mu, target)
-        )
-        return bounds
+        answer = gaussian_epsilon if wanted == "epsilon" else gaussian_delta
+        bounds.add("gdp", lambda: answer(mu, target))
+        return
     if method == "best":
-        bounds.update(basic_bounds(parts, wanted, target))
-    try:
-        bounds.update(numerical_bounds(parts, wanted, target))
-    except GridError:
-        if not bounds:
-            raise
-    return bounds
+        add_basic(bounds, parts, wanted, target)
+    add_numerical(bounds, parts, wanted, target)
 
 
-def lower_bound(event: Event, delta: float) -> float | None:
-    """Return an ε that no valid bound for this selection can fall below, or None.
+def lower_bound(
+    event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_REMOVE
+) -> float:
+    """Return an ε that no valid bound for this event can fall below.
 
-    It is the cost of an explicit instance: a base mechanism with the dominating pair of the event
-    and a scoring of its outcomes. Discretisation is corrected for by comparing two lattices.
+    It is the cost of an explicit instance: mechanisms that fit the event, with finitely many
+    outcomes of known masses, composed without transforms and rounded down. For a lone selection
+    also that of a base with the dominating pair and a scoring of its outcomes, where discretisation
+    is corrected for by comparing two lattices.
 
     Args:
-        event: A private selection, under the add-remove adjacency.
+        event: What touched the data.
         delta: In (0, 1).
+        adjacency: The relation of neighbouring datasets.
 
     Returns:
-        The lower bound; None for events that are no private selection.
+        The lower bound, 0 if nothing is known; infinite where nothing is guaranteed.
     """
     level = check_delta(delta)
-    parts = flatten(event)
+    accounted = under(event, _adjacency(adjacency))
+    parts = flatten(accounted)
+    if not all(entry(part).private for part in parts):
+        return math.inf
     choice = choice_of(parts)
-    if choice is None or choice.threshold or not has_pair(parts):
-        return None
+    if choice is None or choice.threshold or no_pair(parts):
+        return instance_epsilon(accounted, level)
     base, runs = choice.selection.event, choice.selection.runs
-    values = []
-    for fineness in (2.0, 4.0):
-        pair = thinned(fine_pair(base, fineness), fineness)
-        values.append(max(Instance(pmf, runs).epsilon(level) for pmf in (pair.remove, pair.add)))
+    try:
+        with np.errstate(all="ignore"):
+            values = []
+            for fineness in (2.0, 4.0):
+                pair = thinned(fine_pair(base, fineness), fineness)
+                both = [Instance(pmf, runs).epsilon(level) for pmf in (pair.remove, pair.add)]
+                values.append(max(both))
+    except (GridError, ArithmeticError):
+        return instance_epsilon(accounted, level)
     return max(values[1] - abs(values[0] - values[1]), 0.0)
 
 

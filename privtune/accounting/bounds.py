@@ -10,15 +10,16 @@ from typing import Any, cast
 from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import Event, PrivateSelection, Repeated, flatten
 from privtune.accounting.gaussian import gaussian_mu
-from privtune.accounting.pld import default_step, event_pair, fine_pair, has_pair, tuners
+from privtune.accounting.pld import default_step, event_pair, fine_pair, no_pair, tuners
 from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import rdp_curve
 from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.registry import Choice, entry
 from privtune.accounting.runs import NegativeBinomial
 from privtune.accounting.selection import Tuner, profile_shift
+from privtune.errors import PrivTuneError
 
-__all__ = ["basic_bounds", "choice_of", "numerical_bounds", "quick_epsilon"]
+__all__ = ["Bounds", "add_basic", "add_numerical", "choice_of", "quick_epsilon"]
 
 _TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
 _FEW_RUNS, _MOST_RUNS, _MOST_STEPS = 64, 10_000, 10**9  # of the composition of all runs
@@ -38,7 +39,36 @@ def choice_of(parts: dict[Event, int]) -> Choice | None:
     return entry(single).choice(single)
 
 
-def basic_bounds(parts: dict[Event, int], wanted: str, target: float) -> dict[str, float]:
+class Bounds:
+    """The bounds that were found, by name, and why others were not."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.reasons: dict[str, str] = {}
+
+    def add(self, name: str, compute: Callable[[], float | None]) -> float:
+        """Compute a bound; what cannot be computed leaves its reason. Return it, else infinity.
+
+        Raises:
+            PrivTuneError: It came out as no number. That is an error, not the lack of a bound.
+        """
+        try:
+            value = compute()
+        except GridError as error:
+            self.reasons[name] = f"beyond the lattice: {str(error).rstrip('.')}"
+            return math.inf
+        except ArithmeticError:
+            self.reasons[name] = "beyond the lattice: its numbers leave their range"
+            return math.inf
+        if value is None:
+            return math.inf
+        if math.isnan(value):
+            raise PrivTuneError(f"the bound {name} came out as no number; nothing is reported.")
+        self.values[name] = value
+        return value
+
+
+def add_basic(bounds: Bounds, parts: dict[Event, int], wanted: str, target: float) -> None:
     """Add up ε and δ where every part has them: a few coarse releases need no lattice.
 
     References:
@@ -48,77 +78,93 @@ def basic_bounds(parts: dict[Event, int], wanted: str, target: float) -> dict[st
     for part, count in parts.items():
         pure = entry(part).pure(part)
         if pure is None:
-            return {}
+            return
         spent += count * pure[0]
         failing += count * pure[1]
     spent, failing = spent * (1.0 + 1e-12), failing * (1.0 + 1e-12)
-    if wanted == "epsilon":
-        return {"basic": spent} if failing <= target else {}
-    return {"basic": min(failing, 1.0)} if spent <= target else {}
+    if wanted == "epsilon" and failing <= target:
+        bounds.values["basic"] = spent
+    elif wanted == "delta" and spent <= target:
+        bounds.values["basic"] = min(failing, 1.0)
 
 
-def numerical_bounds(parts: dict[Event, int], wanted: str, target: float) -> dict[str, float]:
-    """Return every bound that needs a dominating pair, by name; none where there is no pair.
+def add_numerical(bounds: Bounds, parts: dict[Event, int], wanted: str, target: float) -> None:
+    """Add every bound that needs a dominating pair.
 
     Args:
+        bounds: What was found so far.
         parts: What `flatten` returns, at least one part.
         wanted: "epsilon" or "delta".
         target: The other of the two.
-
-    Raises:
-        GridError: A pair does not fit on a lattice of reasonable size.
     """
-    if not has_pair(parts):
-        return {}
+    reason = no_pair(parts)
     choice = choice_of(parts)
-    if choice is not None and not choice.threshold:
-        return _selection_bounds(choice.selection, wanted, target)
-    if choice is not None:
+    if reason:
+        bounds.reasons["pld"] = reason
+    elif choice is None:
+        bounds.add("pld", lambda: _composed(parts, wanted, target))
+    elif choice.threshold:
         tuned = next(iter(parts))
-        return {
-            "threshold": _stable(lambda f: _worse(tuners(tuned, f), wanted, target)),
-            "envelope": _envelope(choice.selection, wanted, target),
-        }
+        bounds.add("threshold", lambda: _stable(lambda f: _worse(tuners(tuned, f), wanted, target)))
+        bounds.add("envelope", lambda: _envelope(choice.selection, wanted, target))
+    else:
+        _add_selection(bounds, choice.selection, wanted, target)
+
+
+def _composed(parts: dict[Event, int], wanted: str, target: float) -> float:
     level = target if wanted == "epsilon" else 1e-6
 
     def composed(fineness: float) -> float:
         pair = event_pair(parts, default_step(parts, level, fineness))
         return _worse((pair.remove, pair.add), wanted, target)
 
-    return {"pld": _stable(composed, _TOLERANCE[wanted])}
+    return _stable(composed, _TOLERANCE[wanted])
 
 
-def _selection_bounds(event: PrivateSelection, wanted: str, target: float) -> dict[str, float]:
+def _add_selection(bounds: Bounds, event: PrivateSelection, wanted: str, target: float) -> None:
     runs = event.runs
-    bounds = {"envelope": _envelope(event, wanted, target)}
-    if bounds["envelope"] == 0.0:
-        return bounds
-    level = target if wanted == "epsilon" else bounds["envelope"]
-    depth = _rearranged(event, wanted, target) if _SMALL_DELTA < level <= _LARGE_DELTA else None
-    if depth is not None and depth < bounds["envelope"]:  # its lattice is coarser
-        bounds["rearrangement"] = depth
+    envelope = bounds.add("envelope", lambda: _envelope(event, wanted, target))
+    if envelope == 0.0:
+        return
+    level = target if wanted == "epsilon" else envelope
+
+    def rearranged() -> float | None:
+        if not _SMALL_DELTA < level <= _LARGE_DELTA:
+            return None
+        depth = _rearranged(event, wanted, target)
+        return depth if depth is not None and depth < envelope else None  # a coarser lattice
+
+    bounds.add("rearrangement", rearranged)
     if isinstance(runs, NegativeBinomial) and runs.cap is None:
-        pair = fine_pair(event.event)
-        mean = runs.expected_runs
-        values = []
-        for forward, backward in ((pair.remove, pair.add), (pair.add, pair.remove)):
-            shift = profile_shift(backward, runs)
-            if wanted == "epsilon":
-                values.append(forward.epsilon(target / mean) + shift)
-            else:
-                values.append(min(mean * float(forward.delta(target - shift)), 1.0))
-        bounds["profile"] = max(values)
+        bounds.add("profile", lambda: _profile(event, runs, wanted, target))
         if runs.shape_parameter == 1.0 and wanted == "epsilon":
-            bounds["liu-talwar"] = _liu_talwar(event.event, runs.gamma, target)
+            bounds.add("liu-talwar", lambda: _liu_talwar(event.event, runs.gamma, target))
     most = runs.most
-    steps = max(flatten(event.event).values(), default=1)
-    found = any(math.isfinite(value) for value in bounds.values())
-    worth = most is not None and most <= (_FEW_RUNS if found else _MOST_RUNS)
-    if most is not None and worth and most * steps <= _MOST_STEPS:
-        # Releasing every run is a larger release.
-        parts = flatten(Repeated(most, event.event))
-        bounds["composition"] = numerical_bounds(parts, wanted, target).get("pld", math.inf)
-    return bounds
+    found = any(math.isfinite(value) for value in bounds.values.values())
+    if most is None or most > (_FEW_RUNS if found else _MOST_RUNS):
+        return
+    # Releasing every run is a larger release.
+    parts = flatten(Repeated(most, event.event))
+    if max(parts.values(), default=1) <= _MOST_STEPS and not no_pair(parts):
+        bounds.add("composition", lambda: _every_run(parts, wanted, target))
+
+
+def _every_run(parts: dict[Event, int], wanted: str, target: float) -> float | None:
+    """Return the bound by the composition of all runs, if that is no choice itself."""
+    return None if choice_of(parts) is not None else _composed(parts, wanted, target)
+
+
+def _profile(event: PrivateSelection, runs: NegativeBinomial, wanted: str, target: float) -> float:
+    pair = fine_pair(event.event)
+    mean = runs.expected_runs
+    values = []
+    for forward, backward in ((pair.remove, pair.add), (pair.add, pair.remove)):
+        shift = profile_shift(backward, runs)
+        if wanted == "epsilon":
+            values.append(forward.epsilon(target / mean) + shift)
+        else:
+            values.append(min(mean * float(forward.delta(target - shift)), 1.0))
+    return max(values)
 
 
 def _envelope(event: PrivateSelection, wanted: str, target: float) -> float:
@@ -180,7 +226,7 @@ def quick_epsilon(event: Event, delta: float, near: float, fineness: float) -> f
     It is valid, and a smooth multiple of the reported value, at a fraction of the time.
     """
     parts = flatten(event)
-    if not parts or gaussian_mu(parts) is not None or not has_pair(parts):
+    if not parts or gaussian_mu(parts) is not None or no_pair(parts):
         return None
     try:
         if choice_of(parts) is not None:

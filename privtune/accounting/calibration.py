@@ -146,12 +146,17 @@ def _near(
     def height(scale: float, fineness: float) -> float:
         """Return log(ε / target) on one lattice; NaN where that does not answer."""
         value = quick_epsilon(scaled(event, scale), delta, target, fineness)
-        return math.log(value / target) if value and math.isfinite(value) else math.nan
+        if value is None or not math.isfinite(value):
+            return math.nan
+        return math.log(value / target) if value > 0.0 else -math.inf
 
     place, slope = 0.0, -1.2
     last = None
     for _ in range(_GUESSES):
         now = height(math.exp(place), _FIRST)
+        if now == -math.inf:  # far too much noise: there is no line to follow yet
+            place -= math.log(2.0)
+            continue
         if last is not None and abs(place - last[0]) > 1e-2:
             slope = (now - last[1]) / (place - last[0])
         if math.isnan(now) or not -20.0 < slope < -0.05:
@@ -166,7 +171,7 @@ def _near(
     place -= (height(math.exp(place), _SECOND) + below) / slope
     for _ in range(3):
         scale = math.exp(place)
-        if math.isnan(place) or not _SMALLEST <= scale <= _LARGEST:
+        if not math.isfinite(place) or not _SMALLEST <= scale <= _LARGEST:
             return None
         value = reported(scale)
         if not math.isfinite(value) or value <= 0.0:

@@ -14,13 +14,15 @@ from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn, Self
 
-from privtune.accounting._checks import check_integer, check_number
+from privtune.accounting._checks import LARGEST, check_integer, check_noise, check_number
 from privtune.accounting.runs import RunLaw, run_law_from_dict
 from privtune.errors import InvalidInputError
 
 __all__ = [
+    "MAX_DEPTH",
     "SCHEMA_VERSION",
     "ZCDP",
     "Adjacency",
@@ -45,7 +47,9 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 _MAX_COUNT = 10**9
-_MAX_DEPTH = 64
+_MAX_TOTAL = 10**18  # of one part, multiplied out
+MAX_DEPTH = 64  # as text
+_DEEPEST = MAX_DEPTH + 8  # with what is put around an event that was read
 
 
 class Adjacency(StrEnum):
@@ -67,6 +71,11 @@ class Event(ABC):
     """
 
     type: ClassVar[str]
+
+    @cached_property
+    def depth(self) -> int:
+        """How many events stand inside each other below this one."""
+        return max((1 + child.depth for child in self.children()), default=0)
 
     def children(self) -> tuple[Event, ...]:
         """Return the events that this one is made of, in the order of its fields."""
@@ -140,6 +149,8 @@ def _events(name: str, value: object, *, allow_empty: bool = False) -> tuple[Eve
 def _event(name: str, value: object) -> Event:
     if not isinstance(value, Event):
         raise InvalidInputError(name, value, "must be an event")
+    if value.depth >= _DEEPEST:
+        raise InvalidInputError(name, value.type, f"must be nested at most {_DEEPEST} deep")
     return value
 
 
@@ -149,15 +160,14 @@ class Gaussian(Event):
 
     Args:
         noise_multiplier: Standard deviation of the noise over the L2 sensitivity of the release
-            under the adjacency of the question, above 0.
+            under the adjacency of the question, from 1e-100 to 1e100.
     """
 
     type: ClassVar[str] = "gaussian"
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        value = check_number("noise_multiplier", self.noise_multiplier, above=0.0)
-        _set(self, "noise_multiplier", value)
+        _set(self, "noise_multiplier", check_noise("noise_multiplier", self.noise_multiplier))
 
 
 @dataclass(frozen=True)
@@ -165,15 +175,14 @@ class Laplace(Event):
     """One release with Laplace noise.
 
     Args:
-        noise_multiplier: Scale of the noise over the L1 sensitivity, above 0.
+        noise_multiplier: Scale of the noise over the L1 sensitivity, from 1e-100 to 1e100.
     """
 
     type: ClassVar[str] = "laplace"
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        value = check_number("noise_multiplier", self.noise_multiplier, above=0.0)
-        _set(self, "noise_multiplier", value)
+        _set(self, "noise_multiplier", check_noise("noise_multiplier", self.noise_multiplier))
 
 
 @dataclass(frozen=True)
@@ -325,6 +334,11 @@ class WorstOf(Event):
 class Parallel(Event):
     """Events on disjoint parts of the data; a record's part does not depend on other records.
 
+    Under add-remove a record is in one part, and the dearest event is charged. Under replace-one
+    the new record may stand in another part than the old one: two parts change, one loses a record
+    and one gains it, and the two dearest events are charged together. Each event must then hold
+    for such a change of its own part, too.
+
     Args:
         events: The events, at least one; a record is touched by one of them.
     """
@@ -341,14 +355,14 @@ class ZCDP(Event):
     """A release of which only zero-concentrated DP is known: Rényi divergence `rho·α`.
 
     Args:
-        rho: At least 0.
+        rho: From 0 to 1e100.
     """
 
     type: ClassVar[str] = "zcdp"
     rho: float
 
     def __post_init__(self) -> None:
-        _set(self, "rho", check_number("rho", self.rho, at_least=0.0))
+        _set(self, "rho", check_number("rho", self.rho, at_least=0.0, at_most=LARGEST))
 
 
 @dataclass(frozen=True)
@@ -356,7 +370,7 @@ class ApproximateDP(Event):
     """A release of which only `(epsilon, delta)`-DP is known.
 
     Args:
-        epsilon: At least 0.
+        epsilon: From 0 to 1e100.
         delta: In [0, 1).
     """
 
@@ -365,7 +379,7 @@ class ApproximateDP(Event):
     delta: float
 
     def __post_init__(self) -> None:
-        _set(self, "epsilon", check_number("epsilon", self.epsilon, at_least=0.0))
+        _set(self, "epsilon", check_number("epsilon", self.epsilon, at_least=0.0, at_most=LARGEST))
         _set(self, "delta", check_number("delta", self.delta, at_least=0.0, below=1.0))
 
 
@@ -455,6 +469,8 @@ def flatten(event: Event) -> dict[Event, int]:
     stack: list[tuple[Event, int]] = [(event, 1)]
     while stack:
         part, count = stack.pop()
+        if count > _MAX_TOTAL:
+            raise InvalidInputError("count", count, "must be at most 10^18, multiplied out")
         inner = part.parts()
         if inner is None:
             parts[part] = parts.get(part, 0) + count
@@ -503,8 +519,8 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
 
 
 def _read(data: object, depth: int) -> Event:
-    if depth > _MAX_DEPTH:
-        raise InvalidInputError("event", "...", f"must be nested at most {_MAX_DEPTH} deep")
+    if depth > MAX_DEPTH:
+        raise InvalidInputError("event", "...", f"must be nested at most {MAX_DEPTH} deep")
     if not isinstance(data, Mapping):
         raise InvalidInputError("event", data, "must be a JSON object with a type")
     kind = data.get("type")
@@ -540,7 +556,9 @@ def event_from_json(text: str) -> Event:
     """Return the event that a JSON text describes; NaN, infinities and doubled keys are refused."""
     try:
         data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
-    except (json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
+    except InvalidInputError:
+        raise
+    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
         raise InvalidInputError("event", str(error), "must be valid JSON") from None
     return event_from_dict(data)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from privtune.accounting.accountant import epsilon
+from privtune.accounting.accountant import epsilon, lower_bound
 from privtune.accounting.events import Adjacency, Composed, Event
 from privtune.accounting.registry import entry, text
 
@@ -23,6 +23,7 @@ class Explanation:
         method: The bound that won.
         saved: What the composition above would cost less without this part; None outside one.
         children: The parts.
+        lower: What an explicit instance of the whole costs; None for its parts.
     """
 
     text: str
@@ -30,6 +31,7 @@ class Explanation:
     method: str
     saved: float | None
     children: tuple[Explanation, ...]
+    lower: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tree as JSON-ready data."""
@@ -42,6 +44,7 @@ class Explanation:
             "epsilon": number(self.epsilon),
             "method": self.method,
             "saved": number(self.saved),
+            **({} if self.lower is None else {"lower": number(self.lower)}),
             "children": [child.to_dict() for child in self.children],
         }
 
@@ -60,7 +63,8 @@ def explain(
         The tree. Costs of parts do not add up to the cost of the whole; `saved` says what leaving
         a part out of its composition would save.
     """
-    return _node(event, delta, adjacency, None)
+    tree = _node(event, delta, adjacency, None)
+    return replace(tree, lower=min(lower_bound(event, delta, adjacency=adjacency), tree.epsilon))
 
 
 def _node(

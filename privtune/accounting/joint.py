@@ -16,12 +16,13 @@ from scipy import special
 
 from privtune.accounting.subsampled import interpolated
 
-__all__ = ["joint_curve", "joint_deviation"]
+__all__ = ["joint_curve", "joint_deviation", "log_moments"]
 
 Floats = NDArray[np.float64]
+_LEAST = 1e-200  # of a deviation, by which one may divide
 
 
-def _log_moments(orders: Floats, sigma: float, scales: Sequence[float]) -> Floats:
+def log_moments(orders: Floats, sigma: float, scales: Sequence[float]) -> Floats:
     """Return `log E_Q[L^k]` of the product pair without sampling, at orders of at least 1.
 
     For a Laplace release of scale b, `E_Q[L^k] = (k e^((k-1)/b) + (k-1) e^(-k/b)) / (2k-1)`.
@@ -44,10 +45,10 @@ def joint_deviation(rate: float, sigma: float, scales: Sequence[float]) -> float
         scales: Noise multipliers of the Laplace releases.
     """
     unsampled = math.sqrt(sigma**-2 + math.fsum(min(1.0 / b, 1.0) ** 2 for b in scales))
-    square = float(_log_moments(np.array([2.0]), sigma, scales)[0])
+    square = float(log_moments(np.array([2.0]), sigma, scales)[0])
     if square > 50.0:
         return unsampled
-    return min(rate * math.sqrt(math.expm1(square)), unsampled)
+    return min(max(rate * math.sqrt(math.expm1(max(square, 0.0))), _LEAST), unsampled)
 
 
 def joint_curve(rate: float, sigma: float, scales: Sequence[float], orders: Floats) -> Floats:
@@ -69,7 +70,7 @@ def joint_curve(rate: float, sigma: float, scales: Sequence[float], orders: Floa
     whole = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)]))
     whole = whole[whole >= 2.0]
     k = np.arange(whole[-1] + 1.0)
-    moments = np.concatenate([[0.0], _log_moments(k[1:], sigma, scales)])
+    moments = np.concatenate([[0.0], log_moments(k[1:], sigma, scales)])
     log_factorial = special.gammaln(k + 1.0)
     log_in, log_out = math.log(rate), math.log1p(-rate)
     found = np.empty(whole.size)

@@ -1,27 +1,288 @@
-"""An explicit instance of private selection: no valid bound may fall below what it costs.
+"""Explicit instances: no valid bound may fall below what they cost.
 
-Outcomes of the base are scored in decreasing order of privacy loss, so that the outcomes up to a
-level u under Q have probability F(u) under P, the worst that Neyman and Pearson allow. The rare
-outcomes that pay at the ε of the question are scored where they pay most. The tuned pair is then
-computed atom by atom, from below.
+An instance is a mechanism that fits its event, with finitely many outcomes whose masses with the
+record (P) and without it (Q) are known. Whatever merges or forgets outcomes only weakens it. So
+releases are cut into cells, and a composition keeps a sum of rounded losses alone: its masses under
+P and under Q are two convolutions of positive numbers, without transforms and without a loss that is
+rounded up. `δ(ε) = Σ (P - e^ε Q)₊` is then at most that of the event.
+
+For a selection outcomes of the base are scored in decreasing order of privacy loss, so that the
+outcomes up to a level u under Q have probability F(u) under P, the worst that Neyman and Pearson
+allow. The rare outcomes that pay at the ε of the question are scored where they pay most.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.runs import RunLaw
 from privtune.accounting.selection import Tuner
 
-__all__ = ["Instance"]
+__all__ = [
+    "Instance",
+    "Outcomes",
+    "best_of_runs",
+    "composition",
+    "first_to_pass",
+    "gaussian_outcomes",
+    "laplace_outcomes",
+    "mixed",
+    "sampled",
+    "split",
+    "two_sided",
+]
 
 Floats = NDArray[np.float64]
-_ROUNDING = 1e-6  # of masses, relative
+_ROUNDING = 1e-6  # of tuned masses, relative
+_SUMS = 1e-9  # of sums of masses, relative
+_CELL = 1e-12  # of the masses of the cells of one release, relative
 _LARGE = 4e-10  # mass, for each run, from which a difference of φ is right to that
+_GRID = 2000  # cells of a Gaussian release
+_REACH = 11.0  # standard deviations of it
+_PIECES = 200  # cells between the two half lines of a Laplace release
+_SIZE = 4096  # lattice points of a composition
+_SHARE = 16.0  # of which one loss takes so many for each deviation
+_RARE = 1e-25  # mass of outcomes whose losses need no place of their own
+_TINY = 1e-40  # mass of ends that are put into one cell
+_SIDE = 1024  # outcomes on each side of a product
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """The masses of finitely many outcomes with the record (p) and without it (q).
+
+    Args:
+        p: With the record.
+        q: Without it.
+        error: Relative error of each mass, that of one release by default.
+    """
+
+    p: Floats
+    q: Floats
+    error: float = _CELL
+
+    @cached_property
+    def losses(self) -> Floats:
+        """`log(p/q)`, infinite where a mass is missing; of what hardly happens, cut off."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            losses = np.nan_to_num(
+                np.log(self.p) - np.log(self.q), nan=0.0, posinf=np.inf, neginf=-np.inf
+            )
+        counts = np.isfinite(losses) & (np.maximum(self.p, self.q) > _RARE)
+        ends = losses[counts] if counts.any() else np.zeros(1)
+        inside = np.clip(losses, ends.min(), ends.max())
+        return np.asarray(np.where(np.isfinite(losses), inside, losses))
+
+    def flipped(self) -> Outcomes:
+        """Return the same, asked about without the record."""
+        return Outcomes(self.q, self.p, self.error)
+
+    def delta(self, epsilon: float) -> float:
+        """Return δ at this ε, rounded down, for P over Q."""
+        margin = _SUMS + self.error
+        scale = math.exp(min(epsilon, 700.0)) * (1.0 + margin)
+        return float(np.maximum(self.p * (1.0 - margin) - scale * self.q, 0.0).sum())
+
+    def epsilon(self, delta: float) -> float:
+        """Return an ε of at most 700 at which δ is above the target, nearly the largest; or 0."""
+        low, high = 0.0, 700.0
+        if self.delta(low) <= delta:
+            return 0.0
+        while high - low > 1e-5 * max(low, 1e-3):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
+        return low
+
+    def merged(self, size: int) -> Outcomes:
+        """Return at most so many outcomes: what is nearly of one loss counts as one."""
+        return self if self.p.size <= size else _Sum.of(self, size).outcomes
+
+
+class _Sum:
+    """Outcomes whose name is a whole multiple of a step, a power of two; names can be added."""
+
+    def __init__(self, power: int, lowest: int, p: Floats, q: Floats, error: float) -> None:
+        keep = np.flatnonzero((np.cumsum(p) > _TINY) | (np.cumsum(q) > _TINY))
+        first = int(keep[0])
+        rest = np.flatnonzero((np.cumsum(p[::-1]) > _TINY) | (np.cumsum(q[::-1]) > _TINY))
+        last = p.size - int(rest[0])
+        both = []
+        for masses in (p, q):
+            inner = masses[first:last].copy()
+            inner[0] += masses[:first].sum()
+            inner[-1] += masses[last:].sum()
+            both.append(inner)
+        self.power, self.lowest, (self.p, self.q) = power, lowest + first, both
+        self.error = error
+
+    @classmethod
+    def of(cls, outcomes: Outcomes, size: int = _SIZE) -> _Sum:
+        """Name outcomes by their loss, rounded to the nearest multiple of a step."""
+        finite = np.isfinite(outcomes.losses)
+        losses, weights = outcomes.losses[finite], outcomes.p[finite] + 1e-300
+        deviation = math.sqrt(
+            np.average((losses - np.average(losses, weights=weights)) ** 2, weights=weights)
+        )
+        span = float(np.ptp(losses))
+        power = math.frexp(max(deviation / _SHARE, span / size, 1e-12))[1]
+        known = np.round(losses * 2.0**-power).astype(np.int64)
+        # What shows the record, or shows that it is not there, has a name beyond all others.
+        names = np.where(outcomes.losses > 0.0, known.max() + 1, known.min() - 1)
+        names[finite] = known
+        lowest = int(names.min())
+        places = names - lowest
+        p, q = (
+            np.bincount(places, masses).astype(np.float64) for masses in (outcomes.p, outcomes.q)
+        )
+        return cls(power, lowest, p, q, outcomes.error)
+
+    @property
+    def outcomes(self) -> Outcomes:
+        return Outcomes(self.p, self.q, self.error)
+
+    def coarser(self) -> _Sum:
+        """Merge every two neighbours."""
+        odd = self.lowest % 2
+        tail = (self.p.size + odd) % 2
+        p, q = (np.pad(m, (odd, tail)).reshape(-1, 2).sum(axis=1) for m in (self.p, self.q))
+        return _Sum(self.power + 1, (self.lowest - odd) // 2, p, q, self.error)
+
+    def __add__(self, other: _Sum) -> _Sum:
+        first, second = self, other
+        while first.power < second.power:
+            first = first.coarser()
+        while second.power < first.power:
+            second = second.coarser()
+        p, q = np.convolve(first.p, second.p), np.convolve(first.q, second.q)
+        error = first.error + second.error
+        total = _Sum(first.power, first.lowest + second.lowest, p, q, error)
+        while total.p.size > _SIZE:
+            total = total.coarser()
+        return total
+
+    def times(self, count: int) -> _Sum:
+        """Return the sum of so many."""
+        power, total = self, None
+        while count:
+            if count % 2:
+                total = power if total is None else total + power
+            count //= 2
+            if count:
+                power = power + power
+        return self if total is None else total
+
+
+def composition(parts: Sequence[tuple[Outcomes, int]]) -> Outcomes:
+    """Return what independent releases tell together, each so many times."""
+    if len(parts) == 1 and parts[0][1] == 1:
+        return parts[0][0]
+    sums = [_Sum.of(outcomes).times(count) for outcomes, count in parts]
+    if not sums:
+        return Outcomes(np.ones(1), np.ones(1))
+    total = sums[0]
+    for more in sums[1:]:
+        total = total + more
+    return total.outcomes
+
+
+def gaussian_outcomes(sigma: float) -> Outcomes:
+    """Return a Gaussian release, cut into cells."""
+    edges = np.linspace(-_REACH * sigma, 1.0 + _REACH * sigma, _GRID)
+    return Outcomes(_between((edges - 1.0) / sigma), _between(edges / sigma))
+
+
+def _between(z: Floats) -> Floats:
+    """Return the normal mass of the cells between and beyond edges, precise in both tails."""
+    z = np.concatenate([[-np.inf], z, [np.inf]])
+    tail = special.ndtr(-np.abs(z))
+    crossing = (z[:-1] < 0.0) & (z[1:] > 0.0)
+    same = np.abs(tail[1:] - tail[:-1])
+    return np.asarray(np.where(crossing, 1.0 - tail[1:] - tail[:-1], same))
+
+
+def laplace_outcomes(scale: float) -> Outcomes:
+    """Return a Laplace release, cut into cells."""
+    edges = np.linspace(0.0, 1.0, _PIECES + 1)
+    with np.errstate(over="ignore", under="ignore"):
+        inside = 0.5 * np.exp(-edges[:-1] / scale) * -np.expm1(-1.0 / (_PIECES * scale))
+        q = np.concatenate([[0.5], inside, [0.5 * np.exp(-1.0 / scale)]])
+    return Outcomes(q[::-1], q)
+
+
+def two_sided(epsilon: float, delta: float) -> Outcomes:
+    """Return the worst release that is (ε, δ)-DP (Kairouz, Oh, Viswanath, arXiv:1311.0776)."""
+    small = (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0)))
+    p = np.array([delta, 1.0 - delta - small, small, 0.0])
+    return Outcomes(p, p[::-1])
+
+
+def mixed(parts: Sequence[Outcomes], weights: Sequence[float]) -> Outcomes:
+    """Return the mixture whose component is shown."""
+    pairs = list(zip(parts, weights, strict=True))
+    return Outcomes(
+        np.concatenate([w * part.p for part, w in pairs]),
+        np.concatenate([w * part.q for part, w in pairs]),
+        max(part.error for part in parts),
+    )
+
+
+def sampled(outcomes: Outcomes, rate: float) -> Outcomes:
+    """Return the same on a Poisson sample."""
+    p = (1.0 - rate) * outcomes.q + rate * outcomes.p
+    return Outcomes(p, outcomes.q, outcomes.error)
+
+
+def split(tuning: Outcomes, training: Outcomes, rate: float) -> Outcomes:
+    """Return tuning and training of which the record is in exactly one."""
+    first, second = tuning.merged(_SIDE), training.merged(_SIDE)
+    p = rate * np.outer(first.p, second.q) + (1.0 - rate) * np.outer(first.q, second.p)
+    q = np.outer(first.q, second.q)
+    return Outcomes(p.ravel(), q.ravel(), first.error + second.error)
+
+
+def best_of_runs(base: Outcomes, runs: RunLaw, delta: float) -> Outcomes:
+    """Return the best of K with outcomes scored for P over Q at this δ."""
+    named = _Sum.of(base)
+    # Its losses say where to score; what it costs comes from the masses alone.
+    guide = LossPmf(2.0**named.power, named.lowest, named.p, 0.0)
+    instance = Instance(guide, runs, named.q)
+    target = instance.tuner.epsilon(delta)
+    p, q = instance.best(target if math.isfinite(target) else 1.0)
+    none = runs.zero_probability
+    # A mass moves where it is scored: φ' answers to the error of the sums below it.
+    error = base.error * (1.0 + runs.expected_runs)
+    return Outcomes(np.append(p, none), np.append(q, none), error)
+
+
+def first_to_pass(base: Outcomes, stop: float, delta: float) -> Outcomes:
+    """Return the first run that passes: small losses do, and those that pay; the others fail."""
+    order = np.argsort(base.losses)
+    p, q = base.p[order], base.q[order]
+    sums = np.append(0.0, np.cumsum(q))
+    low = np.unique(np.searchsorted(sums, np.linspace(0.0, 1.0, 12)))
+    high = np.unique(np.searchsorted(-np.cumsum(p[::-1])[::-1], -delta * 10.0 ** np.arange(-1, 6)))
+    best = None
+    for first in low:
+        for last in (*high, p.size):
+            failed = slice(min(first, last), last)
+            keep = np.ones(p.size)
+            keep[failed] = 0.0
+            out = [
+                np.append(keep * masses, stop * failing) / (stop + (1.0 - stop) * (1.0 - failing))
+                for masses, failing in ((p, p[failed].sum()), (q, q[failed].sum()))
+            ]
+            found = Outcomes(out[0], out[1], _SUMS + base.error / stop)
+            if best is None or found.delta(best.epsilon(delta)) > delta:
+                best = found
+    return best if best is not None else base
 
 
 class Instance:
@@ -30,15 +291,16 @@ class Instance:
     Args:
         base: One direction of the pair of a single run.
         runs: The law of the number of runs.
+        q: The masses of the outcomes without the record; by default what their losses say.
     """
 
-    def __init__(self, base: LossPmf, runs: RunLaw) -> None:
+    def __init__(self, base: LossPmf, runs: RunLaw, q: Floats | None = None) -> None:
         self.runs = runs
         keep = base.masses > 0.0
         self.losses = base.losses[keep][::-1]
         self.p = base.masses[keep][::-1]
         with np.errstate(over="ignore"):
-            self.q = np.exp(np.log(self.p) - self.losses)
+            self.q = np.exp(np.log(self.p) - self.losses) if q is None else q[keep][::-1]
         self.infinite = base.infinite
         self.tuner = Tuner(base, runs)
         # What rounding took away or added is given to an atom at the end: a legal pair again.
@@ -56,32 +318,35 @@ class Instance:
         """Return the masses of the tuned pair for one order of the atoms, on the safe side.
 
         The infinite atom of the base has the best score of all, which only helps. Differences of φ
-        are exact for atoms of some size; for small ones they would be rounding alone, which adds up
-        to more than a small δ. There ``p φ'(a) <= φ(b) - φ(a) <= p φ'(b)`` is used.
+        are exact for atoms of some size, where the law has no cap. Else φ' is convex: its mean over
+        an atom is at least its value at the middle, and at most the mean of those at both ends.
         """
         p = self.p[order] / (self.p.sum() + self.infinite)
         q = self.q[order] / self.q.sum()
         below_p = np.minimum(np.concatenate([[0.0], np.cumsum(p)]), 1.0)
         below_q = np.minimum(np.concatenate([[0.0], np.cumsum(q)]), 1.0)
-        gain_p, gain_q = np.diff(self.runs.pgf(below_p)), np.diff(self.runs.pgf(below_q))
-        enough = _LARGE * (1.0 + float(self.runs.pgf_derivative(1.0)))
-        least = p * self.runs.pgf_derivative(below_p[:-1])
-        most = q * self.runs.pgf_derivative(below_q[1:])
-        return (
-            np.where(gain_p > enough, gain_p, least) * (1.0 - _ROUNDING),
-            np.where(gain_q > enough, gain_q, most) * (1.0 + _ROUNDING),
-        )
+        slope = self.runs.pgf_derivative(below_q)
+        gain_p = p * self.runs.pgf_derivative(0.5 * (below_p[1:] + below_p[:-1]))
+        gain_q = q * 0.5 * (slope[1:] + slope[:-1])
+        if self.runs.cap is None:
+            enough = _LARGE * (1.0 + self.runs.expected_runs)
+            exact_p, exact_q = np.diff(self.runs.pgf(below_p)), np.diff(self.runs.pgf(below_q))
+            gain_p = np.where(exact_p > enough, exact_p, gain_p)
+            gain_q = np.where(exact_q > enough, exact_q, gain_q)
+        return gain_p * (1.0 - _ROUNDING), gain_q * (1.0 + _ROUNDING)
 
-    def delta(self, epsilon: float, count: int = 12) -> float:
-        """Return the largest δ at this ε among the instances that are tried."""
-        best = 0.0
+    def best(self, epsilon: float, count: int = 12) -> tuple[Floats, Floats]:
+        """Return the tuned pair of the instance with the largest δ at this ε among those tried."""
         z = np.exp(np.minimum(epsilon - self.losses, 700.0))
         pays = self.losses[self.tuner.support(z) > 0.0]
         lowest = float(pays[-1]) if pays.size else epsilon
-        for threshold in (math.inf, *np.linspace(lowest, epsilon, count)):
-            p, q = self.tuned(self.order(epsilon, float(threshold)))
-            best = max(best, float(np.maximum(p - math.exp(min(epsilon, 700.0)) * q, 0.0).sum()))
-        return best
+        thresholds = (math.inf, *np.linspace(lowest, epsilon, count))
+        tried = [self.tuned(self.order(epsilon, float(t))) for t in thresholds]
+        return max(tried, key=lambda pair: _delta(pair, epsilon))
+
+    def delta(self, epsilon: float) -> float:
+        """Return the largest δ at this ε among the instances that are tried."""
+        return _delta(self.best(epsilon), epsilon)
 
     def epsilon(self, delta: float) -> float:
         """Return an ε at which some instance still has a δ above the target, nearly the largest."""
@@ -95,3 +360,8 @@ class Instance:
             else:
                 high = middle
         return low
+
+
+def _delta(pair: tuple[Floats, Floats], epsilon: float) -> float:
+    p, q = pair
+    return float(np.maximum(p - math.exp(min(epsilon, 700.0)) * q, 0.0).sum())

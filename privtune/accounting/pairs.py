@@ -11,7 +11,7 @@ from dp_accounting.pld import privacy_loss_mechanism
 from numpy.typing import NDArray
 
 from privtune.accounting.curves import rdp_delta
-from privtune.accounting.pmf import LossPmf, from_profile
+from privtune.accounting.pmf import LossPmf, from_profile, lattice_cells
 from privtune.accounting.releases import Direction
 from privtune.accounting.selection import Threshold, Tuner
 
@@ -53,7 +53,7 @@ class Pair:
 
 
 def _symmetric(profile: Profile, step: float, top: float) -> Pair:
-    reach = max(math.ceil(top / step) + 1, 2)
+    reach = max(lattice_cells(top, step) + 1, 2)
     pmf = from_profile(profile, profile, step, -reach, reach)
     return Pair(pmf, pmf)
 
@@ -88,8 +88,8 @@ def on_lattice(pair: Pair, step: float) -> Pair:
     """Return a pair on the given lattice that dominates a pair on its own lattice."""
 
     def convert(pmf: LossPmf, other: LossPmf) -> LossPmf:
-        highest = max(math.ceil(float(pmf.losses[-1]) / step) + 1, 1)
-        lowest = min(-math.ceil(float(other.losses[-1]) / step) - 1, -1)
+        highest = max(lattice_cells(float(pmf.losses[-1]), step) + 1, 1)
+        lowest = min(-lattice_cells(float(other.losses[-1]), step) - 1, -1)
         return from_profile(pmf.delta, other.delta, step, lowest, highest)
 
     remove = convert(pair.remove, pair.add)
@@ -130,8 +130,8 @@ def tuner_pair(remove: Tuner | Threshold, add: Tuner | Threshold, size: int) -> 
         return Pair(pmf, pmf)
     second = add.profile(size)
     step = min(first.step, second.step)
-    high = math.ceil(first.size * first.step / step)
-    low = math.ceil(second.size * second.step / step)
+    high = lattice_cells(first.size * first.step, step)
+    low = lattice_cells(second.size * second.step, step)
     return Pair(
         from_profile(first.delta, second.delta, step, -low, high),
         from_profile(second.delta, first.delta, step, -high, low),

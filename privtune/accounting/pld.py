@@ -12,14 +12,15 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
+from privtune.accounting._checks import LARGEST
 from privtune.accounting.curves import rdp_epsilon
-from privtune.accounting.events import Composed, Event, Gaussian, Repeated, flatten
+from privtune.accounting.events import ZCDP, Event, Gaussian, flatten
 from privtune.accounting.pairs import Pair
-from privtune.accounting.pmf import compose
-from privtune.accounting.rdp import rdp_curve
+from privtune.accounting.pmf import GridError, compose, nothing
+from privtune.accounting.rdp import composed_curve
 from privtune.accounting.registry import Tuners, entry
 
-__all__ = ["default_step", "event_pair", "fine_pair", "has_pair", "tuners"]
+__all__ = ["default_step", "event_pair", "fine_pair", "no_pair", "tuners"]
 
 _COARSE = 0.1  # lattice step over the deviation of one loss; adds about 5e-4 to ε, halved on demand
 _MANY = 64  # different parts beyond which only the Rényi account is computed
@@ -28,12 +29,17 @@ _JOINT = 0.01  # the same for releases that share a sample, which are composed b
 _INNER_DELTA = 1e-6  # for which the lattice of an event inside another one is chosen
 
 
-def has_pair(parts: Mapping[Event, int]) -> bool:
-    """Whether a dominating pair can be built for all parts in reasonable time."""
-    return len(parts) <= _MANY and all(
-        entry(part).private and all(has_pair(flatten(e)) for e in entry(part).shown(part))
-        for part in parts
-    )
+def no_pair(parts: Mapping[Event, int]) -> str:
+    """Return why no dominating pair is built for all parts; nothing if it is."""
+    if len(parts) > _MANY:
+        return f"not computed: more than {_MANY} different parts"
+    for part in parts:
+        if not entry(part).private:
+            return "nothing is guaranteed"
+        for child in entry(part).shown(part):
+            if reason := no_pair(flatten(child)):
+                return reason
+    return ""
 
 
 def default_step(
@@ -50,11 +56,13 @@ def default_step(
     deviation of the losses or, where rare large losses dominate it, from ε itself, of which `near`
     is a guess; without one the Rényi account is asked.
     """
-    merged = _merge_gaussians(parts)
+    merged = _merged(parts)
     count = sum(merged.values())
+    if not count:
+        return 1.0  # of nothing: any lattice will do
     variance = _variance(merged)
     step = _COARSE * math.sqrt(variance / count)
-    rough = 0.5 * (rdp_epsilon(rdp_curve(_as_event(parts)), delta) if near is None else near)
+    rough = 0.5 * (rdp_epsilon(composed_curve(parts), delta) if near is None else near)
     if math.isfinite(rough):
         tilt = 1.0 + 2.0 * math.log(1.0 / delta) / max(rough, 1e-9)
         step = max(step, math.sqrt(_SHARE * rough / (count * tilt)))
@@ -65,23 +73,27 @@ def _variance(parts: Mapping[Event, int]) -> float:
     return sum(n * entry(part).deviation(part, _PAIRS) ** 2 for part, n in parts.items())
 
 
-def _as_event(parts: Mapping[Event, int]) -> Event:
-    return Composed([Repeated(number, part) for part, number in parts.items()])
-
-
-def _merge_gaussians(parts: Mapping[Event, int]) -> dict[Event, int]:
-    """Return the parts with all unsampled Gaussians merged into the one they equal."""
-    total = 0.0
+def _merged(parts: Mapping[Event, int]) -> dict[Event, int]:
+    """Return the parts with all unsampled Gaussians, and all zCDP, merged into what they equal."""
+    precision, rho = 0.0, 0.0
     merged: dict[Event, int] = {}
     for part, count in parts.items():
-        precision = entry(part).precision(part)
-        if precision is None:
-            merged[part] = count
+        known = entry(part)
+        if (found := known.precision(part)) is not None:
+            precision += count * found
+        elif (found := known.rho(part)) is not None:
+            rho += count * found
         else:
-            total += count * precision
-    if total > 0.0:
-        gaussian = Gaussian(1.0 / math.sqrt(total))
-        merged[gaussian] = merged.get(gaussian, 0) + 1
+            merged[part] = count
+    if precision > 0.0:
+        noise = 1.0 / math.sqrt(precision)
+        if noise * LARGEST < 1.0:
+            raise GridError("the noise is too small.")
+        merged[Gaussian(min(noise, LARGEST))] = 1
+    if rho > LARGEST:
+        raise GridError("the divergence is too large.")
+    if rho > 0.0:
+        merged[ZCDP(rho)] = 1
     return merged
 
 
@@ -95,8 +107,8 @@ def event_pair(parts: Mapping[Event, int], step: float) -> Pair:
     Raises:
         GridError: The pair does not fit on a lattice of reasonable size.
     """
-    merged = tuple(_merge_gaussians(parts).items())
-    return _composed_pair(merged, step)
+    merged = tuple(_merged(parts).items())
+    return _composed_pair(merged, step) if merged else Pair(nothing(step), nothing(step))
 
 
 @lru_cache(maxsize=16)

@@ -19,7 +19,16 @@ from scipy import fft, signal
 
 from privtune.errors import PrivTuneError
 
-__all__ = ["GridError", "LossPmf", "compose", "from_cells", "from_profile", "mixture"]
+__all__ = [
+    "GridError",
+    "LossPmf",
+    "compose",
+    "from_cells",
+    "from_profile",
+    "lattice_cells",
+    "mixture",
+    "nothing",
+]
 
 Floats = NDArray[np.float64]
 _TAIL = 60.0  # windows leave out a probability below exp(-60); it is charged, not forgotten
@@ -27,14 +36,28 @@ _TILT = 30.0  # the saddle point of the third tilt sits where the tail is about 
 _STRETCH = 0.55
 _WRAP = 37.0  # mass that wraps around must stay below exp(-37), one rounding error
 _MAX_SIZE = 2**23
+_MAX_PROFILE = 2**19
+_WIDEST = 300.0  # lattice step; wider ones hold e^loss of two points only
 _EPS = 2.0**-53
 _EXTENDED = float(np.finfo(np.longdouble).eps) / 2.0
 _NEGLIGIBLE = 50.0
+_LEAST = 1e-300  # mass by which one may divide
 _PLAIN = 256  # up to so many releases double precision suffices
 
 
 class GridError(PrivTuneError):
     """A loss distribution does not fit on any grid of reasonable size."""
+
+
+def lattice_cells(loss: float, step: float) -> int:
+    """Return how many steps reach up to a loss, rounded up.
+
+    Raises:
+        GridError: More than 2^23, no number, or steps of which e^step is none.
+    """
+    if not 0.0 < step <= _WIDEST or not abs(loss) / step <= _MAX_SIZE:
+        raise GridError(f"losses of {abs(loss):.3g} do not fit on a lattice of step {step:.3g}.")
+    return math.ceil(loss / step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +75,11 @@ class LossPmf:
     lowest: int
     masses: Floats
     infinite: float
+
+    def __post_init__(self) -> None:
+        total = float(self.masses.sum()) + self.infinite
+        if not 0.0 < self.step <= _WIDEST or not 0.0 < total < math.inf:
+            raise GridError("the numbers of a loss distribution leave their range.")
 
     @cached_property
     def losses(self) -> Floats:
@@ -129,13 +157,13 @@ class LossPmf:
     @cached_property
     def mean(self) -> float:
         """Mean of the finite part of the loss under P."""
-        return float(self.masses @ self.losses) / float(self.masses.sum())
+        return float(self.masses @ self.losses) / max(float(self.masses.sum()), _LEAST)
 
     @cached_property
     def deviation(self) -> float:
         """Standard deviation of the finite part of the loss under P."""
         square = float(self.masses @ (self.losses - self.mean) ** 2)
-        return math.sqrt(square / float(self.masses.sum()))
+        return math.sqrt(square / max(float(self.masses.sum()), _LEAST))
 
     def reversed_delta(self, epsilon: Floats) -> Floats:
         """Return the profile of the swapped pair, through `1 - e^ε + e^ε δ(-ε)`."""
@@ -143,6 +171,11 @@ class LossPmf:
         with np.errstate(over="ignore", invalid="ignore"):
             value = -np.expm1(points) + np.exp(points) * self.delta(-points)
         return np.clip(np.where(np.isfinite(value), value, 1.0), 0.0, 1.0)
+
+
+def nothing(step: float) -> LossPmf:
+    """Return the pair of a release about nothing: no loss at all."""
+    return LossPmf(step, 0, np.ones(1), 0.0)
 
 
 def from_cells(
@@ -194,7 +227,12 @@ def from_profile(
         step: Distance of two lattice points.
         lowest: First lattice index, below 0.
         highest: Last lattice index, above 0; the bound there becomes the mass at infinity.
+
+    Raises:
+        GridError: More than 2^19 points, which would take seconds.
     """
+    if highest - lowest > _MAX_PROFILE:
+        raise GridError(f"a profile needs {highest - lowest} lattice points.")
     up = np.arange(0.0, highest + 1) * step
     down = np.arange(0.0, -lowest + 1) * step
     high = np.clip(profile(up), 0.0, 1.0)
@@ -237,11 +275,12 @@ def _convex(values: Floats, step: float) -> Floats:
             hull.pop()
         hull.append(i)
     vertices = np.asarray(hull)
-    place = np.searchsorted(vertices, np.arange(size), side="right") - 1
-    place = np.minimum(place, vertices.size - 2)
-    start, end = vertices[place], vertices[place + 1]
-    width = np.expm1(np.minimum((end - start) * step, 700.0))
-    share = np.expm1((np.arange(size) - start) * step) / width
+    place = np.arange(size)
+    edge = np.minimum(np.searchsorted(vertices, place, side="right") - 1, vertices.size - 2)
+    start, end = vertices[edge], vertices[edge + 1]
+    width = np.expm1((start - end) * step)
+    # (x - x_start)/(x_end - x_start) in x = e^ε, without a number that is large.
+    share = np.exp((place - end) * step) * np.expm1((start - place) * step) / width
     return np.asarray(values[start] + share * (values[end] - values[start]))
 
 
@@ -257,7 +296,7 @@ def _convex_across(values: Floats, zero: int, step: float) -> Floats:
     # Only where δ is not tiny: adding the kink costs the digits below 1e-16.
     large = np.flatnonzero(values > 1e-10)
     first, last = int(large[0]), int(large[-1])
-    kink = np.maximum(-np.expm1((np.arange(first, last + 1) - zero) * step), 0.0)
+    kink = -np.expm1(np.minimum(np.arange(first, last + 1) - zero, 0) * step)
     values = values.copy()
     values[first : last + 1] = _convex(values[first : last + 1] + kink, step) - kink
     return np.maximum(values, 0.0)
@@ -345,6 +384,8 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
     step = parts[0][0].step
+    if not all(pmf.masses.any() and pmf.infinite < 1.0 for pmf, _ in parts):
+        return LossPmf(step, 0, np.zeros(1), 1.0)
     log_finite = sum(count * math.log1p(-pmf.infinite) for pmf, count in parts)
     origin = sum(count * pmf.lowest for pmf, count in parts)
     reach = sum(count * (pmf.masses.size - 1) for pmf, count in parts)
@@ -363,8 +404,8 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
     # A measure tilted to the far tail reaches further up than P itself.
     top += _STRETCH * (top - sum(count * pmf.mean for pmf, count in parts))
     theta = _fitting_tilt(upper, theta, top)
-    high = min(math.ceil(top / step) + 1, origin + reach)
-    low = max(math.floor(-bottom / step) - 1, origin)
+    high = min(lattice_cells(top, step) + 1, origin + reach)
+    low = max(-lattice_cells(bottom, step) - 1, origin)
     high = max(high, low)
     size = max(high - low + 1, *(pmf.masses.size for pmf, _ in parts))
     if size > _MAX_SIZE:

@@ -7,7 +7,7 @@ is the only module that imports autodp.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -21,7 +21,7 @@ from privtune.accounting.moments import sampled_gaussian_curves
 from privtune.accounting.registry import entry
 from privtune.errors import PrivTuneError
 
-__all__ = ["rdp_curve"]
+__all__ = ["composed_curve", "rdp_curve"]
 
 Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
@@ -53,7 +53,11 @@ def rdp_curve(event: Event) -> Floats:
     Raises:
         PrivTuneError: A value came out NaN or negative; no number is reported then.
     """
-    parts = flatten(event)
+    return composed_curve(flatten(event))
+
+
+def composed_curve(parts: Mapping[Event, int]) -> Floats:
+    """Return the same for what `flatten` returns."""
     if not parts:
         return np.zeros_like(ORDERS)
     mechanisms = [

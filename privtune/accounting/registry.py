@@ -6,6 +6,7 @@ other module asks for the type of an event to decide how it is charged, scaled o
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from privtune.accounting._checks import LARGEST
 from privtune.accounting.curves import (
     ORDERS,
     mixture_curve,
@@ -25,6 +27,7 @@ from privtune.accounting.curves import (
 )
 from privtune.accounting.events import (
     ZCDP,
+    Adjacency,
     ApproximateDP,
     Composed,
     Event,
@@ -41,6 +44,18 @@ from privtune.accounting.events import (
     WorstOf,
 )
 from privtune.accounting.joint import joint_curve, joint_deviation
+from privtune.accounting.lower import (
+    Outcomes,
+    best_of_runs,
+    composition,
+    first_to_pass,
+    gaussian_outcomes,
+    laplace_outcomes,
+    mixed,
+    sampled,
+    split,
+    two_sided,
+)
 from privtune.accounting.moments import sampled_gaussian_curve
 from privtune.accounting.pairs import (
     THIN,
@@ -58,13 +73,14 @@ from privtune.accounting.releases import Direction, loss_deviation, sampled_gaus
 from privtune.accounting.runs import Geometric
 from privtune.accounting.selection import Threshold, Tuner
 from privtune.accounting.subsampled import amplified, amplified_curve, split_curve, tabulate
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 
 __all__ = [
     "ENTRIES",
     "Atom",
     "Choice",
     "Entry",
+    "Instances",
     "Look",
     "Pairs",
     "UnknownEventError",
@@ -74,6 +90,7 @@ __all__ = [
     "scaled",
     "text",
     "training",
+    "under",
 ]
 
 Floats = NDArray[np.float64]
@@ -89,6 +106,7 @@ Look = tuple[float, tuple[Atom, ...]]
 
 _PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabulated
 _THRESHOLD_SIZE = 400
+_MOST_PARTS = 6  # of which every two are composed; of more, the dearest twice
 
 
 class UnknownEventError(PrivTuneError):
@@ -130,6 +148,23 @@ class Choice:
     threshold: bool
 
 
+class Instances(Protocol):
+    """What an entry may ask for the explicit instance of its event."""
+
+    @property
+    def delta(self) -> float:
+        """The δ at which runs are scored."""
+
+    def of(self, event: Event) -> Outcomes:
+        """Return the outcomes of an instance of an event."""
+
+    def dearest(self, events: Sequence[Event]) -> Outcomes:
+        """Return those of the event that costs most."""
+
+    def chosen(self, event: Event, choose: Callable[[Outcomes], Outcomes]) -> Outcomes:
+        """Return those of an event after a choice made for P over Q in the direction asked."""
+
+
 class Entry(ABC, Generic[E]):
     """What is to be known about one type of events. Every method is a reader of the type."""
 
@@ -138,6 +173,9 @@ class Entry(ABC, Generic[E]):
 
     replace_one: ClassVar[bool] = True
     """Whether the account holds under the replace-one adjacency, too."""
+
+    one_instance: ClassVar[bool] = True
+    """Whether the instance, given those of the children, is the same for every question."""
 
     paired_weight: ClassVar[bool] = False
     """Whether the pair may say more than the Rényi curve in a privacy filter."""
@@ -153,6 +191,10 @@ class Entry(ABC, Generic[E]):
     @abstractmethod
     def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
         """Return the dominating pair on the lattice of a composition."""
+
+    @abstractmethod
+    def instance(self, event: E, instances: Instances) -> Outcomes:
+        """Return the outcomes of a mechanism that fits the event and costs as much as is known."""
 
     @abstractmethod
     def scaled(self, event: E, factor: float) -> Event:
@@ -180,10 +222,18 @@ class Entry(ABC, Generic[E]):
         """Return (steps, rate) of the first training by DP-SGD in the event, None without one."""
         return next(filter(None, map(of, event.children())), None)
 
+    def replaced(self, event: E) -> Event:
+        """Return the event to account under replace-one, its children being such events already."""
+        return event
+
     # What only some types have; who asks says what None means.
 
     def precision(self, event: E) -> float | None:
         """Return 1/σ² of a Gaussian release about all records."""
+        return None
+
+    def rho(self, event: E) -> float | None:
+        """Return ρ of a release of which zero-concentrated DP is known, and nothing else."""
         return None
 
     def sampled_gaussian(self, event: E) -> tuple[float, float] | None:
@@ -232,6 +282,9 @@ class _Composition(Entry[E]):
 
     def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
         return pairs.at(event, step)
+
+    def instance(self, event: E, instances: Instances) -> Outcomes:
+        return instances.of(event)
 
     def scaled(self, event: E, factor: float) -> Event:
         return event
@@ -298,6 +351,9 @@ class _Gaussian(_Release[Gaussian]):
         pmf = sampled_gaussian(1.0, event.noise_multiplier, step, Direction.REMOVE)
         return Pair(pmf, pmf)
 
+    def instance(self, event: Gaussian, instances: Instances) -> Outcomes:
+        return gaussian_outcomes(event.noise_multiplier)
+
     def precision(self, event: Gaussian) -> float:
         return 1.0 / event.noise_multiplier**2
 
@@ -313,6 +369,9 @@ class _Laplace(_Release[Laplace]):
 
     def pair(self, event: Laplace, step: float, pairs: Pairs) -> Pair:
         return laplace_pair(event.noise_multiplier, step)
+
+    def instance(self, event: Laplace, instances: Instances) -> Outcomes:
+        return laplace_outcomes(event.noise_multiplier)
 
     def pure(self, event: Laplace) -> tuple[float, float]:
         return 1.0 / event.noise_multiplier, 0.0
@@ -377,6 +436,9 @@ class _PoissonSampled(Entry[PoissonSampled]):
         pair = pairs.unsampled(event.event, step / self.deviation(event, pairs))
         return Pair(*amplified(pair.remove, pair.add, event.rate, step))
 
+    def instance(self, event: PoissonSampled, instances: Instances) -> Outcomes:
+        return sampled(instances.of(event.event), event.rate)
+
     def scaled(self, event: PoissonSampled, factor: float) -> Event:
         return event
 
@@ -427,6 +489,8 @@ class _Composed(_Composition[Composed]):
 
 
 class _WorstOf(_Compound[WorstOf]):
+    one_instance = False
+
     def curve(self, event: WorstOf, of: CurveOf) -> Floats:
         curves = np.stack([of(child) for child in event.events])
         if event.weights is not None:
@@ -442,6 +506,11 @@ class _WorstOf(_Compound[WorstOf]):
             mixture([pair.add for pair in found], event.weights),
         )
 
+    def instance(self, event: WorstOf, instances: Instances) -> Outcomes:
+        if event.weights is None:
+            return instances.dearest(event.events)
+        return mixed([instances.of(child) for child in event.events], event.weights)
+
     def text(self, event: WorstOf, of: TextOf) -> str:
         kind = "worst of" if event.weights is None else "public mixture of"
         return f"{kind} {len(event.events)}"
@@ -451,11 +520,28 @@ class _WorstOf(_Compound[WorstOf]):
 
 
 class _Parallel(_Compound[Parallel]):
+    one_instance = False
+
     def curve(self, event: Parallel, of: CurveOf) -> Floats:
         return np.asarray(np.max([of(child) for child in event.events], axis=0))
 
     def own_pair(self, event: Parallel, fineness: float, pairs: Pairs) -> Pair:
         return worst_pair(_together(event.events, fineness, pairs))
+
+    def instance(self, event: Parallel, instances: Instances) -> Outcomes:
+        return instances.dearest(event.events)
+
+    def replaced(self, event: Parallel) -> Event:
+        # The record that goes and the one that comes may stand in two parts: the composition of
+        # the two dearest, whichever they are.
+        counts = Counter(event.events)
+        if len(event.events) == 1:
+            return event.events[0]
+        if len(counts) > _MOST_PARTS:
+            return Repeated(2, WorstOf(tuple(counts)))
+        both = [Composed(pair) for pair in itertools.combinations(counts, 2)]
+        both += [Composed((part, part)) for part, count in counts.items() if count > 1]
+        return both[0] if len(both) == 1 else WorstOf(both)
 
     def text(self, event: Parallel, of: TextOf) -> str:
         return f"{len(event.events)} disjoint parts of the data"
@@ -480,6 +566,13 @@ class _ZCDP(_Known[ZCDP]):
     def pair(self, event: ZCDP, step: float, pairs: Pairs) -> Pair:
         return zcdp_pair(event.rho, event.rho * ORDERS, step)
 
+    def instance(self, event: ZCDP, instances: Instances) -> Outcomes:
+        noise = 1.0 / math.sqrt(2.0 * max(event.rho, 1.0 / LARGEST))
+        return gaussian_outcomes(noise)
+
+    def rho(self, event: ZCDP) -> float:
+        return event.rho
+
 
 class _ApproximateDP(_Known[ApproximateDP]):
     def curve(self, event: ApproximateDP, of: CurveOf) -> Floats:
@@ -490,6 +583,9 @@ class _ApproximateDP(_Known[ApproximateDP]):
 
     def pair(self, event: ApproximateDP, step: float, pairs: Pairs) -> Pair:
         return approximate_pair(event.epsilon, event.delta, step)
+
+    def instance(self, event: ApproximateDP, instances: Instances) -> Outcomes:
+        return two_sided(event.epsilon, event.delta)
 
     def pure(self, event: ApproximateDP) -> tuple[float, float]:
         return event.epsilon, event.delta
@@ -507,6 +603,9 @@ class _NonPrivate(_Known[NonPrivate]):
     def deviation(self, event: NonPrivate, pairs: Pairs) -> float:
         return math.inf
 
+    def instance(self, event: NonPrivate, instances: Instances) -> Outcomes:
+        return two_sided(0.0, 1.0)
+
     def pair(self, event: NonPrivate, step: float, pairs: Pairs) -> Pair:
         raise UnknownEventError("data left without protection has no dominating pair.")
 
@@ -514,6 +613,7 @@ class _NonPrivate(_Known[NonPrivate]):
 class _Chosen(_Compound[E]):
     """Best of K and its kin."""
 
+    one_instance = False
     paired_weight = True
     size: ClassVar[int]
 
@@ -540,6 +640,10 @@ class _PrivateSelection(_Chosen[PrivateSelection]):
         remove = Tuner(pair.remove, event.runs)
         return remove, (remove if pair.add is pair.remove else Tuner(pair.add, event.runs))
 
+    def instance(self, event: PrivateSelection, instances: Instances) -> Outcomes:
+        delta = instances.delta
+        return instances.chosen(event.event, lambda base: best_of_runs(base, event.runs, delta))
+
     def text(self, event: PrivateSelection, of: TextOf) -> str:
         law = ", ".join(f"{k} {v}" for k, v in event.runs.to_dict().items() if k != "law")
         return f"best of K runs, K {event.runs.law.replace('_', ' ')} ({law})"
@@ -559,6 +663,10 @@ class _ThresholdSelection(_Chosen[ThresholdSelection]):
     def tuners(self, event: ThresholdSelection, fineness: float, pairs: Pairs) -> Tuners:
         pair = thinned(pairs.fine(event.event, fineness), fineness)
         return Threshold(pair.remove, event.stop), Threshold(pair.add, event.stop)
+
+    def instance(self, event: ThresholdSelection, instances: Instances) -> Outcomes:
+        delta = instances.delta
+        return instances.chosen(event.event, lambda base: first_to_pass(base, event.stop, delta))
 
     def text(self, event: ThresholdSelection, of: TextOf) -> str:
         return f"first run above a threshold, giving up with probability {event.stop:.6g}"
@@ -581,12 +689,19 @@ class _SubsampledTuning(_Compound[SubsampledTuning]):
         tuning, last = pairs.fine(event.tuning, fineness), pairs.fine(event.training, fineness)
         if event.variant == 1:
             first = thinned(tuning, fineness)
-            deviation = max(min(first.remove.deviation, last.remove.deviation), 1e-4)
-            step = 2.0 * THIN * deviation / fineness
+            deviations = [pair.remove.deviation for pair in (first, last)]
+            deviation = min((d for d in deviations if d > 0.0), default=1.0)
+            step = 2.0 * THIN * max(deviation, 1e-4) / fineness
             both = (first.remove, first.add), (last.remove, last.add)
             return Pair(*tabulate(*both, event.rate, step))
         removed, added = amplified(tuning.remove, tuning.add, event.rate, last.remove.step)
         return Pair(compose([(removed, 1), (last.remove, 1)]), compose([(added, 1), (last.add, 1)]))
+
+    def instance(self, event: SubsampledTuning, instances: Instances) -> Outcomes:
+        tuning, last = instances.of(event.tuning), instances.of(event.training)
+        if event.variant == 1:
+            return split(tuning, last, event.rate)
+        return composition([(sampled(tuning, event.rate), 1), (last, 1)])
 
     def text(self, event: SubsampledTuning, of: TextOf) -> str:
         return f"tuning on a subset at rate {event.rate:.6g}, variant {event.variant}"
@@ -632,6 +747,25 @@ def entry(event: Event) -> Entry[Any]:
     if found is None:
         raise UnknownEventError(f"a {event.type} event has no entry in the registry of accounts.")
     return found
+
+
+def under(event: Event, adjacency: Adjacency) -> Event:
+    """Return the event whose account, as of itself, holds for the event under an adjacency.
+
+    Raises:
+        InvalidInputError: The account of a part holds under add-remove only.
+    """
+    if adjacency is Adjacency.ADD_REMOVE:
+        return event
+    known = entry(event)
+    if not known.replace_one:
+        raise InvalidInputError(
+            "adjacency",
+            adjacency.value,
+            f"a {event.type} event is accounted under add-remove only",
+            "Convert its add-remove guarantee with group_privacy, which says what that costs.",
+        )
+    return known.replaced(event.rebuild([under(child, adjacency) for child in event.children()]))
 
 
 def scaled(event: Event, factor: float) -> Event:

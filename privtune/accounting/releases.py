@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from privtune.accounting.pmf import GridError, LossPmf, from_cells
+from privtune.accounting.pmf import GridError, LossPmf, from_cells, lattice_cells
 
 __all__ = ["Direction", "loss_deviation", "sampled_gaussian"]
 
@@ -93,10 +93,10 @@ def sampled_gaussian(
     low, high = _loss(ends, rate, sigma)
     if direction is Direction.ADD:
         low, high = -high, -low
-    lowest, highest = math.floor(low / step), math.ceil(high / step)
+    lowest, highest = -lattice_cells(-low, step), lattice_cells(high, step)
     if highest - lowest > _MAX_CELLS:
         raise GridError(f"one release needs {highest - lowest} lattice cells")
-    edges = np.arange(lowest, highest + 1) * step
+    edges = np.arange(float(lowest), float(highest + 1)) * step
     if direction is Direction.REMOVE:
         x = _point(edges, rate, sigma)
         base, moved = _between(x, 0.0, sigma), _between(x, 1.0, sigma)

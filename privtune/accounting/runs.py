@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -36,6 +36,7 @@ Floats = NDArray[np.float64]
 _MAX_MEAN = 1e6
 _MAX_CAP = 100_000
 _LEAST_LOG_GAMMA = -600.0
+_LEAST_LOG_KEPT = -200.0  # of a cap that cuts off nearly all; below, its few masses are summed
 _MAX_DRAW = 2**25  # a number of runs that nobody can make
 
 
@@ -70,6 +71,13 @@ class RunLaw(ABC):
         """Return φ''(x) of the uncapped law."""
 
     @abstractmethod
+    def _below(self, x: Floats, most: int, order: int) -> Floats:
+        """Return the share of the order-th derivative of φ at x that comes from K <= most + order.
+
+        For each law here that is a distribution function of its own family: a cap costs no sum.
+        """
+
+    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Return the law as JSON-ready data."""
 
@@ -90,19 +98,27 @@ class RunLaw(ABC):
         points = np.asarray(x, dtype=np.float64)
         if self.cap is None:
             return self._pgf_derivative(points)
-        pmf = _capped_pmf(self)
-        coefficients = (np.arange(pmf.size) * pmf)[1:]
-        return np.asarray(np.polynomial.polynomial.polyval(points, coefficients))
+        return self._capped_derivative(self._pgf_derivative, points, 1)
 
     def pgf_second_derivative(self, x: ArrayLike) -> Floats:
         """Return `φ''(x) = E[K (K-1) x^(K-2)]` for x in [0, 1]."""
         points = np.asarray(x, dtype=np.float64)
         if self.cap is None:
             return self._pgf_second(points)
-        pmf = _capped_pmf(self)
-        k = np.arange(pmf.size)
-        coefficients = (k * (k - 1) * pmf)[2:] if pmf.size > 2 else np.zeros(1)
-        return np.asarray(np.polynomial.polynomial.polyval(points, coefficients))
+        return self._capped_derivative(self._pgf_second, points, 2)
+
+    def _capped_derivative(
+        self, uncapped: Callable[[Floats], Floats], x: Floats, order: int
+    ) -> Floats:
+        """Return the order-th derivative of φ with the cap, from the one without."""
+        cap = self.cap if self.cap is not None else 0
+        if cap < order:
+            return np.zeros_like(x)
+        if self._log_kept > _LEAST_LOG_KEPT:
+            kept = self._below(x, cap - order, order) * math.exp(-self._log_kept)
+            return np.asarray(uncapped(x) * kept)
+        masses = np.polynomial.polynomial.polyder(_capped_pmf(self), order)
+        return np.asarray(np.polynomial.polynomial.polyval(x, masses))
 
     def pmf(self, k: ArrayLike) -> Floats:
         """Return `P(K = k)` for whole numbers k."""
@@ -299,6 +315,11 @@ class NegativeBinomial(RunLaw):
         log_value = _log_scale(shape, log_gamma) + _log_rest(log_gamma)
         return np.asarray(np.exp(log_value + (shape + 1.0) * self._reach(x)))
 
+    def _below(self, x: Floats, most: int, order: int) -> Floats:
+        # The terms of φ^(j) are those of (1 - s)^-(η+j) with s = (1-γ) x.
+        rest = (1.0 - x) + self.gamma * x  # 1 - s
+        return np.asarray(special.betainc(self.shape_parameter + order, most + 1.0, rest))
+
     def _pgf_second(self, x: Floats) -> Floats:
         ratio = -(self.shape_parameter + 1.0) * math.expm1(self.log_gamma) * np.exp(self._reach(x))
         return np.asarray(self._pgf_derivative(x) * ratio)
@@ -460,6 +481,9 @@ class Poisson(RunLaw):
     def _pgf_derivative(self, x: Floats) -> Floats:
         return np.asarray(self.mean * np.exp(self.mean * (x - 1.0)))
 
+    def _below(self, x: Floats, most: int, order: int) -> Floats:
+        return np.asarray(special.gammaincc(most + 1.0, self.mean * x))
+
     def _pgf_second(self, x: Floats) -> Floats:
         return np.asarray(self.mean**2 * np.exp(self.mean * (x - 1.0)))
 
@@ -523,6 +547,12 @@ class Binomial(RunLaw):
     def _pgf_derivative(self, x: Floats) -> Floats:
         p = self.mean / self.n
         return np.asarray(self.mean * (1.0 - p + p * x) ** (self.n - 1))
+
+    def _below(self, x: Floats, most: int, order: int) -> Floats:
+        p = self.mean / self.n
+        if most >= self.n - order:
+            return np.ones_like(x)
+        return np.asarray(special.bdtr(most, self.n - order, p * x / (1.0 - p + p * x)))
 
     def _pgf_second(self, x: Floats) -> Floats:
         p = self.mean / self.n

@@ -12,14 +12,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from privtune.accounting.pmf import LossPmf
+from privtune.accounting.pmf import LossPmf, lattice_cells
 from privtune.accounting.runs import Geometric, NegativeBinomial, RunLaw
 
 __all__ = ["Table", "Threshold", "Tuner", "invert", "profile_shift"]
 
 Floats = NDArray[np.float64]
+Curve = Callable[[Floats], Floats]
 _MAX_PIECES = 4096
 _MAX_EDGES = 100_000
+_MOVED = 1e-3  # relative, of what an edge of the bound on a threshold may move
 _ROUNDING = 1e-12  # of levels u and F, which are sums of masses
 
 
@@ -131,14 +133,16 @@ class Tuner:
         coarse = Tuner(base.coarsen(factor), self.runs) if factor > 1 else self
         pmf = coarse.base
         step = pmf.step
-        top = max(self.epsilon(1e-16), step)
-        count = math.ceil(top / step) + 1
+        # What the mass at infinity costs stays however large ε is.
+        lost = min(float(self.runs.pgf_derivative(1.0)) * pmf.infinite, 1.0)
+        top = max(self.epsilon(1e-16 + lost * (1.0 + 1e-9)), step)
+        count = lattice_cells(top, step) + 1
         # S(ε - ℓ) depends on the difference only: one table, one convolution of positive numbers.
         last = pmf.lowest + pmf.masses.size - 1
         offsets = np.arange(-last, count - pmf.lowest) * step
         support = coarse.support(np.exp(np.clip(offsets, -700.0, 700.0)))
         values = np.convolve(support, pmf.masses, mode="valid")
-        values += float(self.runs.pgf_derivative(1.0)) * pmf.infinite
+        values += lost
         return Table(step, np.minimum.accumulate(np.clip(values, 0.0, 1.0)))
 
 
@@ -165,13 +169,25 @@ class Threshold:
         def passing(u: Floats) -> Floats:
             return np.asarray(1.0 / (1.0 - go_on * u))
 
-        middle, half = 0.5 * (level[1:] + level[:-1]), 0.5 * np.diff(level)
-        slope = passing(middle) ** 2 * half
-        left = passing(level[:-1])
-        pass_q = passing(middle) + np.outer([-1.0, 1.0], go_on * slope)
-        fail_q = stop * (middle * passing(middle) + np.outer([-1.0, 1.0], slope))
-        self._pass_q = np.maximum(pass_q, left).ravel()
-        self._fail_q = np.maximum(fail_q, stop * level[:-1] * left).ravel()
+        # Chords and tangents are off by about (moved)²/4 across an edge: wide edges are split.
+        moved = go_on * passing(roc[1:]) * np.maximum(np.diff(roc), np.diff(level))
+        pieces = np.clip(np.ceil(moved / _MOVED), 1, _MAX_PIECES).astype(np.int64)
+        if pieces.sum() <= _MAX_EDGES:
+            level, roc = _split(level, pieces), _split(roc, pieces)
+        self.levels = level, roc
+
+        # Both are convex in u: tangents lie below. The one at the middle of an edge is the best, but
+        # where the edge is so wide that it falls below half the value at its left end.
+        left, right, middle = level[:-1], level[1:], 0.5 * (level[1:] + level[:-1])
+
+        def tangent(value: Curve, slope: Curve) -> Floats:
+            at = np.where(
+                value(middle) - slope(middle) * (middle - left) < 0.5 * value(left), left, middle
+            )
+            return np.concatenate([value(at) + slope(at) * (end - at) for end in (left, right)])
+
+        self._pass_q = tangent(passing, lambda u: go_on * passing(u) ** 2)
+        self._fail_q = tangent(lambda u: stop * u * passing(u), lambda u: stop * passing(u) ** 2)
         ends = np.concatenate([roc[:-1], roc[1:]])
         self._pass_p, self._fail_p = passing(ends), stop * ends * passing(ends)
 

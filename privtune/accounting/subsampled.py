@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from privtune.accounting.pmf import GridError, LossPmf, from_profile
+from privtune.accounting.pmf import GridError, LossPmf, from_profile, lattice_cells
 
 __all__ = [
     "amplified",
@@ -143,7 +143,7 @@ def tabulate(
         top = max(first.epsilon(_TOP_DELTA), second.epsilon(_TOP_DELTA))
         if not math.isfinite(top):
             top = max(float(first.losses[-1]), float(second.losses[-1]))
-        return np.arange(0.0, math.ceil(top / step) + 2) * step
+        return np.arange(0.0, lattice_cells(top, step) + 2) * step
 
     up, down = points(tuning[0], training[0]), points(tuning[1], training[1])
     high = np.array([split_delta(tuning[0], training[0], rate, float(e)) for e in up])

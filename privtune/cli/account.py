@@ -24,6 +24,7 @@ from privtune.accounting import (
 )
 from privtune.accounting import delta as account_delta
 from privtune.accounting import epsilon as account_epsilon
+from privtune.accounting.registry import ENTRIES
 from privtune.cli._common import AsJson, console, emit_json
 from privtune.errors import InvalidInputError
 
@@ -45,7 +46,15 @@ EventFile = Annotated[
 ]
 Delta = Annotated[float, typer.Option("--delta", help="Target delta, between 0 and 1.")]
 Epsilon = Annotated[float, typer.Option("--epsilon", help="Target epsilon.")]
-AdjacencyOption = Annotated[Adjacency, typer.Option("--adjacency", help="Neighbouring datasets.")]
+_REFUSED = " and ".join(kind.type for kind, known in ENTRIES.items() if not known.replace_one)
+AdjacencyOption = Annotated[
+    Adjacency,
+    typer.Option(
+        "--adjacency",
+        help=f"Neighbouring datasets. replace-one refuses {_REFUSED} events, and charges a parallel "
+        "event as its two dearest parts together.",
+    ),
+]
 MethodOption = Annotated[Method, typer.Option("--method", help="Which bounds may answer.")]
 
 
@@ -93,11 +102,10 @@ def epsilon_command(
     event = _read(event_file)
     answer = account_epsilon(event, delta, adjacency=adjacency, method=method.value)
     document = answer.to_dict()
-    if method is not Method.RDP and adjacency is Adjacency.ADD_REMOVE:
-        lower = lower_bound(event, delta)
-        if lower is not None:
-            # What an explicit instance costs: no valid bound lies below it.
-            document["bounds"]["lower"] = lower
+    if method is not Method.RDP:
+        # What an explicit instance costs: no valid bound lies below it.
+        lower = lower_bound(event, delta, adjacency=adjacency)
+        document["bounds"]["lower"] = lower if math.isfinite(lower) else "inf"
     _show(answer, "epsilon", document, as_json=as_json)
 
 
@@ -155,14 +163,17 @@ def explain_command(
     console.print(tree)
     console.print(
         f"ε of each part alone, at δ = {delta:g}. Parts do not add up: composition is cheaper than "
-        "the sum. “Saves” is what leaving the part out would save."
+        "the sum. “Saves” is what leaving the part out would save, “at least” what some "
+        "mechanism with this event costs."
     )
 
 
 def _line(node: Explanation) -> str:
     saved = f", saves {_number(node.saved)}" if node.saved is not None else ""
+    lower = f", at least {_number(node.lower)}" if node.lower is not None else ""
     return (
-        f"[bold]ε = {_number(node.epsilon)}[/bold]  {node.text} [dim]({node.method}{saved})[/dim]"
+        f"[bold]ε = {_number(node.epsilon)}[/bold]  {node.text} "
+        f"[dim]({node.method}{saved}{lower})[/dim]"
     )
 
 

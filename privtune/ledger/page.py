@@ -191,7 +191,13 @@ def _number(value: float | str) -> str:
 
 def _up(value: float | str) -> str:
     """Return an ε rounded up: what is printed holds."""
-    return "∞" if isinstance(value, str) else f"{math.ceil(value * 1e4 - 1e-9) / 1e4:g}"
+    return (
+        "∞"
+        if value == "inf"
+        else value
+        if isinstance(value, str)
+        else f"{math.ceil(value * 1e4 - 1e-9) / 1e4:g}"
+    )
 
 
 def _text(value: object) -> str:

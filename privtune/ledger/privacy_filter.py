@@ -78,6 +78,7 @@ ORDERS: tuple[float, ...] = (
 
 _RUNGS = 16
 _SAFETY = 1e-9
+_LARGEST = 700.0  # ε of which e^ε is a number; beyond, a profile stays what it is there
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def tabulate(delta_at: Callable[[float], float], highest: float, points: int = 2
     Returns:
         The profile, constant beyond ``highest``.
     """
-    grid = [highest * k / (points - 1) for k in range(points)]
+    top = min(highest, _LARGEST)
+    grid = [top * k / (points - 1) for k in range(points)]
     above = [min(1.0, delta_at(point)) for point in grid]
     # The profile of the reversed pair at −ε is 1 − e^−ε + e^−ε·δ(ε).
     below = [-math.expm1(-e) + math.exp(-e) * d for e, d in zip(grid, above, strict=True)]

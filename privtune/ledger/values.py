@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from privtune.accounting import Adjacency, Event
+from privtune.accounting.events import MAX_DEPTH
 from privtune.errors import InvalidInputError
 from privtune.names import NAME_RULE, check_text, is_name
 
@@ -141,6 +142,10 @@ class ChargeRequest:
     def __post_init__(self) -> None:
         if not isinstance(self.event, Event):
             raise InvalidInputError("event", self.event, "must be an Event of privtune.accounting")
+        if self.event.depth > MAX_DEPTH:  # what is recorded must be read again
+            raise InvalidInputError(
+                "event", self.event.type, f"must be nested {MAX_DEPTH} deep at most"
+            )
         for name in ("study", "arm", "note", "plan_digest"):
             check_text(getattr(self, name), name)
         if not all(isinstance(text, str) for pair in self.public.items() for text in pair):

@@ -11,13 +11,12 @@ import numpy as np
 from scipy.special import logsumexp
 
 from privtune.accounting import Adjacency, Event, Repeated
-from privtune.accounting.accountant import check_adjacency
 from privtune.accounting.curves import ORDERS
 from privtune.accounting.events import flatten
 from privtune.accounting.pld import fine_pair
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.rdp import rdp_curve
-from privtune.accounting.registry import entry
+from privtune.accounting.registry import entry, under
 from privtune.accounting.releases import Direction
 from privtune.errors import PrivTuneError
 
@@ -59,9 +58,8 @@ def weigh(event: Event, order: float, adjacency: Adjacency, slack: float = 0.0) 
     Whoever runs the event, chosen however, is simulated by a release that fails with probability at
     most the weight's δ, and else has at most its divergence, in either direction.
     """
-    check_adjacency(event, adjacency)
     divergence, delta = 0.0, 0.0
-    for part, count in flatten(event).items():
+    for part, count in flatten(under(event, adjacency)).items():
         known = entry(part)
         pure = known.pure(part) if known.fails(part) else None
         if pure is not None:
@@ -90,8 +88,9 @@ def _paired(part: Event, count: int, order: float) -> Weight | None:
     if not entry(part).paired_weight:
         return None
     try:
-        pair = _pair(part if count == 1 else Repeated(count, part))
-    except PrivTuneError:
+        with np.errstate(all="ignore"):
+            pair = _pair(part if count == 1 else Repeated(count, part))
+    except (PrivTuneError, ArithmeticError):
         return None
     moments = [
         float(logsumexp(pmf.log_masses + (order - 1) * pmf.losses)) / (order - 1) for pmf in pair

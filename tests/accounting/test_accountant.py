@@ -32,6 +32,7 @@ from privtune.accounting import (
 )
 from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.ledger.weights import weigh
 from tests.accounting.helpers import steps
 
 REPLACE = Adjacency.REPLACE_ONE
@@ -235,6 +236,28 @@ def test_replace_one_of_unsampled_events():
         answer = epsilon(event, 1e-5, adjacency=REPLACE)
         assert answer.adjacency is REPLACE
         assert answer.epsilon == epsilon(event, 1e-5).epsilon
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 7])
+def test_a_replaced_record_may_move_to_another_part(kinds):
+    """Two counts, one for each label: both change. The dearest two of a partition are charged."""
+    parts = [Gaussian(1.0), Gaussian(1.0), *[Gaussian(2.0 + i) for i in range(kinds)]]
+    exact = gaussian_epsilon(math.sqrt(2.0), 1e-5)
+    assert exact == pytest.approx(6.573, abs=1e-3)
+    two = epsilon(Parallel(parts[:2]), 1e-5, adjacency=REPLACE)
+    assert two.epsilon == pytest.approx(exact, rel=1e-9)
+    answer = epsilon(Parallel(parts), 1e-5, adjacency=REPLACE)
+    assert exact <= answer.epsilon <= exact * 1.002
+    assert epsilon(Parallel(parts), 1e-5).epsilon == pytest.approx(4.377, rel=2e-3)
+    apart = epsilon(Parallel([Gaussian(1.0), Gaussian(2.0)]), 1e-5, adjacency=REPLACE)
+    assert apart.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(1.25), 1e-5), rel=1e-6)
+    one = epsilon(Parallel([Gaussian(1.0)]), 1e-5, adjacency=REPLACE)
+    assert one.epsilon == epsilon(Gaussian(1.0), 1e-5).epsilon
+    tuned = PrivateSelection(Parallel(parts[:2]), Geometric(5))
+    both = PrivateSelection(Composed(parts[:2]), Geometric(5))
+    assert epsilon(tuned, 1e-5, adjacency=REPLACE).epsilon == epsilon(both, 1e-5).epsilon
+    ledger = [weigh(e, 8.0, REPLACE) for e in (Parallel(parts[:2]), Composed(parts[:2]))]
+    assert ledger[0] == ledger[1]
 
 
 def test_group_privacy_is_explicit_and_above_the_truth():

@@ -7,16 +7,33 @@ import time
 import pytest
 
 from privtune.accounting import (
+    ZCDP,
+    ApproximateDP,
     Binomial,
+    Composed,
+    Gaussian,
     Geometric,
+    Joint,
+    Laplace,
     Logarithmic,
+    Parallel,
     Poisson,
+    PoissonSampled,
     PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+    ThresholdSelection,
     TruncatedNegativeBinomial,
+    WorstOf,
     calibrate,
+    delta,
     epsilon,
+    event_from_dict,
+    event_from_json,
     lower_bound,
 )
+from privtune.accounting.bounds import Bounds
+from privtune.errors import PrivTuneError
 from tests.accounting.helpers import steps
 
 CORNERS = list(itertools.product((1e-6, 1e-3, 0.9, 1.0), (0.3, 100.0), (1, 10**6)))
@@ -100,3 +117,132 @@ def test_calibration_at_tiny_rates_warns_of_nothing(rate, count):
     """Losses so rare leave the tilt of the composition without an end of its own."""
     answer = calibrate(steps(rate, 1.0, count), epsilon=4.0, delta=1e-5)
     assert answer.guarantee.epsilon <= 4.0
+
+
+def nested(event, times, around):
+    for _ in range(times):
+        event = around(event)
+    return event
+
+
+TRAINING = steps(0.05, 2.0, 400)
+ANSWERED = {
+    "mass at infinity in company": Composed(
+        [PrivateSelection(ApproximateDP(1, 1e-6), Geometric(10)), Gaussian(3)]
+    ),
+    "nested selections in company": Composed(
+        [PrivateSelection(PrivateSelection(TRAINING, Geometric(5)), Geometric(3)), Gaussian(3)]
+    ),
+    "losses above 709": Composed([Laplace(0.001), Gaussian(1)]),
+    "approximate DP of 800": Composed([ApproximateDP(800, 0), Gaussian(1)]),
+    "tiny noise": Composed([Gaussian(0.002), Laplace(1)]),
+    "zCDP of 1500": Composed([ZCDP(1500), Gaussian(1), Laplace(1)]),
+    "tiny joint noise": Composed([PoissonSampled(0.5, Joint([Gaussian(0.02), Laplace(0.02)])), Gaussian(1)]),
+    "nothing, selected": PrivateSelection(Composed([]), Geometric(10)),
+    "nothing, to a threshold": ThresholdSelection(Composed([]), 0.1),
+    "nothing, beside": Parallel([Composed([])]),
+    "nothing, tuned on": SubsampledTuning(1, 0.1, Composed([]), Gaussian(1)),
+    "nothing, trained": SubsampledTuning(1, 0.1, Gaussian(1), Composed([])),
+    "nothing, in a mixture": WorstOf([Composed([]), Gaussian(1)], [0.5, 0.5]),
+    "nothing, selected in company": Composed([PrivateSelection(Composed([]), Poisson(2)), Gaussian(2)]),
+    "the least noise": PrivateSelection(Gaussian(1e-100), Geometric(10)),
+    "the most noise": PoissonSampled(0.5, Joint([Gaussian(1e100), Laplace(1e100)])),
+    "sixty-four deep": nested(Gaussian(10), 64, lambda e: PrivateSelection(e, Geometric(2))),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("what", list(ANSWERED))
+def test_every_event_is_answered(what):
+    event = ANSWERED[what]
+    for level in (1e-4, 0.9):
+        answer = epsilon(event, level)
+        assert lower_bound(event, level) <= answer.epsilon < math.inf
+        assert set(answer.bounds).isdisjoint(answer.reasons)
+        for reason in answer.reasons.values():
+            assert reason.startswith("beyond the lattice: ")
+            assert "\n" not in reason
+        assert 0.0 <= delta(event, min(answer.epsilon, 300.0)).delta <= 1.0
+
+
+def test_what_is_beyond_the_lattice_says_so():
+    event = Composed([Gaussian(0.002), Laplace(1)])
+    answer = epsilon(event, 1e-5)
+    assert answer.method == "rdp"
+    assert answer.to_dict()["bounds"]["pld"] == answer.reasons["pld"]
+    alone = epsilon(event, 1e-5, method="pld")
+    assert math.isinf(alone.epsilon)
+    assert alone.method == "none"
+    assert alone.reasons["pld"].startswith("beyond the lattice: ")
+    many = Composed([ApproximateDP(0.01 + i / 1e4, 1e-9) for i in range(65)] + [Gaussian(5)])
+    assert "more than 64 different parts" in epsilon(many, 1e-5).reasons["pld"]
+
+
+def test_a_bound_that_is_no_number_is_an_error():
+    with pytest.raises(PrivTuneError, match="no number"):
+        Bounds().add("pld", lambda: math.nan)
+
+
+REFUSED = {
+    "1e-320": lambda: Gaussian(1e-320),
+    "1e300": lambda: Laplace(1e300),
+    "an integer of 400 digits": lambda: Gaussian(10**400),
+    "an integer of 5,000 digits": lambda: Repeated(10**5000, Gaussian(1)),
+    "the same as text": lambda: event_from_json(
+        '{"type": "repeated", "event": {"type": "non_private"}, "count": 1' + "0" * 5000 + "}"
+    ),
+    "zCDP of 1e300": lambda: ZCDP(1e300),
+    "counts of 1e360": lambda: epsilon(nested(Gaussian(1), 40, lambda e: Repeated(10**9, e)), 1e-5),
+    "three thousand deep": lambda: nested(Gaussian(1), 3000, lambda e: Composed([e])),
+    "deep text": lambda: event_from_json('{"type": "composed", "events": [' * 50_000),
+    "deep lists": lambda: event_from_dict(nested({}, 5000, lambda e: {"type": e})),
+}
+
+
+@pytest.mark.parametrize("what", list(REFUSED))
+def test_what_is_refused_is_refused_in_one_sentence(what):
+    with pytest.raises(PrivTuneError) as caught:
+        REFUSED[what]()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+CAPPED = [
+    Geometric(20, maximum=100_000),
+    TruncatedNegativeBinomial(-0.5, 1000, maximum=100_000),
+    Poisson(1000, maximum=100_000),
+    Binomial(100_000, 1000, maximum=100_000),
+]
+
+
+@pytest.mark.parametrize("law", CAPPED, ids=lambda law: law.law)
+def test_a_cap_of_100000_runs_is_answered_at_once(law):
+    started = time.process_time()
+    event = PrivateSelection(TRAINING, law)
+    assert lower_bound(event, 1e-5) <= epsilon(event, 1e-5).epsilon < math.inf
+    assert time.process_time() - started < 5.0
+
+
+def test_sixty_parts_of_every_kind_are_answered_in_seconds():
+    some = [1 + 0.01 * i for i in range(15)]
+    event = Composed(
+        [
+            *[PrivateSelection(steps(0.01, s, 100), Geometric(5)) for s in some],
+            *[PoissonSampled(0.01, Joint([Gaussian(s), Laplace(3.0)])) for s in some],
+            *[WorstOf([steps(0.01, s, 100), Gaussian(4 + s)]) for s in some],
+            *[Parallel([steps(0.01, s, 100), Gaussian(4 + s)]) for s in some],
+        ]
+    )
+    started = time.process_time()
+    answer = epsilon(event, 1e-5)
+    assert answer.method == "pld"
+    assert lower_bound(event, 1e-5) <= answer.epsilon
+    assert time.process_time() - started < 10.0
+
+
+def test_many_zcdp_parts_are_one():
+    parts = [ZCDP(0.001 * i) for i in range(1, 11)]
+    apart = epsilon(Composed([*parts, steps(0.01, 1.0, 100)]), 1e-5)
+    together = epsilon(Composed([ZCDP(0.055), steps(0.01, 1.0, 100)]), 1e-5)
+    assert apart.method == "pld"
+    assert apart.epsilon == pytest.approx(together.epsilon, rel=1e-9)

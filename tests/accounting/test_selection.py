@@ -311,3 +311,30 @@ def test_a_tuner_composes_with_everything():
     # And a tuner can be tuned.
     nested = epsilon(PrivateSelection(tuned_event, Geometric(2)), 1e-5)
     assert alone < nested.epsilon < nested.bounds["rdp"]
+
+
+@given(masses, masses, st.floats(1e-4, 0.9))
+@settings(max_examples=25, deadline=None)
+def test_the_threshold_is_evaluated_as_its_proof_says(first, second, stop):
+    """Along every edge what is charged under Q lies below the function, under P above it."""
+    p, q = np.array(first) / sum(first), np.array(second) / sum(second)
+    bound = Threshold(finite_pmf(p, q), stop)
+    level, roc = bound.levels
+
+    def passing(u):
+        return 1 / (1 - (1 - stop) * u)
+
+    for share in (0.0, 0.01, 0.1, 0.3, 0.5, 0.8, 1.0):
+
+        def between(ends, share=share):
+            left, right = np.split(ends, 2)
+            return left + share * (right - left)
+
+        u = level[:-1] + share * np.diff(level)
+        top = roc[:-1] + share * np.diff(roc)
+        assert (between(bound._pass_q) <= passing(u) * (1 + 1e-12)).all()
+        assert (between(bound._fail_q) <= stop * u * passing(u) * (1 + 1e-12) + 1e-15).all()
+        assert (between(bound._pass_p) >= passing(top) * (1 - 1e-12)).all()
+        assert (between(bound._fail_p) >= stop * top * passing(top) * (1 - 1e-12)).all()
+        assert (bound._pass_q > 0.0).all()
+        assert (bound._fail_q >= 0.0).all()

@@ -1,0 +1,185 @@
+"""Random trees of events with extreme numbers: a bound, infinity with a reason, or one sentence.
+
+Forty trees by default; 5,000 with `PRIVTUNE_CAMPAIGN=full`. Each answer is held against an explicit
+instance, composed without transforms and rounded down.
+"""
+
+import math
+import os
+import random
+import time
+
+import pytest
+
+from privtune.accounting import (
+    ZCDP,
+    Adjacency,
+    ApproximateDP,
+    Binomial,
+    Composed,
+    Gaussian,
+    Geometric,
+    Joint,
+    Laplace,
+    Logarithmic,
+    NonPrivate,
+    Parallel,
+    Poisson,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+    ThresholdSelection,
+    TruncatedNegativeBinomial,
+    WorstOf,
+    delta,
+    epsilon,
+    event_from_json,
+    lower_bound,
+)
+from privtune.errors import PrivTuneError
+from privtune.ledger.weights import weigh
+
+FULL = os.environ.get("PRIVTUNE_CAMPAIGN") == "full"
+BATCHES, EACH = (50, 100) if FULL else (4, 10)
+SECONDS = 30.0  # of CPU, for all questions about one tree
+
+
+def number(rng, low, high, extremes):
+    """A number of a usual size, mostly; sometimes one from the ends of its range."""
+    if rng.random() < 0.15:
+        return rng.choice(extremes)
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+
+def noise(rng):
+    return number(rng, 0.2, 30.0, [1e-320, 1e-100, 1e-8, 0.01, 0.05, 1e3, 1e8, 1e100, 1e300])
+
+
+def law(rng):
+    mean = number(rng, 1.0, 100.0, [1.0, 1 + 1e-9, 1e4, 1e6])
+    cap = rng.choice([None, None, 1, 2, 50, 100_000])
+    return rng.choice(
+        [
+            lambda: Geometric(mean, maximum=cap),
+            lambda: Logarithmic(mean, maximum=cap),
+            lambda: TruncatedNegativeBinomial(rng.choice([-0.9, -0.5, 0.5, 2, 50]), mean, cap),
+            lambda: Poisson(mean, maximum=cap),
+            lambda: Binomial(max(int(mean), 1), rng.uniform(0.1, 1.0) * max(int(mean), 1)),
+            lambda: Binomial(max(int(mean), 1), float(max(int(mean), 1))),
+        ]
+    )()
+
+
+def leaf(rng):
+    single = [
+        lambda: Gaussian(noise(rng)),
+        lambda: Laplace(noise(rng)),
+        lambda: Joint([Gaussian(noise(rng)), Laplace(noise(rng))]),
+    ]
+    rate = number(rng, 1e-4, 1.0, [1e-300, 1e-9, 1.0, 1 - 1e-16])
+    return rng.choice(
+        [
+            *single,
+            *[lambda: PoissonSampled(rate, rng.choice(single)())] * 4,
+            lambda: ZCDP(number(rng, 1e-3, 2.0, [0.0, 1e-12, 1500.0, 1e100, 1e300])),
+            lambda: ApproximateDP(
+                number(rng, 0.01, 3.0, [0.0, 50.0, 800.0, 1e100]),
+                rng.choice([0.0, 1e-16, 1e-9, 1e-6, 0.5, 0.999999]),
+            ),
+            lambda: Composed([]),
+            *[NonPrivate] * (rng.random() < 0.1),
+        ]
+    )()
+
+
+def tree(rng, depth):
+    if depth == 0 or rng.random() < 0.15:
+        return leaf(rng)
+
+    def inner():
+        return tree(rng, depth - 1)
+
+    many = rng.choice([1, 2, 2, 3, 3, 60 if depth == 1 else 3])
+    return rng.choice(
+        [
+            lambda: Repeated(int(number(rng, 1, 3000, [1, 10**6, 10**9])), inner()),
+            lambda: Composed([inner() for _ in range(many)]),
+            lambda: WorstOf([inner() for _ in range(many)]),
+            lambda: WorstOf([inner() for _ in range(many)], [1.0 / many] * many),
+            lambda: Parallel([inner() for _ in range(many)]),
+            lambda: PrivateSelection(inner(), law(rng)),
+            lambda: ThresholdSelection(inner(), number(rng, 0.01, 1.0, [1e-6, 1.0])),
+            lambda: SubsampledTuning(
+                rng.choice([1, 2]), number(rng, 0.01, 0.9, [1e-300, 1 - 1e-12]), inner(), inner()
+            ),
+        ]
+    )()
+
+
+def one_sentence(error):
+    text = str(error)
+    assert text
+    assert "\n" not in text
+    assert len(text) < 700
+
+
+def ask(event, level, adjacency):
+    """Ask everything about one tree; return whether it has a finite bound."""
+    answer = epsilon(event, level, adjacency=adjacency)
+    assert answer.epsilon >= 0.0
+    if math.isinf(answer.epsilon):
+        assert answer.method in ("none", "non_private") or answer.bounds[answer.method] == math.inf
+    low = lower_bound(event, level, adjacency=adjacency)
+    assert low <= answer.epsilon * (1 + 1e-9), (low, dict(answer.bounds))
+    back = delta(event, min(answer.epsilon, 1e3), adjacency=adjacency)
+    assert 0.0 <= back.delta <= 1.0
+    weight = weigh(event, 8.0, adjacency, 1e-10)
+    assert weight.divergence >= 0.0
+    assert weight.delta >= 0.0
+    return math.isfinite(answer.epsilon)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_every_tree_has_an_answer(batch):
+    rng = random.Random(f"trees {batch}")
+    finite = answered = 0
+    for _ in range(EACH):
+        level = 10.0 ** rng.uniform(-15, -3)
+        adjacency = Adjacency.REPLACE_ONE if rng.random() < 0.25 else Adjacency.ADD_REMOVE
+        started = time.process_time()
+        event = None
+        try:
+            event = tree(rng, rng.randint(0, 6))
+            assert event_from_json(event.to_json()) == event
+            finite += ask(event, level, adjacency)
+            answered += 1
+        except PrivTuneError as error:
+            one_sentence(error)
+        except Exception as error:
+            shown = event.to_json()[:2000] if event is not None else "while it was made"
+            raise AssertionError(f"{shown} at {level!r} under {adjacency}") from error
+        spent = time.process_time() - started
+        assert spent < SECONDS, (spent, event.to_json()[:2000])
+    assert answered >= 0.2 * EACH
+    assert finite >= 0.1 * EACH
+
+
+@pytest.mark.parametrize("level", [1e-3, 1e-5, 1e-9])
+def test_the_instance_is_near_where_the_bound_is_tight(level):
+    """It must be able to tell a wrong bound: within a percent of a right one for a plain training."""
+    event = Repeated(400, PoissonSampled(0.05, Gaussian(2.0)))
+    answer = epsilon(event, level).epsilon
+    assert 0.99 * answer <= lower_bound(event, level) <= answer
+    mixed = Composed([event, Repeated(3, Laplace(4.0)), PoissonSampled(0.1, Laplace(1.0))])
+    assert 0.98 * epsilon(mixed, level).epsilon <= lower_bound(mixed, level)
+
+
+def test_the_instance_is_a_mechanism_that_dp_accounting_agrees_about():
+    from dp_accounting.pld import privacy_loss_distribution as reference
+
+    pld = reference.from_gaussian_mechanism(2.0, sampling_prob=0.05)
+    high = pld.self_compose(400).get_epsilon_for_delta(1e-5)
+    event = Repeated(400, PoissonSampled(0.05, Gaussian(2.0)))
+    assert 0.998 * high <= lower_bound(event, 1e-5) <= high
