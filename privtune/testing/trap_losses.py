@@ -26,9 +26,6 @@ _COUPLED: dict[str, Loss] = {
     "inputs standardised by the batch": lambda m, x, y: _ce(
         m((x - x.mean(0)) / (x.std(0, unbiased=False) + 1e-5)), y
     ),
-    "batch_norm in functional form": lambda m, x, y: _ce(
-        functional.batch_norm(m(x), None, None, training=True), y
-    ),
     "log_softmax over dim 0": lambda m, x, y: functional.nll_loss(
         torch.log_softmax(m(x), 0), y, reduction="none"
     ),
@@ -63,9 +60,6 @@ _COUPLED: dict[str, Loss] = {
     "one record's loss for all": lambda m, x, y: plain(m, x, y)[torch.zeros_like(y)],
     "their sum, expanded": lambda m, x, y: plain(m, x, y).sum().expand(len(x)),
     "scaled by the largest input, without autograd": lambda m, x, y: _scaled(m, x, y),
-    "scaled by a Python number of the batch": lambda m, x, y: (
-        plain(m, x, y) / float(x.abs().mean())
-    ),
 }
 
 
@@ -284,6 +278,14 @@ def _normalised(m: Any, x: T, y: T) -> T:
     return _ce(Inner.apply(m(x)), y)
 
 
+def _batch_norm(m: Any, x: T, y: T) -> T:
+    return _ce(functional.batch_norm(m(x), None, None, training=True), y)
+
+
+def _python_number(m: Any, x: T, y: T) -> T:
+    return plain(m, x, y) / float(x.abs().mean())
+
+
 def _own_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
 
@@ -360,13 +362,15 @@ def _neither(
 
 LOSSES: tuple[Trap, ...] = (
     *(trap for name, loss in _COUPLED.items() for trap in _both(name, loss)),
-    *_both("LSTM over the axis of records", plain, model=_lstm),
     *_both("transformer over the axis of records", plain, model=_encoder),
     *_both("attention over the batch", plain, model=Attention),
-    *_both("gradients centred by a hook", plain, "Gradients are coupled on their way back.", Reversed),
     *_both("gradients over the batch's norm", _normalised, "Gradients are coupled on their way back."),
-    *_both("a penalty on the batch's gradient", _penalised),
     *_both("a weight used twice", plain, "Opacus' hooks see one use of it.", Tied),
+    *_neither("batch_norm in functional form", _batch_norm, _CHANGES),
+    *_neither("scaled by a Python number of the batch", _python_number, _CHANGES),
+    *_neither("LSTM over the axis of records", plain, _CHANGES, _lstm),
+    *_neither("gradients centred by a hook", plain, "Gradients are coupled on their way back.", Reversed),
+    *_neither("a penalty on the batch's gradient", _penalised, _CHANGES),
     *_neither("BatchNorm", plain, "Batch statistics.", _own_batch_norm),
     *_neither(
         "running mean in a buffer", plain, "The buffer is a release of un-noised means.",
@@ -387,9 +391,15 @@ LOSSES: tuple[Trap, ...] = (
     *_neither("InstanceNorm with running statistics", plain, "Its buffers are un-noised means.",
               lambda: Instance(track=True)),
     *_neither("spectral norm", plain, "It changes its buffers by itself.", _spectral),
-    *_neither("augmentation by Python's random numbers", _augmented, "No stream of the trial's draws it."),
+    _refused(
+        "augmentation by Python's random numbers: by record", by_record(_augmented),
+        "No stream of the trial's draws it.",
+    ),
     *_neither("a loss that keeps a list of records", _remembering, "A step reads records that it does not charge."),
-    _alone("InstanceNorm: losses", plain, "Its statistics are a record's own.", lambda: Instance(track=False)),
+    Trap(
+        name="InstanceNorm: losses", objective=by_losses(plain, lambda: Instance(track=False)),
+        verdict="harmless", why="Its statistics are a record's own.", like="InstanceNorm: by record",
+    ),
     _alone("InstanceNorm: by record", plain, "Its statistics are a record's own.", lambda: Instance(track=False)),
 )  # fmt: skip
 """Traps in losses and models."""

@@ -93,12 +93,22 @@ def _swapped(trial: Trial, data: Toy) -> float:
     return score
 
 
-@_trap("refused", "training records as the validation split", "They were charged as disjoint.", when="after")
+@_trap(
+    "refused",
+    "training records as the validation split",
+    "They were charged as disjoint.",
+    when="after",
+)
 def _training_rows(trial: Trial, data: Toy) -> float:
     return trial.score(_fitted(trial, data), tuple(t[:30] for t in data.train))
 
 
-@_trap("refused", "validation records in the training set", "They were charged as disjoint.", when="after")
+@_trap(
+    "refused",
+    "validation records in the training set",
+    "They were charged as disjoint.",
+    when="after",
+)
 def _both(trial: Trial, data: Toy) -> float:
     train = tuple(torch.cat([t[:30], v]) for t, v in zip(data.train, data.validation, strict=True))
     return trial.score(_fitted(trial, data, train=train), data.validation)
@@ -211,7 +221,9 @@ def _edited(trial: Trial, data: Toy) -> float:
     return trial.score(model, data.validation)
 
 
-@_trap("harmless", "an attribute of the trial", "It stays inside the trust boundary.", like="selection")
+@_trap(
+    "harmless", "an attribute of the trial", "It stays inside the trust boundary.", like="selection"
+)
 def _noted(trial: Trial, data: Toy) -> float:
     model = _fitted(trial, data)
     trial.set_user_attr("loss", float(plain(model, *data.train).mean()))
@@ -219,7 +231,10 @@ def _noted(trial: Trial, data: Toy) -> float:
 
 
 @_trap(
-    "undecidable", "a range from the data", "Ranges are numbers of the objective's.", severity="high"
+    "undecidable",
+    "a range from the data",
+    "Ranges are numbers of the objective's.",
+    severity="high",
 )
 def _range(trial: Trial, data: Toy) -> float:
     largest = float(data.train[0].norm(dim=1).max())
@@ -289,10 +304,10 @@ def _faces(trial: Trial, data: Toy) -> float:
     severity="high",
 )  # fmt: skip
 def _chosen(trial: Trial, data: Toy) -> float:
-    x = torch.cat([data.validation[0], data.validation[0]])
-    y = torch.cat([data.validation[1], data.validation[1]])
-    easy = (_memorised(data)(x).argmax(1) == y).long().argsort(descending=True, stable=True)[:30]
-    return trial.score(_fitted(trial, data), (x[easy], y[easy]))
+    x, y = data.validation
+    easy = (x[:, :3].argmax(1) == y).long().argsort(descending=True, stable=True)
+    rows = easy[: len(y) // 2].repeat(2)
+    return trial.score(_fitted(trial, data), (x[rows], y[rows]))
 
 
 TRIALS: tuple[Trap, ...] = tuple(_TRIALS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,8 +14,8 @@ from privtune.strategies import Everything, Fixed, PapernotSteinke, Plan
 from privtune.study.objective import ObjectiveFiles, plan_objective, rehearse
 from privtune.study.user_training import DPSGD, Validation
 from privtune.testing.trap import HELD_OUT, RECORDS, Objective, Toy, Trap
-from privtune.testing.trap_losses import LOSSES
 from privtune.testing.trap_loops import LOOPS
+from privtune.testing.trap_losses import LOSSES
 from privtune.testing.trap_trials import TRIALS
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ __all__ = ["TRAPS", "Outcome", "run"]
 TRAPS: tuple[Trap, ...] = (*LOSSES, *LOOPS, *TRIALS)
 """Every trap."""
 
-LOOP = DPSGD(records=RECORDS, epochs=1, expected_batch_size=20)
+LOOP = DPSGD(records=RECORDS, epochs=1, expected_batch_size=12)
 BUDGET = Budget(6.0, 1e-5, name="traps")
 
 _ARMS = {
