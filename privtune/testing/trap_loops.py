@@ -721,26 +721,35 @@ def _compiled(trial: Trial, data: Toy) -> float:
     return trial.score(made, data.validation)
 
 
-@_trap("harmless", "momentum encoder", "It is made of releases alone.")
-def _momentum(trial: Trial, data: Toy) -> float:
-    model, _, private = begin(trial, data)
-    slow = copy.deepcopy(model).requires_grad_(False)
+def momentum_encoder(**options: Any) -> Any:
+    """Return the objective of a model that follows a slow copy of itself."""
 
-    def loss(m: Any, x: T, y: T) -> T:
-        return plain(m, x, y) + (m(x) - slow(x)).square().sum(1)
+    def objective(trial: Trial, data: Toy) -> float:
+        model, _, private = begin(trial, data, **options)
+        slow = copy.deepcopy(model).requires_grad_(False)
 
-    def follow(done: int, planned: int) -> None:
-        with torch.no_grad():
-            for p, q in zip(slow.parameters(), model.parameters(), strict=True):
-                p.lerp_(q, 0.1)
+        def loss(m: Any, x: T, y: T) -> T:
+            return plain(m, x, y) + (m(x) - slow(x)).square().sum(1)
 
-    private.fit(loss, on_step=follow)
-    return trial.score(model, data.validation)
+        def follow(*_: int) -> None:
+            with torch.no_grad():
+                for p, q in zip(slow.parameters(), model.parameters(), strict=True):
+                    p.lerp_(q, 0.1)
+
+        private.fit(loss, on_step=follow)
+        return trial.score(model, data.validation)
+
+    return objective
+
+
+_trap(
+    "harmless", "momentum encoder", "It is made of releases alone.", like="momentum encoder, one by one"
+)(momentum_encoder())  # fmt: skip
 
 
 # What nothing can see.
 
-LATE = 3  # a step that is not replayed under the zoo's seeds
+LATE = 2  # a step that is not replayed under the zoo's seeds
 
 
 def _undecidable(name: str, severity: str, why: str, **options: Any) -> Callable[[Any], Any]:

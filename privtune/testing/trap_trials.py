@@ -213,7 +213,7 @@ def _pruned(trial: Trial, data: Toy) -> float:
 
 @_trap(
     "harmless", "params edited", "They are a copy: what is released are the suggestions.",
-    like="selection",
+    like="by record",
 )  # fmt: skip
 def _edited(trial: Trial, data: Toy) -> float:
     model = _fitted(trial, data)
@@ -222,7 +222,7 @@ def _edited(trial: Trial, data: Toy) -> float:
 
 
 @_trap(
-    "harmless", "an attribute of the trial", "It stays inside the trust boundary.", like="selection"
+    "harmless", "an attribute of the trial", "It stays inside the trust boundary.", like="by record"
 )
 def _noted(trial: Trial, data: Toy) -> float:
     model = _fitted(trial, data)
