@@ -291,7 +291,7 @@ class Trial:
                 )
             score = -math.inf if math.isnan(known) else known
         layout = self._private.layout
-        named = {n: p.detach() for n, p in self._model.named_parameters()}
+        named = {n: p.detach() for n, p in self._private.bare.named_parameters()}
         weights = layout.flatten(named).cpu().clone()
         if score is not None and not bool(weights.isfinite().all()):
             score = -math.inf
@@ -307,7 +307,10 @@ class Trial:
 
     def _is_own(self, model: object) -> bool:
         """Say whether this is the trial's model, bare or with hooks on it."""
-        return model is self._model or getattr(model, "_module", None) is self._model
+        bare = None if self._private is None else self._private.bare
+        return model is self._model or (
+            bare is not None and getattr(model, "_module", model) is bare
+        )
 
     def _hyperparameters(self, method: Method[Any], given: Mapping[str, float]) -> dict[str, float]:
         """Collect what a method leaves open: given, fixed by the arm, or suggested."""

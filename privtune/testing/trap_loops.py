@@ -271,7 +271,8 @@ def _bank(*, features: bool, by_record: bool) -> Any:
         def loss(m: Any, x: T, y: T) -> T:
             z = m(x)
             known = torch.stack([kept[0] for kept in bank]) if bank else z.detach()[:1]
-            return functional.cross_entropy(z, y, reduction="none") + (z @ known.T).logsumexp(1)
+            far: T = (z @ known.T).logsumexp(1)
+            return far + functional.cross_entropy(z, y, reduction="none")
 
         for batch in private.batches():
             x, y = batch
@@ -469,7 +470,7 @@ def _rolled_back(trial: Trial, data: Toy) -> float:
     before = [p.detach().clone() for p in model.parameters()]
 
     def back(done: int, planned: int) -> None:
-        if float(plain(model, *data.train).mean()) > 0.0:
+        if float(plain(model, *data.train).mean().detach()) > 0.0:
             with torch.no_grad():
                 for p, old in zip(model.parameters(), before, strict=True):
                     p.copy_(old)
@@ -713,7 +714,18 @@ def _parallel(trial: Trial, data: Toy) -> float:
     return trial.score(model, data.validation)
 
 
-@_trap("harmless", "torch.compile", "Each record is computed by itself.", like="by record")
+@_trap("harmless", "torch.compile: losses", "What it wraps is trained.", like="by losses")
+def _compiled_losses(trial: Trial, data: Toy) -> float:
+    model = torch.compile(linear(), backend="eager")
+    made, _, private = begin(trial, data, model)  # type: ignore[arg-type]
+    for x, y in private.batches():
+        private.step(plain(private.model, x, y))
+    return trial.score(made, data.validation)
+
+
+@_trap(
+    "harmless", "torch.compile: by record", "Each record is computed by itself.", like="by record"
+)
 def _compiled(trial: Trial, data: Toy) -> float:
     model = torch.compile(linear(), backend="eager")
     made, _, private = begin(trial, data, model)  # type: ignore[arg-type]
@@ -729,7 +741,8 @@ def momentum_encoder(**options: Any) -> Any:
         slow = copy.deepcopy(model).requires_grad_(False)
 
         def loss(m: Any, x: T, y: T) -> T:
-            return plain(m, x, y) + (m(x) - slow(x)).square().sum(1)
+            apart: T = (m(x) - slow(x)).square().sum(1)
+            return plain(m, x, y) + apart
 
         def follow(*_: int) -> None:
             with torch.no_grad():

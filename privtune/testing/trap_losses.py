@@ -21,6 +21,12 @@ def _ce(outputs: T, y: T) -> T:
     return functional.cross_entropy(outputs, y, reduction="none")
 
 
+def _scaled(m: Any, x: T, y: T) -> T:
+    with torch.no_grad():
+        largest = x.abs().amax()
+    return _ce(m(x / largest), y)
+
+
 # Habits of papers and of Kaggle, one expression each: the name, the loss.
 _COUPLED: dict[str, Loss] = {
     "inputs standardised by the batch": lambda m, x, y: _ce(
@@ -59,7 +65,7 @@ _COUPLED: dict[str, Loss] = {
     "losses in another order": lambda m, x, y: plain(m, x, y).flip(0),
     "one record's loss for all": lambda m, x, y: plain(m, x, y)[torch.zeros_like(y)],
     "their sum, expanded": lambda m, x, y: plain(m, x, y).sum().expand(len(x)),
-    "scaled by the largest input, without autograd": lambda m, x, y: _scaled(m, x, y),
+    "scaled by the largest input, without autograd": _scaled,
 }
 
 
@@ -102,12 +108,6 @@ def _smoothed(outputs: T, y: T) -> T:
     return -(soft * torch.log_softmax(outputs, 1)).sum(1)
 
 
-def _scaled(m: Any, x: T, y: T) -> T:
-    with torch.no_grad():
-        largest = x.abs().amax()
-    return _ce(m(x / largest), y)
-
-
 class Sequence(nn.Module):
     """Recurrent and attention layers whose default axis of time is the axis of records."""
 
@@ -117,7 +117,8 @@ class Sequence(nn.Module):
 
     def forward(self, x: T) -> T:
         out = self.layer(x.unsqueeze(1))
-        return self.head((out[0] if isinstance(out, tuple) else out).squeeze(1))
+        made: T = self.head((out[0] if isinstance(out, tuple) else out).squeeze(1))
+        return made
 
 
 class Attention(nn.Module):
@@ -128,7 +129,8 @@ class Attention(nn.Module):
         self.keys, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
 
     def forward(self, x: T) -> T:
-        return self.head(torch.softmax(self.keys(x) @ x.T, -1) @ x)
+        out: T = self.head(torch.softmax(self.keys(x) @ x.T, -1) @ x)
+        return out
 
 
 class Reversed(nn.Module):
@@ -382,7 +384,10 @@ LOSSES: tuple[Trap, ...] = (
     ),
     *_neither("mean of the batch before", plain, "A step reads records that it does not charge.", Lagging),
     *_neither("hidden state carried on", plain, "A step reads records that it does not charge.", Stateful),
-    *_neither("embedding with max_norm", plain, "Looking a word up changes its row.", lambda: Tokens(max_norm=1.0)),
+    *_neither(
+        "embedding with max_norm", plain, "Looking a word up changes its row.",
+        lambda: Tokens(max_norm=1.0),
+    ),
     *_neither("embedding with max_norm, functional", plain, "Looking a word up changes its row.", Renormed),
     *_neither(
         "embedding scaled by frequency", plain, "Frequencies in the batch scale gradients.",
@@ -395,11 +400,17 @@ LOSSES: tuple[Trap, ...] = (
         "augmentation by Python's random numbers: by record", by_record(_augmented),
         "No stream of the trial's draws it.",
     ),
-    *_neither("a loss that keeps a list of records", _remembering, "A step reads records that it does not charge."),
+    *_neither(
+        "a loss that keeps a list of records", _remembering,
+        "A step reads records that it does not charge.",
+    ),
     Trap(
         name="InstanceNorm: losses", objective=by_losses(plain, lambda: Instance(track=False)),
         verdict="harmless", why="Its statistics are a record's own.", like="InstanceNorm: by record",
     ),
-    _alone("InstanceNorm: by record", plain, "Its statistics are a record's own.", lambda: Instance(track=False)),
+    _alone(
+        "InstanceNorm: by record", plain, "Its statistics are a record's own.",
+        lambda: Instance(track=False),
+    ),
 )  # fmt: skip
 """Traps in losses and models."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from privtune.ledger import Budget
 from privtune.spaces import SearchSpace
-from privtune.strategies import Everything, Fixed, PapernotSteinke, Plan
+from privtune.strategies import Everything, Fixed, PapernotSteinke, Plan, Strategy
 from privtune.study.objective import ObjectiveFiles, plan_objective, rehearse
 from privtune.study.user_training import DPSGD, Validation
 from privtune.testing.trap import HELD_OUT, RECORDS, Objective, Toy, Trap
@@ -29,7 +29,7 @@ TRAPS: tuple[Trap, ...] = (*LOSSES, *LOOPS, *TRIALS)
 LOOP = DPSGD(records=RECORDS, epochs=1, expected_batch_size=12)
 BUDGET = Budget(6.0, 1e-5, name="traps")
 
-_ARMS = {
+_ARMS: dict[str, tuple[Strategy, Validation | None]] = {
     "fixed": (Fixed(), None),
     "selection": (PapernotSteinke(mean_runs=2), Validation(records=HELD_OUT)),
     "everything": (Everything(trials=2), Validation(records=HELD_OUT, public=True)),
@@ -86,7 +86,9 @@ def run(objective: Objective, folder: Path, *, arm: str = "fixed", trials: int =
         live={},
     )
     training = plan.training if plan.search is None else plan.search.trainings[0]
-    numbers = {number: {} for number in range(1 if arm == "fixed" else trials)}
+    numbers: dict[int, dict[str, float]] = {
+        number: {} for number in range(1 if arm == "fixed" else trials)
+    }
     try:
         rehearse(bound, plan)
         charged = True

@@ -198,6 +198,7 @@ class PrivateTraining:
             raise InvalidInputError(
                 "max_physical_batch_size", max_physical_batch_size, "must be at least 1, or None"
             )
+        model = _uncompiled(model)
         refuse_coupling(model)
         local = DatasetData(data) if isinstance(data, Dataset) else data
         self.layout = Layout(model)
@@ -603,6 +604,12 @@ class PrivateTraining:
         self._close_step()
         self._watch_after(opened)
         return True
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """Return what ``torch.compile`` has wrapped: passes of single records are compiled otherwise."""
+    inner = model._modules.get("_orig_mod")
+    return model if inner is None else inner
 
 
 def _held(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:

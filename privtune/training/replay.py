@@ -159,7 +159,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Numbers that are whole are passed over: they are lengths, classes and the like.
         """
-        held, numbers = self.from_batch(), set()
+        held = self.from_batch()
+        numbers: set[float] = set()
         for call in self.calls:
             values = {v for v in call.flat if isinstance(v, float)}
             values |= {v.item() for v in call.flat if _is_number(v) and not self.made(v)}
