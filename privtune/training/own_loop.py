@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import _get_current_function_mode
 from torch.utils.data import Dataset
 
@@ -35,7 +34,14 @@ from privtune.training.noise_options import NoiseOptions
 from privtune.training.oracle import Sample
 from privtune.training.record_loss import RecordLossKernel
 from privtune.training.releases import StackOracle
-from privtune.training.replay import Recording, refuse_coupled, refuse_foreign, storage_of
+from privtune.training.replay import (
+    Following,
+    Held,
+    Recording,
+    refuse_coupled,
+    refuse_foreign,
+    storage_of,
+)
 from privtune.training.schedule import Schedule
 from privtune.training.streams import Streams
 from privtune.training.transcript import Transcript
@@ -175,7 +181,9 @@ class PrivateTraining:
 
     **Guarantee**: the transcript holds what was released, each release a Poisson-sampled, clipped,
     noisy sum of functions of single records. By construction for ``step(batch, loss_of)``; for
-    ``step(losses)`` as far as the checks of :mod:`privtune.training.replay` reach.
+    ``step(losses)`` as far as the checks of :mod:`privtune.training.replay` reach. What no check can
+    see (weights that were made from records, numbers that left torch, ...) stands in the docs, on the
+    page *Pitfalls* (``docs/pitfalls.md``).
     """
 
     def __init__(
@@ -248,8 +256,8 @@ class PrivateTraining:
         self._choices = streams.generator("checks")
         self._draws = streams.generator("loop", device=flat.device)
         self._by_record = False
-        self._from_batches: dict[int, StorageWeakRef] = {}
-        self._after: Recording | None = None
+        self._held = Held()
+        self._after: Following | None = None
 
     @property
     def model(self) -> Any:
@@ -371,6 +379,7 @@ class PrivateTraining:
         Raises:
             LoopError: Naming what was changed.
         """
+        self._stop_after()
         self._weights.check()
         if [t._version for t in self._records] != self._record_versions:
             raise LoopError(
@@ -412,31 +421,24 @@ class PrivateTraining:
 
     def _remember(self, recording: Recording) -> None:
         """Note what a recording computed from its batch, for as long as the loop keeps it."""
-        self._from_batches = {k: r for k, r in self._from_batches.items() if not r.expired()}
-        found = recording.touched({*recording.from_batch(), *self._from_batches})
-        own = storage_of(self._weights.flat)
-        for storage in recording.storages(found - {own}):
-            self._from_batches[storage._cdata] = StorageWeakRef(storage)
-        for tensor in (recording.x, recording.y):
-            self._from_batches[storage_of(tensor)] = StorageWeakRef(tensor.untyped_storage())
+        found = recording.touched({*recording.from_batch(), *self._held.alive()})
+        found -= {storage_of(self._weights.flat)}
+        for tensor in (recording.x, recording.y, *recording.lying_in(found)):
+            self._held.add(tensor)
 
     def _watch_after(self, opened: _Open) -> None:
-        """Go on to watch a loop that still has the batch in its hands."""
+        """Go on to follow a loop that still has the batch in its hands."""
         if opened.recording is not None:
-            self._after = Recording(opened.recording.x, opened.recording.y)
+            self._after = Following(self._held)
             self._after.start()
 
     def _stop_after(self) -> None:
         if self._after is not None:
             after, self._after = self._after, None
             after.stop()
-            self._remember(after)
-
-    def _earlier(self) -> set[int]:
-        return {key for key, kept in self._from_batches.items() if not kept.expired()}
 
     def _refuse_foreign(self, recording: Recording, losses: torch.Tensor) -> None:
-        refuse_foreign(recording, losses, earlier=self._earlier(), records=self._records)
+        refuse_foreign(recording, losses, earlier=self._held.alive(), records=self._records)
 
     def _refuse_step(self, *_: object) -> None:
         # A step without gradients moves nothing; trainers of other libraries take one after ours.
@@ -571,7 +573,7 @@ class PrivateTraining:
             refuse_coupled(
                 opened.recording,
                 losses,
-                earlier=self._earlier(),
+                earlier=self._held.alive(),
                 records=self._records,
                 generator=self._choices,
             )

@@ -7,7 +7,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import _C, nn
 
 from privtune.errors import InvalidInputError
 from privtune.training.batched import BatchedKernel, NotBatchableError
@@ -217,6 +217,8 @@ def _meaning(value: Any, depth: int) -> Hashable:
     """Return what tells two functions apart: code, and what it refers to, a few levels down."""
     if isinstance(value, _PLAIN):
         return (type(value).__name__, value)
+    if isinstance(value, torch.Tensor) and _C._functorch.is_functorch_wrapped_tensor(value):
+        return "what a pass left behind"
     if isinstance(value, torch.Tensor):
         return (id(value), 0 if value.is_inference() else value._version)
     if isinstance(value, tuple | frozenset | list) and len(value) <= _LOOKED_INTO:

@@ -13,12 +13,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from privtune.training.weights import LoopError
 
-__all__ = ["Recording", "overlaps", "refuse_coupled", "refuse_foreign", "storage_of"]
+__all__ = [
+    "Following",
+    "Held",
+    "Recording",
+    "overlaps",
+    "refuse_coupled",
+    "refuse_foreign",
+    "storage_of",
+]
 
 _aten = torch.ops.aten
 _SHAPES_ALONE = frozenset(
@@ -46,21 +55,31 @@ class _Call:
     written: tuple[torch.Tensor, ...]
 
 
-class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down the operations of the thread that entered it.
+class Held:
+    """The memory that holds something of batches that were read, as long as somebody keeps it."""
 
-    Args:
-        x: Inputs of the batch.
-        y: Targets of the batch.
-    """
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}
 
-    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return storage_of(tensor) in self._kept
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Note a tensor. A reference that is weak keeps the number of its memory from being reused."""
+        weak = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._kept[storage_of(tensor)] = weak
+
+    def alive(self) -> set[int]:
+        """Return the storages that are kept by anybody; forget the others."""
+        self._kept = {key: weak for key, weak in self._kept.items() if not weak.expired()}
+        return set(self._kept)
+
+
+class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that is entered and left by calls, since a loop's batches are no ``with`` statement."""
+
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.x, self.y = x, y
-        self.calls: list[_Call] = []
-        self._made: set[int] = set()
-        self._before: dict[int, torch.UntypedStorage] = {}
-        self._kept: list[Any] = []
         self._open = False
 
     def start(self) -> None:
@@ -84,6 +103,49 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         self._open = False
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+class Following(_Watching):  # type: ignore[no-untyped-call]
+    """Follows what is computed from batches, and keeps nothing of it but where it lies.
+
+    Args:
+        held: Memory that holds something of a batch; what is found is added.
+    """
+
+    def __init__(self, held: Held) -> None:
+        super().__init__()
+        self._held = held
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one call, and note what it made of a batch."""
+        out = func(*args, **(kwargs or {}))
+        given = [v for v in tree_flatten((args, kwargs or {}))[0] if isinstance(v, torch.Tensor)]
+        if func.overloadpacket in _SHAPES_ALONE or all(t not in self._held for t in given):
+            return out
+        written = _written(func, args, kwargs or {}) if func._schema.is_mutable else ()
+        for tensor in (*tree_flatten(out)[0], *written):
+            if isinstance(tensor, torch.Tensor):
+                self._held.add(tensor)
+        return out
+
+
+class Recording(_Watching):  # type: ignore[no-untyped-call]
+    """Writes down the operations of the thread that entered it.
+
+    Args:
+        x: Inputs of the batch.
+        y: Targets of the batch.
+    """
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        super().__init__()
+        self.x, self.y = x, y
+        self.calls: list[_Call] = []
+        self._made: set[int] = set()
+        self._before: dict[int, torch.UntypedStorage] = {}
+        self._kept: list[Any] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -134,12 +196,12 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the storages of the batch and of what was computed from it."""
         return self.touched((storage_of(self.x), storage_of(self.y)))
 
-    def storages(self, of: Collection[int]) -> Iterator[torch.UntypedStorage]:
-        """Yield some storages that occur."""
+    def lying_in(self, storages: Collection[int]) -> Iterator[torch.Tensor]:
+        """Yield the tensors that lie in some storages."""
         for call in self.calls:
             for value in (*call.flat, *call.out):
-                if isinstance(value, torch.Tensor) and storage_of(value) in of:
-                    yield value.untyped_storage()
+                if isinstance(value, torch.Tensor) and storage_of(value) in storages:
+                    yield value
 
     def made(self, tensor: torch.Tensor) -> bool:
         """Say whether a tensor was made by what was recorded, or is the batch's."""
