@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from privtune.ledger import Budget
 from privtune.spaces import SearchSpace
@@ -78,7 +79,7 @@ def run(objective: Objective, folder: Path, *, arm: str = "fixed", trials: int =
     files = ObjectiveFiles(
         plan=plan,
         secret=bytes(range(32)),
-        folder=folder,
+        results=cast("Any", SimpleNamespace(folder=folder)),  # all that an objective's trials need
         space=SearchSpace({}),
         objective=bound,
         sampler=None,
@@ -92,7 +93,8 @@ def run(objective: Objective, folder: Path, *, arm: str = "fixed", trials: int =
     try:
         rehearse(bound, plan)
         charged = True
-        results = files.train(training, numbers, scored=arm != "fixed")
+        secrets = {number: files.streams.key("trial", number) for number in numbers}
+        results = files.train(training, numbers, secrets=secrets, scored=arm != "fixed")
     except Exception as error:
         return Outcome(error, charged)
     return Outcome(None, charged, tuple(results))
