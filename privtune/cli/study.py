@@ -180,7 +180,7 @@ def show(
             for plan in study.plans
             if curator and plan.is_sealed
         }
-        stopped = {plan.arm: study.failures(plan.arm) for plan in study.plans}
+        stopped = {plan.arm: study.failures(plan.arm) for plan in study.plans if curator}
         if as_json:
             own = {"sealed_trials": sealed, "failures": stopped}
             emit_json({**document, **own} if curator else document)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.names import check_name
 from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
 from privtune.study.objective import (
     Objective,
@@ -22,8 +23,7 @@ from privtune.study.seal import open_stream
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from privtune.names import check_name
-from privtune.strategies import Outcome, Plan, Release, Strategy
+    from privtune.strategies import Outcome, Plan, Release, Strategy
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
     from privtune.study.user_training import DPSGD, Validation

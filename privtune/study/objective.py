@@ -214,6 +214,9 @@ def rehearse(
         )
         try:
             value = objective(trial)
+        except TrialPruned:
+            _pruned(trial, 0)
+            return
         except Exception as error:
             error.add_note(
                 "This was a rehearsal on made-up records: nothing was charged and no data was used."

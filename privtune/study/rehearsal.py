@@ -17,12 +17,19 @@ REHEARSED_STEPS = 2
 
 
 class _MadeUp:
-    """Records of the shapes and types of a dataset's that hold nothing of it."""
+    """Records of the shapes and types of a dataset's that hold nothing of it.
+
+    Args:
+        x: Inputs of a record, for shape and type.
+        y: Targets of a record, likewise.
+        size: How many records these are.
+        stands_for: The dataset, of which nothing is read: a loop that reads it is refused.
+    """
 
     sealed_size = True
 
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, size: int) -> None:
-        self._x, self._y, self._size = x, y, size
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, size: int, stands_for: Data) -> None:
+        self._x, self._y, self._size, self.stands_for = x, y, size, stands_for
 
     def __len__(self) -> int:
         return self._size
@@ -49,7 +56,7 @@ class _MadeUp:
 
     def to(self, device: torch.device) -> _MadeUp:
         """Return the same on a device."""
-        return _MadeUp(self._x.to(device), self._y.to(device), self._size)
+        return _MadeUp(self._x.to(device), self._y.to(device), self._size, self.stands_for)
 
     def head(self, size: int) -> Any:
         """Return the first few, in memory."""
@@ -62,4 +69,4 @@ class _MadeUp:
 
 def made_up(data: Data, records: int) -> _MadeUp:
     """Return as many made-up records like those of ``data``: of their shapes and types."""
-    return _MadeUp(*data.like, records)
+    return _MadeUp(*data.like, records, data)

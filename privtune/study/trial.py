@@ -69,8 +69,7 @@ class Trial:
         rehearsal: bool = False,
     ) -> None:
         self.number = number
-        self.params: dict[str, Any] = {}
-        self.distributions: dict[str, BaseDistribution] = {}
+        self._suggested: dict[str, tuple[Any, BaseDistribution]] = {}
         self.user_attrs: dict[str, Any] = {}
         self._plan, self._training = plan, training
         self._streams, self._subset = streams, subset
@@ -84,6 +83,16 @@ class Trial:
         self._scores: list[float] = []
         self._split, self._initialised, self._rehearsal = split, initialised, rehearsal
         self.pruned = False
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What was suggested, by name; a copy: what is released is what was suggested."""
+        return {name: value for name, (value, _) in self._suggested.items()}
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """What it was suggested from, by name; a copy."""
+        return {name: distribution for name, (_, distribution) in self._suggested.items()}
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -200,6 +209,7 @@ class Trial:
                 "trial.score takes the model that make_private was given, and no other: what was "
                 "charged is a score of the model that is released."
             )
+        self._private.check()
         if plan is None:
             self._scores.append(math.nan)
             return math.nan
@@ -281,13 +291,13 @@ class Trial:
                 )
             score = -math.inf if math.isnan(known) else known
         layout = self._private.layout
-        named = {n: p.detach() for n, p in self._model.named_parameters()}
+        named = {n: p.detach() for n, p in self._private.bare.named_parameters()}
         weights = layout.flatten(named).cpu().clone()
         if score is not None and not bool(weights.isfinite().all()):
             score = -math.inf
         return TrialResult(
             index=index,
-            params=dict(self.params),
+            params=self.params,
             weights=weights,
             score=score,
             curves=self._private.curves,
@@ -297,7 +307,10 @@ class Trial:
 
     def _is_own(self, model: object) -> bool:
         """Say whether this is the trial's model, bare or with hooks on it."""
-        return model is self._model or getattr(model, "_module", None) is self._model
+        bare = None if self._private is None else self._private.bare
+        return model is self._model or (
+            bare is not None and getattr(model, "_module", model) is bare
+        )
 
     def _hyperparameters(self, method: Method[Any], given: Mapping[str, float]) -> dict[str, float]:
         """Collect what a method leaves open: given, fixed by the arm, or suggested."""
@@ -325,8 +338,8 @@ class Trial:
     def _suggest(
         self, name: str, distribution: BaseDistribution, prior: Prior | None = None
     ) -> Any:
-        if name in self.params:
-            return self.params[name]
+        if name in self._suggested:
+            return self._suggested[name][0]
         if name in self._given:
             value = self._given[name]
         elif self._live is not None:
@@ -335,7 +348,7 @@ class Trial:
             # Each name has a stream of its own: what is drawn does not hang on the order of calls.
             law = {name: distribution if prior is None else prior}
             value = SearchSpace(law).draw(Streams(self._streams.key(f"search/{name}")), 0)[name]
-        self.params[name], self.distributions[name] = value, distribution
+        self._suggested[name] = value, distribution
         return value
 
 

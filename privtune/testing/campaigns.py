@@ -183,7 +183,7 @@ def crash(
     Raises:
         AssertionError: Something admitted was lost, or charged twice, or a state went back.
     """
-    rng = random.Random(seed)  # noqa: S311  moments of kills, no secrets
+    rng = random.Random(seed)
     report = CrashReport()
     context = processes()
     while report.crashes < crashes:
@@ -298,7 +298,7 @@ def crash_upgrade(
     Returns:
         How many were found old, and how many new, after the kill; both can be used at once.
     """
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     context = processes()
     found = {"old": 0, "new": 0}
     for _ in range(crashes):

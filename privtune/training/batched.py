@@ -64,6 +64,20 @@ def refuse_coupling(module: nn.Module) -> None:
             "must treat each record by itself",
             "Use GroupNorm or LayerNorm in place of batch statistics.",
         )
+    changing = [
+        f"{name} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        and (part.max_norm is not None or part.scale_grad_by_freq)
+    ]
+    if changing:
+        raise InvalidInputError(
+            "model",
+            ", ".join(changing),
+            "must not have max_norm, which changes the rows that occur, nor scale_grad_by_freq, "
+            "which counts words across records",
+            "Leave both options off; clipping bounds each record.",
+        )
 
 
 class BatchedKernel:

@@ -18,8 +18,12 @@ from privtune.training.opacus_adapter import (
     per_sample_gradients,
     quiet_hooks,
 )
+from privtune.training.replay import Recording
+from privtune.training.weights import LoopError
 
 __all__ = ["HookedModel"]
+
+_TOLERANCE = 1e-3
 
 _WAY_OUT = (
     "Or hand the loss over record by record, which takes any use: private.step(batch, loss_of)."
@@ -61,7 +65,13 @@ class HookedModel:
             cast(Any, parameter).grad_sample = None
 
     def clipped_sum(
-        self, losses: torch.Tensor, mask: torch.Tensor, clipping: Clipping
+        self,
+        losses: torch.Tensor,
+        mask: torch.Tensor,
+        clipping: Clipping,
+        *,
+        recording: Recording | None = None,
+        generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, int]:
         """Return the clipped sum of the gradients of losses, shape ``[P]``, and how many were bad.
 
@@ -69,23 +79,24 @@ class HookedModel:
             losses: Shape ``[B]``, computed by :attr:`module` on one batch.
             mask: Shape ``[B]``: 1 for records that count.
             clipping: Bounds each.
+            recording: How the losses were computed, where the way back is to be checked, too.
+            generator: Chooses the records of that check.
 
         Raises:
+            LoopError: If gradients of records are coupled on their way back, or the losses read a
+                parameter that is not the model's.
             InvalidInputError: If the losses reach a parameter by another way than through its own
                 module, or a layer saw something else than one row a record.
         """
-        self._refuse_other_ways(losses)
+        self._refuse_other_ways(losses, recording)
         self.clear()  # gradients of the loop's own, accumulated or not, are no part of a release
-        quiet_hooks()
-        try:
-            torch.autograd.backward(losses.sum())
-        except torch.OutOfMemoryError:
-            raise
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            raise _unhookable(self.module._module, error) from error
+        half = None if generator is None else self._half(losses, generator)
+        self._backward(losses, torch.ones_like(losses))
         gradients = per_sample_gradients(self.module, self._params, len(losses))
         self._forget()
         self._refuse_incomplete(gradients)
+        if half is not None:
+            _refuse_coupled_gradients(gradients, *half)
         self.clear()
         total, _, bad = clipped_sum(gradients, clipping, self._layout, mask=mask)
         return total, bad
@@ -98,9 +109,57 @@ class HookedModel:
         for parameter in self._params.values():
             cast(Any, parameter)._forward_counter = 0
 
-    def _refuse_other_ways(self, losses: torch.Tensor) -> None:
+    def _backward(
+        self, losses: torch.Tensor, weights: torch.Tensor, *, again: bool = False
+    ) -> None:
+        """Run the way back from weighted losses; keep it where it is to be run again."""
+        quiet_hooks()
+        try:
+            torch.autograd.backward(losses, weights, retain_graph=again)
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise _unhookable(self.module._module, error) from error
+
+    def _half(
+        self, losses: torch.Tensor, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return which half of the records was taken, and the gradients of their losses alone."""
+        taken = torch.zeros(len(losses))
+        taken[torch.randperm(len(losses), generator=generator)[: -(-len(losses) // 2)]] = 1.0
+        # A pass uses up what the hooks have noted: the pass that counts comes after this one.
+        noted = [
+            (part, {k: v for k, v in vars(part).items() if k in ("activations", "max_batch_len")})
+            for part in self.module.modules()
+        ]
+        noted = [
+            (p, {k: v[:] if k == "activations" else v for k, v in kept.items()})
+            for p, kept in noted
+        ]
+        counts = {p: getattr(p, "_forward_counter", 0) for p in self._params.values()}
+        self._backward(losses, taken.to(losses), again=True)
+        gradients = per_sample_gradients(self.module, self._params, len(losses))
+        for part, kept in noted:
+            vars(part).update(kept)
+        for parameter, count in counts.items():
+            cast(Any, parameter)._forward_counter = count
+        self.clear()
+        return taken.to(gradients.device) > 0, gradients
+
+    def _refuse_other_ways(self, losses: torch.Tensor, recording: Recording | None) -> None:
         """Refuse losses that reach a parameter other than once a call of its own module."""
-        reached = _edges(losses)
+        reached, leaves = _edges(losses)
+        own_ids = {id(p) for p in self._params.values()}
+        for leaf in leaves:
+            if id(leaf) not in own_ids and (
+                isinstance(leaf, nn.Parameter)
+                or (recording is not None and not recording.made(leaf))
+            ):
+                raise LoopError(
+                    "The losses reach a tensor with gradients that is no parameter of the model (a "
+                    "temperature, centers of classes, a head beside it): its gradients would be "
+                    "neither clipped nor noised. Make it a part of the model, or detach it."
+                )
         for owner_name, owner in self.module.named_modules():
             own = [p for p in owner.parameters(recurse=False) if p.requires_grad]
             calls = len(getattr(owner, "activations", ()))
@@ -143,9 +202,33 @@ def _unhookable(model: nn.Module, error: Exception) -> InvalidInputError:
     )
 
 
-def _edges(losses: torch.Tensor) -> Counter[int]:
-    """Count how often the graph behind ``losses`` uses each leaf, by the leaf's ``id``."""
+def _refuse_coupled_gradients(
+    whole: torch.Tensor, taken: torch.Tensor, alone: torch.Tensor
+) -> None:
+    """Refuse gradients that change with the losses of other records.
+
+    Args:
+        whole: Of every record, shape ``[B, P]``.
+        taken: Which records' losses the other pass had, shape ``[B]``.
+        alone: What it gave, shape ``[B, P]``.
+    """
+    expected = whole * taken.unsqueeze(1)
+    known = whole.isfinite().all(dim=1) & alone.isfinite().all(dim=1)
+    apart = (alone - expected)[known].norm(dim=1)
+    sizes = whole[known].norm(dim=1)
+    if bool((apart > _TOLERANCE * (sizes + sizes.mean() + 1e-12)).any()):
+        raise LoopError(
+            "The gradient of a record changes with the losses of other records, so one record moves "
+            "a step by more than its plan charges. Likely: a hook or an autograd function that "
+            "normalises gradients by their batch. Hand the loss over record by record: "
+            "private.step(batch, loss_of)."
+        )
+
+
+def _edges(losses: torch.Tensor) -> tuple[Counter[int], list[torch.Tensor]]:
+    """Count how often the graph behind ``losses`` uses each leaf, by its ``id``; list the leaves."""
     reached: Counter[int] = Counter()
+    leaves: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()
     waiting: list[Any] = [losses.grad_fn]
     while waiting:
@@ -157,6 +240,7 @@ def _edges(losses: torch.Tensor) -> Counter[int]:
             variable = getattr(following, "variable", None)
             if variable is not None:
                 reached[id(variable)] += 1
+                leaves[id(variable)] = variable
             else:
                 waiting.append(following)
-    return reached
+    return reached, list(leaves.values())

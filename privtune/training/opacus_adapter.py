@@ -87,7 +87,10 @@ def hook(module: nn.Module, mode: Mode, *, sequences: bool) -> Any:
             "their per-sample gradients are computed by functorch, which is slower."
         )
     if mode == "hooks":
-        return GradSampleModule(module, **options)
+        try:
+            return GradSampleModule(module, **options)
+        except NotImplementedError as error:
+            raise InvalidInputError("model", type(module).__name__, str(error)) from None
     ghost = GradSampleModuleFastGradientClipping(
         module, use_ghost_clipping=not sequences, **options
     )

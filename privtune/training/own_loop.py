@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any
-from weakref import ReferenceType, ref
 
 import torch
 from torch import nn
@@ -34,15 +34,20 @@ from privtune.training.noise_options import NoiseOptions
 from privtune.training.oracle import Sample
 from privtune.training.record_loss import RecordLossKernel
 from privtune.training.releases import StackOracle
-from privtune.training.replay import Recording, refuse_coupled
+from privtune.training.replay import (
+    Following,
+    Held,
+    Recording,
+    refuse_coupled,
+    refuse_foreign,
+    storage_of,
+)
 from privtune.training.schedule import Schedule
 from privtune.training.streams import Streams
 from privtune.training.transcript import Transcript
 from privtune.training.weights import LoopError, WatchedWeights
 
 __all__ = ["Batch", "LoopError", "PlanExhaustedError", "PrivateTraining"]
-
-_EARLIER = 8  # batches of before whose tensors are remembered, as long as the loop keeps them
 
 _CHECKS = "A step may be taken with the losses of its own batch alone."
 
@@ -61,11 +66,13 @@ class Batch:
     def __init__(self, read: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._read = read
         self._tensors: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._versions: tuple[int, ...] = ()
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """Return the inputs (0) or the targets (1)."""
         if self._tensors is None:
             self._tensors = self._read(self)
+            self._versions = tuple(t._version for t in self._tensors)
         return self._tensors[index]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -80,7 +87,10 @@ class Batch:
         if batch is self:
             return True
         pair = isinstance(batch, tuple | list) and len(batch) == 2 and self._tensors is not None
-        return pair and all(a is b for a, b in zip(batch, self._tensors or (), strict=True))  # type: ignore[call-overload]
+        return pair and all(
+            a is b and b._version == version
+            for a, b, version in zip(batch, self._tensors or (), self._versions, strict=True)  # type: ignore[call-overload]
+        )
 
 
 @dataclass
@@ -171,7 +181,9 @@ class PrivateTraining:
 
     **Guarantee**: the transcript holds what was released, each release a Poisson-sampled, clipped,
     noisy sum of functions of single records. By construction for ``step(batch, loss_of)``; for
-    ``step(losses)`` as far as the checks of :mod:`privtune.training.replay` reach.
+    ``step(losses)`` as far as the checks of :mod:`privtune.training.replay` reach. What no check can
+    see (weights that were made from records, numbers that left torch, ...) stands in the docs, on the
+    page *Pitfalls* (``docs/pitfalls.md``).
     """
 
     def __init__(
@@ -194,6 +206,7 @@ class PrivateTraining:
             raise InvalidInputError(
                 "max_physical_batch_size", max_physical_batch_size, "must be at least 1, or None"
             )
+        model = _uncompiled(model)
         refuse_coupling(model)
         local = DatasetData(data) if isinstance(data, Dataset) else data
         self.layout = Layout(model)
@@ -206,6 +219,8 @@ class PrivateTraining:
         flat = self._weights.flat
         local = local.to(flat.device)
         streams = Streams(secret)
+        self._records = _tensors_of(data)
+        self._record_versions = [t._version for t in self._records]
         x, y = local.like
         self._kernel = RecordLossKernel(
             model, self.layout, flat=flat, x=x, y=y, one_by_one=one_by_one
@@ -241,7 +256,8 @@ class PrivateTraining:
         self._choices = streams.generator("checks")
         self._draws = streams.generator("loop", device=flat.device)
         self._by_record = False
-        self._earlier: list[ReferenceType[torch.Tensor]] = []
+        self._held = Held()
+        self._after: Following | None = None
 
     @property
     def model(self) -> Any:
@@ -291,10 +307,12 @@ class PrivateTraining:
                 "steps need a plan of their own."
             )
         self._refuse_skipped()
-        self._weights.check()
+        self.check()
         try:
             while self._taken < self._steps:
+                self._stop_after()
                 self._refuse_skipped()
+                self._weights.check_parts()
                 batch = Batch(self._read)
                 if self._open is None:
                     self._open = _Open(batch)
@@ -331,7 +349,7 @@ class PrivateTraining:
             )
         opened = self._open
         opened.leave()
-        self._weights.check()
+        self.check()
         if loss_of is not None:
             return self._step_by_record(opened, batch, loss_of)
         if not isinstance(batch, torch.Tensor):
@@ -355,8 +373,23 @@ class PrivateTraining:
             if on_step is not None:
                 on_step(self._taken, self.schedule.steps)
 
+    def check(self) -> None:
+        """Check that nothing but releases has changed the model, and nothing the records.
+
+        Raises:
+            LoopError: Naming what was changed.
+        """
+        self._stop_after()
+        self._weights.check()
+        if [t._version for t in self._records] != self._record_versions:
+            raise LoopError(
+                "The training records were changed after make_private, so a record may hold what "
+                "others did. Prepare records before the loop; augment inside loss_of."
+            )
+
     def close(self) -> None:
         """Stop watching the loop; a trial does so when its objective returns or raises."""
+        self._stop_after()
         if self._open is not None:
             self._open.leave()
 
@@ -383,6 +416,29 @@ class PrivateTraining:
             self.transcript.check_within(event)
             if not stopped:
                 self.transcript.check_whole(event)
+
+    # Which tensors hold something of the batches that the loop has read.
+
+    def _remember(self, recording: Recording) -> None:
+        """Note what a recording computed from its batch, for as long as the loop keeps it."""
+        found = recording.touched({*recording.from_batch(), *self._held.alive()})
+        found -= {storage_of(self._weights.flat)}
+        for tensor in (recording.x, recording.y, *recording.lying_in(found)):
+            self._held.add(tensor)
+
+    def _watch_after(self, opened: _Open) -> None:
+        """Go on to follow a loop that still has the batch in its hands."""
+        if opened.recording is not None:
+            self._after = Following(self._held)
+            self._after.start()
+
+    def _stop_after(self) -> None:
+        if self._after is not None:
+            after, self._after = self._after, None
+            after.stop()
+
+    def _refuse_foreign(self, recording: Recording, losses: torch.Tensor) -> None:
+        refuse_foreign(recording, losses, earlier=self._held.alive(), records=self._records)
 
     def _refuse_step(self, *_: object) -> None:
         # A step without gradients moves nothing; trainers of other libraries take one after ours.
@@ -415,7 +471,9 @@ class PrivateTraining:
         if self._hooked is not None:
             self._hooked.remove()
             self._hooked = None
-        if self._kernel.use(loss_of):
+        if opened.recording is not None:
+            self._remember(opened.recording)
+        if self._kernel.use(loss_of, self._refuse_foreign):
             self._weights.check()
             self._oracle.hold_to(self._kernel.facts(loss_of))
             self._oracle.compute_at_once(self._physical or self._kernel.rows_at_once(self.schedule))
@@ -434,6 +492,7 @@ class PrivateTraining:
                 self._weights.flat.copy_(self._state.params[0])
             self._history.append(self._method.report(self._state))
         self._close_step()
+        self._watch_after(opened)
         return True
 
     def _descend(self, own: _UserOptimizer, gradient: torch.Tensor) -> None:
@@ -480,7 +539,7 @@ class PrivateTraining:
         opened.mask = rows.mask[0, : opened.shown]
         x, y = rows.x[0, : opened.shown].clone(), rows.y[0, : opened.shown].clone()
         opened.draws = Intercept(None, generator=self._draws)
-        if self._taken in self._checked_at:
+        if self._by_record or self._taken in self._checked_at:
             opened.recording = Recording(x, y)
         opened.watch()
         return x, y
@@ -511,11 +570,21 @@ class PrivateTraining:
                 'Use reduction="none": a mean couples the records and hides their gradients.',
             )
         if opened.recording is not None:
-            earlier = [t for t in (made() for made in self._earlier) if t is not None]
-            refuse_coupled(opened.recording, losses, earlier=earlier, generator=self._choices)
-        tensors = opened.batch._tensors
-        self._earlier = [*self._earlier, *(ref(t) for t in tensors)][-2 * _EARLIER :]
-        total, bad = self._hook().clipped_sum(losses, opened.mask, own.clipping)
+            refuse_coupled(
+                opened.recording,
+                losses,
+                earlier=self._held.alive(),
+                records=self._records,
+                generator=self._choices,
+            )
+            self._remember(opened.recording)
+        total, bad = self._hook().clipped_sum(
+            losses,
+            opened.mask,
+            own.clipping,
+            recording=opened.recording,
+            generator=None if opened.recording is None else self._choices,
+        )
         self._total += total
         self._oracle.nonfinite += bad
         if not opened.last:
@@ -535,7 +604,14 @@ class PrivateTraining:
         self._descend(own, gradient[0])
         self._hook().clear()
         self._close_step()
+        self._watch_after(opened)
         return True
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """Return what ``torch.compile`` has wrapped: passes of single records are compiled otherwise."""
+    inner = model._modules.get("_orig_mod")
+    return model if inner is None else inner
 
 
 def _held(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
@@ -548,9 +624,29 @@ def _held(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Opt
             f"{len(held)} parameters",
             f"must hold exactly the {len(trainable)} trainable parameters of the model",
         )
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise InvalidInputError(
+            "optimizer",
+            type(optimizer).__name__,
+            "must step along the gradient that it is given, but asks for more of them",
+            "Use SGD, Adam, or another one whose step() needs no closure.",
+        )
     return optimizer
 
 
+def _tensors_of(data: object) -> tuple[torch.Tensor, ...]:
+    """Return the training records that lie in memory as tensors."""
+    hidden = getattr(data, "stands_for", data)
+    found = (*getattr(hidden, "tensors", ()), *(getattr(hidden, n, None) for n in "xy"))
+    return tuple(t for t in found if isinstance(t, torch.Tensor))
+
+
 def _checked_at(streams: Streams, steps: int) -> frozenset[int]:
-    """Return the steps whose losses are replayed: the first, and one more drawn at random."""
-    return frozenset({0, int(streams.numpy("checked-step").integers(steps))})
+    """Return the steps whose losses are replayed: the first two, and a later one drawn at random.
+
+    So a rehearsal of two steps sees what the first leaves behind for the second; the step before
+    the last of them is replayed, too.
+    """
+    late = int(streams.numpy("checked-step").integers(2, steps)) if steps > 2 else 0
+    return frozenset({0, 1, max(0, late - 1), late})

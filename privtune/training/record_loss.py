@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import _C, nn
 
 from privtune.errors import InvalidInputError
 from privtune.training.batched import BatchedKernel, NotBatchableError
@@ -16,6 +16,7 @@ from privtune.training.check import synthetic
 from privtune.training.facts import Facts, find_facts
 from privtune.training.kernel import Kernel, Layout, LossOf, Rows, say_once
 from privtune.training.one_by_one import OneByOneKernel
+from privtune.training.replay import Recording
 from privtune.training.schedule import Schedule
 from privtune.training.stacks import longest_sample, memory_model
 from privtune.training.weights import LoopError
@@ -25,9 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordLossKernel"]
 
+Allowed = Callable[[Recording, torch.Tensor], None]
+
 _DEPTH = 3
 _SMALL = 2**24  # records times weights, up to which no pass is too large
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
+_HELD = (*_PLAIN, torch.Tensor, list, tuple, dict)
+_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_LOOKED_INTO = 64  # parts of a list or a table, up to which each is looked at
 _PATIENCE = 8  # changes of meaning after which it is said that each costs a capture
 
 
@@ -73,8 +79,12 @@ class RecordLossKernel:
         """Whether a pass draws from the streams of dropout."""
         return self._current().drops
 
-    def use(self, loss_of: LossOf) -> bool:
+    def use(self, loss_of: LossOf, allowed: Allowed = lambda *_: None) -> bool:
         """Take the loss of the next step.
+
+        Args:
+            loss_of: The loss of one record.
+            allowed: Refuses what it reads beside its record, from a recording of one.
 
         Returns:
             Whether it is another one than before.
@@ -93,7 +103,7 @@ class RecordLossKernel:
                 "loss_of, or what it refers to, has changed from step to step: each change is "
                 "captured anew, which costs more than a step. Pass what changes as a tensor."
             )
-        self._kernel = self._make(loss_of)
+        self._kernel = self._make(loss_of, allowed)
         self._meaning = (_meaning(loss_of, _DEPTH), _modes(self._model))
         return True
 
@@ -130,8 +140,8 @@ class RecordLossKernel:
             raise LoopError("No loss was given: call private.step(batch, loss_of).")
         return self._kernel
 
-    def _make(self, loss_of: LossOf) -> Kernel:
-        self._refuse_memory(loss_of)
+    def _make(self, loss_of: LossOf, allowed: Allowed) -> Kernel:
+        self._refuse_memory(loss_of, allowed)
         if self._one_by_one:
             return OneByOneKernel(self._model, loss_of, self._flat)
         try:
@@ -148,14 +158,30 @@ class RecordLossKernel:
             ) from None
         return kernel
 
-    def _refuse_memory(self, loss_of: LossOf) -> None:
-        """Refuse a loss that remembers records: what one leaves behind would reach the next."""
-        named = {n: p.detach() for n, p in self._model.named_parameters()}
+    def _refuse_memory(self, loss_of: LossOf, allowed: Allowed) -> None:
+        """Refuse a loss that remembers records, or reads others than its own."""
+        named = {
+            n: p.detach().requires_grad_(p.requires_grad) for n, p in self._model.named_parameters()
+        }
         (xs, ys) = synthetic(self._x, self._y, (1, 2), self._flat.device)
         found = []
         for record in (0, 1, 0):
-            with torch.no_grad():
-                loss = run_one(self._model, loss_of, named, xs[0, record], ys[0, record], masks=())
+            x, y = xs[0, record], ys[0, record]
+            recording = Recording(x, y)
+            recording.start()
+            try:
+                with torch.enable_grad():
+                    loss = run_one(self._model, loss_of, named, x, y, masks=())
+            except ValueError as error:
+                if "Expected more than 1 value" not in str(error):
+                    raise
+                raise InvalidInputError(
+                    "loss_of", "batch_norm", "must be computable for a record by itself"
+                ) from None
+            finally:
+                recording.stop()
+            allowed(recording, loss)
+            self._refuse_constants(recording)
             found.append(loss.detach().clone())
         if not torch.equal(found[0].nan_to_num(), found[2].nan_to_num()):
             raise LoopError(
@@ -164,11 +190,25 @@ class RecordLossKernel:
                 "record's loss must be a function of the record and the weights alone."
             )
 
+    def _refuse_constants(self, recording: Recording) -> None:
+        """Refuse weights that are not reached through the model that the loss is given."""
+        own = {id(p) for p in self._model.parameters() if p.requires_grad}
+        if not self._one_by_one and any(id(t) in own for t in recording.sources()):
+            raise LoopError(
+                "loss_of reads a weight of the model that it did not reach through the model that it "
+                "was given, so it would be a constant. Reach weights through the first argument: "
+                "model.parameters()."
+            )
+
 
 def _modes(model: nn.Module) -> Hashable:
     """Return what a captured pass takes for constant: modes, and plain attributes of the parts."""
     return tuple(
-        tuple((name, v) for name, v in vars(part).items() if isinstance(v, _PLAIN))
+        tuple(
+            (name, _meaning(v, 0))
+            for name, v in vars(part).items()
+            if isinstance(v, _HELD) and name not in _EVERY_MODULE
+        )
         for part in model.modules()
     )
 
@@ -177,10 +217,16 @@ def _meaning(value: Any, depth: int) -> Hashable:
     """Return what tells two functions apart: code, and what it refers to, a few levels down."""
     if isinstance(value, _PLAIN):
         return (type(value).__name__, value)
+    if isinstance(value, torch.Tensor) and _C._functorch.is_functorch_wrapped_tensor(value):
+        return "what a pass left behind"
     if isinstance(value, torch.Tensor):
         return (id(value), 0 if value.is_inference() else value._version)
-    if isinstance(value, tuple | frozenset):
-        return tuple(_meaning(part, depth) for part in value)
+    if isinstance(value, tuple | frozenset | list) and len(value) <= _LOOKED_INTO:
+        return (id(value), *(_meaning(part, depth) for part in value))
+    if isinstance(value, dict) and len(value) <= _LOOKED_INTO:
+        return (id(value), *((str(key), _meaning(part, depth)) for key, part in value.items()))
+    if isinstance(value, list | dict):
+        return (id(value), len(value))
     if isinstance(value, MethodType):
         return (_meaning(value.__func__, depth), id(value.__self__))
     if not isinstance(value, FunctionType) or depth == 0:

@@ -8,17 +8,36 @@ the replaced ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from privtune.training.weights import LoopError
 
-__all__ = ["Recording", "refuse_coupled"]
+__all__ = [
+    "Following",
+    "Held",
+    "Recording",
+    "overlaps",
+    "refuse_coupled",
+    "refuse_foreign",
+    "storage_of",
+]
+
+_aten = torch.ops.aten
+_SHAPES_ALONE = frozenset(
+    (
+        _aten.empty_like, _aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.rand_like,
+        _aten.randn_like, _aten.randint_like, _aten.new_empty, _aten.new_zeros, _aten.new_ones,
+        _aten.new_full, _aten.sym_size,
+    )
+)  # fmt: skip
+"""Operations that look at nothing of a tensor but its shape and type."""
 
 _TOLERANCE = 2e-6  # a row of a product has the same bits whatever stands in the others, or nearly
 
@@ -33,23 +52,34 @@ class _Call:
     out: list[Any]
     drawn_from: torch.Generator | None
     state: torch.Tensor | None
+    written: tuple[torch.Tensor, ...]
 
 
-class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down the operations of the thread that entered it.
+class Held:
+    """The memory that holds something of batches that were read, as long as somebody keeps it."""
 
-    Args:
-        x: Inputs of the batch.
-        y: Targets of the batch.
-    """
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}
 
-    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return storage_of(tensor) in self._kept
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Note a tensor. A reference that is weak keeps the number of its memory from being reused."""
+        weak = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._kept[storage_of(tensor)] = weak
+
+    def alive(self) -> set[int]:
+        """Return the storages that are kept by anybody; forget the others."""
+        self._kept = {key: weak for key, weak in self._kept.items() if not weak.expired()}
+        return set(self._kept)
+
+
+class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that is entered and left by calls, since a loop's batches are no ``with`` statement."""
+
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.x, self.y = x, y
-        self.calls: list[_Call] = []
-        self._made: set[int] = set()
-        self._before: dict[int, torch.UntypedStorage] = {}
-        self._kept: list[Any] = []
         self._open = False
 
     def start(self) -> None:
@@ -74,6 +104,49 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._open = False
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
+
+class Following(_Watching):  # type: ignore[no-untyped-call]
+    """Follows what is computed from batches, and keeps nothing of it but where it lies.
+
+    Args:
+        held: Memory that holds something of a batch; what is found is added.
+    """
+
+    def __init__(self, held: Held) -> None:
+        super().__init__()
+        self._held = held
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one call, and note what it made of a batch."""
+        out = func(*args, **(kwargs or {}))
+        given = [v for v in tree_flatten((args, kwargs or {}))[0] if isinstance(v, torch.Tensor)]
+        if func.overloadpacket in _SHAPES_ALONE or all(t not in self._held for t in given):
+            return out
+        written = _written(func, args, kwargs or {}) if func._schema.is_mutable else ()
+        for tensor in (*tree_flatten(out)[0], *written):
+            if isinstance(tensor, torch.Tensor):
+                self._held.add(tensor)
+        return out
+
+
+class Recording(_Watching):  # type: ignore[no-untyped-call]
+    """Writes down the operations of the thread that entered it.
+
+    Args:
+        x: Inputs of the batch.
+        y: Targets of the batch.
+    """
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        super().__init__()
+        self.x, self.y = x, y
+        self.calls: list[_Call] = []
+        self._made: set[int] = set()
+        self._before: dict[int, torch.UntypedStorage] = {}
+        self._kept: list[Any] = []
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -84,8 +157,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             given_one = [v for v in flat if isinstance(v, torch.Generator)]
             source = given_one[0] if given_one else torch.default_generator
         state = None if source is None else source.get_state()
+        written: tuple[torch.Tensor, ...] = ()
         if func._schema.is_mutable:
-            for tensor in _written(func, args, kwargs or {}):
+            written = tuple(_written(func, args, kwargs or {}))
+            for tensor in written:
                 self._keep_contents(tensor)
         out = func(*args, **(kwargs or {}))
         results = tree_flatten(out)[0]
@@ -95,7 +170,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 address = result.untyped_storage().data_ptr()
                 if address not in given:
                     self._made.add(address)
-        self.calls.append(_Call(func, flat, spec, results, source, state))
+        self.calls.append(_Call(func, flat, spec, results, source, state, written))
         return out
 
     def _keep_contents(self, tensor: torch.Tensor) -> None:
@@ -106,15 +181,31 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._before[address] = storage.clone()  # type: ignore[no-untyped-call]
             self._kept.append(tensor)
 
-    def reached(self, losses: torch.Tensor) -> bool:
-        """Say whether the losses were computed from the batch at all."""
-        touched = {id(self.x), id(self.y)}
+    def touched(self, storages: Iterable[int]) -> set[int]:
+        """Return the storages whose contents were computed from those of others, those included."""
+        known = set(storages)
         for call in self.calls:
-            if any(id(value) in touched for value in call.flat):
-                touched.update(id(value) for value in call.out)
-                if call.func._schema.is_mutable:
-                    touched.update(id(v) for v in call.flat if isinstance(v, torch.Tensor))
-        return id(losses) in touched
+            if call.func.overloadpacket in _SHAPES_ALONE:
+                continue
+            if any(storage_of(v) in known for v in call.flat if isinstance(v, torch.Tensor)):
+                known.update(storage_of(v) for v in call.out if isinstance(v, torch.Tensor))
+                known.update(storage_of(v) for v in call.written)
+        return known
+
+    def from_batch(self) -> set[int]:
+        """Return the storages of the batch and of what was computed from it."""
+        return self.touched((storage_of(self.x), storage_of(self.y)))
+
+    def lying_in(self, storages: Collection[int]) -> Iterator[torch.Tensor]:
+        """Yield the tensors that lie in some storages."""
+        for call in self.calls:
+            for value in (*call.flat, *call.out):
+                if isinstance(value, torch.Tensor) and storage_of(value) in storages:
+                    yield value
+
+    def made(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor was made by what was recorded, or is the batch's."""
+        return tensor is self.x or tensor is self.y or _address(tensor) in self._made
 
     def sources(self) -> Iterator[torch.Tensor]:
         """Yield the tensors from outside of the recording that were read."""
@@ -124,6 +215,23 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(value, torch.Tensor) and id(value) not in made:
                     yield value
             made.update(id(value) for value in call.out)
+
+    def readers_of_numbers(self) -> Iterator[torch.Tensor]:
+        """Yield what was computed with a number of Python's that was read from the batch.
+
+        Numbers that are whole are passed over: they are lengths, classes and the like.
+        """
+        held = self.from_batch()
+        numbers: set[float] = set()
+        for call in self.calls:
+            values = {v for v in call.flat if isinstance(v, float)}
+            values |= {v.item() for v in call.flat if _is_number(v) and not self.made(v)}
+            if values & numbers:
+                yield from (v for v in call.out if isinstance(v, torch.Tensor))
+            if call.func.overloadpacket is torch.ops.aten._local_scalar_dense:
+                (value,) = call.out
+                if storage_of(call.flat[0]) in held and not float(value).is_integer():
+                    numbers.add(value)
 
     def replay(self, x: torch.Tensor, y: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
         """Return the losses of another batch of the same shape, computed in the same way."""
@@ -165,6 +273,57 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return what tells the memory behind a tensor apart, as long as it lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim == 0 and value.is_floating_point()
+
+
+def overlaps(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors lie in the same memory, or in parts of it that overlap."""
+    if storage_of(one) != storage_of(other):
+        return False
+    (a, b), (c, d) = (
+        (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in (one, other)
+    )
+    return a < d and c < b
+
+
+def refuse_foreign(
+    recording: Recording,
+    losses: torch.Tensor,
+    *,
+    earlier: Collection[int],
+    records: Sequence[torch.Tensor],
+) -> None:
+    """Refuse losses that read records beside their own.
+
+    Args:
+        recording: What happened between the batch and the losses; stopped.
+        losses: Made by it.
+        earlier: Storages of what was computed from batches that the loop has read.
+        records: The training records.
+
+    Raises:
+        LoopError: If the losses were computed from either.
+    """
+    read = {storage_of(t) for t in recording.sources() if any(overlaps(t, r) for r in records)}
+    if storage_of(losses) in recording.touched({*earlier, *read}):
+        raise LoopError(
+            "The losses read records that this step does not charge: of an earlier batch, of the "
+            "training set, or of the batch by another way than the one record that loss_of is given "
+            "(a memory bank, a queue, a hidden state, a mean that is kept). A step may look at the "
+            "records of its own batch alone, each loss at its own."
+        )
+
+
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that a call writes over."""
     for place, argument in enumerate(func._schema.arguments):
@@ -177,7 +336,8 @@ def refuse_coupled(
     recording: Recording,
     losses: torch.Tensor,
     *,
-    earlier: Sequence[torch.Tensor],
+    earlier: Collection[int] = (),
+    records: Sequence[torch.Tensor] = (),
     generator: torch.Generator,
 ) -> None:
     """Refuse losses that are not functions of their own record, or of no record of the batch.
@@ -185,7 +345,8 @@ def refuse_coupled(
     Args:
         recording: What happened between the batch and the losses; stopped.
         losses: Shape ``[B]``.
-        earlier: Inputs and targets of earlier batches, as far as they still live.
+        earlier: Storages of what was computed from batches of before, as far as they still live.
+        records: The training records.
         generator: Chooses the records that are replaced.
 
     Raises:
@@ -195,17 +356,18 @@ def refuse_coupled(
     record does to any of the other half is found, through whatever operations of torch it goes. What
     leaves torch (NumPy, Python's numbers) is taken for a constant.
     """
-    if not recording.reached(losses):
+    if storage_of(losses) not in recording.from_batch():
         raise LoopError(
             "The losses were not computed from the batch that the loop was handed: likely from a "
             "batch of before, or outside of torch. Hand back the losses of this batch's records, or "
             "use private.step(batch, loss_of)."
         )
-    old = {tensor.untyped_storage().data_ptr() for tensor in earlier}
-    if any(t.untyped_storage().data_ptr() in old for t in recording.sources()):
+    refuse_foreign(recording, losses, earlier=earlier, records=records)
+    if storage_of(losses) in recording.touched(map(storage_of, recording.readers_of_numbers())):
         raise LoopError(
-            "The losses read the records of an earlier batch, which this step does not charge. A "
-            "step may look at the records of its own batch alone."
+            "The losses were computed with a number of Python's that was read from the batch "
+            "(float(...), .item()), which couples its records. Compute the loss record by record: "
+            "private.step(batch, loss_of)."
         )
     size = len(losses)
     if size < 2:

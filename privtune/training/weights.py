@@ -68,6 +68,7 @@ class WatchedWeights:
             for module in model.modules()
             for table in (module._parameters, module._buffers, module._modules)
         ]
+        self._code = [(m, type(m), vars(m).get("forward")) for m in model.modules()]
         self._trained = [p.requires_grad for p in named.values()]
         self._all = list(named.values())
         self._addresses = [p.data_ptr() for p in self.params]
@@ -92,13 +93,7 @@ class WatchedWeights:
         Raises:
             LoopError: Naming the parameter or buffer and the likely cause.
         """
-        for table, name, held in self._places:
-            if table.get(name) is not held:
-                raise LoopError(_changed(name, "was replaced"))
-        if any(len(table) != size for table, size in self._tables):
-            raise LoopError(_changed("a part of the model", "was added or removed"))
-        if [p.requires_grad for p in self._all] != self._trained:
-            raise LoopError(_changed("requires_grad of a parameter", "was changed"))
+        self.check_parts()
         if [p.data_ptr() for p in self.params] != self._addresses:
             raise LoopError(_changed("a parameter", "was moved or converted"))
         for (name, tensor), version in zip(self._tensors.items(), self._versions, strict=True):
@@ -108,6 +103,23 @@ class WatchedWeights:
             raise LoopError(_changed("a parameter", "was changed by something else than a release"))
         if whole and [_sum(tensor) for tensor in self._still.values()] != self._sums:
             raise LoopError(_changed("a frozen parameter or a buffer", "was changed"))
+
+    def check_parts(self) -> None:
+        """Refuse a model that is put together otherwise than it was.
+
+        Raises:
+            LoopError: Naming the part.
+        """
+        for table, name, held in self._places:
+            if table.get(name) is not held:
+                raise LoopError(_changed(name, "was replaced"))
+        if any(len(table) != size for table, size in self._tables):
+            raise LoopError(_changed("a part of the model", "was added or removed"))
+        if [p.requires_grad for p in self._all] != self._trained:
+            raise LoopError(_changed("requires_grad of a parameter", "was changed"))
+        for part, kind, forward in self._code:
+            if type(part) is not kind or vars(part).get("forward") is not forward:
+                raise LoopError(_changed(f"forward of a {kind.__name__}", "was replaced"))
 
     def _same_contents(self) -> bool:
         if self._copy is None:

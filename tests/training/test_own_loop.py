@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import pytest
 import torch
 from torch import nn
@@ -621,3 +623,44 @@ def test_the_optimizer_steps_inside_a_release_alone():
     losses(private, x, y).mean().backward()
     with pytest.raises(LoopError, match="called by the loop itself"):
         private._own.optimizer.step()
+
+
+class Shown(nn.Module):
+    """Keeps what it computed where its author can look at it, as attention weights are."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.seen = mlp(), None
+
+    def forward(self, x):
+        self.seen = self.inner(x)
+        return self.seen
+
+
+@pytest.mark.parametrize("form", ["losses", "record", "one by one"])
+def test_what_a_model_keeps_and_never_reads_is_no_memory(form):
+    found = []
+    for build in (mlp, Shown):
+        model = from_stream(build)
+        private = start(model, noise=1.0, one_by_one=form == "one by one")
+        if form == "losses":
+            for x, y in private.batches():
+                private.step(losses(private, x, y))
+        else:
+            private.fit(loss_of)
+        found.append(flatten_params(model))
+    assert torch.equal(*found)
+
+
+def test_what_is_computed_after_a_step_is_followed_but_not_kept():
+    private = start()
+    batches = private.batches()
+    x, y = next(batches)
+    private.step(losses(private, x, y))
+    large = x.repeat(100, 1)
+    alive, kept = ref(large), large.mean(0)
+    del large
+    assert alive() is None
+    x, y = next(batches)
+    with pytest.raises(LoopError, match="does not charge"):
+        private.step(losses(private, x - kept, y))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from privtune.training.replay import Recording, refuse_coupled
+from privtune.training.replay import Recording, refuse_coupled, storage_of
 from privtune.training.weights import LoopError
 
 RECORDS = 12
@@ -28,7 +28,7 @@ def check(losses_of, *, tokens=False, earlier=()):
     finally:
         recording.stop()
     generator = torch.Generator().manual_seed(1)
-    refuse_coupled(recording, losses, earlier=earlier, generator=generator)
+    refuse_coupled(recording, losses, earlier=[storage_of(t) for t in earlier], generator=generator)
 
 
 torch.manual_seed(1)
@@ -145,7 +145,9 @@ def test_losses_of_another_batch_are_refused():
     old, labels = torch.randn(RECORDS, 8), torch.zeros(RECORDS, dtype=torch.long)
     with pytest.raises(LoopError, match="not computed from the batch"):
         check(lambda x, y: ce(MODEL(old), labels))
-    with pytest.raises(LoopError, match="records of an earlier batch"):
+    with pytest.raises(
+        LoopError, match="records that this step does not charge: of an earlier batch"
+    ):
         check(lambda x, y: ce(MODEL(x + 0.1 * old), y), earlier=[old])
 
 
