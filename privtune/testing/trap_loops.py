@@ -427,8 +427,15 @@ def _toggled(model: Any, optimizer: Any, private: Any, losses: Any, batch: Any) 
     model.bias.requires_grad_(False)
 
 
-@_both_forms("refused", "the optimizer stepped again", _ELSEWHERE)
+@_both_forms("refused", "the optimizer stepped along a gradient of the loop's own", _ELSEWHERE)
 def _stepped(model: Any, optimizer: Any, private: Any, losses: Any, batch: Any) -> None:
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
+@_both_forms("harmless", "the optimizer stepped again", "No gradient is left for it.")
+def _stepped_again(model: Any, optimizer: Any, private: Any, losses: Any, batch: Any) -> None:
     optimizer.step()
 
 

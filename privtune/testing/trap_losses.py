@@ -370,7 +370,7 @@ LOSSES: tuple[Trap, ...] = (
     *_both("a weight used twice", plain, "Opacus' hooks see one use of it.", Tied),
     *_neither("batch_norm in functional form", _batch_norm, _CHANGES),
     *_neither("scaled by a Python number of the batch", _python_number, _CHANGES),
-    *_neither("LSTM over the axis of records", plain, _CHANGES, _lstm),
+    *_both("LSTM over the axis of records", plain, model=_lstm),
     *_neither("gradients centred by a hook", plain, "Gradients are coupled on their way back.", Reversed),
     *_neither("a penalty on the batch's gradient", _penalised, _CHANGES),
     *_neither("BatchNorm", plain, "Batch statistics.", _own_batch_norm),
