@@ -25,7 +25,7 @@ from privtune.accounting import Event
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.batched import refuse_coupling
 from privtune.training.clipping import Clipping
-from privtune.training.data import Data, DatasetData
+from privtune.training.data import Data, DatasetData, targets_are_classes
 from privtune.training.hooked import HookedModel
 from privtune.training.intercept import Intercept
 from privtune.training.kernel import Layout, LossOf
@@ -223,7 +223,13 @@ class PrivateTraining:
         self._record_versions = [t._version for t in self._records]
         x, y = local.like
         self._kernel = RecordLossKernel(
-            model, self.layout, flat=flat, x=x, y=y, one_by_one=one_by_one
+            model,
+            self.layout,
+            flat=flat,
+            x=x,
+            y=y,
+            one_by_one=one_by_one,
+            all_classes=targets_are_classes(local),
         )
         self._oracle = _LoopOracle(
             schedule,

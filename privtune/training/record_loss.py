@@ -47,6 +47,7 @@ class RecordLossKernel:
         x: Inputs of some records, for shape and type alone; may be none.
         y: Targets of a record, likewise.
         one_by_one: Whether records are taken in passes of their own.
+        all_classes: Whether no target is negative, so that none can be an index to ignore.
 
     **Guarantee**: records are coupled by nothing: the function sees one record at a time, under
     ``vmap`` or in a pass of its own, and keeps nothing from one to the next.
@@ -61,12 +62,15 @@ class RecordLossKernel:
         x: torch.Tensor,
         y: torch.Tensor,
         one_by_one: bool,
+        all_classes: bool = False,
     ) -> None:
         self.layout = layout
+        self._all_classes = all_classes
         self._model, self._flat, self._x, self._y = model, flat, x, y
         self._one_by_one = one_by_one
         self._kernel: Kernel | None = None
         self._meaning: Hashable = None
+        self._modes = _Modes(model)
         self._changes = 0
 
     @property
@@ -94,8 +98,8 @@ class RecordLossKernel:
             LoopError: If computing it changes the model, or gives another number when it is
                 computed again.
         """
-        meaning = (_meaning(loss_of, _DEPTH), _modes(self._model))
-        if self._kernel is not None and meaning == self._meaning:
+        known = self._kernel is not None and self._modes.same()
+        if known and _meaning(loss_of, _DEPTH) == self._meaning:
             return False
         self._changes += self._kernel is not None
         if self._changes == _PATIENCE:
@@ -104,7 +108,7 @@ class RecordLossKernel:
                 "captured anew, which costs more than a step. Pass what changes as a tensor."
             )
         self._kernel = self._make(loss_of, allowed)
-        self._meaning = (_meaning(loss_of, _DEPTH), _modes(self._model))
+        self._meaning, self._modes = _meaning(loss_of, _DEPTH), _Modes(self._model)
         return True
 
     def facts(self, loss_of: LossOf) -> Facts:
@@ -146,7 +150,12 @@ class RecordLossKernel:
             return OneByOneKernel(self._model, loss_of, self._flat)
         try:
             kernel = BatchedKernel(
-                lambda: self._model, loss_of, x=self._x, y=self._y, device=self._flat.device
+                lambda: self._model,
+                loss_of,
+                x=self._x,
+                y=self._y,
+                device=self._flat.device,
+                all_classes=self._all_classes,
             )
         except NotBatchableError as reason:
             raise InvalidInputError(
@@ -201,16 +210,35 @@ class RecordLossKernel:
             )
 
 
-def _modes(model: nn.Module) -> Hashable:
-    """Return what a captured pass takes for constant: modes, and plain attributes of the parts."""
-    return tuple(
-        tuple(
-            (name, _meaning(v, 0))
-            for name, v in vars(part).items()
-            if isinstance(v, _HELD) and name not in _EVERY_MODULE
-        )
-        for part in model.modules()
-    )
+class _Modes:
+    """What a captured pass takes for constant: modes, and plain attributes of a model's parts.
+
+    They are compared at every step, so numbers and words are looked up and nothing else is done.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._plain: list[tuple[dict[str, Any], int, list[tuple[str, Any]]]] = []
+        self._held: list[tuple[dict[str, Any], str, Hashable]] = []
+        for part in model.modules():
+            own = {n: v for n, v in vars(part).items() if n not in _EVERY_MODULE}
+            plain = [(name, value) for name, value in own.items() if isinstance(value, _PLAIN)]
+            self._plain.append((vars(part), len(vars(part)), plain))
+            self._held += [
+                (vars(part), name, _meaning(value, 0))
+                for name, value in own.items()
+                if isinstance(value, _HELD) and not isinstance(value, _PLAIN)
+            ]
+
+    def same(self) -> bool:
+        """Say whether nothing of it has changed."""
+        for table, size, plain in self._plain:
+            if len(table) != size:
+                return False
+            for name, value in plain:
+                now = table.get(name)
+                if now is not value and now != value:
+                    return False
+        return all(_meaning(table.get(name), 0) == held for table, name, held in self._held)
 
 
 def _meaning(value: Any, depth: int) -> Hashable:
