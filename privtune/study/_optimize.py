@@ -102,7 +102,7 @@ def _target(life: Life, arm: str) -> float:
     return life.spec.target_epsilon
 
 
-@dataclass(frozen=True)
+@dataclass
 class _ObjectiveTrainer:
     """Trains an arm by calling the user's function."""
 
@@ -113,6 +113,7 @@ class _ObjectiveTrainer:
     pruner: Any
     n_jobs: int
     deadline: float
+    facts: Any = None
 
     @property
     def independent(self) -> Any:
@@ -123,7 +124,7 @@ class _ObjectiveTrainer:
 
     def rehearse(self, plan: Plan) -> None:
         """Call the function once on made-up records."""
-        rehearse(self.objective, plan, sampler=self.independent)
+        self.facts = rehearse(self.objective, plan, sampler=self.independent)
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the strategy as it was given, and its round."""
@@ -139,6 +140,7 @@ class _ObjectiveTrainer:
             sampler=self.independent,
             deadline=self.deadline,
             live={},
+            facts=self.facts,
         )
         return self.strategy, ObjectiveRound(
             kept=life.trials,

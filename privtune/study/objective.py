@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from privtune.ledger import Budget, Rounds
     from privtune.study._shown import ShownTrial
+    from privtune.training.facts import Facts
 
 __all__ = [
     "Objective",
@@ -113,12 +114,14 @@ class ObjectiveFiles(Files):
         sampler: A sampler of the user's own for sealed trials.
         deadline: When to stop beginning trials, on the monotonic clock.
         live: Optuna's trials, where every trial is paid for, by number.
+        facts: Public ranges of whole numbers, as the rehearsal found them.
     """
 
     objective: Objective
     sampler: IndependentSampler | None
     deadline: float
     live: dict[int, ShownTrial]
+    facts: Facts | None = None
 
     @cached_property
     def split(self) -> Split:
@@ -162,6 +165,7 @@ class ObjectiveFiles(Files):
                 sampler=self.sampler,
                 live=self.live.get(number),
                 split=self.split,
+                facts=self.facts,
                 initialised=initialisation.done,
             )
             try:
@@ -185,12 +189,15 @@ def _pruned(trial: Trial, number: int) -> TrialResult:
 
 def rehearse(
     objective: Objective, plan: Plan, *, sampler: IndependentSampler | None = None
-) -> None:
+) -> Facts | None:
     """Call the function once on made-up records of the dataset's shapes, for two steps.
 
     What a program does wrong (a layer of a wrong size, a mean loss, a step that is skipped, a name
     that does not exist) is found here, before anything is charged, and raised as it is: no record
     was looked at but for its shape.
+
+    Returns:
+        The ranges of whole numbers that the loop showed; ``None`` where it was stopped.
 
     Raises:
         PrivTuneError: Whatever a trial would be refused for.
@@ -216,7 +223,7 @@ def rehearse(
             value = objective(trial)
         except TrialPruned:
             _pruned(trial, 0)
-            return
+            return None
         except Exception as error:
             error.add_note(
                 "This was a rehearsal on made-up records: nothing was charged and no data was used."
@@ -225,6 +232,7 @@ def rehearse(
         finally:
             trial.close()
     trial.finish(value, 0)
+    return trial.facts
 
 
 @dataclass(frozen=True, kw_only=True)

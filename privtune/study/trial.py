@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from privtune.study._shown import ShownTrial
     from privtune.study.split import Split
     from privtune.training.clipping import Clipping
+    from privtune.training.facts import Facts
     from privtune.training.methods import Method
     from privtune.training.own_loop import PrivateTraining
 
@@ -51,6 +52,7 @@ class Trial:
         split: What the round knows of its validation split.
         initialised: Told when the model is made.
         rehearsal: Whether records are made up and two steps are taken: before the charge.
+        facts: Public ranges of whole numbers, as the rehearsal found them.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Trial:
         split: Split | None = None,
         initialised: Callable[[], None] = lambda: None,
         rehearsal: bool = False,
+        facts: Facts | None = None,
     ) -> None:
         self.number = number
         self._suggested: dict[str, tuple[Any, BaseDistribution]] = {}
@@ -83,6 +86,7 @@ class Trial:
         self._scores: list[float] = []
         self._split, self._initialised, self._rehearsal = split, initialised, rehearsal
         self.pruned = False
+        self._facts = facts
 
     @property
     def params(self) -> dict[str, Any]:
@@ -149,6 +153,7 @@ class Trial:
             InvalidInputError: If the data, the optimizer or a hyperparameter does not fit the plan.
         """
         from privtune.execution.training import part_of
+        from privtune.training.facts import NO_FACTS
         from privtune.training.own_loop import PrivateTraining
 
         if self._private is not None:
@@ -183,6 +188,7 @@ class Trial:
             max_physical_batch_size=max_physical_batch_size,
             one_by_one=one_by_one,
             limit=REHEARSED_STEPS if self._rehearsal else None,
+            facts=NO_FACTS if self._facts is None else self._facts,
         )
         self._model = model
         return self._private
@@ -257,6 +263,11 @@ class Trial:
         """Return whether the pruner wants to stop this trial; False where trials are sealed."""
         self.pruned = self._live is not None and self._live.should_prune()
         return self.pruned
+
+    @property
+    def facts(self) -> Facts | None:
+        """Public ranges of whole numbers, as the loop has shown them."""
+        return None if self._private is None else self._private.facts
 
     def close(self) -> None:
         """Stop watching the objective's loop: it has returned, or raised."""

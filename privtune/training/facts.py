@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from privtune.errors import PrivTuneError
 
-__all__ = ["NO_FACTS", "Facts", "blames_records", "find_facts", "find_raising"]
+__all__ = ["NO_FACTS", "Facts", "Lookups", "blames_records", "find_facts", "find_raising"]
 
 _ANY = torch.iinfo(torch.int64).max  # the range of a whole number that nothing is looked up with
 
@@ -85,7 +85,7 @@ def find_facts(
     Returns:
         What was found; nothing where the model cannot run so.
     """
-    watch = _Watch(_zeros(x, device), _zeros(y, device))
+    watch = Lookups(_zeros(x, device), _zeros(y, device))
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
             run(*watch.records)
@@ -93,11 +93,7 @@ def find_facts(
         if not blames_records(error):
             raise
         return NO_FACTS
-    inputs, targets = (
-        None if bool((sizes == _ANY).all()) else sizes.view(record.shape[1:])
-        for sizes, record in zip(watch.sizes, watch.records, strict=True)
-    )
-    return Facts(inputs, targets, watch.ignored)
+    return watch.facts()
 
 
 def _zeros(like: torch.Tensor, device: torch.device | None) -> torch.Tensor:
@@ -106,14 +102,29 @@ def _zeros(like: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     return torch.zeros((1, *like.shape[1:]), dtype=dtype, device=device or like.device)
 
 
-class _Watch(TorchFunctionMode):
-    """Notes what views of the two made-up tensors are looked up in."""
+class Lookups(TorchFunctionMode):
+    """Notes what the whole numbers of made-up records are looked up in, as long as it is entered.
+
+    Args:
+        x: Inputs of the records, with a leading axis.
+        y: Targets of the records, likewise.
+    """
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         super().__init__()
         self.records = (x, y)
         self.sizes = tuple(torch.full((part.numel(),), _ANY) for part in self.records)
         self.ignored: int | None = None
+
+    def facts(self) -> Facts:
+        """Return what was found: for every number of a record the smallest range of any record."""
+        inputs, targets = (
+            None
+            if bool((sizes == _ANY).all())
+            else sizes.view(record.shape).amin(dim=0).to(record.device)
+            for sizes, record in zip(self.sizes, self.records, strict=True)
+        )
+        return Facts(inputs, targets, self.ignored)
 
     def __torch_function__(
         self,

@@ -26,6 +26,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.batched import refuse_coupling
 from privtune.training.clipping import Clipping
 from privtune.training.data import Data, DatasetData, targets_are_classes
+from privtune.training.facts import NO_FACTS, Facts, Lookups
 from privtune.training.hooked import HookedModel
 from privtune.training.intercept import Intercept
 from privtune.training.kernel import Layout, LossOf
@@ -104,12 +105,15 @@ class _Open:
     last: bool = True
     mask: torch.Tensor | None = None
     draws: Intercept | None = None
+    lookups: Lookups | None = None
     recording: Recording | None = None
 
     def watch(self) -> None:
         """Begin to watch the loop: it has records in its hands now."""
         if self.draws is not None:
             self.draws.__enter__()  # type: ignore[no-untyped-call]
+        if self.lookups is not None:
+            self.lookups.__enter__()  # type: ignore[no-untyped-call]
         if self.recording is not None:
             self.recording.start()
 
@@ -117,15 +121,16 @@ class _Open:
         """Watch it no more."""
         if self.recording is not None:
             self.recording.stop()
-        if self.draws is not None:
-            draws, self.draws = self.draws, None
+        entered = [mode for mode in (self.lookups, self.draws) if mode is not None]
+        self.draws = self.lookups = None
+        for mode in entered:
             top = _get_current_function_mode()  # type: ignore[no-untyped-call]
-            if top is not draws:
+            if top is not mode:
                 raise LoopError(
                     "A torch function mode was entered between a batch and its step and is still "
                     "open. Close it before the step."
                 )
-            draws.__exit__(None, None, None)
+            mode.__exit__(None, None, None)
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,10 @@ class PrivateTraining:
             It changes nothing but memory and time.
         one_by_one: Whether the loss of a record is computed in a pass of its own: for models that
             ``torch.vmap`` cannot take.
-        limit: Steps to take, where fewer than planned: for rehearsals on made-up records.
+        limit: Steps to take, where fewer than planned: for rehearsals on made-up records, which
+            also find the ranges of whole numbers (:attr:`facts`).
+        facts: Public ranges that records are held to, as a rehearsal found them: a record outside of
+            them contributes nothing. In the form by record they are found anew.
 
     Raises:
         InvalidInputError: If an argument is outside its domain, or the model couples records.
@@ -201,6 +209,7 @@ class PrivateTraining:
         max_physical_batch_size: int | None = None,
         one_by_one: bool = False,
         limit: int | None = None,
+        facts: Facts = NO_FACTS,
     ) -> None:
         if max_physical_batch_size is not None and max_physical_batch_size < 1:
             raise InvalidInputError(
@@ -240,6 +249,9 @@ class PrivateTraining:
             physical_rows=max_physical_batch_size or schedule.records,
             noise=noise,
         )
+        self._oracle.hold_to(facts)
+        self._rehearsed = limit is not None
+        self.facts = facts
         self._method = method
         self._own: _UserOptimizer | None = None
         self._state: Any = None
@@ -262,6 +274,7 @@ class PrivateTraining:
         self._choices = streams.generator("checks")
         self._draws = streams.generator("loop", device=flat.device)
         self._by_record = False
+        self._lookups: Lookups | None = None
         self._held = Held()
         self._after: Following | None = None
 
@@ -355,6 +368,8 @@ class PrivateTraining:
             )
         opened = self._open
         opened.leave()
+        if self._lookups is not None:
+            self.facts = self._lookups.facts()
         self.check()
         if loss_of is not None:
             return self._step_by_record(opened, batch, loss_of)
@@ -514,9 +529,9 @@ class PrivateTraining:
             parameter.grad = None
 
     def _close_step(self) -> None:
-        self._weights.accept()
         self._open = None
         self._taken += 1
+        self._weights.accept(last=self._taken == self._steps)
 
     # The form of Opacus.
 
@@ -545,6 +560,8 @@ class PrivateTraining:
         opened.mask = rows.mask[0, : opened.shown]
         x, y = rows.x[0, : opened.shown].clone(), rows.y[0, : opened.shown].clone()
         opened.draws = Intercept(None, generator=self._draws)
+        if self._rehearsed:
+            opened.lookups = self._lookups = Lookups(x, y)
         if self._by_record or self._taken in self._checked_at:
             opened.recording = Recording(x, y)
         opened.watch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ from privtune.study.failures import ArmStoppedError, stopping
 from privtune.tasks import Task, TaskData
 from privtune.training.data import TensorData
 from tests.study.conftest import toy_spec
-from tests.study.test_optimize import ARGUMENTS, make, objective
-from tests.toy import blobs
+from tests.study.test_optimize import ARGUMENTS, LOOP, TRAIN, VALIDATION, make, objective
+from tests.toy import blobs, curated
 
 SECRET = "the record of Alice, 4711"
 MISTAKE: dict[str, Any] = {}
@@ -106,7 +107,7 @@ def test_an_error_in_mid_arm_stops_it_and_the_mended_run_is_the_undisturbed_one(
     assert SECRET not in said
     assert "RuntimeError" not in said
     assert capfd.readouterr() == ("", "")
-    kept = [f for arm in study.arms for f in study.failures(arm)]
+    kept = [f for arm in study.arms for f in curated(study).failures(arm)]
     assert SECRET in kept[-1]["traceback"], "the curator sees all of it"
     assert "in _model" in kept[-1]["traceback"]
     assert SECRET not in json.dumps(study.export())
@@ -124,7 +125,7 @@ def test_data_that_cannot_be_loaded_stops_the_arm(storage: str) -> None:
     with pytest.raises(ArmStoppedError, match="privtune study show toy --curator") as stopped:
         study.run()
     assert SECRET not in str(stopped.value)
-    assert SECRET in study.failures("defaults")[-1]["traceback"]
+    assert SECRET in curated(study).failures("defaults")[-1]["traceback"]
 
 
 def test_the_curator_alone_is_shown_what_stopped_an_arm(storage: str) -> None:
@@ -160,7 +161,7 @@ def test_worker_processes_say_nothing_of_what_stopped_them(
     )
     with pytest.raises(ArmStoppedError):
         study.run(n_jobs=2)
-    assert SECRET in study.failures("selection")[-1]["traceback"]
+    assert SECRET in curated(study).failures("selection")[-1]["traceback"]
     assert SECRET not in "".join(capfd.readouterr())
 
 
@@ -255,3 +256,37 @@ def test_the_trainings_of_an_arm_have_noise_of_their_own(storage: str) -> None:
     everyone = [*weights, *rows]
     assert len({tuple(r.weights.tolist()) for r in everyone}) == len(everyone)
     assert len({r.score for r in everyone}) == len(everyone)
+
+
+@pytest.mark.parametrize("form", ["record", "losses"])
+def test_a_label_outside_the_classes_contributes_nothing_in_a_loop_of_ones_own(
+    tmp_path: Path, form: str
+) -> None:
+    """With seeds that are the same, the release is that of a neighbour whose record is not finite."""
+    released = []
+    for name in ("label", "input"):
+        x, y = TRAIN[0].clone(), TRAIN[1].clone()
+        if name == "label":
+            y[5] = 99
+        else:
+            x[5] = float("nan")
+
+        def loop(trial: privtune.Trial) -> float:
+            model = nn.Sequential(nn.Linear(6, 3))
+            private = trial.make_private(model, torch.optim.SGD(model.parameters(), 0.5), (x, y))  # noqa: B023
+            for batch in private.batches():
+                if form == "record":
+                    private.step(batch, lambda m, a, b: cross_entropy(m(a), b))
+                else:
+                    a, b = batch
+                    private.step(cross_entropy(private.model(a), b))
+            return trial.score(model, VALIDATION)
+
+        study = make(f"sqlite:///{tmp_path / name}.db", seed=11)
+        release = study.optimize(loop, strategy=Fixed(), training=LOOP, epsilon=5.0)
+        released.append(release.weights)
+    torch.testing.assert_close(released[0], released[1])
+
+
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
