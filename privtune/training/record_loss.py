@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from types import FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,6 +71,8 @@ class RecordLossKernel:
         self._kernel: Kernel | None = None
         self._meaning: Hashable = None
         self._modes = _Modes(model)
+        self._known: object = None
+        self._settled: list[tuple[dict[str, Any], str, object]] | None = None
         self._changes = 0
 
     @property
@@ -98,8 +100,7 @@ class RecordLossKernel:
             LoopError: If computing it changes the model, or gives another number when it is
                 computed again.
         """
-        known = self._kernel is not None and self._modes.same()
-        if known and _meaning(loss_of, _DEPTH) == self._meaning:
+        if self._kernel is not None and self._modes.same() and self._same(loss_of):
             return False
         self._changes += self._kernel is not None
         if self._changes == _PATIENCE:
@@ -109,7 +110,14 @@ class RecordLossKernel:
             )
         self._kernel = self._make(loss_of, allowed)
         self._meaning, self._modes = _meaning(loss_of, _DEPTH), _Modes(self._model)
+        self._known, self._settled = loss_of, _settled(loss_of)
         return True
+
+    def _same(self, loss_of: LossOf) -> bool:
+        """Say whether a function means what the last one meant; quickly where it is that one."""
+        if loss_of is self._known and self._settled is not None:
+            return all(table.get(name) is value for table, name, value in self._settled)
+        return _meaning(loss_of, _DEPTH) == self._meaning
 
     def facts(self, loss_of: LossOf) -> Facts:
         """Return what is public about records, as far as model and loss show it."""
@@ -239,6 +247,16 @@ class _Modes:
                 if now is not value and now != value:
                     return False
         return all(_meaning(table.get(name), 0) == held for table, name, held in self._held)
+
+
+def _settled(value: Any) -> list[tuple[dict[str, Any], str, object]] | None:
+    """Return all that a plain function refers to, if that is modules, classes and built-ins alone."""
+    if not isinstance(value, FunctionType) or value.__closure__ or value.__defaults__:
+        return None
+    table = value.__globals__
+    found = [(table, name, table.get(name)) for name in value.__code__.co_names]
+    fixed = (ModuleType, type, BuiltinFunctionType, type(None))
+    return found if all(isinstance(part, fixed) for _, _, part in found) else None
 
 
 def _meaning(value: Any, depth: int) -> Hashable:

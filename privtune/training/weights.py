@@ -66,15 +66,18 @@ class WatchedWeights:
             for table in (module._parameters, module._buffers)
             for name, held in table.items()
         ]
-        self._tables: list[tuple[dict[str, Any], int]] = [
-            (table, len(table))
+        self._ids = [id(held) for _, _, held in self._places]  # which stay theirs: they are kept
+        self._tables: list[dict[str, Any]] = [
+            table
             for module in model.modules()
             for table in (module._parameters, module._buffers, module._modules)
         ]
-        self._code = [(m, type(m), vars(m).get("forward")) for m in model.modules()]
+        self._sizes = [len(table) for table in self._tables]
+        self._code = [(m, type(m), vars(m), vars(m).get("forward")) for m in model.modules()]
         self._trained = [p.requires_grad for p in named.values()]
         self._all = list(named.values())
         self._addresses = [p.data_ptr() for p in self.params]
+        self._watched = list(self._tensors.values())
         self._sums = [_sum(tensor) for tensor in self._still.values()]
         self._copy = torch.empty_like(self.flat) if layout.size <= _COPIED else None
         self.accept(last=True)
@@ -85,7 +88,7 @@ class WatchedWeights:
         Args:
             last: Whether it is the last release, after which contents are always compared.
         """
-        self._versions = [t._version for t in self._tensors.values()]
+        self._versions = [t._version for t in self._watched]
         if self._copy is not None:
             self._copy.copy_(self.flat)
         else:
@@ -104,9 +107,11 @@ class WatchedWeights:
         self.check_parts()
         if [p.data_ptr() for p in self.params] != self._addresses:
             raise LoopError(_changed("a parameter", "was moved or converted"))
-        for (name, tensor), version in zip(self._tensors.items(), self._versions, strict=True):
-            if tensor._version != version:
-                raise LoopError(_changed(name, "was changed by something else than a release"))
+        found = [t._version for t in self._watched]
+        if found != self._versions:
+            both = zip(self._tensors, found, self._versions, strict=True)
+            name = next(name for name, now, before in both if now != before)
+            raise LoopError(_changed(name, "was changed by something else than a release"))
         if not self._same_contents():
             raise LoopError(_changed("a parameter", "was changed by something else than a release"))
         if whole and [_sum(tensor) for tensor in self._still.values()] != self._sums:
@@ -118,15 +123,18 @@ class WatchedWeights:
         Raises:
             LoopError: Naming the part.
         """
-        for table, name, held in self._places:
-            if table.get(name) is not held:
-                raise LoopError(_changed(name, "was replaced"))
-        if any(len(table) != size for table, size in self._tables):
+        found = [id(table.get(name)) for table, name, _ in self._places]
+        if found != self._ids:
+            both = zip(self._places, found, self._ids, strict=True)
+            raise LoopError(
+                _changed(next(p[1] for p, now, own in both if now != own), "was replaced")
+            )
+        if [len(table) for table in self._tables] != self._sizes:
             raise LoopError(_changed("a part of the model", "was added or removed"))
         if [p.requires_grad for p in self._all] != self._trained:
             raise LoopError(_changed("requires_grad of a parameter", "was changed"))
-        for part, kind, forward in self._code:
-            if type(part) is not kind or vars(part).get("forward") is not forward:
+        for part, kind, own, forward in self._code:
+            if type(part) is not kind or own.get("forward") is not forward:
                 raise LoopError(_changed(f"forward of a {kind.__name__}", "was replaced"))
 
     def _same_contents(self) -> bool:
