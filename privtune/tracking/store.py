@@ -18,7 +18,6 @@ from privtune.errors import PrivTuneError
 from privtune.files import open_private, private_folder
 from privtune.ledger.storage import artifact_root
 from privtune.ledger.urls import masked, masked_url
-from privtune.tracking.bulk import FinishedRun, write_finished
 from privtune.tracking.layout import LEDGER_TABLE, ArmRecord
 from privtune.tracking.machine import Sample
 
@@ -186,12 +185,6 @@ def _write_children(
     from mlflow.entities import Metric
 
     below = {"mlflow.parentRunId": parent}
-    runs = [
-        FinishedRun(child.arm, _tags(child, below), child.params, child.points)
-        for child in children
-    ]
-    if not runs or write_finished(client, experiment, runs, now=now):
-        return
     for child in children:
         run = str(_create(client, experiment, child, now, below).run_id)
         _log(client, run, child, [Metric(name, value, now, s) for name, value, s in child.points])
