@@ -144,7 +144,7 @@ def all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep Optuna from announcing studies of its own: one for each arm is ours to know."""
-    log = logging.getLogger("optuna.storages")
+    log = logging.getLogger("optuna")
     before = log.level
     log.setLevel(logging.WARNING)
     try:

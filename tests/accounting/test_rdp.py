@@ -205,7 +205,7 @@ def test_sampled_gaussian_is_at_most_opacus(base):
     accountant = OpacusAccountant()
     accountant.history = [(noise, rate, count)]
     ours = epsilon(steps(*base), 1e-5, method="rdp").epsilon
-    assert ours <= accountant.get_epsilon(1e-5) * (1 + 1e-9)
+    assert ours <= accountant.get_epsilon(1e-5) * (1 + 1e-8)  # ours has a margin of 1e-9
     assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=0.02)
 
 

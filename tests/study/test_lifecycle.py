@@ -179,7 +179,8 @@ def test_a_study_that_is_killed_anywhere_goes_on_to_the_same_release(
         assert again.keys() == expected.keys(), where[point]
         for arm, (params, score, weights) in expected.items():
             assert (again[arm][0], again[arm][1]) == (params, score), where[point]
-            assert torch.equal(again[arm][2], weights), where[point]
+            # Rows that a kill left are trained in smaller stacks: the same draws, other roundings.
+            torch.testing.assert_close(again[arm][2], weights, msg=where[point])
         assert charges(url, "toy") == ["settled"] * 2, where[point]
     LOG.info(f"{url.split(':', maxsplit=1)[0]}: {len(chosen)} kills at {len(where)} points")
 

@@ -230,7 +230,7 @@ def test_noise_is_said_in_the_spec_and_in_the_charge(storage: str) -> None:
     study = Study.create(toy_spec(arms=arms, noise="secure"), storage)
     assert study.plans[0].training.noise == NoiseOptions(source="chacha20", floating_point="grid")
     study.run()
-    (charge,) = study._ledger.charges("toy")
+    (charge,) = study._life.ledger.charges("toy")
     assert charge.note == "noise: chacha20, grid"
     assert StudySpec.parse(study.spec.model_dump(mode="json")).noise == "secure"
 

@@ -288,7 +288,7 @@ def test_what_is_shown_knows_declared_numbers_alone(tmp_path: Path) -> None:
         for arm in document["arms"]:
             arm["release"] = sorted(arm["release"]), arm["release"]["utility"]
         costs = [s.release.cost.gradient_evaluations for s in study.status() if s.release]
-        shown.append((document["spec"], document["arms"], costs, study._ledger.spent("toy")))
+        shown.append((document["spec"], document["arms"], costs, study.spent()))
         study.close()
     assert shown[0] == shown[1]
 

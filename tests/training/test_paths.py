@@ -405,17 +405,24 @@ def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once():
 
 
 def test_a_wrong_path_does_not_pass_its_check(monkeypatch):
-    from privtune.training.uses import LinearUse
+    """Copies for every record stand in for a use that is wrong; nothing stands in for them."""
+    from privtune.training.uses import CopyUse, LinearUse
 
-    right = LinearUse.squared_norms
+    def made():
+        return BatchedKernel(mlp, OfOutputs(cross_entropy), x=blobs()[0], y=blobs()[1], device=CPU)
 
-    def wrong(self, a, g):
-        squared, saved = right(self, a, g)
-        return squared * 1.1, saved
+    for use in (LinearUse, CopyUse):
+        right = use.squared_norms
 
-    monkeypatch.setattr(LinearUse, "squared_norms", wrong)
+        def wrong(self, a, g, right=right):
+            squared, saved = right(self, a, g)
+            return squared * 1.1, saved
+
+        monkeypatch.setattr(use, "squared_norms", wrong)
+        if use is LinearUse:
+            assert set(made().plan.copied) == set(made().layout.shapes)
     with pytest.raises(NotBatchableError, match="taken one by one"):
-        BatchedKernel(mlp, OfOutputs(cross_entropy), x=blobs()[0], y=blobs()[1], device=CPU)
+        made()
 
 
 def test_losses_that_couple_records_are_refused():

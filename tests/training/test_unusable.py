@@ -15,6 +15,7 @@ from privtune.training.clipping import Flat
 from privtune.training.data import DatasetData, TensorData
 from privtune.training.engine import train
 from privtune.training.facts import NO_FACTS, find_facts
+from privtune.training.kernel import OfOutputs
 from privtune.training.methods import HyFreeDP
 from privtune.training.opacus_adapter import OpacusKernel
 from privtune.training.releases import StackOracle
@@ -84,7 +85,7 @@ def answers(
     x, y = data.like
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        kernel = made(model, loss, x=x, y=y, device=CPU, **mode)
+        kernel = made(model, OfOutputs(loss), x=x, y=y, device=CPU, **mode)
     facts = find_facts(lambda x, y: loss(kernel.module(x), y), x, y)
     oracle = StackOracle(
         Schedule(len(data), 0.5, 8),
@@ -175,7 +176,7 @@ def test_the_sum_is_that_of_the_other_records_alone() -> None:
     data = numbers(16)
     bad = changed(data, y=3)
     model = mlp()
-    kernel = BatchedKernel(mlp, cross_entropy, x=bad.x, y=bad.y, device=CPU)
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=bad.x, y=bad.y, device=CPU)
     oracle = StackOracle(
         Schedule(16, 1.0, 1),
         data=bad.held_to(find_facts(lambda x, y: cross_entropy(model(x), y), *bad.like)),
