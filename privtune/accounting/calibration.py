@@ -219,7 +219,7 @@ def solve_decreasing(
         while high_value > target:
             low, low_value = high, high_value
             ratio = high_value / target if math.isfinite(high_value) else 4.0
-            high *= min(max(ratio**1.2, 1.0 + 2.0 * tolerance) ** stride, 16.0)
+            high *= min(max(min(ratio, 1e6) ** 1.2, 1.0 + 2.0 * tolerance) ** stride, 16.0)
             stride *= 3.0  # where the function is flat, its ratio says little
             if high > _LARGEST:
                 raise impossible()
@@ -228,7 +228,7 @@ def solve_decreasing(
         while low_value <= target:
             high, high_value = low, low_value
             ratio = target / low_value if low_value > 0.0 else 4.0
-            low /= min(max(ratio**1.2, 1.0 + 2.0 * tolerance) ** stride, 16.0)
+            low /= min(max(min(ratio, 1e6) ** 1.2, 1.0 + 2.0 * tolerance) ** stride, 16.0)
             stride *= 3.0
             if low < _SMALLEST:
                 return high

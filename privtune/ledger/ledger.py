@@ -130,6 +130,7 @@ class Ledger:
 
     def close_budget(self, name: str) -> None:
         """Close a budget for good: it admits nothing more; what it admitted may still run."""
+        check_text(name, "budget")
 
         def decide(_connection: Connection, history: History) -> list[Line]:
             return [] if history.closed else [Line(Kind.CLOSED)]

@@ -325,7 +325,7 @@ def _insert_new(connection: Connection, table: sa.Table, row: Mapping[str, Any])
 def _exists(name: str) -> StudyExistsError:
     return StudyExistsError(
         f"A study named {name!r} exists already in this storage. Choose another name, or "
-        f"go on with it: privtune study run {name}."
+        f"go on with it: privtune study run {name} (in Python: privtune.load_study)."
     )
 
 

@@ -38,12 +38,15 @@ def stopping(life: Life, arm: str) -> Iterator[None]:
     Raises:
         ArmStoppedError: Without cause or context: what raised is in the store.
     """
+    stopped = False
     try:
         yield
     except PrivTuneError:
         raise
     except WorkerStoppedError:  # which has kept what stopped it
-        raise ArmStoppedError(life.name, arm) from None
+        stopped = True
     except Exception as error:
         life.record_failure(arm, error)
-        raise ArmStoppedError(life.name, arm) from None
+        stopped = True
+    if stopped:  # raised out here, so that not even its context holds what happened
+        raise ArmStoppedError(life.name, arm)

@@ -226,7 +226,8 @@ def rehearse(
             return None
         except Exception as error:
             error.add_note(
-                "This was a rehearsal on made-up records: nothing was charged and no data was used."
+                "This was a rehearsal on made-up records (whole numbers in them are 0 and 1): nothing "
+                "was charged and no data was used."
             )
             raise
         finally:

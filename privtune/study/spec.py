@@ -137,7 +137,7 @@ class StudySpec(BaseModel):
     stack: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     compile: bool = False
     noise: str | Mapping[str, Any] | None = None
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, lt=2**256)
 
     @field_validator("noise")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +168,7 @@ class Trial:
             raise InvalidInputError(
                 "dataset", f"another size than {declared}", "must hold the declared records"
             )
+        _refuse_used(model)
         method = self._training.method
         own = optimizer is None
         if self._rehearsal:
@@ -363,6 +365,21 @@ class Trial:
         return value
 
 
+_USED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models that trials of this process have trained."""
+
+
+def _refuse_used(model: Any) -> None:
+    """Refuse a model that an earlier trial has trained: this one would start from its weights."""
+    if model in _USED:
+        raise SealedTrialError(
+            "make_private was given a model that an earlier trial, or the rehearsal, has trained, so "
+            "this trial would start from weights that are sealed. Make the model, and its optimizer, "
+            "inside the objective."
+        )
+    _USED.add(model)
+
+
 def _records(data: Any, part: str) -> Any:
     """Return the records of a dataset; as they are where a training sees all of them."""
     from torch.utils.data import Dataset
@@ -375,19 +392,34 @@ def _records(data: Any, part: str) -> Any:
 
 
 def _in_memory(data: Any) -> Any:
-    from privtune.training.data import TensorData
+    """Return records in memory; one that cannot be read contributes nothing.
 
-    if isinstance(data, tuple) and len(data) == 2:
-        return TensorData(*data)
-    if hasattr(data, "tensors"):  # torch's TensorDataset
-        return TensorData(*data.tensors)
-    if hasattr(data, "x") and hasattr(data, "y"):
-        return data
+    Raises:
+        InvalidInputError: If it is no dataset of pairs.
+    """
     import torch
 
-    rows = [data[index] for index in range(len(data))]
-    x = torch.stack([torch.as_tensor(row[0]) for row in rows])
-    return TensorData(x, torch.stack([torch.as_tensor(row[1]) for row in rows]))
+    from privtune.training.data import DatasetData, TensorData
+
+    if isinstance(data, TensorData):
+        return data
+    pair = tuple(getattr(data, "tensors", data)) if _is_tuple(data) else None
+    if pair is not None and len(pair) == 2:
+        return TensorData(*(torch.as_tensor(part) for part in pair))
+    if pair is not None or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise InvalidInputError(
+            "dataset",
+            type(data).__name__,
+            "must be inputs and targets: a pair of tensors, TensorData, or a map-style dataset of "
+            "pairs",
+            "Pass the dataset, not its loader; put weights of records into the inputs.",
+        )
+    x, y, lost = DatasetData(data).fetch(torch.arange(len(data)))
+    return TensorData(x, y).marked(lost)
+
+
+def _is_tuple(data: Any) -> bool:
+    return isinstance(data, tuple) or hasattr(data, "tensors")
 
 
 def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:

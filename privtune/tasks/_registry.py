@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.tasks._task import Task
 from privtune.tasks.digits import digits_cnn, digits_mlp
 from privtune.tasks.mnist import mnist_cnn, mnist_logistic, mnist_mlp
@@ -61,7 +61,16 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
         ) from error
     if not callable(factory):
         raise InvalidInputError("task", name, "must name a function that returns a task")
-    task = factory()
+    try:
+        task = factory()
+    except PrivTuneError:
+        raise
+    except Exception as error:
+        raise InvalidInputError(
+            "task",
+            name,
+            f"its function failed, called without arguments ({type(error).__name__}: {error})",
+        ) from error
     if not isinstance(task, Task):
         raise InvalidInputError(
             "task", name, f"must return a privtune.tasks.Task, not {type(task).__name__}"

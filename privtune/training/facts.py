@@ -102,6 +102,16 @@ def _zeros(like: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     return torch.zeros((1, *like.shape[1:]), dtype=dtype, device=device or like.device)
 
 
+_INDEXED: Mapping[Any, str] = {
+    functional.one_hot: "one_hot",
+    torch.Tensor.__getitem__: "item",
+    torch.gather: "along",
+    torch.Tensor.gather: "along",
+    torch.index_select: "along",
+    torch.Tensor.index_select: "along",
+}
+
+
 class Lookups(TorchFunctionMode):
     """Notes what the whole numbers of made-up records are looked up in, as long as it is entered.
 
@@ -144,7 +154,21 @@ class Lookups(TorchFunctionMode):
             if self._note(target, outputs.shape[min(1, outputs.ndim - 1)]):
                 ignored = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
                 self.ignored = int(ignored)
+        elif func in _INDEXED:
+            self._indexed(_INDEXED[func], args, kwargs)
         return func(*args, **kwargs)
+
+    def _indexed(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Bound numbers that a tensor is indexed with."""
+        if name == "one_hot":
+            classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+            if int(classes) > 0:
+                self._note(args[0], int(classes))
+        elif name == "item":
+            if isinstance(args[1], torch.Tensor) and args[1].dtype == torch.int64:
+                self._note(args[1], len(args[0]))
+        elif len(args) >= 3:  # input, dim, index
+            self._note(args[2], args[0].shape[args[1]])
 
     def _note(self, index: Any, rows: int) -> bool:
         """Bound the places of a record that ``index`` is a view of; say whether it is one."""

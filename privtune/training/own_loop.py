@@ -275,6 +275,7 @@ class PrivateTraining:
         self._draws = streams.generator("loop", device=flat.device)
         self._by_record = False
         self._lookups: Lookups | None = None
+        self._sized: tuple[int, set[int]] | None = None
         self._held = Held()
         self._after: Following | None = None
 
@@ -535,6 +536,13 @@ class PrivateTraining:
 
     # The form of Opacus.
 
+    def _refuse_sizes(self, recording: Recording, size: int) -> None:
+        """Refuse, in a rehearsal of two sizes, a number that is the batch's size in both."""
+        found = recording.factors_of(size)
+        before, self._sized = self._sized, (size, found)
+        if self._rehearsed and before is not None and before[0] != size and found & before[1]:
+            raise LoopError(_SIZES_SAID)
+
     def _hook(self) -> HookedModel:
         if self._hooked is None:
             self._hooked = HookedModel(self._model, self.layout)
@@ -601,6 +609,7 @@ class PrivateTraining:
                 generator=self._choices,
             )
             self._remember(opened.recording)
+            self._refuse_sizes(opened.recording, opened.shown)
         total, bad = self._hook().clipped_sum(
             losses,
             opened.mask,
@@ -608,13 +617,13 @@ class PrivateTraining:
             recording=opened.recording,
             generator=None if opened.recording is None else self._choices,
         )
+        self._weights.check()  # hooks of the loop's own may have written in the backward pass
         self._total += total
         self._oracle.nonfinite += bad
         if not opened.last:
             opened.start += opened.shown
             opened.batch = Batch(self._read)
             opened.recording = None
-            self._weights.check()
             return False
         if opened.sample is None:
             raise LoopError(_CHECKS)
@@ -629,6 +638,13 @@ class PrivateTraining:
         self._close_step()
         self._watch_after(opened)
         return True
+
+
+_SIZES_SAID = (
+    "The losses are multiplied or divided by how many records the batch holds, which is private: one "
+    "record more scales every other's gradient. Leave out the mean: private.step divides by the "
+    "expected batch size, which is public."
+)
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
