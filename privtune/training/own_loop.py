@@ -480,7 +480,7 @@ class PrivateTraining:
                 "them: call private.step once for every batch, in order."
             )
 
-    # The form by record.
+    # The form step(batch, loss_of): the loop hands over the loss of one record.
 
     def _step_by_record(self, opened: _Open, batch: object, loss_of: LossOf) -> bool:
         if not opened.batch.holds(batch):
@@ -533,7 +533,7 @@ class PrivateTraining:
         self._taken += 1
         self._weights.accept(last=self._taken == self._steps)
 
-    # The form of Opacus.
+    # Opacus' form, step(losses): the loop reads the batch and hands back its losses.
 
     def _hook(self) -> HookedModel:
         if self._hooked is None:

@@ -109,7 +109,8 @@ def _contributions(
     accuracy = plan.metric == "accuracy"
 
     def outputs_of(x: torch.Tensor) -> torch.Tensor:
-        # With buffers of its own: what a forward pass writes there stays with its record.
+        # On a copy of the buffers: what a forward pass writes there (running statistics) must not
+        # reach the next record.
         own = {name: buffer.clone() for name, buffer in model.named_buffers()}
         outputs: torch.Tensor = functional_call(model, own, (x,))
         return outputs
