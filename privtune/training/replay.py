@@ -39,9 +39,8 @@ _SHAPES_ALONE = frozenset(
 )  # fmt: skip
 """Operations that look at nothing of a tensor but its shape and type."""
 
-_TOLERANCE = (
-    2e-6  # relative: a row of a matrix product may change its last bits with the other rows
-)
+# Relative: a row of a matrix product may change its last bits with the other rows.
+_TOLERANCE = 2e-6
 
 
 @dataclass(frozen=True, eq=False)
