@@ -50,7 +50,7 @@ class Site:
     high: int = 1
 
     def empty(self, lead: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        """Return values that hold nothing random, of shape ``[*lead, *shape]``: means, or so."""
+        """Return fixed values in place of drawn ones, shape ``[*lead, *shape]``: the mean, or the like."""
         shape = (*lead, *self.shape)
         if self.law == "permutation":
             return torch.arange(self.shape[0], device=like.device).expand(shape).clone()

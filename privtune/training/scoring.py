@@ -173,7 +173,7 @@ def _clipped(losses: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
-    """Return ``one`` over many records at once, or None where two made-up ones do not agree."""
+    """Return ``one`` over many records at once; None where made-up ones then give other values."""
     many = torch.vmap(one, randomness="different")
     try:
         alone = torch.stack([one(x[i], y[i]) for i in range(len(x))])
