@@ -106,7 +106,7 @@ def _kept(rounds: Rounds, held: dict[int, Lease], seconds: float) -> Iterator[No
     finally:
         stop.set()
         keeper.join()
-        # A lease of no length is one that anybody may take over now.
+        # Renewed for 0 seconds, a lease has run out: others may take the row at once.
         free = Rounds(rounds._ledger, lease_seconds=0.0)
         for lease in held.values():
             free.renew(lease)

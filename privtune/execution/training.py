@@ -167,7 +167,7 @@ def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
 
     with torch.no_grad():
         outputs = _model(task, weights)(data.x)
-    # One that gives NaN is never right.
+    # A record for which the model gives NaN counts as wrong, whatever argmax says.
     right = (outputs.argmax(dim=-1) == data.y) & ~outputs.isnan().any(dim=-1)
     return float(right.double().mean())
 

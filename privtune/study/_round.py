@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Files", "StudyRound", "TrialFiles", "work_on_rows"]
 
 _STACK = 16  # candidates that are trained together
-_CAUTIOUS = 4  # likewise, where what comes after the first that is good enough is thrown away
-_TRIALS, _FINAL = 10_000_000, 20_000_000
+_CAUTIOUS = 4  # likewise, where a known score ends the round: what is trained after it is wasted
+_TRIALS, _FINAL = 10_000_000, 20_000_000  # first numbers of trainings with a name, above all rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,8 @@ class StudyRound:
         file = f"{name}.safetensors"
         if (content := self.files.results.get(file)) is not None:
             return unpack_result(content)
-        # Numbers of their own: no stream of a named training is that of a row.
+        # Rows are numbered from 0. A training with a name ("final", "trial-3") gets a number far
+        # above theirs, so that it never draws the random numbers of a row.
         number = int(name.rpartition("-")[2]) if "-" in name else 0
         first = _TRIALS if "-" in name else _FINAL
         secrets = {first + number: self.streams.key("trial", first + number)}

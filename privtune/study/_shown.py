@@ -88,7 +88,7 @@ class ShownTrials:
     def __init__(self, study: optuna.Study, folder: Path) -> None:
         self._stored, self._folder = study, folder
         memory = optuna.storages.InMemoryStorage()
-        # Of the same name, which Hyperband's brackets hang on.
+        # Of the same name: Hyperband derives a trial's bracket from it.
         memory.create_new_study(study.directions, study.study_name)
         self._memory = _Planned(study.study_name, memory)
         self._memory.add_trials(study.get_trials(deepcopy=False, states=_ENDED))

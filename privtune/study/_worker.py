@@ -63,6 +63,6 @@ def _work(life: Life, arm: str, *, charge_id: str, jobs: int, stack: int | Liter
         compute = replace(life.spec.compute, stack=stack)
         files = make_files(life, plan, task=task, data=task.load_checked(), compute=compute)
         rounds = make_rounds(life.ledger)
-        # Not all rows for the one who comes first.
+        # This worker's share at most: the first to come must not lease all rows.
         share = math.ceil(rounds.open_count(charge_id) / jobs)
         work_on_rows(rounds, charge_id, files, most=max(1, share))

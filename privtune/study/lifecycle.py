@@ -111,7 +111,7 @@ class Life:
         StudyNotFoundError: If there is no such study.
 
     **Guarantee**: an arm is charged once, for its plan's digest, before it starts; its first release
-    stays; with the settlement its secret and everything sealed about it are forgotten.
+    stays; with the settlement its secret and the models that lost are forgotten.
     """
 
     def __init__(self, name: str, url: str) -> None:

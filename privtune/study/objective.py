@@ -243,7 +243,7 @@ class ObjectiveRound(StudyRound):
     Args:
         sampler: Optuna's sampler, where every trial is paid for.
         pruner: Optuna's pruner, likewise.
-        own: The files, as what they are.
+        own: The same object as ``files``, under its own type: ``ask`` hands it Optuna's trials.
     """
 
     own: ObjectiveFiles
@@ -253,7 +253,7 @@ class ObjectiveRound(StudyRound):
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
         """Open Optuna's trial; the function's suggestions define the space."""
         sampler = make(self.space) if self.sampler is None else self.sampler
-        first = 10_000_000  # as the round numbers named trials
+        first = 10_000_000  # as `_TRIALS` in `_round.py`: the number that `train` gives "trial-0"
         trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
         self.own.live[first + number] = trial
         return {}

@@ -196,8 +196,9 @@ class BatchedKernel:
             if bad is None:
                 out += sums
                 return _count(clipping, norms, rows, None, halves)
-        # Candidates with such records go the other way. All others keep the sums that they have,
-        # so that one candidate's records touch no bit of another's.
+        # Candidates with such records are computed again by book-keeping, which can leave records
+        # out. All others keep the sums that they have: no record of one candidate changes a bit of
+        # another's.
         lost = bad.any(dim=1)
         again = torch.zeros_like(out)
         counted = None if halves is None else torch.zeros_like(halves)

@@ -210,7 +210,8 @@ def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Te
 
     tensor = isinstance(value, torch.Tensor)
     version = value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
-    # Identities are whole numbers; a bound that is one is told apart by its sign.
+    # The key of a tensor is its id, which is above 0; that of a plain number is the number negated,
+    # which is below 0, since bounds are above it. So no number is taken for a tensor.
     key = (float(id(value)) if tensor else -float(value), candidates)
     known = _columns.get(key)
     if known is not None and (not tensor or (known[0] is value and known[1] == version)):

@@ -119,7 +119,8 @@ class CompiledSums:
         params = params.to(device)
         x, y = synthetic(self._x, self._y, shape, device)
         ones = tuple(site.empty(shape, params) for site in self._plan.sites)
-        # The bounds of the moment may be infinite, or clip nothing: these clip some.
+        # The bounds in use may be infinite and clip nothing. The check needs bounds that clip some
+        # of the records.
         limits = torch.ones_like(self._limits(params, shape, clipping))
         return (params, x, y, params.new_ones(shape), limits, *ones)
 
@@ -146,7 +147,7 @@ class CompiledSums:
         ) -> Tensors:
             pairs = pairs_of(tape(params, x, y, *masks))
             norms, saved = norms_of(uses, pairs, layout=layout, by_layer=by_layer)
-            # A tensor of its own for each parameter: sums into views of one would be copied.
+            # One tensor for each parameter: the compiler would copy sums into views of a common one.
             targets = {
                 name: params.new_zeros(shape[0], length)
                 for name, length in zip(layout.spans, layout.lengths, strict=True)

@@ -112,7 +112,7 @@ class TensorData:
         return TensorData(self.x, self.y, self.sealed_size, both)
 
     def part(self, index: torch.Tensor, *, sealed_size: bool) -> TensorData:
-        """Return the records at ``index``; one that cannot be used, where that is empty."""
+        """Return the records at ``index``; if that is empty, one record that cannot be used."""
         if len(index) == 0:
             nothing = torch.ones(1, dtype=torch.bool, device=self.x.device)
             return TensorData(self.x[:1], self.y[:1], sealed_size, nothing)

@@ -20,7 +20,7 @@ from privtune.errors import PrivTuneError
 
 __all__ = ["NO_FACTS", "Facts", "Lookups", "blames_records", "find_facts", "find_raising"]
 
-_ANY = torch.iinfo(torch.int64).max  # the range of a whole number that nothing is looked up with
+_ANY = torch.iinfo(torch.int64).max  # no range: the number looks nothing up
 
 
 @dataclass(frozen=True, eq=False)

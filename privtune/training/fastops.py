@@ -146,7 +146,8 @@ class _CrossEntropy(torch.autograd.Function):
         skip = None if ignored is None else targets == ignored
         if skip is not None:
             targets = targets.masked_fill(skip, 0)
-        # Of probabilities and losses, the captured graph keeps what it needs.
+        # Both the probabilities (for the way back) and the losses are written here; a captured graph
+        # drops what its pass does not read.
         ctx.save_for_backward(torch.softmax(rows, dim=0), targets, skip)
         picked = torch.log_softmax(rows, dim=0).gather(0, targets.unsqueeze(0)).squeeze(0)
         return -picked if skip is None else -picked.masked_fill(skip, 0.0)

@@ -237,7 +237,7 @@ def _write_over(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> None:
             node.op, node.target = "call_method", _OVER[node.target]
         else:
             continue
-        # What was the result's storage is the argument's from here on.
+        # From here on the result lies in the argument's memory, and so does all that shares its own.
         last[there.storage] = last.get(here.storage, node)
         for other, known in geometry.items():
             if known.storage == here.storage:

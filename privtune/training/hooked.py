@@ -127,7 +127,8 @@ class HookedModel:
         """Return which half of the records was taken, and the gradients of their losses alone."""
         taken = torch.zeros(len(losses))
         taken[torch.randperm(len(losses), generator=generator)[: -(-len(losses) // 2)]] = 1.0
-        # A pass uses up what the hooks have noted: the pass that counts comes after this one.
+        # A backward pass uses up the activations that the hooks have kept, and this one is a check:
+        # they are copied and put back for the pass that counts.
         noted = [
             (part, {k: v for k, v in vars(part).items() if k in ("activations", "max_batch_len")})
             for part in self.module.modules()

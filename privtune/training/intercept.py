@@ -50,7 +50,7 @@ class Site:
     high: int = 1
 
     def empty(self, lead: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        """Return values that hold nothing random, of shape ``[*lead, *shape]``: means, or so."""
+        """Return fixed values in place of drawn ones, shape ``[*lead, *shape]``: the mean, or the like."""
         shape = (*lead, *self.shape)
         if self.law == "permutation":
             return torch.arange(self.shape[0], device=like.device).expand(shape).clone()
@@ -302,7 +302,8 @@ def _embedding(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         shape = a.shape
         a = a.reshape(*shape[:2], -1)
         stack = torch.arange(shape[0], device=a.device).view(-1, 1, 1)
-        # A negative index would count from the end of the table here, and raise in the sums.
+        # A negative index would count from the end of the table here, and raise only later, in the
+        # sums. Sent beyond the end it raises here, as in plain torch.
         y = w[stack, torch.where(a < 0, w.shape[1], a)]
         if padding is not None and padding < 0:
             padding += w.shape[1]
@@ -366,7 +367,8 @@ def _cross_entropy(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, An
         args, kwargs, names, (None, None, -100, None, "mean", 0.0)
     )
     plain = reduction == "none" and weight is None and smoothing == 0.0
-    if mode.levels is None or not mode.names:  # where all is copied, the loss may differentiate
+    # Where no use is caught (`copy_all`), the loss may take gradients itself: plain torch serves it.
+    if mode.levels is None or not mode.names:
         return NotImplemented
     if not plain or logits.ndim != 2 or targets.is_floating_point():
         return NotImplemented
@@ -475,7 +477,7 @@ def _in_place(method: str) -> Handler:
 
 
 def _multi_head(mode: Intercept, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    with mode:  # a composite: what it calls is caught in turn
+    with mode:  # it is made of other operations, which are to be caught
         return _open_multi_head(*args, **kwargs)
 
 
@@ -491,7 +493,7 @@ def _recurrent(run: Callable[..., Tensors]) -> Handler:
             args, kwargs, names, ()
         )
         p = p if train else 0.0
-        # Packed sequences have another signature, and lengths that hang on the data.
+        # Packed sequences come with other arguments, and with lengths that depend on the data.
         if not isinstance(biased, bool) or (mode.levels is None and p == 0.0):
             return NotImplemented
         with mode:

@@ -101,7 +101,10 @@ def hook(module: nn.Module, mode: Mode, *, sequences: bool) -> Any:
 def _linear_norms(
     layer: nn.Linear, activations: Sequence[torch.Tensor], backprops: torch.Tensor
 ) -> dict[torch.Tensor, torch.Tensor]:
-    """Return norms of a matrix that a record uses once: Opacus loses small factors of large ones."""
+    """Return norms of a matrix that a record uses once.
+
+    Opacus' own underflow where one of the two factors is tiny, however large the other is.
+    """
     if backprops.ndim != 2:
         raise InvalidInputError("model", "a matrix used at several places", "needs hooks mode")
     inputs = activations[0].to(backprops.dtype)
@@ -370,7 +373,7 @@ class OpacusKernel:
         return losses
 
     def _any_too_long(self, x: torch.Tensor) -> torch.Tensor:
-        """Say which records give some layer more than its part of a clipped sum has digits for."""
+        """Say which records have an input to some layer so long that a clipped sum loses its digits."""
         found = x.new_zeros(len(x), dtype=torch.bool)
         for part in self._inner.modules() if self.mode == "ghost" else ():
             for seen in (a for call in getattr(part, "activations", ()) for a in call):

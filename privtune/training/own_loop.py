@@ -481,7 +481,7 @@ class PrivateTraining:
                 "them: call private.step once for every batch, in order."
             )
 
-    # The form by record.
+    # The form step(batch, loss_of): the loop hands over the loss of one record.
 
     def _step_by_record(self, opened: _Open, batch: object, loss_of: LossOf) -> bool:
         if not opened.batch.holds(batch):
@@ -534,7 +534,7 @@ class PrivateTraining:
         self._taken += 1
         self._weights.accept(last=self._taken == self._steps)
 
-    # The form of Opacus.
+    # Opacus' form, step(losses): the loop reads the batch and hands back its losses.
 
     def _refuse_sizes(self, recording: Recording, size: int) -> None:
         """Refuse, in a rehearsal of two sizes, a number that is the batch's size in both."""

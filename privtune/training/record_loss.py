@@ -29,12 +29,12 @@ __all__ = ["RecordLossKernel"]
 Allowed = Callable[[Recording, torch.Tensor], None]
 
 _DEPTH = 3
-_SMALL = 2**24  # records times weights, up to which no pass is too large
+_SMALL = 2**24  # up to this many records times weights a sample is computed in one pass
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _HELD = (*_PLAIN, torch.Tensor, list, tuple, dict)
 _EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
-_LOOKED_INTO = 64  # parts of a list or a table, up to which each is looked at
-_PATIENCE = 8  # changes of meaning after which it is said that each costs a capture
+_LOOKED_INTO = 64  # lists and tables of at most this many parts are compared part by part
+_PATIENCE = 8  # after this many changes of the loss a warning says that each costs a capture
 
 
 class RecordLossKernel:

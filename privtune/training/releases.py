@@ -37,7 +37,7 @@ class _Drawn:
     index: torch.Tensor
     mask: torch.Tensor
     sizes: npt.NDArray[np.int64]
-    fetched: list[Rows] = field(default_factory=list)  # kept if one piece holds them all
+    fetched: list[Rows] = field(default_factory=list)  # kept for the next release, if in one piece
 
 
 class StackOracle:
@@ -180,7 +180,7 @@ class StackOracle:
         Args:
             rows: The records.
             run: The pass. If it raises, it has changed nothing.
-            attempt: The same pass, for nothing.
+            attempt: Runs the pass on some rows to see whether it raises; what it gives is dropped.
         """
         states = [s.get_state() for s in rows.dropout] if self._kernel.drops else []
         try:
@@ -286,7 +286,7 @@ class StackOracle:
     def _fetch(self, drawn: _Drawn, start: int, stop: int) -> Rows:
         index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
         width = index.shape[1]
-        if width % GRANULE:  # the last piece of all records; fill up, as samples are
+        if width % GRANULE:  # the last piece of all records: filled up to a common size
             missing = (0, padded(width) - width)
             index = torch.nn.functional.pad(index, missing)
             mask = torch.nn.functional.pad(mask, missing)

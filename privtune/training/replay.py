@@ -39,7 +39,8 @@ _SHAPES_ALONE = frozenset(
 )  # fmt: skip
 """Operations that look at nothing of a tensor but its shape and type."""
 
-_TOLERANCE = 2e-6  # a row of a product has the same bits whatever stands in the others, or nearly
+# Relative: a row of a matrix product may change its last bits with the other rows.
+_TOLERANCE = 2e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ class Held:
         return storage_of(tensor) in self._kept
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Note a tensor. A reference that is weak keeps the number of its memory from being reused."""
+        """Note a tensor's memory, by a weak reference: until it is dropped, its number is not reused."""
         weak = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self._kept[storage_of(tensor)] = weak
 

@@ -109,7 +109,8 @@ def _contributions(
     accuracy = plan.metric == "accuracy"
 
     def outputs_of(x: torch.Tensor) -> torch.Tensor:
-        # With buffers of its own: what a forward pass writes there stays with its record.
+        # On a copy of the buffers: what a forward pass writes there (running statistics) must not
+        # reach the next record.
         own = {name: buffer.clone() for name, buffer in model.named_buffers()}
         outputs: torch.Tensor = functional_call(model, own, (x,))
         return outputs
@@ -172,7 +173,7 @@ def _clipped(losses: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
-    """Return ``one`` over many records at once, or None where two made-up ones do not agree."""
+    """Return ``one`` over many records at once; None where made-up ones then give other values."""
     many = torch.vmap(one, randomness="different")
     try:
         alone = torch.stack([one(x[i], y[i]) for i in range(len(x))])

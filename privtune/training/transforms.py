@@ -105,7 +105,8 @@ def _outer(
         cross += torch.bmm(g, (shift * weight).unsqueeze(-1)).squeeze(-1)
         fixed = fixed + (shift.square() * weight).sum(dim=1)
     whole = squares + fixed.unsqueeze(1)
-    # What float64 may lose where the three nearly cancel, as if all errors had one sign.
+    # The three terms may nearly cancel: add the most that rounding in float64 can have taken away,
+    # with all its errors of one sign.
     slack = whole * (4.0 * (inputs + outputs) * torch.finfo(torch.float64).eps)
     square = whole.sub_(2.0 * cross).clamp_(min=0.0).add_(slack)
     return square, {"a": a, "g": g}

@@ -20,8 +20,8 @@ from privtune.training.kernel import Layout
 
 __all__ = ["LoopError", "WatchedWeights"]
 
-_COPIED = 2**18  # up to this many weights a copy is compared; of more, their squared length
-_SHARE = 1 / 8  # of the releases after which that is done
+_COPIED = 2**18  # up to this many weights are compared with a copy; more, by their squared length
+_SHARE = 1 / 8  # share of the releases, drawn at random, after which the length is compared
 
 
 class LoopError(PrivTuneError):
@@ -66,7 +66,7 @@ class WatchedWeights:
             for table in (module._parameters, module._buffers)
             for name, held in table.items()
         ]
-        self._ids = [id(held) for _, _, held in self._places]  # which stay theirs: they are kept
+        self._ids = [id(held) for _, _, held in self._places]  # not reused: they are kept
         self._tables: list[dict[str, Any]] = [
             table
             for module in model.modules()
@@ -148,7 +148,7 @@ class WatchedWeights:
 
 
 def _length(flat: torch.Tensor) -> float:
-    """Return the squared length; infinity where it is not a number, which equals itself."""
+    """Return the squared length; infinity in place of NaN, which would not equal itself."""
     length = float(torch.dot(flat, flat))
     return math.inf if math.isnan(length) else length
 
