@@ -405,7 +405,7 @@ def _in_memory(data: Any) -> Any:
         return data
     pair = tuple(getattr(data, "tensors", data)) if _is_tuple(data) else None
     if pair is not None and len(pair) == 2:
-        return TensorData(*(torch.as_tensor(part) for part in pair))
+        return TensorData(torch.as_tensor(pair[0]), torch.as_tensor(pair[1]))
     if pair is not None or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise InvalidInputError(
             "dataset",

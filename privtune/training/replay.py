@@ -234,6 +234,17 @@ class Recording(_Watching):  # type: ignore[no-untyped-call]
                 if storage_of(call.flat[0]) in held and not float(value).is_integer():
                     numbers.add(value)
 
+    def factors_of(self, size: int) -> set[int]:
+        """Return which operations multiply or divide by ``size``, by their place."""
+        found = set()
+        for place, call in enumerate(self.calls):
+            if getattr(call.func, "overloadpacket", None) not in (_aten.mul, _aten.div):
+                continue
+            numbers = [v for v in call.flat if isinstance(v, int | float)]
+            if any(v and (v == size or abs(v * size - 1.0) < 1e-6) for v in numbers):
+                found.add(place)
+        return found
+
     def replay(self, x: torch.Tensor, y: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
         """Return the losses of another batch of the same shape, computed in the same way."""
         known: dict[int, Any] = {id(self.x): x, id(self.y): y}

@@ -422,3 +422,45 @@ def test_a_progress_bar_says_no_more_than_that_a_sealed_arm_runs(
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert "papernot-steinke (sealed)" in shown
     assert not re.search(r"\d", shown), "no count, no time"
+
+
+def test_a_model_made_outside_of_the_objective_is_refused(storage: str) -> None:
+    """A second trial would start from the weights that the first has trained, which are sealed."""
+    model = nn.Sequential(nn.Linear(6, 3))
+
+    def shared(trial: privtune.Trial) -> float:
+        return trial.score(train(trial, model, 0.5), VALIDATION)
+
+    with pytest.raises(SealedTrialError, match="inside the objective"):
+        make(storage).optimize(shared, strategy=PapernotSteinke(mean_runs=2), **ARGUMENTS)
+
+
+def test_a_validation_record_that_cannot_be_read_says_nothing(storage: str) -> None:
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 60
+
+        def __getitem__(self, number: int) -> Any:
+            if number == 7:
+                raise ValueError("a secret record")
+            return VALIDATION[0][number], VALIDATION[1][number]
+
+    def own(trial: privtune.Trial) -> float:
+        return trial.score(train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5), Rows())
+
+    study = make(storage)
+    release = study.optimize(own, strategy=PapernotSteinke(mean_runs=2), **ARGUMENTS)
+    assert release.score is not None
+
+
+@pytest.mark.parametrize(
+    "data", [(*TRAIN, TRAIN[0]), torch.utils.data.DataLoader(list(zip(*TRAIN, strict=True)))]
+)
+def test_what_is_no_dataset_of_pairs_is_one_sentence(storage: str, data: Any) -> None:
+    def own(trial: privtune.Trial) -> float:
+        model = train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5, data)
+        return trial.score(model, VALIDATION)
+
+    with pytest.raises(PrivTuneError, match="must be inputs and targets"):
+        make(storage).optimize(own, strategy=PapernotSteinke(mean_runs=2), **ARGUMENTS)
+    assert charges(storage) == 0

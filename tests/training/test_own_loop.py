@@ -664,3 +664,34 @@ def test_what_is_computed_after_a_step_is_followed_but_not_kept():
     x, y = next(batches)
     with pytest.raises(LoopError, match="does not charge"):
         private.step(losses(private, x - kept, y))
+
+
+def rehearsed(losses_of, *, steps=2):
+    """Two steps on made-up samples of two sizes, as a rehearsal takes them."""
+    private = start(steps=20, limit=steps)
+    for x, y in private.batches():
+        private.step(losses_of(private, x, y))
+
+
+def test_losses_divided_by_a_private_size_are_refused():
+    """One record more would scale all others: 1.67 times the bound with twelve records."""
+    rehearsed(lambda p, x, y: losses(p, x, y) / 20.0)
+    for by in (lambda v, n: v / n, lambda v, n: v * (1.0 / n)):
+        with pytest.raises(LoopError, match="how many records the batch holds"):
+            rehearsed(lambda p, x, y, by=by: by(losses(p, x, y), len(x)), steps=6)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_weights_written_in_the_backward_pass_are_found():
+    private = start(steps=3)
+    weight = private.bare[0].weight
+
+    def write(_module, _inputs, _outputs):
+        weight.data.add_(1.0)
+
+    x, y = next(private.batches())
+    found = losses(private, x, y)
+    private.bare[2].register_full_backward_hook(write)
+    found = losses(private, x, y)
+    with pytest.raises((LoopError, InvalidInputError)):
+        private.step(found)
