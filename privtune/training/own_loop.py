@@ -33,7 +33,7 @@ from privtune.training.kernel import Layout, LossOf
 from privtune.training.methods import Candidate, Method
 from privtune.training.noise_options import NoiseOptions
 from privtune.training.oracle import Sample
-from privtune.training.record_loss import RecordLossKernel
+from privtune.training.record_loss import RecordLossKernel, numbers_in
 from privtune.training.releases import StackOracle
 from privtune.training.replay import (
     Following,
@@ -495,6 +495,12 @@ class PrivateTraining:
             self._hooked = None
         if opened.recording is not None:
             self._remember(opened.recording)
+            if numbers_in(loss_of) & opened.recording.numbers_read():
+                raise LoopError(
+                    "loss_of uses a number that the loop read from the batch (a mean, a largest "
+                    "value), so every record's loss hangs on all the others. Compute it from the "
+                    "record inside loss_of, or take a public number."
+                )
         if self._kernel.use(loss_of, self._refuse_foreign):
             self._weights.check()
             self._oracle.hold_to(self._kernel.facts(loss_of))

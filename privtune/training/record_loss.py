@@ -24,7 +24,7 @@ from privtune.training.weights import LoopError
 if TYPE_CHECKING:
     from privtune.training.clipping import Clipping
 
-__all__ = ["RecordLossKernel"]
+__all__ = ["RecordLossKernel", "numbers_in"]
 
 Allowed = Callable[[Recording, torch.Tensor], None]
 
@@ -247,6 +247,19 @@ class _Modes:
                 if now is not value and now != value:
                     return False
         return all(_meaning(table.get(name), 0) == held for table, name, held in self._held)
+
+
+def numbers_in(loss_of: LossOf) -> set[float]:
+    """Return the numbers that a function refers to, a few levels down."""
+    found: set[float] = set()
+    waiting: list[Any] = [_meaning(loss_of, _DEPTH)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, tuple):
+            waiting += part
+        elif isinstance(part, float):
+            found.add(part)
+    return found
 
 
 def _settled(value: Any) -> list[tuple[dict[str, Any], str, object]] | None:

@@ -234,6 +234,18 @@ class Recording(_Watching):  # type: ignore[no-untyped-call]
                 if storage_of(call.flat[0]) in held and not float(value).is_integer():
                     numbers.add(value)
 
+    def numbers_read(self) -> set[float]:
+        """Return the numbers that were read from the batch into Python, whole ones apart."""
+        held = self.from_batch()
+        reads = torch.ops.aten._local_scalar_dense
+        return {
+            float(call.out[0])
+            for call in self.calls
+            if call.func.overloadpacket is reads
+            and storage_of(call.flat[0]) in held
+            and not float(call.out[0]).is_integer()
+        }
+
     def factors_of(self, size: int) -> set[int]:
         """Return which operations multiply or divide by ``size``, by their place."""
         found = set()

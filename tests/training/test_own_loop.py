@@ -695,3 +695,16 @@ def test_weights_written_in_the_backward_pass_are_found():
     found = losses(private, x, y)
     with pytest.raises((LoopError, InvalidInputError)):
         private.step(found)
+
+
+def test_a_number_read_from_the_batch_is_no_constant_of_a_loss():
+    """58 times the bound with 60 records: the largest of them scales all others."""
+    for make_loss in (
+        lambda s: lambda model, x, y: cross_entropy(model(x / s), y),
+        lambda s: lambda model, x, y, scale=s: cross_entropy(model(x / scale), y),
+    ):
+        private = start(steps=2)
+        batch = next(private.batches())
+        with pytest.raises(LoopError, match="read from the batch"):
+            private.step(batch, make_loss(float(batch[0].std())))
+        private.close()
