@@ -542,9 +542,9 @@ class PrivateTraining:
 
     # Opacus' form, step(losses): the loop reads the batch and hands back its losses.
 
-    def _refuse_sizes(self, recording: Recording, size: int) -> None:
+    def _refuse_sizes(self, recording: Recording, losses: torch.Tensor) -> None:
         """Refuse, in a rehearsal of two sizes, a number that is the batch's size in both."""
-        found = recording.factors_of(size)
+        size, found = len(losses), recording.factors_of(losses)
         before, self._sized = self._sized, (size, found)
         if self._rehearsed and before is not None and before[0] != size and found & before[1]:
             raise LoopError(_SIZES_SAID)
@@ -615,7 +615,7 @@ class PrivateTraining:
                 generator=self._choices,
             )
             self._remember(opened.recording)
-            self._refuse_sizes(opened.recording, opened.shown)
+            self._refuse_sizes(opened.recording, losses)
         total, bad = self._hook().clipped_sum(
             losses,
             opened.mask,

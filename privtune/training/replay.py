@@ -246,15 +246,17 @@ class Recording(_Watching):  # type: ignore[no-untyped-call]
             and not float(call.out[0]).is_integer()
         }
 
-    def factors_of(self, size: int) -> set[int]:
-        """Return which operations multiply or divide by ``size``, by their place."""
-        found = set()
-        for place, call in enumerate(self.calls):
-            if getattr(call.func, "overloadpacket", None) not in (_aten.mul, _aten.div):
+    def factors_of(self, losses: torch.Tensor) -> set[int]:
+        """Return which operations behind the losses multiply or divide by how many they are."""
+        size, found, needed = len(losses), set(), {id(losses)}
+        for place, call in reversed(list(enumerate(self.calls))):
+            if needed.isdisjoint(id(value) for value in call.out):
                 continue
-            numbers = [v for v in call.flat if isinstance(v, int | float)]
-            if any(v and (v == size or abs(v * size - 1.0) < 1e-6) for v in numbers):
-                found.add(place)
+            needed.update(id(value) for value in call.flat if isinstance(value, torch.Tensor))
+            if getattr(call.func, "overloadpacket", None) in (_aten.mul, _aten.div):
+                numbers = (v for v in call.flat if isinstance(v, int | float))
+                if any(v and (v == size or abs(v * size - 1.0) < 1e-6) for v in numbers):
+                    found.add(place)
         return found
 
     def replay(self, x: torch.Tensor, y: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
