@@ -48,5 +48,9 @@ def stopping(life: Life, arm: str) -> Iterator[None]:
     except Exception as error:
         life.record_failure(arm, error)
         stopped = True
-    if stopped:  # raised out here, so that not even its context holds what happened
-        raise ArmStoppedError(life.name, arm)
+    if stopped:
+        stop = ArmStoppedError(life.name, arm)
+        try:
+            raise stop from None
+        finally:
+            stop.__context__ = None  # which would hold what happened for whoever looks there

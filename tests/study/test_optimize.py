@@ -230,6 +230,7 @@ def test_a_failure_stops_the_arm_which_goes_on_after_the_mend(storage: str) -> N
     with pytest.raises(ArmStoppedError, match="nothing was released") as caught:
         study.optimize(flaky, strategy=strategy, epsilon=5.0, **ARGUMENTS)
     assert "typo" not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.__context__ is None
     broken[0] = False
     release = study.optimize(flaky, strategy=strategy, epsilon=5.0, **ARGUMENTS)
     assert not release.is_nothing
