@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from privtune.study._trials import StudyTrials
     from privtune.tasks import Task, TaskData
 
-__all__ = ["Files", "StudyRound", "TrialFiles", "work_on_rows"]
+__all__ = ["TRIALS", "Files", "StudyRound", "TrialFiles", "work_on_rows"]
 
 _STACK = 16  # candidates that are trained together
 _CAUTIOUS = 4  # likewise, where a known score ends the round: what is trained after it is wasted
-_TRIALS, _FINAL = 10_000_000, 20_000_000  # first numbers of trainings with a name, above all rows
+TRIALS, _FINAL = 10_000_000, 20_000_000  # first numbers of trainings with a name, above all rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ class StudyRound:
         # Rows are numbered from 0. A training with a name ("final", "trial-3") gets a number far
         # above theirs, so that it never draws the random numbers of a row.
         number = int(name.rpartition("-")[2]) if "-" in name else 0
-        first = _TRIALS if "-" in name else _FINAL
+        first = TRIALS if "-" in name else _FINAL
         secrets = {first + number: self.streams.key("trial", first + number)}
         (result,) = self.files.train(
             training, {first + number: params}, secrets=secrets, scored=scored

@@ -27,7 +27,7 @@ from privtune.strategies import (
     plan_arm,
 )
 from privtune.strategies.selection import Selection
-from privtune.study._round import Files, StudyRound, work_on_rows
+from privtune.study._round import TRIALS, Files, StudyRound, work_on_rows
 from privtune.study.split import Split
 from privtune.study.trial import SealedTrialError, Trial
 from privtune.study.user_training import DPSGD, Validation, objective_task
@@ -253,9 +253,8 @@ class ObjectiveRound(StudyRound):
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
         """Open Optuna's trial; the function's suggestions define the space."""
         sampler = make(self.space) if self.sampler is None else self.sampler
-        first = 10_000_000  # as `_TRIALS` in `_round.py`: the number that `train` gives "trial-0"
         trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
-        self.own.live[first + number] = trial
+        self.own.live[TRIALS + number] = trial
         return {}
 
     def _work(self, rounds: Rounds, charge_id: str) -> None:

@@ -16,6 +16,7 @@ from privtune.training.batched import BatchedKernel, NotBatchableError
 from privtune.training.compute import check_stack
 from privtune.training.data import Data, TensorData, targets_are_classes
 from privtune.training.facts import find_facts
+from privtune.training.initialisation import Initialisation
 from privtune.training.kernel import (
     FallbackWarning,
     Kernel,
@@ -245,8 +246,7 @@ def _joined(outcomes: Sequence[Outcome], steps: int) -> TrainingResult:
 
 def _initial(model: Callable[[], nn.Module], streams: Streams, kernel: Kernel) -> torch.Tensor:
     """Initialise the model from the candidate's stream, leaving the global generator as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(streams.seed("initialisation"))
+    with Initialisation(streams):
         module = model()
     if Layout(module).shapes != kernel.layout.shapes or not same_fixed(module, kernel.module):
         raise InvalidInputError(

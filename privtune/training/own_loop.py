@@ -546,7 +546,7 @@ class PrivateTraining:
         """Refuse, in a rehearsal of two sizes, a number that is the batch's size in both."""
         size, found = len(losses), recording.factors_of(losses)
         before, self._sized = self._sized, (size, found)
-        if self._rehearsed and before is not None and before[0] != size and found & before[1]:
+        if before is not None and before[0] != size and found & before[1]:
             raise LoopError(_SIZES_SAID)
 
     def _hook(self) -> HookedModel:
@@ -615,7 +615,8 @@ class PrivateTraining:
                 generator=self._choices,
             )
             self._remember(opened.recording)
-            self._refuse_sizes(opened.recording, losses)
+            if self._rehearsed:
+                self._refuse_sizes(opened.recording, losses)
         total, bad = self._hook().clipped_sum(
             losses,
             opened.mask,
@@ -640,7 +641,6 @@ class PrivateTraining:
             noise_multiplier=own.noise_multiplier,
         )
         self._descend(own, gradient[0])
-        self._hook().clear()
         self._close_step()
         self._watch_after(opened)
         return True

@@ -22,6 +22,7 @@ from privtune.study import Study
 from privtune.study.failures import ArmStoppedError, stopping
 from privtune.tasks import Task, TaskData
 from privtune.training.data import TensorData
+from privtune.training.scoring import cross_entropy
 from tests.study.conftest import toy_spec
 from tests.study.test_optimize import ARGUMENTS, LOOP, TRAIN, VALIDATION, make, objective
 from tests.toy import blobs, curated
@@ -286,7 +287,3 @@ def test_a_label_outside_the_classes_contributes_nothing_in_a_loop_of_ones_own(
         release = study.optimize(loop, strategy=Fixed(), training=LOOP, epsilon=5.0)
         released.append(release.weights)
     torch.testing.assert_close(released[0], released[1])
-
-
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
