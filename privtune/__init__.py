@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from privtune.ledger import Budget, Ledger
     from privtune.priors import LogNormal, Mixture
     from privtune.study import DPSGD, Study, StudySpec, Trial, Validation
-    from privtune.training.noise_options import NoiseOptions
+    from privtune.training.mechanism.noise_options import NoiseOptions
 
 __all__ = [
     "DPSGD",
@@ -44,7 +44,7 @@ _HOMES = {
     "DPSGD": "privtune.study",
     "LogNormal": "privtune.priors",
     "Mixture": "privtune.priors",
-    "NoiseOptions": "privtune.training.noise_options",
+    "NoiseOptions": "privtune.training.mechanism.noise_options",
     "Trial": "privtune.study",
     "Validation": "privtune.study",
     "delete_study": "privtune.api",

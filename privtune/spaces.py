@@ -20,7 +20,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.priors import IndependentSampler, LogNormal, Mixture, Prior
 
 if TYPE_CHECKING:
-    from privtune.training.streams import Streams
+    from privtune.training.mechanism.streams import Streams
 
 __all__ = [
     "DependentSamplerError",

@@ -23,8 +23,8 @@ import yaml
 from torch import nn
 from torch.nn import functional as F
 
-from privtune.training.engine import TensorData, TrainingResult, load_params, train
-from privtune.training.schedule import Schedule
+from privtune.training.engine.train import TensorData, TrainingResult, load_params, train
+from privtune.training.mechanism.schedule import Schedule
 
 __all__ = ["Split", "accuracies", "cross_entropy", "fit", "mnist", "secrets_for", "study"]
 

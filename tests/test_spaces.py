@@ -12,7 +12,7 @@ from privtune.spaces import (
     independent_sampler,
     require_independent_sampler,
 )
-from privtune.training.streams import Streams
+from privtune.training.mechanism.streams import Streams
 
 SPACE = SearchSpace.from_dict(
     {

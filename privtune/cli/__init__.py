@@ -37,7 +37,7 @@ def mount() -> typer.Typer:
     importlib.import_module("privtune.cli.catalogue")
     importlib.import_module("privtune.cli.demo")
     importlib.import_module("privtune.cli.doctor")
-    importlib.import_module("privtune.cli.report")
+    importlib.import_module("privtune.cli.sync")
     importlib.import_module("privtune.cli.ui")
     return app
 

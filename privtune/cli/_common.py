@@ -6,12 +6,23 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-__all__ = ["DEFAULT_STORAGE", "AsJson", "Storage", "console", "emit_json", "program"]
+if TYPE_CHECKING:
+    from privtune.study import Study
+
+__all__ = [
+    "DEFAULT_STORAGE",
+    "AsJson",
+    "Storage",
+    "console",
+    "emit_json",
+    "program",
+    "write_report",
+]
 
 DEFAULT_STORAGE = "sqlite:///privtune.db"
 
@@ -40,3 +51,12 @@ def program() -> str:
 def emit_json(document: Any) -> None:
     """Print one JSON document to standard output."""
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def write_report(study: Study, path: Path) -> None:
+    """Write the self-contained page of a study."""
+    from privtune.ledger import write_file
+    from privtune.views.report import render_study
+
+    write_file(path, render_study(study))
+    console.print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)

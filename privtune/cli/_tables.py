@@ -12,8 +12,8 @@ from rich.table import Table
 
 from privtune.accounting.registry import formula
 from privtune.strategies import selection_instead
-from privtune.tracking.text import ceil_to, public_facts, utility_column
-from privtune.training.streams import Streams
+from privtune.training.mechanism.streams import Streams
+from privtune.views.text import ceil_to, public_facts, utility_column
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee

@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.table import Table
 
 from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json, program
-from privtune.training.compute import check_stack
+from privtune.training.engine.compute import check_stack
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
@@ -206,8 +206,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
+    from privtune.cli._common import write_report
     from privtune.cli._tables import comparison_document
-    from privtune.cli.report import write_report
 
     study = _load(name, storage)
     try:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
 from privtune.strategies import PRUNED, Plan, ScorePlan, TrainingPlan, TrialResult
-from privtune.training.compute import Compute
-from privtune.training.streams import Streams
+from privtune.training.engine.compute import Compute
+from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
     import torch
 
     from privtune.tasks import Task, TaskData
-    from privtune.training.engine import TensorData
+    from privtune.training.engine.train import TensorData
 
 __all__ = ["accuracy", "dry_run", "held_to_classes", "part_of", "pruned", "train_trials"]
 
@@ -81,13 +81,13 @@ def train_trials(
         Exception: Whatever else stops the program: no memory, a mistake. It is no result, and no
             record's doing: records that cannot be used contribute nothing.
     """
-    from privtune.training.scoring import score as score_of
+    from privtune.training.mechanism.scoring import score as score_of
 
     if validated and not task.public_validation:
         raise PrivTuneError(
             f"The validation split of task {task.name!r} is private: its accuracy is not shown."
         )
-    from privtune.training.engine import train
+    from privtune.training.engine.train import train
 
     steps = training.schedule.steps
     wanted = training.method.parameters
@@ -181,7 +181,7 @@ def held_to_classes(data: TensorData, classes: int) -> TensorData:
 
 def _model(task: Task, weights: torch.Tensor) -> torch.nn.Module:
     """Return the task's model with these weights, in evaluation mode."""
-    from privtune.training.engine import load_params
+    from privtune.training.engine.train import load_params
 
     model = task.model()
     load_params(model, weights)
@@ -205,9 +205,9 @@ def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int =
     """
     import torch
 
-    from privtune.training.engine import TensorData, train
-    from privtune.training.methods import DPSGD
-    from privtune.training.schedule import Schedule
+    from privtune.training.engine.train import TensorData, train
+    from privtune.training.mechanism.schedule import Schedule
+    from privtune.training.methods import FixedDPSGD
 
     schedule = plan.training.schedule
     records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))
@@ -222,7 +222,7 @@ def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int =
     stack = max(1, min(_TIMED, round(plan.expected_runs)))
     clock = [time.perf_counter()]
     train(
-        DPSGD(noise_multiplier=1.0),
+        FixedDPSGD(noise_multiplier=1.0),
         Schedule(records, rate, steps),
         model=task.model,
         loss=task.loss,

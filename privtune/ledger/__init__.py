@@ -25,7 +25,7 @@ from privtune.ledger.page import render_certificate, write_file
 from privtune.ledger.rounds import (
     SKIPPED,
     Lease,
-    Round,
+    OpenRound,
     RoundNotFinishedError,
     Rounds,
     RoundStuckError,
@@ -66,7 +66,7 @@ __all__ = [
     "LedgerFullError",
     "LedgerReadOnlyError",
     "LedgerSchemaError",
-    "Round",
+    "OpenRound",
     "RoundNotFinishedError",
     "RoundStuckError",
     "Rounds",

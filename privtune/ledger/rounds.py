@@ -44,12 +44,12 @@ from privtune.ledger.errors import LedgerError, UnknownChargeError
 from privtune.ledger.ledger import Ledger
 from privtune.ledger.schema import rounds, tasks
 from privtune.ledger.values import ChargeRequest
-from privtune.training.streams import Streams
+from privtune.training.mechanism.streams import Streams
 
 __all__ = [
     "SKIPPED",
     "Lease",
-    "Round",
+    "OpenRound",
     "RoundNotFinishedError",
     "RoundStuckError",
     "Rounds",
@@ -67,7 +67,7 @@ class RoundStuckError(LedgerError):
 
 
 @dataclass(frozen=True)
-class Round:
+class OpenRound:
     """An opened round. Sealed.
 
     Attributes:
@@ -150,7 +150,7 @@ class Rounds:
 
     def reserve(
         self, budget: str, request: ChargeRequest, *, count: int, secret: bytes | None = None
-    ) -> Round:
+    ) -> OpenRound:
         """Charge a round and open it, in one transaction.
 
         Args:
@@ -164,13 +164,13 @@ class Rounds:
         """
         _check_count(count)
 
-        def insert(connection: Connection, charge_id: str) -> Round:
+        def insert(connection: Connection, charge_id: str) -> OpenRound:
             return _insert(connection, charge_id, count, secret)
 
         _, opened = self._ledger.reserve_started(budget, request, insert)
         return opened
 
-    def open(self, charge_id: str, *, count: int, secret: bytes | None = None) -> Round:
+    def open(self, charge_id: str, *, count: int, secret: bytes | None = None) -> OpenRound:
         """Start a reserved charge and insert its task rows, in one transaction.
 
         Args:
@@ -187,7 +187,7 @@ class Rounds:
             ChargeStateError: The charge is voided, or was started or settled without a round.
         """
         _check_count(count)
-        done: list[Round] = []
+        done: list[OpenRound] = []
 
         def insert(connection: Connection) -> bool:
             there = self._find(connection, charge_id)
@@ -199,7 +199,7 @@ class Rounds:
         self._ledger.move(charge_id, Kind.STARTED, work=insert)
         return done[-1]
 
-    def find(self, charge_id: str) -> Round | None:
+    def find(self, charge_id: str) -> OpenRound | None:
         """Return the round of a charge, None if it was not opened."""
         with self._ledger.log.storage.read() as connection:
             return self._find(connection, charge_id)
@@ -328,12 +328,12 @@ class Rounds:
             for row in rows
         )
 
-    def _find(self, connection: Connection, charge_id: str) -> Round | None:
+    def _find(self, connection: Connection, charge_id: str) -> OpenRound | None:
         budget, charge = Ledger.parse(charge_id)
         row = connection.execute(
             sa.select(rounds).where(rounds.c.budget == budget, rounds.c.charge == charge)
         ).one_or_none()
-        return None if row is None else Round(charge_id, row.tasks, bytes.fromhex(row.secret))
+        return None if row is None else OpenRound(charge_id, row.tasks, bytes.fromhex(row.secret))
 
     def _forget_deaths(self, connection: Connection, charge_id: str) -> None:
         connection.execute(
@@ -346,7 +346,7 @@ class Rounds:
             .values(attempts=0)
         )
 
-    def _lock(self, connection: Connection, charge_id: str) -> Round:
+    def _lock(self, connection: Connection, charge_id: str) -> OpenRound:
         """Lock the round's row; on SQLite the transaction holds the only lock already."""
         budget, charge = Ledger.parse(charge_id)
         row = connection.execute(
@@ -356,7 +356,7 @@ class Rounds:
         ).one_or_none()
         if row is None:
             raise UnknownChargeError(f"charge {charge_id} has no round.")
-        return Round(charge_id, row.tasks, bytes.fromhex(row.secret))
+        return OpenRound(charge_id, row.tasks, bytes.fromhex(row.secret))
 
     @staticmethod
     def _open_tasks(connection: Connection, charge_id: str) -> int:
@@ -405,9 +405,9 @@ def forget_secret(connection: Connection, charge_id: str) -> None:
     )
 
 
-def _insert(connection: Connection, charge_id: str, count: int, secret: bytes | None) -> Round:
+def _insert(connection: Connection, charge_id: str, count: int, secret: bytes | None) -> OpenRound:
     budget, charge = Ledger.parse(charge_id)
-    opened = Round(charge_id, count, secrets.token_bytes(32) if secret is None else secret)
+    opened = OpenRound(charge_id, count, secrets.token_bytes(32) if secret is None else secret)
     connection.execute(
         sa.insert(rounds).values(
             budget=budget, charge=charge, tasks=count, secret=opened.secret.hex()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from privtune.accounting import Composed, Event, epsilon
 from privtune.ledger import Ledger
 from privtune.plots._style import colours, new_figure
-from privtune.tracking.curves import epsilon_spent
+from privtune.strategies.curves import epsilon_spent
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from privtune.spaces import SearchSpace
     from privtune.strategies.plan import Plan, PlanningContext, TrainingPlan
-    from privtune.training.streams import Streams
+    from privtune.training.mechanism.streams import Streams
 
 __all__ = ["PRUNED", "Outcome", "Round", "Strategy", "StrategyError", "TrialResult", "best_of"]
 

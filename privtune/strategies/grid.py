@@ -16,8 +16,8 @@ from privtune.errors import InvalidInputError
 from privtune.strategies._base import StrategyError
 from privtune.strategies.in_run import method_class
 from privtune.strategies.plan import PlanningContext, SearchPlan, TrainingPlan
+from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods._base import scale_noise_of
-from privtune.training.schedule import Schedule
 
 __all__ = ["CHANGING", "search_event", "search_plan"]
 

@@ -22,10 +22,10 @@ from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
 from privtune.strategies.scoring import ScorePlan, Scoring
 from privtune.tasks import PublicFacts, Task
+from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS
 from privtune.training.methods._base import Method, scale_noise_of
-from privtune.training.noise_options import NoiseOptions
-from privtune.training.schedule import Schedule
 
 __all__ = ["Plan", "PlanningContext", "SearchPlan", "TrainingPlan"]
 

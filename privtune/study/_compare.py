@@ -9,17 +9,19 @@ import pandas as pd
 from privtune.strategies import validation_metric
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from privtune.strategies import Plan, Release
-    from privtune.study._study import Study
+    from privtune.study.observer import ArmStatus
 
 __all__ = ["comparison"]
 
 
-def comparison(study: Study) -> pd.DataFrame:
+def comparison(arms: Sequence[ArmStatus]) -> pd.DataFrame:
     """Return one row an arm: public facts and releases only.
 
     Args:
-        study: The study.
+        arms: How each arm of the study stands.
 
     Returns:
         Columns: ``strategy``, ``state``, ``epsilon``, ``delta``, ``bound``, ``sealed``, ``score``
@@ -28,7 +30,7 @@ def comparison(study: Study) -> pd.DataFrame:
         released hyperparameter as ``params.NAME``; the index is the arm.
     """
     rows: list[dict[str, Any]] = []
-    for status in study.status():
+    for status in arms:
         release = status.release
         rows.append(
             {

@@ -6,17 +6,34 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privtune.study._study import Study
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from privtune.study.observer import ArmStatus
+    from privtune.study.spec import StudySpec
 
 __all__ = ["export"]
 
 
-def export(study: Study) -> dict[str, Any]:
-    """Return a study's spec, plans, releases and the certificate of its budget, JSON-ready."""
-    arms = []
-    for status in study.status():
+def export(
+    spec: StudySpec,
+    arms: Sequence[ArmStatus],
+    *,
+    model: Callable[[str], Path],
+    certificate: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return a study's spec, plans, releases and the certificate of its budget, JSON-ready.
+
+    Args:
+        spec: The study's spec.
+        arms: How each of its arms stands.
+        model: Returns where an arm's released model lies, relative to the study's folder.
+        certificate: The certificate of its budget.
+    """
+    documents = []
+    for status in arms:
         release = status.release
-        arms.append(
+        documents.append(
             {
                 "plan": status.plan.to_dict(),
                 "state": status.state,
@@ -28,18 +45,16 @@ def export(study: Study) -> dict[str, Any]:
                     "score": _json(release.score),
                     "utility": dict(release.utility),
                     "note": release.note,
-                    "model": None
-                    if release.is_nothing
-                    else study.model_path(status.plan.arm).relative_to(study.folder).as_posix(),
+                    "model": None if release.is_nothing else model(status.plan.arm).as_posix(),
                 },
             }
         )
     return {
         "format": "privtune-study",
         "version": 1,
-        "spec": study.spec.model_dump(mode="json"),
-        "arms": arms,
-        "certificate": study.certificate(),
+        "spec": spec.model_dump(mode="json"),
+        "arms": documents,
+        "certificate": dict(certificate),
     }
 
 

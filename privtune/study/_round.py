@@ -15,8 +15,8 @@ from privtune.execution.table import Handed, make_rounds, work_through
 from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.ledger import SKIPPED
 from privtune.strategies import PRUNED, Plan, TrainingPlan, TrialResult
-from privtune.training.compute import Compute
-from privtune.training.streams import Streams
+from privtune.training.engine.compute import Compute
+from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

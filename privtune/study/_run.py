@@ -13,14 +13,14 @@ from privtune.study._release import utility_of
 from privtune.study._round import StudyRound
 from privtune.study._worker import make_files, work
 from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
-from privtune.training.compute import check_stack
+from privtune.training.engine.compute import check_stack
 
 if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
     from privtune.tasks import Task, TaskData
-    from privtune.training.compute import Compute
+    from privtune.training.engine.compute import Compute
 
 __all__ = ["run_study"]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.study.objective import Objective
     from privtune.study.user_training import DPSGD, Validation
-    from privtune.training.noise_options import NoiseOptions
+    from privtune.training.mechanism.noise_options import NoiseOptions
 
 __all__ = ["SealedTrialsError", "Study", "StudyFinishedError", "delete_study", "study_names"]
 
@@ -207,13 +207,18 @@ class Study:
         """Return one row an arm: what it reached, at what ε, at what cost."""
         from privtune.study._compare import comparison
 
-        return comparison(self)
+        return comparison(self.status())
 
     def export(self) -> dict[str, Any]:
         """Return all that may leave the trust boundary, JSON-ready: plans, releases, certificate."""
         from privtune.study._export import export
 
-        return export(self)
+        return export(
+            self.spec,
+            self.status(),
+            model=lambda arm: self.model_path(arm).relative_to(self.folder),
+            certificate=self.certificate(),
+        )
 
     def delete(self) -> None:
         """Delete the study, its trials and its models. Its charges are the ledger's and stay.

@@ -16,7 +16,7 @@ from privtune.study.lifecycle import Life
 if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.tasks import Task, TaskData
-    from privtune.training.compute import Compute
+    from privtune.training.engine.compute import Compute
 
 __all__ = ["make_files", "work"]
 

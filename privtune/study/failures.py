@@ -6,15 +6,11 @@ class of an exception, no traceback on standard error. The traceback is kept in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
 from privtune.execution.processes import WorkerStoppedError
-
-if TYPE_CHECKING:
-    from privtune.study.lifecycle import Life
 
 __all__ = ["ArmStoppedError", "stopping"]
 
@@ -32,8 +28,13 @@ class ArmStoppedError(PrivTuneError):
 
 
 @contextmanager
-def stopping(life: Life, arm: str) -> Iterator[None]:
+def stopping(study: str, arm: str, record: Callable[[str, Exception], None]) -> Iterator[None]:
     """Turn whatever stops an arm into ``ArmStoppedError``; errors of PrivTune's own say enough.
+
+    Args:
+        study: The study's name.
+        arm: The arm's name.
+        record: Keeps what stopped the arm, for the curator alone.
 
     Raises:
         ArmStoppedError: Without cause or context: what raised is in the store.
@@ -46,10 +47,10 @@ def stopping(life: Life, arm: str) -> Iterator[None]:
     except WorkerStoppedError:  # which has kept what stopped it
         stopped = True
     except Exception as error:
-        life.record_failure(arm, error)
+        record(arm, error)
         stopped = True
     if stopped:
-        stop = ArmStoppedError(life.name, arm)
+        stop = ArmStoppedError(study, arm)
         try:
             raise stop from None
         finally:

@@ -41,7 +41,7 @@ from privtune.study._trials import StudyTrials
 from privtune.study.failures import stopping
 from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
-from privtune.training.streams import Streams
+from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -430,7 +430,7 @@ def _train(
     """Train an arm inside its seal, and store what it releases."""
     observer.arm_started(plan)
     try:
-        with stopping(life, plan.arm), life.seal(plan):
+        with stopping(life.name, plan.arm, life.record_failure), life.seal(plan):
             strategy, trials = trainer.prepare(plan)
             started = time.perf_counter()
             outcome = strategy.run(plan, trials)

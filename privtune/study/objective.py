@@ -31,8 +31,8 @@ from privtune.study._round import TRIALS, Files, StudyRound, work_on_rows
 from privtune.study.split import Split
 from privtune.study.trial import SealedTrialError, Trial
 from privtune.study.user_training import DPSGD, Validation, objective_task
-from privtune.training.noise_options import NoiseOptions
-from privtune.training.streams import Streams
+from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from privtune.ledger import Budget, Rounds
     from privtune.study._shown import ShownTrial
-    from privtune.training.facts import Facts
+    from privtune.training.mechanism.records import RecordFacts
 
 __all__ = [
     "Objective",
@@ -121,7 +121,7 @@ class ObjectiveFiles(Files):
     sampler: IndependentSampler | None
     deadline: float
     live: dict[int, ShownTrial]
-    facts: Facts | None = None
+    facts: RecordFacts | None = None
 
     @cached_property
     def split(self) -> Split:
@@ -151,7 +151,7 @@ class ObjectiveFiles(Files):
                 "The time is over before every trial was run. Nothing was released and the charge "
                 "stays; call optimize again with the same arm to go on."
             )
-        from privtune.training.initialisation import Initialisation
+        from privtune.training.engine.initialisation import Initialisation
 
         streams = Streams(secret)
         with Initialisation(streams) as initialisation:
@@ -189,7 +189,7 @@ def _pruned(trial: Trial, number: int) -> TrialResult:
 
 def rehearse(
     objective: Objective, plan: Plan, *, sampler: IndependentSampler | None = None
-) -> Facts | None:
+) -> RecordFacts | None:
     """Call the function once on made-up records of the dataset's shapes, for two steps.
 
     What a program does wrong (a layer of a wrong size, a mean loss, a step that is skipped, a name
@@ -204,7 +204,7 @@ def rehearse(
     """
     training = plan.training if plan.search is None else plan.search.trainings[0]
     point = {} if plan.search is None else plan.search.points[0]
-    from privtune.training.initialisation import Initialisation
+    from privtune.training.engine.initialisation import Initialisation
 
     streams = Streams(bytes(32))
     with Initialisation(streams) as initialisation:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from privtune.training.data import Data, Fetched
-    from privtune.training.facts import Facts
+    from privtune.training.mechanism.data import Data, Fetched
+    from privtune.training.mechanism.records import RecordFacts
 
 __all__ = ["REHEARSED_STEPS", "made_up"]
 
@@ -36,7 +36,7 @@ class _MadeUp:
 
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return as many made-up records as were asked for."""
-        from privtune.training.check import synthetic
+        from privtune.training.mechanism.data import synthetic
 
         x, y = synthetic(self._x, self._y, (1, max(1, len(index))), self._x.device)
         return x[0, : len(index)], y[0, : len(index)]
@@ -50,7 +50,7 @@ class _MadeUp:
         """Return as many made-up records; all of them can be used."""
         return (*self.take(index), None)
 
-    def held_to(self, facts: Facts) -> _MadeUp:
+    def held_to(self, facts: RecordFacts) -> _MadeUp:
         """Return the same: what is made up keeps to any facts."""
         return self
 
@@ -62,7 +62,7 @@ class _MadeUp:
         """Return the first few, in memory."""
         import torch
 
-        from privtune.training.data import TensorData
+        from privtune.training.mechanism.data import TensorData
 
         return TensorData(*self.take(torch.arange(size)))
 

@@ -27,9 +27,9 @@ from privtune.names import check_name
 from privtune.spaces import SearchSpace
 from privtune.strategies import PlanningContext, Scoring, Strategy, make_strategy
 from privtune.tasks import Task, get_task
-from privtune.training.compute import Compute, require_compiler
-from privtune.training.noise_options import NoiseOptions
-from privtune.training.schedule import Schedule
+from privtune.training.engine.compute import Compute, require_compiler
+from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.schedule import Schedule
 
 __all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from privtune.training.data import Data, TensorData
+    from privtune.training.mechanism.data import Data, TensorData
 
 __all__ = ["Split", "SplitError"]
 

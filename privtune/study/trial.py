@@ -19,17 +19,17 @@ from privtune.priors import IndependentSampler, Prior
 from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.study.rehearsal import REHEARSED_STEPS, made_up
-from privtune.training.streams import Streams
+from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
     import torch
 
     from privtune.study._shown import ShownTrial
     from privtune.study.split import Split
-    from privtune.training.clipping import Clipping
-    from privtune.training.facts import Facts
+    from privtune.training.mechanism.clipping import Clipping
+    from privtune.training.mechanism.records import RecordFacts
     from privtune.training.methods import Method
-    from privtune.training.own_loop import PrivateTraining
+    from privtune.training.own_loop.private_training import PrivateTraining
 
 __all__ = ["SealedTrialError", "Trial"]
 
@@ -70,7 +70,7 @@ class Trial:
         split: Split | None = None,
         initialised: Callable[[], None] = lambda: None,
         rehearsal: bool = False,
-        facts: Facts | None = None,
+        facts: RecordFacts | None = None,
     ) -> None:
         self.number = number
         self._suggested: dict[str, tuple[Any, BaseDistribution]] = {}
@@ -154,8 +154,8 @@ class Trial:
             InvalidInputError: If the data, the optimizer or a hyperparameter does not fit the plan.
         """
         from privtune.execution.training import part_of
-        from privtune.training.facts import NO_FACTS
-        from privtune.training.own_loop import PrivateTraining
+        from privtune.training.mechanism.records import NO_FACTS
+        from privtune.training.own_loop.private_training import PrivateTraining
 
         if self._private is not None:
             raise SealedTrialError(
@@ -226,7 +226,7 @@ class Trial:
                 "trial.score was called twice, but a trial is charged for one look at the private "
                 "validation split. Score once, at the end."
             )
-        from privtune.training.scoring import score
+        from privtune.training.mechanism.scoring import score
 
         data = _in_memory(validation)
         if len(data) != plan.records and not data.sealed_size:
@@ -267,7 +267,7 @@ class Trial:
         return self.pruned
 
     @property
-    def facts(self) -> Facts | None:
+    def facts(self) -> RecordFacts | None:
         """Public ranges of whole numbers, as the loop has shown them."""
         return None if self._private is None else self._private.facts
 
@@ -385,7 +385,7 @@ def _records(data: Any, part: str) -> Any:
     from torch.utils.data import Dataset
 
     if part == "all" and isinstance(data, Dataset) and not hasattr(data, "tensors"):
-        from privtune.training.data import DatasetData
+        from privtune.training.mechanism.data import DatasetData
 
         return DatasetData(data)
     return _in_memory(data)
@@ -399,7 +399,7 @@ def _in_memory(data: Any) -> Any:
     """
     import torch
 
-    from privtune.training.data import DatasetData, TensorData
+    from privtune.training.mechanism.data import DatasetData, TensorData
 
     if isinstance(data, TensorData):
         return data
@@ -428,12 +428,12 @@ def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:
     Raises:
         InvalidInputError: If the method does more than release gradients for an optimizer.
     """
-    from privtune.training.clipping import Automatic, Flat
-    from privtune.training.methods import DPSGD, AutomaticClipping
+    from privtune.training.mechanism.clipping import Automatic, Flat
+    from privtune.training.methods import AutomaticClipping, FixedDPSGD
 
     if isinstance(method, AutomaticClipping) and not (method.momentum or method.weight_decay):
         return Automatic(method.stabilizer)
-    if isinstance(method, DPSGD) and not (method.momentum or method.weight_decay):
+    if isinstance(method, FixedDPSGD) and not (method.momentum or method.weight_decay):
         return Flat(max_grad_norm)
     raise InvalidInputError(
         "optimizer",

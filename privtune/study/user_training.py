@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from privtune.errors import InvalidInputError
 from privtune.strategies import Scoring
 from privtune.tasks import Task, TaskData
-from privtune.training.schedule import Schedule
+from privtune.training.mechanism.schedule import Schedule
 
 __all__ = ["DPSGD", "Validation"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from privtune.training.data import TensorData
+    from privtune.training.mechanism.data import TensorData
 
 __all__ = ["KEY", "Sizes", "places", "split"]
 
@@ -120,7 +120,7 @@ def split(
     import numpy as np
     import torch
 
-    from privtune.training.data import TensorData
+    from privtune.training.mechanism.data import TensorData
 
     drawn = places(x, y, (sizes.train, sizes.validation, sizes.test), ids=ids, key=key)
     data = TensorData(

@@ -57,7 +57,7 @@ def _loader(shape: tuple[int, ...]) -> Callable[[], TaskData]:
     def load() -> TaskData:
         import torch
 
-        from privtune.training.data import TensorData
+        from privtune.training.mechanism.data import TensorData
 
         x, y, x_test, y_test = _arrays()
 

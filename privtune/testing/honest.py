@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from privtune.training.kernel import LossOf
-from privtune.training.opacus_adapter import layer_of_opacus
+from privtune.training.engine.opacus_adapter import layer_of_opacus
+from privtune.training.mechanism.kernel import LossOf
 
 __all__ = ["FORMS", "HONEST", "RECORDS", "Honest", "table"]
 

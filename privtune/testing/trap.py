@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from privtune.study.trial import Trial
-from privtune.training.own_loop import PrivateTraining
+from privtune.training.own_loop.private_training import PrivateTraining
 
 __all__ = [
     "HONEST",

@@ -22,7 +22,7 @@ from privtune.testing.trap_trials import TRIALS
 if TYPE_CHECKING:
     from privtune.strategies import TrialResult
 
-__all__ = ["TRAPS", "Outcome", "run"]
+__all__ = ["TRAPS", "Verdict", "run"]
 
 TRAPS: tuple[Trap, ...] = (*LOSSES, *LOOPS, *TRIALS)
 """Every trap."""
@@ -38,7 +38,7 @@ _ARMS: dict[str, tuple[Strategy, Validation | None]] = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Verdict:
     """What became of an objective.
 
     Args:
@@ -61,7 +61,7 @@ def plan_of(arm: str) -> Plan:
     )
 
 
-def run(objective: Objective, folder: Path, *, arm: str = "fixed", trials: int = 2) -> Outcome:
+def run(objective: Objective, folder: Path, *, arm: str = "fixed", trials: int = 2) -> Verdict:
     """Run an objective as ``study.optimize`` does: rehearse it, then run trials with fixed seeds.
 
     Args:
@@ -96,5 +96,5 @@ def run(objective: Objective, folder: Path, *, arm: str = "fixed", trials: int =
         secrets = {number: files.streams.key("trial", number) for number in numbers}
         results = files.train(training, numbers, secrets=secrets, scored=arm != "fixed")
     except Exception as error:
-        return Outcome(error, charged)
-    return Outcome(None, charged, tuple(results))
+        return Verdict(error, charged)
+    return Verdict(None, charged, tuple(results))

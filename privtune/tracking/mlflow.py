@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from privtune.plots._style import colours
 from privtune.strategies import validation_metric
-from privtune.tracking.layout import CURVE_NAMES, arm_record, budget_view, study_note
-from privtune.tracking.machine import MachineSampler, read_samples, write_samples
-from privtune.tracking.report import render_arm
+from privtune.tracking.machine import MachineSampler, machine_state, read_samples, write_samples
 from privtune.tracking.store import (
     TrackingUnavailableError,
     experiment_id,
@@ -26,13 +26,15 @@ from privtune.tracking.store import (
     write_record,
 )
 from privtune.tracking.view import VIEW_TAG, saved_view
+from privtune.views.record import CURVE_NAMES, arm_record, budget_view, study_note
+from privtune.views.report import render_arm
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from privtune.strategies import Plan, Release
     from privtune.study import Study
-    from privtune.tracking.layout import ArmRecord, BudgetView
+    from privtune.views.record import ArmRecord, BudgetView
 
 __all__ = ["MlflowObserver", "sync_study"]
 
@@ -125,7 +127,8 @@ def sync_study(study: Study, *, uri: str | None = None) -> tuple[str, ...]:
             return ()
         view = budget_view(study)
         records = {
-            arm: arm_record(study, plan, release, view) for arm, (plan, release) in missing.items()
+            arm: _tagged(arm_record(study, plan, release, view), study)
+            for arm, (plan, release) in missing.items()
         }
         for arm, record in records.items():
             _write(client, experiment, study, record, view)
@@ -134,6 +137,15 @@ def sync_study(study: Study, *, uri: str | None = None) -> tuple[str, ...]:
         releases = [release for _, release in released.values()]
         client.set_experiment_tag(experiment, VIEW_TAG, _view(study, releases))
     return tuple(logged)
+
+
+def _tagged(record: ArmRecord, study: Study) -> ArmRecord:
+    """Add what only this tracker asks for: the arm's colour, and what its machine metrics say."""
+    tags = {
+        "mlflow.runColor": colours([plan.arm for plan in study.plans])[record.arm],
+        "privtune.system_metrics": machine_state(sealed=record.sealed),
+    }
+    return replace(record, tags={**record.tags, **tags})
 
 
 def _write(

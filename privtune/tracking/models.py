@@ -9,10 +9,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
-from privtune.tracking.layout import budget_view
 from privtune.tracking.mlflow import sync_study
 from privtune.tracking.store import experiment_id, open_client, published, tracking_uri
-from privtune.tracking.text import budget_line
+from privtune.views.record import budget_view
+from privtune.views.text import budget_line
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
@@ -72,7 +72,7 @@ def _save(study: Study, release: Release, run: str, register: str | None) -> Any
     import numpy as np
     from mlflow.models import Model
 
-    from privtune.training.engine import load_params
+    from privtune.training.engine.train import load_params
 
     task = study.spec.load_task()
     module = task.model()

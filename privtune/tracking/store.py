@@ -18,8 +18,8 @@ from privtune.errors import PrivTuneError
 from privtune.files import open_private, private_folder
 from privtune.ledger.storage import artifact_root
 from privtune.ledger.urls import masked, masked_url
-from privtune.tracking.layout import LEDGER_TABLE, ArmRecord
 from privtune.tracking.machine import Sample
+from privtune.views.record import LEDGER_TABLE, ArmRecord
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

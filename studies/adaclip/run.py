@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from privtune.training.methods import DPSGD, AdaCliP
-from privtune.training.schedule import Schedule
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import AdaCliP, FixedDPSGD
 from studies.harness import Split, accuracies, fit, mnist, secrets_for, study
 
 
@@ -72,8 +72,8 @@ def run(settings: dict[str, Any], data: Path | None, *, smoke: bool) -> dict[str
     for eps in settings["epsilons"]:
         plan = {"epsilon": eps, "delta": settings["delta"]}
         table[str(eps)] = {
-            "noise_multiplier": DPSGD.for_budget(schedule, **plan).noise_multiplier,
-            "fixed": chosen(DPSGD.for_budget(schedule, **plan), schedule, split, fixed, seeds),
+            "noise_multiplier": FixedDPSGD.for_budget(schedule, **plan).noise_multiplier,
+            "fixed": chosen(FixedDPSGD.for_budget(schedule, **plan), schedule, split, fixed, seeds),
             "adaclip": chosen(
                 AdaCliP.for_budget(schedule, **plan), schedule, split, adaptive, seeds
             ),

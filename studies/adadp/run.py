@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from privtune.accounting import epsilon
-from privtune.training.methods import ADADP, DPSGD
-from privtune.training.schedule import Schedule
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import ADADP, FixedDPSGD
 from studies.harness import accuracies, fit, mnist, secrets_for, study
 
 
@@ -52,7 +52,9 @@ def run(settings: dict[str, Any], data: Path | None, *, smoke: bool) -> dict[str
     adaptive = fit(method, full, model=model, split=split, candidates=start, secrets=secret)
     grid = [{"learning_rate": r, "max_grad_norm": norm} for r in settings["grid"]]
     secrets = secrets_for("adadp", settings["seed"] + 2, len(grid))
-    constant = fit(DPSGD(sigma), full, model=model, split=split, candidates=grid, secrets=secrets)
+    constant = fit(
+        FixedDPSGD(sigma), full, model=model, split=split, candidates=grid, secrets=secrets
+    )
     constants = accuracies(model, constant.params, split)
     return {
         "parameters": sum(p.numel() for p in model().parameters()),

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import AutomaticClipping, DAdaptation, HyFreeDP, Prodigy
-from privtune.training.schedule import Schedule
 from studies.harness import Split, accuracies, fit, mnist, secrets_for, study
 
 

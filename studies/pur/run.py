@@ -19,10 +19,10 @@ from torch.nn import functional as F
 
 from privtune.accounting.gaussian import gaussian_epsilon
 from privtune.errors import InvalidInputError
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods import PUR, PURConstant
 from privtune.training.methods.logistic import LogisticConstants
-from privtune.training.schedule import Schedule
-from privtune.training.transcript import Transcript
 from studies.harness import mnist, study
 
 PAPER = {

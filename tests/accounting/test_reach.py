@@ -28,7 +28,7 @@ from privtune.accounting import (
     calibrate,
 )
 from privtune.accounting.reach import mass_beyond_reach
-from privtune.training.schedule import Schedule
+from privtune.training.mechanism.schedule import Schedule
 
 
 def cut(x, centre, reach):

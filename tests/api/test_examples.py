@@ -13,12 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from privtune.accounting import Gaussian, PoissonSampled, Repeated
-from privtune.training.clipping import Flat
-from privtune.training.data import TensorData
-from privtune.training.engine import flatten_params
-from privtune.training.methods import DPSGD
-from privtune.training.own_loop import PrivateTraining
-from privtune.training.schedule import Schedule
+from privtune.training.engine.train import flatten_params
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import FixedDPSGD
+from privtune.training.own_loop.private_training import PrivateTraining
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -94,7 +94,7 @@ def test_a_trainer_takes_the_planned_steps_and_nothing_else(
             model,
             TensorData(x, y),
             schedule=Schedule(60, rate, 12),
-            method=DPSGD(1.0),
+            method=FixedDPSGD(1.0),
             optimizer=optimizer,
             clipping=Flat(0.5),
             secret=bytes(range(32)),

@@ -13,22 +13,23 @@ from privtune.errors import InvalidInputError
 from privtune.execution.files import pack_result, unpack_result
 from privtune.execution.training import part_of, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
-from privtune.training import engine, tails
-from privtune.training.compute import CompileError, Compute
-from privtune.training.data import TensorData
-from privtune.training.engine import load_params, train
-from privtune.training.methods import DPSGD
-from privtune.training.noise_options import NoiseOptions
-from privtune.training.scoring import score
-from privtune.training.streams import Streams
-from privtune.training.transcript import TranscriptMismatchError
+from privtune.training.engine import train as engine
+from privtune.training.engine.compute import CompileError, Compute
+from privtune.training.engine.train import load_params, train
+from privtune.training.mechanism import tails
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.scoring import score
+from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.transcript import TranscriptMismatchError
+from privtune.training.methods import FixedDPSGD
 from tests.strategies.world import context
 from tests.toy import blobs
 
 TASK = blobs()
 DATA = TASK.load()
 SCHEDULE = context().schedule
-TRAINING = TrainingPlan(SCHEDULE, DPSGD(noise_multiplier=1.0))
+TRAINING = TrainingPlan(SCHEDULE, FixedDPSGD(noise_multiplier=1.0))
 PARAMS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 
 
@@ -169,7 +170,7 @@ def test_the_average_divides_by_the_expected_size_of_the_subset() -> None:
 
     def moved(records: int) -> float:
         schedule = replace(SCHEDULE, records=records, sample_rate=1.0, steps=1)
-        training = TrainingPlan(schedule, DPSGD(noise_multiplier=1e-6), "subset")
+        training = TrainingPlan(schedule, FixedDPSGD(noise_multiplier=1e-6), "subset")
         first, second = (
             run({0: {**PARAMS, "learning_rate": rate}}, training, subset)[0].weights.double()
             for rate in (1e-1, 1e-30)

@@ -14,9 +14,9 @@ from privtune.execution.training import part_of
 from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, PlanningContext, Scoring, TrainingPlan, TrialResult
 from privtune.tasks import Task
-from privtune.training.data import TensorData
-from privtune.training.schedule import Schedule
-from privtune.training.streams import Streams
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.streams import Streams
 from tests.toy import public_blobs
 
 DELTA = 1e-3

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from privtune.accounting import Adjacency, epsilon
-from privtune.training import releases
-from privtune.training.clipping import Flat
+from privtune.training.mechanism import stack_oracle as releases
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS
-from privtune.training.schedule import Schedule
 from tests.statistical.audit import lower_bound
 from tests.statistical.report import note
 from tests.statistical.watched import ratios

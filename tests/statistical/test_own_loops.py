@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from privtune.accounting import Gaussian, Repeated, calibrate, epsilon
-from privtune.training import releases
-from privtune.training.clipping import Flat
-from privtune.training.data import TensorData
-from privtune.training.methods import DPSGD
-from privtune.training.own_loop import PrivateTraining
-from privtune.training.schedule import Schedule
+from privtune.training.mechanism import stack_oracle as releases
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import FixedDPSGD
+from privtune.training.own_loop.private_training import PrivateTraining
 from tests.statistical.audit import lower_bound
 from tests.statistical.report import note
 from tests.statistical.watched import LONG
@@ -39,7 +39,7 @@ def sums(form, *, noise, canary):
         model,
         TensorData(x, torch.zeros(len(x)), sealed_size=True),
         schedule=Schedule(2, 1.0, STEPS * RUNS),
-        method=DPSGD(noise),
+        method=FixedDPSGD(noise),
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         clipping=Flat(1.0),
         secret=bytes([canary]) * 32,

@@ -11,8 +11,8 @@ from torch import nn
 
 from privtune.accounting import Adjacency, epsilon
 from privtune.strategies import Scoring
-from privtune.training import scoring
-from privtune.training.data import TensorData
+from privtune.training.mechanism import scoring
+from privtune.training.mechanism.data import TensorData
 from tests.statistical.audit import lower_bound
 from tests.statistical.report import note
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from privtune.study import Study
-from privtune.training import engine
+from privtune.training.engine import train as engine
 from tests.study.conftest import toy_spec
 
 RATE = {"learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True}}

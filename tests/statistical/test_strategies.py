@@ -27,8 +27,8 @@ from privtune.strategies import (
     Scoring,
     SubsampledTuning,
 )
-from privtune.training.data import TensorData
-from privtune.training.scoring import score
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.scoring import score
 from tests.statistical.audit import lower_bound
 from tests.statistical.report import note
 from tests.statistical.rounds import (

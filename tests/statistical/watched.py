@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from privtune.training import engine
-from privtune.training.clipping import CoordinateTransform
-from privtune.training.data import TensorData
-from privtune.training.releases import StackOracle
-from privtune.training.schedule import Schedule
+from privtune.training.engine import train as engine
+from privtune.training.mechanism.clipping import CoordinateTransform
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.stack_oracle import StackOracle
 
 LONG = 1e4
 """Norm of a canary's gradient: longer than any clipping norm."""

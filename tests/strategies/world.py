@@ -11,8 +11,8 @@ import torch
 from privtune.accounting import Adjacency
 from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, PlanningContext, Scoring, TrainingPlan, TrialResult
-from privtune.training.schedule import Schedule
-from privtune.training.streams import Streams
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.streams import Streams
 from tests.toy import blobs
 
 BOTH = {

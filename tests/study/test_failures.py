@@ -16,13 +16,13 @@ import privtune
 from privtune.cli import mount
 from privtune.errors import PrivTuneError
 from privtune.execution.processes import WorkerStoppedError, run_workers
-from privtune.ledger import Ledger, Round
+from privtune.ledger import Ledger, OpenRound
 from privtune.strategies import Everything, Fixed, PapernotSteinke
 from privtune.study import Study
 from privtune.study.failures import ArmStoppedError, stopping
 from privtune.tasks import Task, TaskData
-from privtune.training.data import TensorData
-from privtune.training.scoring import cross_entropy
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.scoring import cross_entropy
 from tests.study.conftest import toy_spec
 from tests.study.test_optimize import ARGUMENTS, LOOP, TRAIN, VALIDATION, make, objective
 from tests.toy import blobs, curated
@@ -251,7 +251,7 @@ def test_the_trainings_of_an_arm_have_noise_of_their_own(storage: str) -> None:
         trials.train(plan, plan.training, params, name=name, scored=True)
         for name in ("trial-0", "trial-1", "final")
     ]
-    opened = Round("toy-1", 2, life.secret(plan))
+    opened = OpenRound("toy-1", 2, life.secret(plan))
     secrets = {number: opened.seed(number) for number in (0, 1)}
     rows = files.train(plan.training, {0: params, 1: params}, secrets=secrets, scored=True)
     everyone = [*weights, *rows]

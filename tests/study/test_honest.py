@@ -13,17 +13,17 @@ import privtune
 from privtune.errors import InvalidInputError
 from privtune.strategies import Fixed
 from privtune.testing.honest import HONEST, RECORDS, Honest, table
-from privtune.training.batched import BatchedKernel
-from privtune.training.capture import run_one
-from privtune.training.clipping import Flat
-from privtune.training.data import TensorData
-from privtune.training.engine import flatten_params
-from privtune.training.methods import DPSGD
-from privtune.training.own_loop import PrivateTraining
-from privtune.training.schedule import Schedule
+from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.graph.capture import run_one
+from privtune.training.engine.train import flatten_params
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import FixedDPSGD
+from privtune.training.own_loop.private_training import PrivateTraining
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::privtune.training.kernel.FallbackWarning"),
+    pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning"),
     pytest.mark.filterwarnings("ignore:LSTM with projections"),
 ]
 LOOP = privtune.DPSGD(records=RECORDS, epochs=0.8, expected_batch_size=10)
@@ -56,7 +56,7 @@ def loop(honest: Honest, form: str) -> PrivateTraining:
         model,
         TensorData(*honest.data()),
         schedule=Schedule(RECORDS, RATE, 3),
-        method=DPSGD(0.0),
+        method=FixedDPSGD(0.0),
         optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0),
         clipping=Flat(BOUND),
         secret=bytes(range(32)),

@@ -29,7 +29,7 @@ from privtune.study import (
     StudyInterruptedError,
 )
 from privtune.study.failures import ArmStoppedError
-from privtune.training.own_loop import PlanExhaustedError
+from privtune.training.own_loop.private_training import PlanExhaustedError
 from tests.toy import blobs
 
 DATA = blobs().load()

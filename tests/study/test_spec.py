@@ -11,8 +11,8 @@ from privtune.spaces import SearchSpace
 from privtune.strategies import Fixed
 from privtune.study import DPSGD, SpecError, Study, StudySpec, plan_study
 from privtune.study.objective import plan_objective
-from privtune.training.compute import CompileError, Compute
-from privtune.training.noise_options import NoiseOptions
+from privtune.training.engine.compute import CompileError, Compute
+from privtune.training.mechanism.noise_options import NoiseOptions
 from tests.study.conftest import toy_spec
 from tests.toy import LOADS
 
@@ -169,7 +169,7 @@ def test_the_total_agrees_with_an_independent_rdp_composition() -> None:
     accountant.compose(sampled(defaults.training.method.noise_multiplier, steps))
     accountant.compose(dp_accounting.dp_event.RepeatAndSelectDpEvent(sampled(base, steps), 4, 1))
     # HyFreeDP as charged: translate its looks one by one.
-    from privtune.training.transcript import looks_of
+    from privtune.training.mechanism.transcript import looks_of
 
     for (rate, atoms), count in looks_of(charged).items():
         assert rate == q

@@ -23,11 +23,11 @@ from privtune.study import Study
 from privtune.tasks import Sizes, TaskData, get_task, split, tables
 from privtune.tasks._partition import places
 from privtune.tasks.tabular import tabular
-from privtune.training.compute import Compute
-from privtune.training.data import TensorData
-from privtune.training.methods import DPSGD
-from privtune.training.schedule import Schedule
-from privtune.training.scoring import score as score_of
+from privtune.training.engine.compute import Compute
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.scoring import score as score_of
+from privtune.training.methods import FixedDPSGD
 from tests.strategies.world import context
 from tests.study.conftest import toy_spec
 from tests.tasks.test_tasks import records, table
@@ -198,7 +198,7 @@ def test_a_release_is_divided_by_the_declared_number(tmp_path: Path) -> None:
     assert len(whole.train) != task.train_records, "else this test shows nothing"
     assert whole.train.sealed_size
     schedule = Schedule(records=task.train_records, sample_rate=1.0, steps=1)
-    training = TrainingPlan(schedule, DPSGD(noise_multiplier=0.7))
+    training = TrainingPlan(schedule, FixedDPSGD(noise_multiplier=0.7))
 
     def weights(data: TensorData) -> torch.Tensor:
         (result,) = train_trials(

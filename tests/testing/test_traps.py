@@ -18,12 +18,12 @@ from privtune.testing import traps
 from privtune.testing.trap import HONEST, Toy, Trap, linear, sgd
 from privtune.testing.trap_loops import momentum_encoder
 from privtune.testing.traps import TRAPS, run
-from privtune.training.clipping import Flat
-from privtune.training.data import TensorData
-from privtune.training.engine import flatten_params
-from privtune.training.methods import DPSGD
-from privtune.training.own_loop import PrivateTraining
-from privtune.training.schedule import Schedule
+from privtune.training.engine.train import flatten_params
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import FixedDPSGD
+from privtune.training.own_loop.private_training import PrivateTraining
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pitfalls.md").read_text(encoding="utf-8")
 BY_VERDICT = {
@@ -99,7 +99,7 @@ def summed(trap, make, x, y):
         model,
         TensorData(x, y, sealed_size=True),
         schedule=Schedule(12, 1.0, 1),
-        method=DPSGD(0.0),
+        method=FixedDPSGD(0.0),
         optimizer=torch.optim.SGD(model.parameters(), 12.0),
         clipping=Flat(BOUND),
         secret=bytes(32),

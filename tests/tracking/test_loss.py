@@ -11,10 +11,10 @@ from mlflow import MlflowClient
 from privtune.cli._tables import comparison_document
 from privtune.study import Study
 from privtune.tracking.mlflow import MlflowObserver
-from privtune.tracking.report import render_study
 from privtune.tracking.store import local_uri
-from privtune.tracking.text import utility_column
 from privtune.tracking.view import VIEW_TAG
+from privtune.views.report import render_study
+from privtune.views.text import utility_column
 from tests.study.conftest import toy_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

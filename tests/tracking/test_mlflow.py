@@ -12,9 +12,9 @@ import pytest
 from privtune.accounting import epsilon
 from privtune.study import Study
 from privtune.tracking import mlflow as observer_module
-from privtune.tracking.layout import arm_record, budget_view
 from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import experiment_id, local_uri, open_client, write_record
+from privtune.views.record import arm_record, budget_view
 from tests.study.conftest import toy_spec
 from tests.tracked import ARMS, Tracked
 

@@ -13,7 +13,7 @@ from privtune.execution.training import accuracy, train_trials
 from privtune.study import Study
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.tracking.store import local_uri
-from privtune.training.compute import Compute
+from privtune.training.engine.compute import Compute
 from tests.study.conftest import toy_spec
 from tests.toy import blobs, public_blobs
 from tests.tracked import ARMS, Tracked

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from privtune.accounting import Gaussian, NonPrivate, PoissonSampled, Repeated
-from privtune.training.clipping import Flat
+from privtune.training.mechanism.clipping import Flat
 
 
 @dataclass(frozen=True)

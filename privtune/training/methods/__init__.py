@@ -17,7 +17,7 @@ from privtune.training.methods.d_adaptation import DAdaptation
 from privtune.training.methods.dog import DoG
 from privtune.training.methods.dowg import DoWG
 from privtune.training.methods.dp_adam import DPAdam
-from privtune.training.methods.dpsgd import DPSGD
+from privtune.training.methods.dpsgd import FixedDPSGD
 from privtune.training.methods.hyfreedp import HyFreeDP
 from privtune.training.methods.norm_bound import NormBound
 from privtune.training.methods.prodigy import Prodigy
@@ -26,7 +26,6 @@ from privtune.training.methods.quantile_clip import QuantileClipping
 
 __all__ = [
     "ADADP",
-    "DPSGD",
     "METHODS",
     "PUR",
     "AdaCliP",
@@ -36,6 +35,7 @@ __all__ = [
     "DPAdam",
     "DoG",
     "DoWG",
+    "FixedDPSGD",
     "HyFreeDP",
     "Method",
     "MethodState",
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _METHODS: tuple[type[Method[Any]], ...] = (
-    DPSGD,
+    FixedDPSGD,
     DPAdam,
     AutomaticClipping,
     QuantileClipping,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.accounting import Event
-    from privtune.training.oracle import Oracle
-    from privtune.training.schedule import Schedule
+    from privtune.training.mechanism.oracle import Oracle
+    from privtune.training.mechanism.schedule import Schedule
 
 __all__ = ["Candidate", "Method", "MethodState", "scale_noise_of"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from privtune.errors import InvalidInputError
-from privtune.training.clipping import Automatic, Clipping, Flat
+from privtune.training.mechanism.clipping import Automatic, Clipping, Flat
 from privtune.training.methods._common import check_positive
 from privtune.training.methods._sampled import SampledGradient
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.accounting import Event
-    from privtune.training.clipping import Clipping
-    from privtune.training.oracle import Oracle
-    from privtune.training.schedule import Schedule
+    from privtune.training.mechanism.clipping import Clipping
+    from privtune.training.mechanism.oracle import Oracle
+    from privtune.training.mechanism.schedule import Schedule
 
 __all__ = ["SampledGradient"]
 

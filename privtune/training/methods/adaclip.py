@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
-from privtune.training.clipping import CoordinateTransform
+from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.methods._common import (
     candidate_column,
     check_fraction,
@@ -19,8 +19,8 @@ from privtune.training.methods._sampled import SampledGradient
 if TYPE_CHECKING:
     import torch
 
+    from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
-    from privtune.training.oracle import Oracle
 
 __all__ = ["AdaCliP", "AdaCliPState"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
-from privtune.training.clipping import Flat
+from privtune.training.mechanism.clipping import Flat
 from privtune.training.methods._common import candidate_column, check_nonnegative, check_positive
 from privtune.training.methods._common import rows as by_row
 from privtune.training.methods._sampled import SampledGradient
@@ -16,8 +16,8 @@ from privtune.training.methods._sampled import SampledGradient
 if TYPE_CHECKING:
     import torch
 
+    from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
-    from privtune.training.oracle import Oracle
 
 __all__ = ["ADADP", "ADADPState", "default_tolerance"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from privtune.training.clipping import Automatic
+from privtune.training.mechanism.clipping import Automatic
 from privtune.training.methods._common import candidate_column, check_positive, descend
 from privtune.training.methods._optimizers import SGD, Moments
 from privtune.training.methods._sampled import SampledGradient
@@ -14,8 +14,8 @@ from privtune.training.methods._sampled import SampledGradient
 if TYPE_CHECKING:
     import torch
 
+    from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
-    from privtune.training.oracle import Oracle
 
 __all__ = ["AutomaticClipping", "LearningRateState"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from privtune.training.clipping import Flat
+from privtune.training.mechanism.clipping import Flat
 from privtune.training.methods._common import candidate_column, descend
 from privtune.training.methods._optimizers import SGD, Moments
 from privtune.training.methods._sampled import SampledGradient
@@ -14,10 +14,10 @@ from privtune.training.methods._sampled import SampledGradient
 if TYPE_CHECKING:
     import torch
 
+    from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
-    from privtune.training.oracle import Oracle
 
-__all__ = ["DPSGD", "DPSGDState"]
+__all__ = ["DPSGDState", "FixedDPSGD"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class DPSGDState:
 
 
 @dataclass(frozen=True)
-class DPSGD(SampledGradient):
+class FixedDPSGD(SampledGradient):
     """Noisy gradient descent on Poisson samples, each gradient clipped to a fixed norm.
 
     Args:

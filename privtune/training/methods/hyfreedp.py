@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.clipping import Automatic
+from privtune.training.mechanism.clipping import Automatic
 from privtune.training.methods._common import (
     build,
     candidate_column,
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.accounting import Event
+    from privtune.training.mechanism.oracle import Oracle, Sample
+    from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
-    from privtune.training.oracle import Oracle, Sample
-    from privtune.training.schedule import Schedule
 
 __all__ = ["HyFreeDP", "HyFreeDPState"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from privtune.training.clipping import Flat
+from privtune.training.mechanism.clipping import Flat
 from privtune.training.methods._common import candidate_column, check_positive, rows
 from privtune.training.methods._optimizers import SGD
 from privtune.training.methods._sampled import SampledGradient
@@ -16,8 +16,8 @@ from privtune.training.methods.automatic import LearningRateState
 if TYPE_CHECKING:
     import torch
 
+    from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
-    from privtune.training.oracle import Oracle
 
 __all__ = ["NormBound", "softmax_gradient_bound"]
 

@@ -17,8 +17,8 @@ from privtune.training.methods._free import FreeGradient
 if TYPE_CHECKING:
     import torch
 
+    from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
-    from privtune.training.oracle import Oracle
 
 __all__ = ["Prodigy", "ProdigyState"]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.clipping import Clipping, Flat
+from privtune.training.mechanism.clipping import Clipping, Flat
 from privtune.training.methods._common import (
     build,
     check_choice,
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.accounting import Event
+    from privtune.training.mechanism.oracle import Oracle
+    from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
-    from privtune.training.oracle import Oracle
-    from privtune.training.schedule import Schedule
 
 __all__ = ["PUR", "PURConstant", "PUROracle", "PURState"]
 

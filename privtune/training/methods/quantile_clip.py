@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.clipping import Flat
+from privtune.training.mechanism.clipping import Flat
 from privtune.training.methods._common import (
     build,
     candidate_column,
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.accounting import Event
+    from privtune.training.mechanism.oracle import Oracle
+    from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
-    from privtune.training.oracle import Oracle
-    from privtune.training.schedule import Schedule
 
 __all__ = ["QuantileClipping"]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from privtune.training.batched import BatchedKernel
-from privtune.training.engine import longest_sample
-from privtune.training.kernel import OfOutputs
-from privtune.training.noise import NoiseOptions, NoiseSource
-from privtune.training.schedule import Schedule
-from privtune.training.stacks import memory_model
-from privtune.training.streams import Streams
+from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.stacks import memory_model
+from privtune.training.engine.train import longest_sample
+from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.noise import NoiseOptions, NoiseSource
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.streams import Streams
 
 CASES = [("mlp-64", 64), ("mlp-256", 16), ("mlp-wide", 1), ("mlp-wide", 8), ("cnn", 1), ("cnn", 4)]
 

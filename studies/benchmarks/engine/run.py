@@ -25,15 +25,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from privtune.training.batched import BatchedKernel
-from privtune.training.clipping import Flat
-from privtune.training.data import TensorData
-from privtune.training.engine import longest_sample
-from privtune.training.kernel import OfOutputs
-from privtune.training.releases import StackOracle
-from privtune.training.schedule import Schedule
-from privtune.training.stacks import memory_model, stack_sizes
-from privtune.training.streams import Streams
+from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.stacks import memory_model, stack_sizes
+from privtune.training.engine.train import longest_sample
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.stack_oracle import StackOracle
+from privtune.training.mechanism.streams import Streams
 
 Step = Callable[[], None]
 RECORDS = 6000

@@ -25,18 +25,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from privtune.training import own_loop
-from privtune.training.clipping import Flat
-from privtune.training.data import TensorData
-from privtune.training.engine import train
-from privtune.training.methods import DPSGD
-from privtune.training.own_loop import PrivateTraining
-from privtune.training.schedule import Schedule
-from privtune.training.weights import WatchedWeights
+from privtune.training.engine.train import train
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import FixedDPSGD
+from privtune.training.own_loop import private_training as own_loop
+from privtune.training.own_loop.private_training import PrivateTraining
+from privtune.training.own_loop.weights import WatchedWeights
 
 RECORDS, BATCH, SECRET = 4096, 64, bytes(range(32))
 _FIRST = 30  # steps of a run that are left out
-METHOD = DPSGD(1.0)
+METHOD = FixedDPSGD(1.0)
 
 
 def _mlp(*widths: int) -> Callable[[], nn.Module]:
@@ -67,7 +67,7 @@ def loss_of(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class TimedDPSGD(DPSGD):
+class TimedDPSGD(FixedDPSGD):
     """DP-SGD that notes when each of its steps begins."""
 
     ticks: list[float] = field(default_factory=list)

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import privtune
-from privtune.tracking.layout import ArmRecord, BudgetView, arm_record, budget_view
-from privtune.tracking.report import render_arm
 from privtune.tracking.store import experiment_id, open_client, write_record
+from privtune.views.record import ArmRecord, BudgetView, arm_record, budget_view
+from privtune.views.report import render_arm
 
 STEP_METRICS = ("lr", "clip", "eps/spent")
 

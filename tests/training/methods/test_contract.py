@@ -14,12 +14,12 @@ import torch
 
 from privtune.accounting import Adjacency, NonPrivate, epsilon
 from privtune.errors import InvalidInputError
-from privtune.training.engine import TensorData, train
+from privtune.training.engine.train import TensorData, train
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.transcript import TranscriptMismatchError, looks_of
 from privtune.training.methods import METHODS, PUR, PUROracle
 from privtune.training.methods._base import scale_noise_of
 from privtune.training.methods._checkpoint import restore_state, state_tensors
-from privtune.training.schedule import Schedule
-from privtune.training.transcript import TranscriptMismatchError, looks_of
 from tests.training.methods.world import LiteralOracle, World
 from tests.training.simple import blobs, cross_entropy, mlp, secrets
 
@@ -298,7 +298,7 @@ def test_without_noise_the_event_guarantees_nothing(name):
 def test_planning_needs_no_torch():
     code = (
         "import sys; from privtune.training.methods import METHODS;"
-        "from privtune.training.schedule import Schedule;"
+        "from privtune.training.mechanism.schedule import Schedule;"
         "s = Schedule(1000, 0.05, 20);"
         "[METHODS[n].for_budget(s, epsilon=2.0, delta=1e-5).event(s).to_json()"
         " for n in ('dpsgd', 'hyfreedp', 'adadp', 'adaclip', 'prodigy')];"

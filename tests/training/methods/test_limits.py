@@ -10,10 +10,10 @@ import torch
 
 from privtune.training.methods import (
     ADADP,
-    DPSGD,
     AdaCliP,
     DAdaptation,
     DPAdam,
+    FixedDPSGD,
     HyFreeDP,
     NormBound,
     Prodigy,
@@ -40,8 +40,11 @@ def torch_trace(make, *, seed=1, steps=8, rate=0.3):
 @pytest.mark.parametrize(
     ("method", "make"),
     [
-        (DPSGD(0.0), lambda p: torch.optim.SGD(p, lr=0.3)),
-        (DPSGD(0.0, 0.9, 0.1), lambda p: torch.optim.SGD(p, 0.3, momentum=0.9, weight_decay=0.1)),
+        (FixedDPSGD(0.0), lambda p: torch.optim.SGD(p, lr=0.3)),
+        (
+            FixedDPSGD(0.0, 0.9, 0.1),
+            lambda p: torch.optim.SGD(p, 0.3, momentum=0.9, weight_decay=0.1),
+        ),
         (DPAdam(0.0), lambda p: torch.optim.Adam(p, lr=0.3)),
         (
             DPAdam(0.0, weight_decay=0.1, decoupled=False),

@@ -8,15 +8,15 @@ import torch
 from scipy import stats
 from torch import nn
 
-from privtune.training.clipping import CoordinateTransform
-from privtune.training.data import TensorData
-from privtune.training.engine import choose_kernel, train
-from privtune.training.kernel import OfOutputs
+from privtune.training.engine.train import choose_kernel, train
+from privtune.training.mechanism.clipping import CoordinateTransform
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.stack_oracle import StackOracle
+from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.transcript import looks_of
 from privtune.training.methods import METHODS
-from privtune.training.releases import StackOracle
-from privtune.training.schedule import Schedule
-from privtune.training.streams import Streams
-from privtune.training.transcript import looks_of
 from tests.training.methods.test_contract import candidate, options
 from tests.training.simple import cross_entropy, secrets
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from privtune.training.methods import (
     ADADP,
-    DPSGD,
     PUR,
     AdaCliP,
     AutomaticClipping,
     DoG,
     DoWG,
     DPAdam,
+    FixedDPSGD,
     HyFreeDP,
     NormBound,
     PURConstant,
@@ -77,7 +77,7 @@ def test_dpsgd(seed, sigma, lr, norm, momentum):
         {"learning_rate": lr, "max_grad_norm": norm},
         {"learning_rate": lr / 3, "max_grad_norm": norm * 2},
     ]
-    check(DPSGD(sigma, momentum, 0.01), candidates, literal, seeds=(seed, seed + 1))
+    check(FixedDPSGD(sigma, momentum, 0.01), candidates, literal, seeds=(seed, seed + 1))
 
 
 @few

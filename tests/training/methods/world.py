@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from scipy.special import expit
 
-from privtune.training.clipping import CoordinateTransform, Flat
-from privtune.training.schedule import Schedule
-from privtune.training.transcript import Transcript
+from privtune.training.mechanism.clipping import CoordinateTransform, Flat
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.transcript import Transcript
 
 
 class World:

@@ -1,0 +1,1 @@
+"""Speed, checked rather than trusted: clipped sums of many candidates at once."""

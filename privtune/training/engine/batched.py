@@ -1,0 +1,390 @@
+"""Clipped sums of many candidates in one pass: see ``capture`` and ``uses`` for how."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.training.engine.compiling import CompiledSums
+from privtune.training.engine.compute import CompileError, require_compiler
+from privtune.training.engine.graph.capture import (
+    PassPlan,
+    Program,
+    Tape,
+    capture_losses,
+    capture_tape,
+    plan_model,
+    tape_of,
+)
+from privtune.training.engine.graph.polish import HELD, PEAK, Captured
+from privtune.training.engine.layers.sums import Pairs, add_sums, norms_of, pairs_of
+from privtune.training.engine.layers.transforms import Transformed
+from privtune.training.engine.layers.uses import ConvUse, Use
+from privtune.training.engine.self_check import KernelMismatchError, check_kernel
+from privtune.training.mechanism.clipping import CoordinateTransform
+from privtune.training.mechanism.data import synthetic
+from privtune.training.mechanism.kernel import Layout, LossOf, Rows
+
+if TYPE_CHECKING:
+    from privtune.training.mechanism.clipping import Clipping
+
+__all__ = ["BatchedKernel", "NotBatchableError", "refuse_coupling"]
+
+_RARE = 12  # a capture costs as much as this many runs without one
+
+
+class NotBatchableError(PrivTuneError):
+    """The batched engine cannot take a model; another path may."""
+
+
+def refuse_coupling(module: nn.Module) -> None:
+    """Refuse layers that mix the records of a batch: no per-sample gradient exists for them.
+
+    Raises:
+        InvalidInputError: Names every such layer at once.
+    """
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.instancenorm import _InstanceNorm
+
+    coupled = [
+        f"{name} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if (isinstance(part, _BatchNorm) and not isinstance(part, _InstanceNorm))
+        or (isinstance(part, _InstanceNorm) and part.track_running_stats)
+    ]
+    if coupled:
+        raise InvalidInputError(
+            "model",
+            ", ".join(coupled),
+            "must treat each record by itself",
+            "Use GroupNorm or LayerNorm in place of batch statistics.",
+        )
+    changing = [
+        f"{name} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        and (part.max_norm is not None or part.scale_grad_by_freq)
+    ]
+    if changing:
+        raise InvalidInputError(
+            "model",
+            ", ".join(changing),
+            "must not have max_norm, which changes the rows that occur, nor scale_grad_by_freq, "
+            "which counts words across records",
+            "Leave both options off; clipping bounds each record.",
+        )
+
+
+class BatchedKernel:
+    """Clipped sums of all candidates at once, without per-sample gradients of large layers.
+
+    The model is run on one record of one candidate, under two nested ``vmap``; forward and
+    backward pass are captured once for each shape and replayed.
+
+    Args:
+        model: Makes the model, in the mode to train it in: dropout in evaluation stays off.
+        loss_of: The loss of a record.
+        x: Inputs of a few records, for shape and type alone, ``[n, ...]``.
+        y: Targets of a few records, likewise.
+        device: Where to compute.
+        all_classes: Whether no target is negative, so that none can be an index to ignore.
+        compiled: Whether to compile passes of common shapes; the check then covers that, too.
+
+    Raises:
+        CompileError: If passes are to be compiled, and cannot be.
+        InvalidInputError: If layers couple the records of a batch, or the loss couples them.
+        NotBatchableError: If the model cannot run under ``vmap``, or the check fails: norms and
+            clipped sums of a few synthetic records must equal those of records taken one by one.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        loss_of: LossOf,
+        *,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        device: torch.device,
+        all_classes: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        if compiled:
+            require_compiler()
+        self._module = model().to(device)
+        self._device = device
+        self._x, self._y = synthetic(x, y, (1, 1), device)
+        self._x, self._y = self._x[0], self._y[0]
+        refuse_coupling(self._module)
+        self.layout = Layout(self._module)
+        self._loss_of = loss_of
+        self._seen: Counter[tuple[int, int]] = Counter()
+        self._rare: dict[tuple[int, int], Tape] = {}
+        self._programs: dict[tuple[int, int], Tape] = {}
+        self._loss_programs: dict[tuple[int, int], Program] = {}
+        self._compiled: CompiledSums | None = None
+        example = synthetic(x, y, (2, 3), device)
+        try:
+            self.plan = self._planned(example, all_classes, copy_all=False)
+        except NotBatchableError as error:
+            try:
+                self.plan = self._planned(example, all_classes, copy_all=True)
+            except NotBatchableError:
+                raise error from None
+        if compiled:
+            self._compile(*example)
+
+    def _planned(
+        self, example: tuple[torch.Tensor, ...], all_classes: bool, *, copy_all: bool
+    ) -> PassPlan:
+        """Plan how parameters are used, and check the kernel with that plan."""
+        x, y = example
+        try:
+            self.plan = plan_model(
+                self._module,
+                self._loss_of,
+                self.layout,
+                x=x,
+                y=y,
+                all_classes=all_classes,
+                copy_all=copy_all,
+            )
+            self._rare.clear()
+            check_kernel(self, self._module, self._loss_of, x, y, sites=self.plan.sites)
+        except KernelMismatchError as error:
+            raise NotBatchableError(str(error)) from error
+        except PrivTuneError:
+            raise
+        except Exception as error:
+            raise NotBatchableError(f"{type(error).__name__}: {error}") from error
+        return self.plan
+
+    def _compile(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Compile the pass of the check and check that, too."""
+        self._compiled = CompiledSums(
+            self._module, self._loss_of, layout=self.layout, plan=self.plan, x=self._x, y=self._y
+        )
+        try:
+            check_kernel(self, self._module, self._loss_of, x, y, sites=self.plan.sites)
+        except KernelMismatchError as error:
+            raise CompileError(f"compile: {error}; leave compile off.") from error
+        self._compiled.settle()
+
+    def accumulate(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
+        masks = self._masks(rows)
+        if self._compiled is None or isinstance(clipping, CoordinateTransform):
+            return self._add(params, rows, masks, clipping, out=out, halves=halves)
+        done = self._compiled(_plain(params), rows, masks, clipping)
+        if done is None:
+            return self._add(params, rows, masks, clipping, out=out, halves=halves)
+        sums, norms = done
+        with torch.inference_mode():
+            bad = _nonfinite(norms)
+            if bad is None:
+                out += sums
+                return _count(clipping, norms, rows, None, halves)
+        # Candidates with such records are computed again by book-keeping, which can leave records
+        # out. All others keep the sums that they have: no record of one candidate changes a bit of
+        # another's.
+        lost = bad.any(dim=1)
+        again = torch.zeros_like(out)
+        counted = None if halves is None else torch.zeros_like(halves)
+        counts = self._add(params, rows, masks, clipping, out=again, halves=counted)
+        with torch.inference_mode():
+            out += torch.where(lost.unsqueeze(1), again, sums)
+            if halves is not None and counted is not None:
+                kept = torch.zeros_like(halves)
+                _count(clipping, norms, rows, bad, kept)
+                halves += torch.where(lost, counted, kept)
+        return counts
+
+    def _add(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        masks: tuple[torch.Tensor, ...],
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums by the captured pass, and by book-keeping on its tape."""
+        plain = _plain(params)
+        program, uses = self._program(params, rows, masks)
+        early = None if isinstance(program, Captured) else program(plain, rows.x, rows.y, *masks)
+        with torch.inference_mode():
+            tape = program(plain, rows.x, rows.y, *masks) if early is None else early
+            pairs = pairs_of(tape)
+            if isinstance(clipping, CoordinateTransform):
+                return self._transformed(
+                    uses, pairs, rows=rows, clipping=clipping, out=out, halves=halves
+                )
+            layout, by_layer = self.layout, clipping.by_layer
+            norms, saved = norms_of(uses, pairs, layout=layout, by_layer=by_layer)
+            bad = _nonfinite(norms)
+            if bad is None:
+                coefficients = clipping.factors(norms).mul_(rows.mask)
+            else:
+                norms, saved = norms_of(
+                    uses, _without(pairs, bad), layout=layout, by_layer=by_layer
+                )
+                norms.masked_fill_(bad, torch.inf)
+                coefficients = clipping.coefficients(norms).mul_(rows.mask)
+            add_sums(uses, saved, coefficients, layout.split(out), layout=layout)
+            return _count(clipping, norms, rows, bad, halves)
+
+    def row_bytes(self, rows: int = 32) -> tuple[float, float]:
+        """Return the bytes of work space that a record takes in a step, and while it is captured.
+
+        The pass itself is followed tensor by tensor; what norms and sums add is the cache of the
+        layers in the direct form, and the scaled copy of the largest output gradient. A capture
+        holds every tensor of a pass, and its results once more to compare them.
+        """
+        example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
+        masks = tuple(s.empty((1, rows), example) for s in self.plan.sites)
+        x, y = synthetic(self._x, self._y, (1, rows), self._device)
+        program, uses = capture_tape(
+            self._module, self._loss_of, self.layout, self.plan, (example, x, y, *masks)
+        )
+        with torch.inference_mode():
+            tape = program(example, x, y, *masks)
+            _, saved = norms_of(uses, pairs_of(tape), layout=self.layout, by_layer=False)
+        held = {t.untyped_storage().data_ptr() for t in tape}
+        extra = sum(
+            t.untyped_storage().nbytes()
+            for kept in saved
+            for t in kept
+            if t.untyped_storage().data_ptr() not in held
+        )
+        scaled = max(g.nbytes for g in tape[1::2])
+        results = sum(t.nbytes for t in tape)
+        meta = program.meta  # type: ignore[attr-defined]
+        working = (int(meta[PEAK]) + extra + scaled - example.nbytes) / rows
+        captured = (int(meta[HELD]) + 2 * results - example.nbytes) / rows
+        return working, max(working, captured)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that is run."""
+        return self._module
+
+    @property
+    def drops(self) -> bool:
+        """Whether a pass draws from the streams of dropout."""
+        return bool(self.plan.sites)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether the model has convolutions, which run candidate by candidate."""
+        return any(isinstance(use, ConvUse) for use in self.plan.uses)
+
+    def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the loss of every row, shape ``[K, M]``."""
+        key = (rows.mask.shape[0], rows.mask.shape[1])
+        params = _plain(params)
+        with torch.no_grad():
+            if key not in self._loss_programs:
+                example = (params, *synthetic(rows.x[0], rows.y[0], key, params.device))
+                self._loss_programs[key] = capture_losses(
+                    self._module, self._loss_of, self.layout, example
+                )
+            return self._loss_programs[key](params, rows.x, rows.y)[0]
+
+    def _program(self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor]) -> Tape:
+        """Return the program for the shape of ``rows``: captured once the shape is common."""
+        key = (rows.mask.shape[0], rows.mask.shape[1])
+        self._seen[key] += 1
+        if self._seen[key] <= _RARE:
+            if key not in self._rare:
+                self._rare[key] = tape_of(self._module, self._loss_of, self.layout, self.plan, key)
+            return self._rare[key]
+        if key not in self._programs:
+            x, y = synthetic(rows.x[0], rows.y[0], key, params.device)
+            drawn = tuple(site.empty(key, params) for site in self.plan.sites)
+            example = (torch.randn_like(params), x, y, *drawn)
+            self._programs[key] = capture_tape(
+                self._module, self._loss_of, self.layout, self.plan, example
+            )
+        return self._programs[key]
+
+    def _masks(self, rows: Rows) -> tuple[torch.Tensor, ...]:
+        """Draw a mask for every place of dropout, each candidate's from its own stream."""
+        masks: list[torch.Tensor] = []
+        for site in self.plan.sites:
+            mask = site.empty(rows.mask.shape, rows.mask)
+            for row, size, stream in zip(mask, rows.sizes, rows.dropout, strict=True):
+                site.fill(row[:size], stream)
+            masks.append(mask)
+        return tuple(masks)
+
+    def _transformed(
+        self,
+        uses: Sequence[Use],
+        pairs: Pairs,
+        *,
+        rows: Rows,
+        clipping: CoordinateTransform,
+        out: torch.Tensor,
+        halves: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Clip ``(g - center) / scale``."""
+        sums = Transformed(uses, self.layout, clipping)
+        norms, saved = sums.norms(pairs)
+        bad = _nonfinite(norms)
+        if bad is not None:
+            norms, saved = sums.norms(_without(pairs, bad))
+            norms.masked_fill_(bad, torch.inf)
+        sums.add((clipping.coefficients(norms) * rows.mask)[0], saved, out)
+        return _count(clipping, norms, rows, bad, halves)
+
+
+def _plain(params: torch.Tensor) -> torch.Tensor:
+    """Return the parameters laid out as captured graphs expect them."""
+    params = params.detach().contiguous()
+    return params if params.storage_offset() == 0 else params.clone()
+
+
+def _nonfinite(norms: torch.Tensor) -> torch.Tensor | None:
+    """Return which records have a norm that is not finite, ``[K, B]``, or None for none."""
+    if math.isfinite(norms.sum().item()):
+        return None
+    bad = ~norms.isfinite().all(dim=0)
+    return bad if bool(bad.any()) else None
+
+
+def _without(pairs: Pairs, bad: torch.Tensor) -> Pairs:
+    """Empty the rows of bad records; copies keep their layout, and so every other row its bits."""
+
+    def clean(tensor: torch.Tensor) -> torch.Tensor:
+        where = bad.view(*bad.shape, *(1 for _ in tensor.shape[2:]))
+        return tensor.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
+
+    return [(clean(a), clean(g)) for a, g in pairs]
+
+
+def _count(
+    clipping: Clipping,
+    norms: torch.Tensor,
+    rows: Rows,
+    bad: torch.Tensor | None,
+    halves: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """Count unclipped records into ``halves``; return the number of bad records, if any."""
+    if halves is not None:
+        counted = (clipping.unclipped(norms).to(rows.mask) - 0.5) * rows.mask
+        halves += (counted if bad is None else counted.masked_fill(bad, 0.0)).sum(dim=1)
+    return None if bad is None else (bad & (rows.mask > 0)).sum(dim=1)

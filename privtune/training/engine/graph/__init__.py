@@ -1,0 +1,1 @@
+"""A model's pass over one record, watched, captured and made cheaper."""

@@ -1,0 +1,302 @@
+"""One pass over many candidates and records: planned once, captured as a flat graph.
+
+Planning runs the model once with every parameter a leaf of autograd. A parameter that autograd
+still reaches was used in a way that was not caught; it, and any parameter that is used twice, is
+copied for every record from then on, which is exact for any use. So no use is missed silently.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch._C import _functorch as functorch
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from privtune.errors import InvalidInputError
+from privtune.training.engine.graph.intercept import Entry, Intercept, Levels, Site
+from privtune.training.engine.graph.polish import polish
+from privtune.training.engine.layers.uses import CopyUse, Use
+from privtune.training.mechanism.kernel import Layout, LossOf
+
+__all__ = [
+    "PassPlan",
+    "Program",
+    "Tape",
+    "capture_losses",
+    "capture_tape",
+    "plan_model",
+    "run_one",
+    "tape_of",
+]
+
+Tensors = tuple[torch.Tensor, ...]
+Program = Callable[..., Tensors]
+Tape = tuple[Program, Sequence[Use]]
+"""A program and the uses that it gives ``(a, g)`` of, in order."""
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """How a model's parameters are used.
+
+    Args:
+        copied: Parameters that are copied for every record.
+        sites: Places of dropout.
+        uses: Every use, in the order of the tape; for copies, after the others.
+        all_classes: Whether every target is a class, none of them an index to ignore.
+    """
+
+    copied: tuple[str, ...]
+    sites: tuple[Site, ...]
+    uses: tuple[Use, ...]
+    all_classes: bool
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One run of the model on all rows: losses ``[K, B]``, the tape, dropout places."""
+
+    losses: torch.Tensor
+    entries: list[Entry]
+    sites: list[Site]
+
+
+def plan_model(
+    module: nn.Module,
+    loss_of: LossOf,
+    layout: Layout,
+    *,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    all_classes: bool = False,
+    copy_all: bool = False,
+) -> PassPlan:
+    """Find out how the model uses its parameters, on rows ``[K, B, ...]`` with K and B above 1.
+
+    Args:
+        module: The model.
+        loss_of: The loss of a record.
+        layout: Where parameters lie.
+        x: Inputs.
+        y: Targets.
+        all_classes: Whether every target is a class, none of them an index to ignore.
+        copy_all: Whether every parameter is copied for every record and no use is caught: exact for
+            whatever a loss does, gradients within it included, and slower.
+
+    Raises:
+        RuntimeError: If the model cannot run under ``vmap``.
+    """
+    leaves = {
+        name: torch.randn(len(x), *shape, dtype=layout.dtype, device=x.device).requires_grad_()
+        for name, shape in layout.shapes.items()
+    }
+    if copy_all:
+        own = {
+            name: leaf.unsqueeze(1).expand(-1, x.shape[1], *layout.shapes[name])
+            for name, leaf in leaves.items()
+        }
+        sites = _run(module, loss_of, {}, copies=own, x=x, y=y, masks=None).sites
+        names = tuple(layout.shapes)
+        return PassPlan(names, tuple(sites), tuple(CopyUse(n, None) for n in names), all_classes)
+    done = _run(module, loss_of, leaves, copies={}, x=x, y=y, masks=None)
+    reached = (
+        torch.autograd.grad(
+            done.losses.sum(), list(leaves.values()), allow_unused=True, retain_graph=True
+        )
+        if done.losses.requires_grad
+        else [None] * len(leaves)
+    )
+    counts = Counter(name for entry in done.entries for name in entry.use.names)
+    copied = {n for n, g in zip(leaves, reached, strict=True) if g is not None}
+    copied |= {name for name, count in counts.items() if count > 1}
+    # A weight and a bias that one operation uses are caught together or not at all.
+    for entry in done.entries:
+        if copied & set(entry.use.names):
+            copied |= set(entry.use.names)
+    uses = [e.use for e in done.entries if not copied & set(e.use.names)]
+    ordered = tuple(name for name in layout.shapes if name in copied)
+    return PassPlan(
+        ordered, tuple(done.sites), (*uses, *(CopyUse(n, None) for n in ordered)), all_classes
+    )
+
+
+def tape_of(
+    module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan, shape: tuple[int, int]
+) -> Tape:
+    """Return the program that runs forward and backward pass on rows of ``shape``, K and M.
+
+    Args:
+        module: The model.
+        loss_of: The loss of a record.
+        layout: Where parameters lie.
+        plan: How they are used.
+        shape: Candidates and rows.
+
+    Returns:
+        A program from ``(params [K, P], x, y, *masks)`` to ``(a, g)`` of every use, one after the
+        other, run as it is; and the list of uses, filled by its first run.
+    """
+    uses: list[Use] = []
+    ones = torch.ones(shape, dtype=layout.dtype, device=next(module.parameters()).device)
+
+    def program(
+        params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *masks: torch.Tensor
+    ) -> Tensors:
+        with torch.enable_grad():
+            named = layout.unflatten(params.detach())
+            copies = {
+                name: named.pop(name).unsqueeze(1).expand(-1, x.shape[1], *layout.shapes[name])
+                for name in plan.copied
+            }
+            copies = {name: copy.detach().requires_grad_() for name, copy in copies.items()}
+            done = _run(
+                module,
+                loss_of,
+                named,
+                copies=copies,
+                x=x,
+                y=y,
+                masks=masks,
+                all_classes=plan.all_classes,
+            )
+            outs = [entry.out for entry in done.entries] + list(copies.values())
+            grads = torch.autograd.grad(
+                done.losses, outs, ones, allow_unused=True, materialize_grads=True
+            )
+        uses[:] = [e.use for e in done.entries] + [CopyUse(name, None) for name in copies]
+        inputs = [e.a for e in done.entries] + [copy.detach() for copy in copies.values()]
+        pairs = zip(uses, inputs, grads, strict=True)
+        return tuple(t for use, a, g in pairs for t in use.compact(a, g))
+
+    return program, uses
+
+
+def capture_tape(
+    module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan, example: Tensors
+) -> Tape:
+    """Capture the program of ``tape_of`` as a flat graph, for tensors like the example."""
+    shape = (example[1].shape[0], example[1].shape[1])
+    program, uses = tape_of(module, loss_of, layout, plan, shape)
+    return polish(make_fx(program)(*example), example), uses
+
+
+def capture_losses(module: nn.Module, loss_of: LossOf, layout: Layout, example: Tensors) -> Program:
+    """Capture the forward pass alone, without dropout: ``(params, x, y)`` to losses ``[K, B]``."""
+
+    def program(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Tensors:
+        named = layout.unflatten(params)
+        return (
+            _run(
+                module, loss_of, named, copies={}, x=x, y=y, masks=None, deterministic=True
+            ).losses.detach(),
+        )
+
+    return polish(make_fx(program)(*example), example)
+
+
+def run_one(
+    module: nn.Module,
+    loss_of: LossOf,
+    named: Mapping[str, torch.Tensor],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    masks: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """Return the loss of one record by itself, by plain autograd: the reference of the check.
+
+    Without masks nothing is dropped.
+    """
+    with Intercept(None, masks=masks, deterministic=not masks):
+        return _one(module, loss_of, named, x, y)
+
+
+def _run(
+    module: nn.Module,
+    loss_of: LossOf,
+    stacked: Mapping[str, torch.Tensor],
+    *,
+    copies: Mapping[str, torch.Tensor],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    masks: Sequence[torch.Tensor] | None,
+    deterministic: bool = False,
+    all_classes: bool = False,
+) -> _Pass:
+    """Run the model on every row under two nested vmaps.
+
+    ``stacked`` parameters are ``[K, ...]``, ``copies`` and masks ``[K, B, ...]``.
+    """
+    found: list[_Pass] = []
+    sizes = (x.shape[0], x.shape[1])
+    masked = masks is not None
+
+    def candidate(
+        named: Mapping[str, torch.Tensor],
+        copied: Mapping[str, torch.Tensor],
+        xs: torch.Tensor,
+        ys: torch.Tensor,
+        drops: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        outer = functorch.maybe_get_level(xs)
+
+        def record(
+            own: Mapping[str, torch.Tensor],
+            x: torch.Tensor,
+            y: torch.Tensor,
+            drop: Sequence[torch.Tensor],
+        ) -> torch.Tensor:
+            levels = Levels(outer, functorch.maybe_get_level(x), sizes)
+            names = {id(tensor): name for name, tensor in named.items()}
+            mode = Intercept(
+                levels,
+                names=names,
+                masks=drop if masked else None,
+                deterministic=deterministic,
+                all_classes=all_classes,
+            )
+            with mode:
+                value = _one(module, loss_of, {**named, **own}, x, y)
+            found.append(_Pass(value, mode.entries, mode.sites))
+            return value
+
+        return torch.vmap(record, in_dims=(0, 0, 0, 0))(copied, xs, ys, drops)
+
+    losses = torch.vmap(candidate)(stacked, copies, x, y, tuple(masks or ()))
+    if any(entry.out._version != entry.version for entry in found[0].entries):
+        raise RuntimeError("the model changes the output of a layer in place")
+    return _Pass(losses, found[0].entries, found[0].sites)
+
+
+def _one(
+    module: nn.Module,
+    loss_of: LossOf,
+    named: Mapping[str, torch.Tensor],
+    x: torch.Tensor,
+    y: torch.Tensor,
+) -> torch.Tensor:
+    """Run the model and the loss on one record, as a batch of one."""
+    whole = _Whole(module, loss_of)
+    own = {f"model.{name}": tensor for name, tensor in named.items()}
+    value: torch.Tensor = functional_call(whole, own, (x.unsqueeze(0), y.unsqueeze(0)))
+    if value.numel() != 1:
+        raise InvalidInputError(
+            "loss", tuple(value.shape), "must be one number for one record, shape (1,)"
+        )
+    return value.reshape(())
+
+
+class _Whole(nn.Module):
+    """A model and the loss of its records as one module, so that parameters can be replaced."""
+
+    def __init__(self, model: nn.Module, loss_of: LossOf) -> None:
+        super().__init__()
+        self.model, self.loss_of = model, loss_of
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.loss_of(self.model, x, y)

@@ -1,0 +1,53 @@
+"""Norms and clipped sums of per-sample gradients, over all uses of a model's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from privtune.training.engine.layers.uses import Saved, Use
+from privtune.training.mechanism.kernel import Layout
+
+__all__ = ["Pairs", "add_sums", "norms_of", "pairs_of"]
+
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""``(a, g)`` of every use: what went in, and the gradient of what came out."""
+
+
+def pairs_of(tape: Sequence[torch.Tensor]) -> Pairs:
+    """Return the pairs of a tape, which holds them one after the other."""
+    return list(zip(tape[::2], tape[1::2], strict=True))
+
+
+def norms_of(
+    uses: Sequence[Use], pairs: Pairs, *, layout: Layout, by_layer: bool
+) -> tuple[torch.Tensor, list[Saved]]:
+    """Return norms ``[G, K, B]``, over everything or by layer, and what the sums need."""
+    results = [use.squared_norms(a, g) for use, (a, g) in zip(uses, pairs, strict=True)]
+    saved = [kept for _, kept in results]
+    if not by_layer:
+        total = results[0][0]
+        for squared, _ in results[1:]:
+            total = total.add_(squared)
+        return total.sqrt_().unsqueeze(0), saved
+    shape = (len(layout.layers), *results[0][0].shape)
+    squares = torch.zeros(shape, dtype=layout.dtype, device=results[0][0].device)
+    for use, (squared, _) in zip(uses, results, strict=True):
+        squares[layout.layer_of[use.weight]] += squared
+    return squares.sqrt(), saved
+
+
+def add_sums(
+    uses: Sequence[Use],
+    saved: Sequence[Saved],
+    coefficients: torch.Tensor,
+    targets: Mapping[str, torch.Tensor],
+    *,
+    layout: Layout,
+) -> None:
+    """Add the sums weighted by ``coefficients``, ``[G, K, B]``, to ``[K, n]`` of each parameter."""
+    groups = coefficients.unbind()
+    for use, kept in zip(uses, saved, strict=True):
+        group = groups[layout.layer_of[use.weight] if len(groups) > 1 else 0]
+        use.accumulate(group, kept, targets)

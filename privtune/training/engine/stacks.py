@@ -1,0 +1,249 @@
+"""How many candidates to train at once, and how a stack of them runs from start to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from privtune.training.engine.batched import BatchedKernel
+from privtune.training.mechanism.kernel import Kernel
+from privtune.training.mechanism.sampling import padded
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.stack_oracle import StackOracle
+from privtune.training.mechanism.transcript import Transcript
+
+__all__ = [
+    "Memory",
+    "Trained",
+    "longest_sample",
+    "memory_model",
+    "run_stack",
+    "split",
+    "stack_sizes",
+]
+
+OnStep = Callable[[int, Mapping[str, torch.Tensor]], None]
+
+_STACK_BYTES = 128 * 2**20  # larger work spaces fall out of the caches, and stacking gains nothing
+_PIECE_BYTES = 256 * 2**20  # of one candidate's physical batch
+_LARGEST = 256
+_VECTORS = 8  # parameters, gradient, noise, and up to five vectors of a method's state
+_SLACK = 1.25  # allocators hold on to free memory in pieces too small to be used again
+_FIXED_BYTES = 32 * 2**20  # programs, kernels and pools of the libraries, whatever is trained
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory model of a training.
+
+    Args:
+        row_bytes: Work space of a record in a step.
+        captured_bytes: Work space of a record while its pass is captured: at least as much.
+        state_bytes: Vectors of the length of the parameters, for one candidate.
+        rows: Records of a candidate's sample that are computed at once.
+        piece: Most records of a candidate that may be computed at once.
+    """
+
+    row_bytes: float
+    captured_bytes: float
+    state_bytes: int
+    rows: int
+    piece: int
+
+    @property
+    def candidate_bytes(self) -> float:
+        """Bytes that one candidate of a stack works on in a step: what should stay in caches."""
+        return self.state_bytes + self.rows * self.row_bytes
+
+    def peak_bytes(self, candidates: int) -> int:
+        """Return a bound on what training a stack adds to the memory of a process.
+
+        Captures, what an allocator cannot give back, and a fixed amount are counted; the data, and
+        Inductor where passes are compiled, are not.
+        """
+        own = self.state_bytes + self.rows * self.captured_bytes
+        return int(_FIXED_BYTES + _SLACK * candidates * own)
+
+
+def memory_model(kernel: Kernel, *, longest: int) -> Memory:
+    """Say what a candidate takes, before anything runs.
+
+    Args:
+        kernel: The kernel.
+        longest: Records of the largest sample that is to be expected. A larger physical batch
+            than fits is computed in pieces; their size does not depend on the stack.
+    """
+    gradient = 4.0 * kernel.layout.size
+    row = captured = gradient
+    if isinstance(kernel, BatchedKernel):
+        row, captured = kernel.row_bytes()
+    piece = max(8, min(max(longest, 1024), int(_PIECE_BYTES / max(row, 1.0))))
+    return Memory(row, captured, _VECTORS * 4 * kernel.layout.size, min(longest, piece), piece)
+
+
+def longest_sample(schedule: Schedule) -> int:
+    """Return the size that a sample stays below, all but surely: six deviations above the mean.
+
+    A longer one is computed in pieces.
+    """
+    mean = schedule.expected_batch_size
+    return padded(min(schedule.records, math.ceil(mean + 6.0 * math.sqrt(mean) + 8.0)))
+
+
+def stack_sizes(kernel: Kernel, memory: Memory, candidates: int, *, stack: int | None) -> list[int]:
+    """Split candidates into stacks.
+
+    Args:
+        kernel: The kernel: one by one through Opacus gains nothing from stacking, nor do
+            convolutions on CPU, which run candidate by candidate and leave the caches.
+        memory: The memory model.
+        candidates: How many there are.
+        stack: How many to train at once, or None to choose.
+
+    Returns:
+        Sizes of stacks, as even as can be, so that few shapes are captured.
+    """
+    if stack is None:
+        largest = min(_LARGEST, int(_STACK_BYTES / memory.candidate_bytes))
+        single = not isinstance(kernel, BatchedKernel) or kernel.convolves
+        stack = 1 if single else max(1, largest)
+    count = -(-candidates // stack)
+    return [candidates // count + (i < candidates % count) for i in range(count)]
+
+
+def split(
+    kernel: Kernel,
+    memory: Memory,
+    *,
+    steps: Sequence[int],
+    stack: int | None,
+    together: bool,
+) -> list[list[int]]:
+    """Split candidates into stacks by number.
+
+    Args:
+        kernel: The kernel.
+        memory: The memory model.
+        steps: Steps of each candidate.
+        stack: How many to train at once, or None to choose.
+        together: Whether candidates of unequal steps may share a stack. If not, those of each
+            number of steps are split by themselves: a method that looks at the number of steps
+            then sees the candidate's own.
+    """
+    groups: dict[int, list[int]] = {}
+    for candidate, count in enumerate(steps):
+        groups.setdefault(0 if together else count, []).append(candidate)
+    stacks = []
+    for group in groups.values():
+        left = iter(group)
+        for size in stack_sizes(kernel, memory, len(group), stack=stack):
+            stacks.append([next(left) for _ in range(size)])
+    return stacks
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What became of one candidate.
+
+    Args:
+        params: Final parameters, shape ``[P]``.
+        report: What the method reported, by name, one value a step.
+        transcript: What was released.
+        gradient_evaluations: Realised per-sample gradients. Sealed.
+        nonfinite: Records that counted as zero, by sample: see ``TrainingResult``. Sealed.
+        snapshots: Parameters after some of the steps, by step, on the CPU, shape ``[P]``.
+    """
+
+    params: torch.Tensor
+    report: Mapping[str, torch.Tensor]
+    transcript: Transcript
+    gradient_evaluations: int
+    nonfinite: int
+    snapshots: Mapping[int, torch.Tensor]
+
+
+def run_stack(
+    method: Any,
+    state: Any,
+    oracle: StackOracle,
+    *,
+    steps: Sequence[int],
+    on_step: OnStep | None,
+    snapshots_at: Collection[int] = (),
+) -> list[Trained]:
+    """Train one stack from its initial state; candidates leave it when their steps are done.
+
+    Args:
+        method: The method.
+        state: Its state for the K candidates.
+        oracle: Their oracle.
+        steps: Steps of each candidate.
+        on_step: Called after every step.
+        snapshots_at: Steps after which to keep a copy of the parameters.
+    """
+    alive = list(range(len(steps)))
+    outcomes: dict[int, Trained] = {}
+    reports: list[dict[str, torch.Tensor]] = [{} for _ in steps]
+    snapshots: list[dict[int, torch.Tensor]] = [{} for _ in steps]
+    history: list[Mapping[str, torch.Tensor]] = []
+    for step in range(max(steps)):
+        state = method.update(state, oracle)
+        history.append(method.report(state))
+        if on_step is not None:
+            on_step(step, history[-1])
+        if step in snapshots_at:
+            for row, k in enumerate(alive):
+                snapshots[k][step] = state.params[row].detach().to("cpu", copy=True)
+        done = [row for row, k in enumerate(alive) if steps[k] == step + 1]
+        if not done:
+            continue
+        for row, k in enumerate(alive):
+            _extend(reports[k], history, row)
+        history = []
+        transcripts = oracle.transcripts()
+        for row in done:
+            k = alive[row]
+            outcomes[k] = Trained(
+                state.params[row].detach().clone(),
+                reports[k],
+                transcripts[row],
+                int(oracle.gradient_evaluations[row]),
+                int(oracle.nonfinite[row]),
+                snapshots[k],
+            )
+        left = [row for row in range(len(alive)) if row not in done]
+        if left:
+            state = _rows_of(state, left, len(alive))
+            oracle.keep(left)
+        alive = [alive[row] for row in left]
+    return [outcomes[k] for k in range(len(steps))]
+
+
+def _extend(
+    report: dict[str, torch.Tensor], history: Sequence[Mapping[str, torch.Tensor]], row: int
+) -> None:
+    """Append what was reported about one row since the stack last changed."""
+    for name in history[0]:
+        values = torch.stack([entry[name][row].detach() for entry in history])
+        report[name] = torch.cat([report[name], values]) if name in report else values
+
+
+def _rows_of(value: Any, rows: Sequence[int], candidates: int) -> Any:
+    """Keep some rows of every tensor in a method's state whose first axis is the candidates."""
+    if isinstance(value, torch.Tensor):
+        return value[list(rows)] if value.ndim and len(value) == candidates else value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changes = {
+            f.name: _rows_of(getattr(value, f.name), rows, candidates)
+            for f in dataclasses.fields(value)
+            if f.init
+        }
+        return dataclasses.replace(value, **changes)
+    if isinstance(value, tuple):
+        return tuple(_rows_of(part, rows, candidates) for part in value)
+    return value

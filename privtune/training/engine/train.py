@@ -1,0 +1,269 @@
+"""Training of many candidates: stacks, steps, transcripts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from privtune.errors import InvalidInputError
+from privtune.training.engine.batched import BatchedKernel, NotBatchableError
+from privtune.training.engine.compute import check_stack
+from privtune.training.engine.initialisation import Initialisation
+from privtune.training.engine.opacus_adapter import OpacusKernel
+from privtune.training.engine.stacks import (
+    OnStep,
+    Trained,
+    longest_sample,
+    memory_model,
+    run_stack,
+    split,
+)
+from privtune.training.mechanism.data import Data, TensorData, targets_are_classes
+from privtune.training.mechanism.kernel import (
+    FallbackWarning,
+    Kernel,
+    Layout,
+    Loss,
+    LossOf,
+    OfOutputs,
+    flatten_params,
+    load_params,
+    same_fixed,
+    say_once,
+)
+from privtune.training.mechanism.noise import NoiseOptions
+from privtune.training.mechanism.records import find_facts
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.stack_oracle import StackOracle
+from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.transcript import Transcript
+
+if TYPE_CHECKING:
+    from privtune.training.methods._base import Candidate, Method
+
+__all__ = [
+    "FallbackWarning",
+    "TensorData",
+    "TrainingResult",
+    "flatten_params",
+    "load_params",
+    "train",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingResult:
+    """The trained candidates. Only ``params`` and ``report`` are functions of releases.
+
+    Args:
+        params: Final parameters, shape ``[K, P]``.
+        report: What the method reports, by name: shape ``[T, K]``; NaN after a candidate's end.
+        transcripts: What was released, one a candidate.
+        gradient_evaluations: Realised per-sample gradients of each candidate. Sealed.
+        nonfinite: Records that counted as zero, once for every sample that drew them: not finite
+            gradients, broken public facts, passes that raise. Sealed.
+        diverged: Whether the final parameters are not finite: a result, not an error.
+        snapshots: For each candidate its parameters after the steps that were asked for, by step,
+            on the CPU, shape ``[P]``; like ``params`` functions of releases.
+    """
+
+    params: torch.Tensor
+    report: Mapping[str, torch.Tensor]
+    transcripts: tuple[Transcript, ...]
+    gradient_evaluations: tuple[int, ...]
+    nonfinite: tuple[int, ...]
+    diverged: tuple[bool, ...]
+    snapshots: tuple[Mapping[int, torch.Tensor], ...]
+
+
+def train(
+    method: Method[Any],
+    schedule: Schedule,
+    *,
+    model: Callable[[], nn.Module],
+    loss: Loss,
+    data: Data,
+    candidates: Sequence[Candidate],
+    secrets: Sequence[bytes],
+    device: str = "auto",
+    stack: int | Literal["auto"] = "auto",
+    compiled: bool = False,
+    steps: Sequence[int] | None = None,
+    noise: NoiseOptions | None = None,
+    on_step: OnStep | None = None,
+    snapshots_at: Collection[int] = (),
+) -> TrainingResult:
+    """Train candidates of one architecture, each with its own samples, noise and privacy.
+
+    Args:
+        method: The training method, with its noise fixed by a plan.
+        schedule: Records, sampling rate and steps.
+        model: Makes the model; its parameters are initialised from each candidate's own stream.
+        loss: Loss of each record: outputs ``[B, ...]`` and targets ``[B, ...]`` to ``[B]``.
+        data: The private records.
+        candidates: Hyperparameters of each candidate.
+        secrets: 32 bytes a candidate; with them, its result does not depend on its stack.
+        device: ``"auto"`` (CUDA when there is one), ``"cpu"`` or ``"cuda"``.
+        stack: How many candidates to train at once, or ``"auto"``.
+        compiled: Whether to compile what is common: seconds for each shape, then faster steps.
+        steps: Steps of each candidate, at most ``schedule.steps``; those that are done leave the
+            stack, unless the method looks at the number of steps: then each number has stacks of
+            its own. None for ``schedule.steps`` each.
+        noise: Where noise comes from and how it is treated; None for the defaults.
+        on_step: Called after every step with its number and the stack's report.
+        snapshots_at: Steps, counted from 0, after which to keep a copy of the parameters.
+
+    Returns:
+        The results, in the order of ``candidates``.
+
+    Raises:
+        InvalidInputError: If an argument is outside its domain.
+        CompileError: If it is to be compiled, and there is no compiler.
+        TranscriptMismatchError: If more was released than ``method.event(schedule)`` charges.
+
+    **Guarantee**: each candidate's parameters and report are an output of the mechanism that
+    ``method.event(schedule)`` describes; no candidate's data or divergence touches another's bits.
+    """
+    if len(candidates) != len(secrets) or not candidates:
+        raise InvalidInputError(
+            "secrets", f"{len(secrets)} of them", "must be one for each candidate, at least 1"
+        )
+    stack = check_stack(stack)
+    place = _device(device)
+    local = data.to(place)
+    counts = _steps(schedule, steps, len(candidates))
+    kernel = choose_kernel(model, OfOutputs(loss), local, place, schedule, compiled=compiled)
+    facts = find_facts(lambda x, y: loss(kernel.module(x), y), *local.like, device=place)
+    local = local.held_to(facts)
+    memory = memory_model(kernel, longest=longest_sample(schedule))
+    stacks = split(
+        kernel,
+        memory,
+        steps=counts,
+        stack=None if stack == "auto" else stack,
+        together=getattr(method, "open_ended", False),
+    )
+    outcomes: dict[int, Trained] = {}
+    for members in stacks:
+        streams = [Streams(secrets[k]) for k in members]
+        oracle = StackOracle(
+            dataclasses.replace(schedule, steps=max(counts[k] for k in members)),
+            data=local,
+            kernel=kernel,
+            streams=streams,
+            device=place,
+            physical_rows=memory.piece,
+            noise=noise,
+        )
+        params = torch.stack([_initial(model, s, kernel) for s in streams]).to(place)
+        done = run_stack(
+            method,
+            method.init(params, [candidates[k] for k in members]),
+            oracle,
+            steps=[counts[k] for k in members],
+            on_step=on_step,
+            snapshots_at=snapshots_at,
+        )
+        outcomes.update(zip(members, done, strict=True))
+    for k, count in enumerate(counts):
+        event = method.event(dataclasses.replace(schedule, steps=count))
+        outcomes[k].transcript.check_within(event)
+        outcomes[k].transcript.check_whole(event)
+    return _joined([outcomes[k] for k in range(len(counts))], schedule.steps)
+
+
+def _steps(schedule: Schedule, steps: Sequence[int] | None, candidates: int) -> list[int]:
+    counts = [schedule.steps] * candidates if steps is None else list(steps)
+    if len(counts) != candidates or not all(1 <= n <= schedule.steps for n in counts):
+        raise InvalidInputError(
+            "steps", steps, f"must be one for each candidate, from 1 to {schedule.steps}"
+        )
+    return counts
+
+
+def choose_kernel(
+    model: Callable[[], nn.Module],
+    loss_of: LossOf,
+    data: Data,
+    device: torch.device,
+    schedule: Schedule,
+    *,
+    compiled: bool = False,
+) -> Kernel:
+    """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
+    x, y = data.like
+    classes = targets_are_classes(data)
+    key = (model, loss_of, x.shape, x.dtype, y.shape, y.dtype, device, classes, compiled)
+    try:
+        if key not in _kernels:
+            while len(_kernels) >= _KERNELS:
+                _kernels.pop(next(iter(_kernels)))
+            _kernels[key] = BatchedKernel(
+                model, loss_of, x=x, y=y, device=device, all_classes=classes, compiled=compiled
+            )
+        return _kernels[key]
+    except NotBatchableError as reason:
+        records = math.ceil(schedule.expected_batch_size)
+        kernel = OpacusKernel(model, loss_of, x=x, y=y, device=device, records=records)
+        say_once(
+            f"{type(model()).__name__} cannot be trained in stacks ({reason}): candidates are "
+            f"trained one by one through Opacus ({kernel.mode} mode), which costs several times as "
+            "much for small models."
+        )
+        return kernel
+
+
+_KERNELS = 4  # what was captured for a model is kept for the next trial of it
+_kernels: dict[Hashable, BatchedKernel] = {}
+
+
+def _joined(outcomes: Sequence[Trained], steps: int) -> TrainingResult:
+    """Put the outcomes of all candidates side by side."""
+    params = torch.stack([o.params for o in outcomes])
+    report = {}
+    for name in outcomes[0].report:
+        columns = [o.report[name] for o in outcomes]
+        if any(len(column) < steps for column in columns):
+            columns = [c if c.is_floating_point() else c.to(params) for c in columns]
+            columns = [torch.cat([c, c.new_full((steps - len(c),), math.nan)]) for c in columns]
+        report[name] = torch.stack(columns, dim=1)
+    return TrainingResult(
+        params=params,
+        report=report,
+        transcripts=tuple(o.transcript for o in outcomes),
+        gradient_evaluations=tuple(o.gradient_evaluations for o in outcomes),
+        nonfinite=tuple(o.nonfinite for o in outcomes),
+        diverged=tuple((~params.isfinite().all(dim=1)).tolist()),
+        snapshots=tuple(o.snapshots for o in outcomes),
+    )
+
+
+def _initial(model: Callable[[], nn.Module], streams: Streams, kernel: Kernel) -> torch.Tensor:
+    """Initialise the model from the candidate's stream, leaving the global generator as it was."""
+    with Initialisation(streams):
+        module = model()
+    if Layout(module).shapes != kernel.layout.shapes or not same_fixed(module, kernel.module):
+        raise InvalidInputError(
+            "model",
+            type(module).__name__,
+            "must have the same shape, frozen parameters and buffers every time it is made",
+            "Load what is frozen from a file, or seed it.",
+        )
+    return kernel.layout.flatten({n: p.detach() for n, p in module.named_parameters()})
+
+
+def _device(device: str) -> torch.device:
+    """Choose the device."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise InvalidInputError("device", device, 'must be "auto", "cpu" or "cuda"')
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InvalidInputError("device", device, "needs a CUDA device, and there is none")
+    return torch.device(device)

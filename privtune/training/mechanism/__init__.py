@@ -1,0 +1,1 @@
+"""What the guarantee rests on: schedule, sampling, clipping, noise, releases and their transcript."""

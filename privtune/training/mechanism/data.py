@@ -1,0 +1,261 @@
+"""The private records of a training, fetched by index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from privtune.errors import InvalidInputError
+from privtune.training.mechanism.records import NO_FACTS, RecordFacts, blames_records
+
+__all__ = ["Data", "DatasetData", "Fetched", "TensorData", "synthetic", "targets_are_classes"]
+
+Fetched = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Inputs, targets, and which of the records cannot be used; None for none of them."""
+
+
+class Data(Protocol):
+    """Records that can be fetched by index."""
+
+    @property
+    def sealed_size(self) -> bool:
+        """Whether how many records these are is private, as that of a Poisson subset is.
+
+        The schedule then counts the records that are expected: a check of ``len`` would tell.
+        """
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        ...
+
+    @property
+    def like(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs ``[0, ...]`` and targets ``[0, ...]``: shape and type of a record, both public."""
+        ...
+
+    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs ``[n, ...]`` and targets ``[n, ...]`` of the records at ``index``."""
+        ...
+
+    def fetch(self, index: torch.Tensor) -> Fetched:
+        """Return the records at ``index``, with zeros in place of those that cannot be used."""
+        ...
+
+    def held_to(self, facts: RecordFacts) -> Data:
+        """Return the same data, of which records that break these facts cannot be used."""
+        ...
+
+    def to(self, device: torch.device) -> Data:
+        """Return the same data, fetched onto ``device``."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TensorData:
+    """Data in memory.
+
+    Args:
+        x: Inputs, shape ``[N, ...]``.
+        y: Targets, shape ``[N, ...]``.
+        sealed_size: Whether N is private, as that of a Poisson subset is: it is then not compared
+            with the schedule's records, and nothing divides by it.
+        unusable: True for records that contribute nothing, shape ``[N]``; None for none.
+
+    Raises:
+        InvalidInputError: If the two do not have the same number of records, or none.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    sealed_size: bool = False
+    unusable: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y) or len(self.x) == 0:
+            raise InvalidInputError(
+                "data",
+                (len(self.x), len(self.y)),
+                "inputs and targets must have the same number of records, at least 1",
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the records at ``index``: ``index_select`` is 5 times faster than ``x[i]``."""
+        return self.x.index_select(0, index), self.y.index_select(0, index)
+
+    @property
+    def like(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Data``."""
+        return self.x[:0], self.y[:0]
+
+    def fetch(self, index: torch.Tensor) -> Fetched:
+        """Return the records at ``index``: see ``Data``."""
+        x, y = self.take(index)
+        lost = None if self.unusable is None else self.unusable[index]
+        return (x, y, None) if lost is None else (_replaced(x, lost), _replaced(y, lost), lost)
+
+    def held_to(self, facts: RecordFacts) -> TensorData:
+        """Hold every record to the facts: see ``Data``."""
+        return self.marked(facts.unusable(self.x, self.y))
+
+    def marked(self, unusable: torch.Tensor | None) -> TensorData:
+        """Return the data with these records unusable, too."""
+        if unusable is None:
+            return self
+        both = unusable if self.unusable is None else self.unusable | unusable
+        return TensorData(self.x, self.y, self.sealed_size, both)
+
+    def part(self, index: torch.Tensor, *, sealed_size: bool) -> TensorData:
+        """Return the records at ``index``; if that is empty, one record that cannot be used."""
+        if len(index) == 0:
+            nothing = torch.ones(1, dtype=torch.bool, device=self.x.device)
+            return TensorData(self.x[:1], self.y[:1], sealed_size, nothing)
+        lost = None if self.unusable is None else self.unusable[index]
+        return TensorData(self.x[index], self.y[index], sealed_size, lost)
+
+    def to(self, device: torch.device) -> TensorData:
+        """Return the data on ``device``."""
+        lost = None if self.unusable is None else self.unusable.to(device)
+        return TensorData(self.x.to(device), self.y.to(device), self.sealed_size, lost)
+
+
+class DatasetData:
+    """Data that does not fit into memory, fetched record by record when it is sampled.
+
+    Args:
+        dataset: A map-style dataset of pairs ``(input, target)`` of tensors, arrays or numbers,
+            all of one shape.
+        device: Where to put what was fetched.
+        like: Inputs and targets of any number of made-up records, which say the shape and type of
+            all; those of the first record that can be read, unless given.
+        facts: Public facts that every record is held to.
+    """
+
+    sealed_size = False
+
+    def __init__(
+        self,
+        dataset: Dataset[tuple[object, object]],
+        device: torch.device | None = None,
+        *,
+        like: tuple[torch.Tensor, torch.Tensor] | None = None,
+        facts: RecordFacts = NO_FACTS,
+    ) -> None:
+        if not hasattr(dataset, "__len__") or len(dataset) == 0:
+            raise InvalidInputError(
+                "dataset", type(dataset).__name__, "must have a length, of at least 1"
+            )
+        self._dataset = dataset
+        self._size = len(dataset)
+        self._device = device or torch.device("cpu")
+        self._like = like
+        self._facts = facts
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def like(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Data``."""
+        if self._like is None:
+            readable = (pair for i in range(self._size) if (pair := self._read(i)) is not None)
+            pair = next(readable, None)
+            if pair is None:
+                raise InvalidInputError(
+                    "dataset", "records", "must be readable as pairs of tensors"
+                )
+            self._like = pair
+        x, y = self._like
+        return x[:0].to(self._device), y[:0].to(self._device)
+
+    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fetch the records at ``index``, each of them once."""
+        if len(index) == 0:
+            return self.like
+        unique, places = torch.unique(index.cpu(), return_inverse=True)
+        pairs = [self._dataset[int(i)] for i in unique]
+        x, y = default_collate(pairs)
+        return x[places].to(self._device), y[places].to(self._device)
+
+    def fetch(self, index: torch.Tensor) -> Fetched:
+        """Fetch the records at ``index``, each of them once: see ``Data``."""
+        like = self.like
+        if len(index) == 0:
+            return (*like, None)
+        unique, places = torch.unique(index.cpu(), return_inverse=True)
+        pairs = [self._read(int(i)) for i in unique]
+        unread = torch.tensor([p is None or any(map(_differs, p, like)) for p in pairs])
+        zeros = tuple(torch.zeros((1, *part.shape[1:]), dtype=part.dtype) for part in like)
+        whole = [
+            zeros if bad or p is None else p for p, bad in zip(pairs, unread.tolist(), strict=True)
+        ]
+        x, y = (torch.cat([pair[part] for pair in whole]) for part in (0, 1))
+        broken = self._facts.unusable(x, y)
+        lost = unread if broken is None else unread | broken
+        x, y, lost = (part[places].to(self._device) for part in (x, y, lost))
+        if not bool(lost.any()):
+            return x, y, None
+        return _replaced(x, lost), _replaced(y, lost), lost
+
+    def held_to(self, facts: RecordFacts) -> DatasetData:
+        """Hold every record that is fetched to the facts: see ``Data``."""
+        return DatasetData(self._dataset, self._device, like=self._like, facts=facts)
+
+    def to(self, device: torch.device) -> DatasetData:
+        """Return the data, fetched onto ``device``."""
+        return DatasetData(self._dataset, device, like=self._like, facts=self._facts)
+
+    def _read(self, number: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return a record as tensors ``[1, ...]``, or None if it is not a pair of such."""
+        try:
+            x, y = default_collate([self._dataset[number]])
+        except Exception as error:
+            if not blames_records(error):
+                raise
+            return None
+        return (x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else None
+
+
+def _differs(one: torch.Tensor, like: torch.Tensor) -> bool:
+    return one.shape[1:] != like.shape[1:] or one.dtype != like.dtype
+
+
+def _replaced(values: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
+    """Put zeros in place of the records that cannot be used."""
+    return values.masked_fill(lost.view(-1, *(1 for _ in values.shape[1:])), 0)
+
+
+def targets_are_classes(data: Data) -> bool:
+    """Say whether targets are known to be whole numbers of at least 0; looks at whole tensors alone."""
+    if not isinstance(data, TensorData) or data.sealed_size:
+        return False
+    return not data.y.dtype.is_floating_point and bool((data.y >= 0).all())
+
+
+def synthetic(
+    x: torch.Tensor, y: torch.Tensor, shape: tuple[int, int], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make records of the shape and type of the rows of ``x`` and ``y`` that hold no data."""
+    generator = torch.Generator().manual_seed(0)
+
+    def size(like: torch.Tensor) -> torch.Size:
+        return torch.Size((*shape, *like.shape[1:]))
+
+    def counted(like: torch.Tensor) -> torch.Tensor:
+        return (torch.arange(size(like).numel()) % 2).view(size(like)).to(device, like.dtype)
+
+    floating = x.dtype.is_floating_point
+    inputs = (
+        torch.randn(size(x), generator=generator).to(device, x.dtype) if floating else counted(x)
+    )
+    floating = y.dtype.is_floating_point
+    targets = (
+        torch.rand(size(y), generator=generator).to(device, y.dtype) if floating else counted(y)
+    )
+    return inputs, targets

@@ -1,0 +1,234 @@
+"""What a way of computing clipped sums must do, and the flat parameters that all ways share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from privtune.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from privtune.training.mechanism.clipping import Clipping
+
+__all__ = [
+    "FallbackWarning",
+    "Kernel",
+    "Layout",
+    "Loss",
+    "LossOf",
+    "OfOutputs",
+    "Rows",
+    "flatten_params",
+    "load_params",
+    "same_fixed",
+    "say_once",
+]
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""A loss of each record: outputs and targets with a batch axis first, to shape ``[B]``."""
+
+LossOf = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+"""The loss of one record: a model, its inputs and targets as a batch of one, to shape ``[1]``."""
+
+
+@dataclass(frozen=True)
+class OfOutputs:
+    """The loss of a record that looks at nothing but the model's outputs and the targets.
+
+    Args:
+        loss: Loss of each record.
+
+    Raises:
+        InvalidInputError: When called, if the loss is not one number a record.
+    """
+
+    loss: Loss
+
+    def __call__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return one loss a record, shape ``[B]``."""
+        losses = self.loss(model(x), y)
+        if losses.shape != x.shape[:1]:
+            raise InvalidInputError(
+                "loss",
+                tuple(losses.shape),
+                "must be one number a record: shape (B,) for B records",
+                'Use reduction="none"; a mean or a sum couples the records.',
+            )
+        return losses
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Physical rows of one step: M a candidate, of which the first few are records.
+
+    Args:
+        x: Inputs, shape ``[K, M, ...]``.
+        y: Targets, shape ``[K, M, ...]``.
+        sizes: How many rows of each candidate are records of its sample; the others fill up.
+        mask: Shape ``[K, M]``, 1 for a record and 0 for a filler, or for what stands in for a record
+            that cannot be used, in the parameters' type.
+        dropout: Random stream of each candidate's dropout.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    sizes: Sequence[int] | npt.NDArray[np.int64]
+    mask: torch.Tensor
+    dropout: Sequence[torch.Generator]
+
+
+class FallbackWarning(UserWarning):
+    """A model takes a slower path than it could. Results and privacy are the same."""
+
+
+_said: set[str] = set()
+
+
+def say_once(message: str) -> None:
+    """Warn about a fallback, the first time only."""
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, FallbackWarning, stacklevel=4)
+
+
+class Kernel(Protocol):
+    """Computes clipped sums of per-sample gradients for a stack of K candidates."""
+
+    layout: Layout
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that it runs; its trainable parameters are replaced by those of candidates."""
+        ...
+
+    @property
+    def drops(self) -> bool:
+        """Whether a pass draws from the streams of dropout."""
+        ...
+
+    def accumulate(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums over the records of ``rows`` at ``params`` to ``out``.
+
+        Args:
+            params: Shape ``[K, P]``.
+            rows: The records.
+            clipping: Bounds what each adds.
+            out: Shape ``[K, P]``; the sums are added to what it holds.
+            halves: Shape ``[K]``; if given, +1/2 is added to it for every unclipped record, -1/2
+                for every clipped one, and nothing for one whose gradient is not finite.
+
+        Returns:
+            How many gradients of each candidate were not finite, shape ``[K]``; None for none.
+
+        **Guarantee**: a record adds at most the clipping's sensitivity, and exactly nothing if its
+        gradient is not finite; no row of one candidate touches a bit of another's sum. If a pass
+        raises, ``out`` and ``halves`` are as they were.
+        """
+        ...
+
+    def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the loss of every row, without dropout, shape ``[K, M]``."""
+        ...
+
+
+class Layout:
+    """Where each trainable parameter lies in a flat vector: the order of ``named_parameters``.
+
+    Args:
+        module: The model; parameters that do not require gradients are left out.
+
+    Raises:
+        InvalidInputError: If nothing is trainable, or parameters are not of one floating type.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise InvalidInputError(
+                "model", type(module).__name__, "must have a trainable parameter"
+            )
+        if len({p.dtype for _, p in named}) != 1 or not named[0][1].dtype.is_floating_point:
+            raise InvalidInputError(
+                "model", type(module).__name__, "must have parameters of one floating type"
+            )
+        self.dtype = named[0][1].dtype
+        self.shapes: Mapping[str, torch.Size] = {n: p.shape for n, p in named}
+        self.spans: dict[str, tuple[int, int]] = {}
+        at = 0
+        for name, shape in self.shapes.items():
+            self.spans[name] = (at, at + shape.numel())
+            at += shape.numel()
+        self.size = at
+        self.lengths = [end - start for start, end in self.spans.values()]
+        self.layer_of = {name: i for i, names in enumerate(self.layers.values()) for name in names}
+
+    @property
+    def layers(self) -> Mapping[str, tuple[str, ...]]:
+        """Parameters by the module that owns them, in order."""
+        owned: dict[str, list[str]] = {}
+        for name in self.shapes:
+            owned.setdefault(name.rpartition(".")[0], []).append(name)
+        return {owner: tuple(names) for owner, names in owned.items()}
+
+    def unflatten(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return views of the parameters in ``flat``, shape ``[..., P]``."""
+        lead = flat.shape[:-1]
+        return {
+            name: flat[..., start:end].view(*lead, *self.shapes[name])
+            for name, (start, end) in self.spans.items()
+        }
+
+    def split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a flat ``[K, P]`` as views ``[K, n]``, one a parameter."""
+        parts = torch.split(flat, self.lengths, dim=1)
+        return dict(zip(self.spans, parts, strict=True))
+
+    def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Concatenate one tensor a parameter into a flat vector of shape ``[P]``."""
+        return torch.cat([tensors[name].reshape(-1) for name in self.spans])
+
+
+def same_fixed(one: nn.Module, other: nn.Module) -> bool:
+    """Say whether two models agree in what is not trained: frozen parameters and buffers."""
+
+    def fixed(module: nn.Module) -> dict[str, torch.Tensor]:
+        frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+        return {**frozen, **dict(module.named_buffers())}
+
+    a, b = fixed(one), fixed(other)
+    return a.keys() == b.keys() and all(torch.equal(a[n].cpu(), b[n].cpu()) for n in a)
+
+
+def flatten_params(module: nn.Module) -> torch.Tensor:
+    """Return a copy of the trainable parameters as one vector of shape ``[P]``."""
+    return Layout(module).flatten({n: p.detach() for n, p in module.named_parameters()})
+
+
+def load_params(module: nn.Module, flat: torch.Tensor) -> None:
+    """Write a vector of shape ``[P]`` into the trainable parameters of ``module``.
+
+    Raises:
+        InvalidInputError: If the vector has another length than the trainable parameters.
+    """
+    layout = Layout(module)
+    if flat.shape != (layout.size,):
+        raise InvalidInputError("flat", tuple(flat.shape), f"must have shape ({layout.size},)")
+    named = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, value in layout.unflatten(flat).items():
+            named[name].copy_(value)

@@ -1,0 +1,246 @@
+"""Noise, scaled from the sensitivity that the clipping states, from a stream of its own.
+
+Noise in floating point is not noise in the reals: which numbers can come out at all depends on
+what they are added to, and the lowest bits of a release can tell two datasets apart (Mironov 2012).
+By default nothing is done about that, as in other libraries; ``NoiseOptions`` has two remedies,
+and a cryptographic source of randomness. Tails are exact under every option: see ``tails``.
+``docs/noise.md`` says what each protects against and what it costs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from privtune.errors import InvalidInputError
+from privtune.training.mechanism import tails
+from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.streams import Streams
+
+__all__ = ["NoiseOptions", "NoiseSource", "add_noise", "noise_scale"]
+
+_AHEAD = 2**14  # about how many values of a candidate are drawn at once when releases are small
+_TAILS = 64  # tail values that are drawn at once
+_KEYSTREAM = 2**36  # bytes drawn from one key; ChaCha20 has a block counter of 32 bits
+_GRID = 2.0**-20  # of the noise's scale
+
+
+def noise_scale(noise_multiplier: float | torch.Tensor, sensitivity: torch.Tensor) -> torch.Tensor:
+    """Return the scale of the noise: multiplier times sensitivity, shape ``[K]``, float64.
+
+    Args:
+        noise_multiplier: At least 0; a float, or shape ``[K]``.
+        sensitivity: Shape ``[K]``, float64.
+
+    Raises:
+        InvalidInputError: If a multiplier is negative or not finite, or noise is asked for without
+            a finite sensitivity.
+    """
+    multiplier = torch.as_tensor(noise_multiplier, dtype=torch.float64).cpu()
+    multiplier = multiplier.expand(sensitivity.shape)
+    if not bool((multiplier.isfinite() & (multiplier >= 0.0)).all()):
+        raise InvalidInputError(
+            "noise_multiplier", noise_multiplier, "must be a finite number of at least 0"
+        )
+    silent = multiplier == 0.0
+    if not bool((silent | sensitivity.isfinite()).all()):
+        raise InvalidInputError(
+            "sensitivity", "infinite", "must be finite where noise is added", "Clip the gradients."
+        )
+    return torch.where(silent, 0.0, multiplier * sensitivity)
+
+
+def add_noise(
+    total: torch.Tensor, noise: torch.Tensor, scale: torch.Tensor, options: NoiseOptions
+) -> torch.Tensor:
+    """Add scaled noise to a sum.
+
+    Args:
+        total: The sum, shape ``[K, n]``.
+        noise: Standard noise, likewise.
+        scale: Scale of the noise, shape ``[K]``.
+        options: With the grid, noise is float64 and the result is rounded to multiples of
+            ``2^-20 * scale``. Rounding is post-processing.
+    """
+    column = scale.to(noise).unsqueeze(1)
+    if not options.wide:
+        return torch.addcmul(total, noise, column)
+    grid = torch.exp2(torch.ceil(torch.log2(column.clamp(min=1e-300)))) * _GRID
+    exact = total.double() + noise * column
+    rounded = torch.round(exact / grid) * grid
+    return torch.where(column > 0.0, rounded, exact).to(total.dtype)
+
+
+class NoiseSource:
+    """Standard noise for a stack of candidates, each from its own streams.
+
+    Small releases are drawn ahead, several at once: a call to a generator costs more than the
+    values. How many depends on the size of the release alone, never on the stack.
+
+    Args:
+        streams: One for each candidate.
+        device: Where the noise is needed.
+        dtype: Type of the parameters.
+        options: Source and treatment.
+
+    **Guarantee**: a candidate's noise is a function of its own secret and of the sizes that it
+    asked for, never of the stack that it is in. No value is given out twice.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Streams],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        options: NoiseOptions | None = None,
+    ) -> None:
+        self.options = options or NoiseOptions()
+        self._streams = list(streams)
+        self._device = device
+        self._dtype = torch.float64 if self.options.wide else dtype
+        self._sources: dict[tuple[str, int], list[_Source]] = {}
+        self._ahead: dict[tuple[str, int], list[torch.Tensor]] = {}
+
+    def gaussian(self, size: int) -> torch.Tensor:
+        """Return standard normal values, shape ``[K, size]``."""
+        return self._next("gaussian", size)
+
+    def laplace(self, size: int) -> torch.Tensor:
+        """Return Laplace values of scale 1, shape ``[K, size]``."""
+        return self._next("laplace", size)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these candidates alone."""
+        self._streams = [self._streams[row] for row in rows]
+        for name, sources in self._sources.items():
+            self._sources[name] = [sources[row] for row in rows]
+            self._ahead[name] = [block[list(rows)] for block in self._ahead[name]]
+
+    def _next(self, kind: str, size: int) -> torch.Tensor:
+        """Take the next release of a kind and size from what was drawn ahead."""
+        key = (kind, size)
+        if key not in self._sources:
+            name = f"noise/{kind}/{size}"
+            make = _ChaCha20 if self.options.source == "chacha20" else _Generator
+            self._sources[key] = [make(s, name, self._device) for s in self._streams]
+            self._ahead[key] = []
+        if not self._ahead[key]:
+            self._ahead[key] = list(reversed(self._draw(kind, size, self._sources[key])))
+        return self._ahead[key].pop()
+
+    def _draw(self, kind: str, size: int, sources: Sequence[_Source]) -> tuple[torch.Tensor, ...]:
+        """Draw a block of releases for every candidate."""
+        count = max(1, _AHEAD // size)
+        out = torch.empty(len(sources), count * size, device=self._device, dtype=self._dtype)
+        if kind == "laplace":
+            for row, source in zip(out, sources, strict=True):
+                row.copy_(torch.from_numpy(tails.laplace(source.uniform, len(row))))
+        elif self.options.floating_point == "four-draws":
+            parts = out.new_empty(len(sources), 4 * count * size)
+            _gaussian(parts, sources)
+            torch.sum(parts.view(len(sources), 4, -1), dim=1, out=out).mul_(0.5)
+        else:
+            _gaussian(out, sources)
+        return out.view(len(sources), count, size).unbind(1)
+
+
+def _gaussian(out: torch.Tensor, sources: Sequence[_Source]) -> None:
+    """Fill ``out``, a row each, with standard normal values that have the tails of a Gaussian.
+
+    Rows are searched while they are in a cache: several together, or one in parts. So the order in
+    which a row's values are found hangs on its length alone.
+    """
+    if out.device.type != "cpu" or out.dtype not in (torch.float32, torch.float64):
+        for row, source in zip(out, sources, strict=True):
+            source.gaussian(row)
+            if places := (row.abs() > tails.EDGE).nonzero().flatten().tolist():
+                drawn = torch.tensor([source.beyond() for _ in places]).to(row)
+                row[places] = drawn.copysign(row[places])
+        return
+    values, width = out.numpy().reshape(-1), out.shape[1]
+    rows = max(1, tails.TOGETHER // width)
+    for first in range(0, len(out), rows):
+        last = min(first + rows, len(out))
+        for k in range(first, last):
+            sources[k].gaussian(out[k])
+        for start in range(first * width, last * width, tails.TOGETHER):
+            part = values[start : min(start + tails.TOGETHER, last * width)]
+            for place, value in tails.cut(part).items():
+                source = sources[(start + place) // width]
+                part[place] = math.copysign(source.beyond(), value)
+
+
+class _Source(ABC):
+    """Fills a vector with standard noise, from one candidate's stream."""
+
+    def __init__(self) -> None:
+        self._beyond: list[float] = []
+
+    @abstractmethod
+    def gaussian(self, out: torch.Tensor) -> None:
+        """Fill ``out`` with standard normal values, right up to ``tails.EDGE``."""
+
+    @abstractmethod
+    def uniform(self, size: int) -> tails.Floats:
+        """Return uniform values in [0, 1), multiples of 2^-53."""
+
+    def beyond(self) -> float:
+        """Return the next value above ``tails.EDGE``, in place of one that was drawn there."""
+        if not self._beyond:
+            self._beyond = tails.gaussian_tail(self.uniform, _TAILS).tolist()
+        return self._beyond.pop()
+
+
+class _Generator(_Source):
+    """The generators of torch, and NumPy's for what they cannot reach."""
+
+    def __init__(self, streams: Streams, name: str, device: torch.device) -> None:
+        super().__init__()
+        self._generator = streams.generator(name, device=device)
+        self._fine = streams.numpy(f"{name}/fine")
+
+    def gaussian(self, out: torch.Tensor) -> None:
+        out.normal_(generator=self._generator)
+
+    def uniform(self, size: int) -> tails.Floats:
+        return self._fine.random(size)
+
+
+class _ChaCha20(_Source):
+    """The keystream of ChaCha20, turned into noise in float64."""
+
+    def __init__(self, streams: Streams, name: str, device: torch.device) -> None:
+        super().__init__()
+        self._streams, self._name, self._keys = streams, name, 0
+        self._rekey()
+
+    def _rekey(self) -> None:
+        """Start the keystream of the next key: one block counter must never come round."""
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+        key = self._streams.key(f"{self._name}/chacha20/{self._keys}")
+        self._stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+        self._keys += 1
+        self._used = 0
+
+    def gaussian(self, out: torch.Tensor) -> None:
+        half = (len(out) + 1) // 2
+        uniform = self.uniform(2 * half)
+        radius = np.sqrt(-2.0 * np.log(1.0 - uniform[:half]))
+        angle = (2.0 * math.pi) * uniform[half:]
+        values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+        out.copy_(torch.from_numpy(values[: len(out)]))
+
+    def uniform(self, size: int) -> tails.Floats:
+        if self._used + 8 * size > _KEYSTREAM:
+            self._rekey()
+        self._used += 8 * size
+        words = np.frombuffer(self._stream.update(bytes(8 * size)), dtype="<u8")
+        uniform: tails.Floats = (words >> np.uint64(11)).astype(np.float64)
+        uniform *= 2.0**-53
+        return uniform

@@ -1,0 +1,397 @@
+"""The oracle of a stack of candidates: samples, clipped sums, noise, and the transcript."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from privtune.errors import InvalidInputError
+from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
+from privtune.training.mechanism.data import Data, synthetic
+from privtune.training.mechanism.kernel import Kernel, Rows
+from privtune.training.mechanism.noise import NoiseOptions, NoiseSource, add_noise, noise_scale
+from privtune.training.mechanism.oracle import Sample
+from privtune.training.mechanism.records import RecordFacts, find_raising
+from privtune.training.mechanism.sampling import GRANULE, PoissonSampler, padded
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.transcript import StackTranscript, Transcript
+
+__all__ = ["StackOracle"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """A sample of each candidate; what is in it stays inside this module."""
+
+    rate: float
+    number: int
+    index: torch.Tensor
+    mask: torch.Tensor
+    sizes: npt.NDArray[np.int64]
+    fetched: list[Rows] = field(default_factory=list)  # kept for the next release, if in one piece
+
+
+class StackOracle:
+    """Noisy answers about the data for K candidates: see ``Oracle`` for the guarantee.
+
+    Args:
+        schedule: The public clockwork.
+        data: The private records.
+        kernel: Computes the clipped sums.
+        streams: One for each candidate.
+        device: Where to compute.
+        physical_rows: Largest number of rows of a candidate that are computed at once; a longer
+            sample is computed in pieces, which changes nothing else.
+        noise: Source and treatment of the noise.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        data: Data,
+        kernel: Kernel,
+        streams: Sequence[Streams],
+        device: torch.device,
+        physical_rows: int,
+        noise: NoiseOptions | None = None,
+    ) -> None:
+        if len(data) != schedule.records and not data.sealed_size:
+            raise InvalidInputError(
+                "data",
+                f"{len(data)} records",
+                f"must hold the {schedule.records} records of the schedule",
+            )
+        self.schedule = schedule
+        self.candidates = len(streams)
+        self.gradient_evaluations = np.zeros(self.candidates, dtype=np.int64)
+        self.nonfinite = torch.zeros(self.candidates, dtype=torch.long)
+        self._data = self._given = data
+        self._kernel = kernel
+        self._device = device
+        self._physical_rows = padded(physical_rows)
+        self._noise = NoiseSource(streams, device, kernel.layout.dtype, noise)
+        self._dropout = [s.generator("dropout", device=device) for s in streams]
+        self._scale: tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor] | None = None
+        self._log = StackTranscript(self.candidates)
+        self._sampler = PoissonSampler(
+            records=len(data),
+            rate=schedule.sample_rate,
+            rngs=[s.numpy("sampling") for s in streams],
+        )
+
+    def sample(self) -> Sample:
+        """Draw an independent Poisson sample for each candidate at the schedule's rate."""
+        index, sizes = self._sampler()
+        mask = np.arange(index.shape[1]) < sizes[:, None]
+        return self._open(
+            self.schedule.sample_rate, torch.from_numpy(index), torch.from_numpy(mask), sizes
+        )
+
+    def everything(self) -> Sample:
+        """Return the sample that holds every record, for full-batch methods."""
+        records = len(self._data)
+        index = torch.arange(records).expand(self.candidates, records)
+        mask = torch.ones((), dtype=torch.bool).expand(self.candidates, records)
+        return self._open(1.0, index, mask, np.full(self.candidates, records))
+
+    def gradient(
+        self,
+        sample: Sample,
+        params: torch.Tensor,
+        *,
+        clipping: Clipping,
+        noise_multiplier: float | torch.Tensor,
+    ) -> torch.Tensor:
+        """Release the noisy mean of the clipped per-sample gradients: see ``Oracle.gradient``."""
+        drawn = self._own(sample)
+        return self._gradient(drawn, params, clipping, noise_multiplier, halves=None)
+
+    def gradient_and_fraction(
+        self,
+        sample: Sample,
+        params: torch.Tensor,
+        *,
+        clipping: Clipping,
+        noise_multiplier: float | torch.Tensor,
+        count_noise_multiplier: float | torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Release the noisy mean gradient and the noisy fraction of records not clipped."""
+        drawn = self._own(sample)
+        halves = params.new_zeros(self.candidates)
+        gradient = self._gradient(drawn, params, clipping, noise_multiplier, halves=halves)
+        half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
+        scale = self._charge(drawn, "gaussian", count_noise_multiplier, half)
+        count = self._noisy(halves, scale, "gaussian")
+        return gradient, count / self._normaliser(drawn) + 0.5
+
+    def losses(
+        self,
+        sample: Sample,
+        params: Sequence[torch.Tensor],
+        *,
+        bound: torch.Tensor,
+        noise_multiplier: float | torch.Tensor,
+        mechanism: str = "gaussian",
+    ) -> torch.Tensor:
+        """Release the noisy mean loss at several parameter vectors: see ``Oracle.losses``."""
+        if mechanism not in ("gaussian", "laplace"):
+            raise InvalidInputError("mechanism", mechanism, 'must be "gaussian" or "laplace"')
+        drawn = self._own(sample)
+        sensitivity = bound.detach().to("cpu", torch.float64).expand(self.candidates)
+        if not bool((sensitivity.isfinite() & (sensitivity > 0.0)).all()):
+            raise InvalidInputError("bound", bound, "must be finite and above 0")
+        totals = params[0].new_zeros(len(params), self.candidates)
+        limit = bound.to(totals).unsqueeze(-1)
+        for rows in self._physical(drawn):
+            found = [self._losses(point, rows) for point in params]
+            values = torch.stack([losses for losses, _ in found])
+            usable = (torch.stack([mask for _, mask in found]) > 0) & values.isfinite()
+            clipped = values.clamp_(min=0.0).minimum(limit)
+            totals += torch.where(usable, clipped, 0.0).sum(dim=-1)
+        answers = []
+        for total in totals:
+            scale = self._charge(drawn, mechanism, noise_multiplier, sensitivity)
+            answers.append(self._noisy(total, scale, mechanism))
+        return torch.stack(answers) / self._normaliser(drawn)
+
+    def _losses(self, point: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of every row and the mask of those that count, ``[K, M]`` each."""
+
+        def losses(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._kernel.losses(point, rows), rows.mask
+
+        return self._guarded(rows, losses, losses)
+
+    def _guarded(
+        self, rows: Rows, run: Callable[[Rows], T], attempt: Callable[[Rows], object]
+    ) -> T:
+        """Run a pass; where it raises, find the records that raise alone and run it without them.
+
+        Args:
+            rows: The records.
+            run: The pass. If it raises, it has changed nothing.
+            attempt: Runs the pass on some rows to see whether it raises; what it gives is dropped.
+        """
+        states = [s.get_state() for s in rows.dropout] if self._kernel.drops else []
+        try:
+            return run(rows)
+        except Exception as error:
+            rows = self._without_raising(rows, error, attempt, states)
+        _rewind(rows, states)
+        return run(rows)
+
+    def _without_raising(
+        self,
+        rows: Rows,
+        error: Exception,
+        attempt: Callable[[Rows], object],
+        states: Sequence[torch.Tensor],
+    ) -> Rows:
+        """Return the rows with made-up ones, of mask 0, in place of those that raise alone."""
+        x, y = synthetic(rows.x[0], rows.y[0], (1, 1), rows.x.device)
+
+        def only(kept: torch.Tensor) -> Rows:
+            kept = kept.to(rows.mask.device).view(rows.mask.shape)
+            own = (_where(kept, rows.x, x), _where(kept, rows.y, y))
+            return replace(rows, x=own[0], y=own[1], mask=rows.mask * kept)
+
+        def alone(kept: torch.Tensor) -> object:
+            _rewind(rows, states)
+            return attempt(only(kept))
+
+        found = find_raising(error, rows.mask.numel(), alone)
+        self.nonfinite += (found.view(rows.mask.shape) & (rows.mask > 0).cpu()).sum(dim=1)
+        return only(~found)
+
+    def _noisy(self, total: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
+        """Add noise to one number of each candidate."""
+        noise = self._noise.gaussian(1) if kind == "gaussian" else self._noise.laplace(1)
+        return add_noise(total.unsqueeze(1), noise, scale, self._noise.options).squeeze(1)
+
+    def hold_to(self, facts: RecordFacts) -> None:
+        """Hold every record that is fetched from here on to these facts."""
+        self._data = self._given.held_to(facts)
+
+    def compute_at_once(self, rows: int) -> None:
+        """Compute at most this many rows of a candidate at once from here on."""
+        self._physical_rows = padded(rows)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these candidates alone; the others are done."""
+        index = list(rows)
+        self.candidates = len(index)
+        self.gradient_evaluations = self.gradient_evaluations[index]
+        self.nonfinite = self.nonfinite[index]
+        self._sampler.keep(index)
+        self._noise.keep(index)
+        self._dropout = [self._dropout[row] for row in index]
+        self._log.keep(index)
+        self._scale = None
+
+    def transcripts(self) -> Sequence[Transcript]:
+        """Return the K transcripts, one a candidate."""
+        return self._log.by_candidate()
+
+    def _open(
+        self, rate: float, index: torch.Tensor, mask: torch.Tensor, sizes: npt.NDArray[np.int64]
+    ) -> _Drawn:
+        number = self._log.open_sample(rate)
+        mask = mask.to(self._device, self._kernel.layout.dtype)
+        return _Drawn(rate, number, index.to(self._device), mask, sizes)
+
+    def _own(self, sample: Sample) -> _Drawn:
+        if not isinstance(sample, _Drawn):
+            raise InvalidInputError("sample", sample, "must come from this oracle")
+        return sample
+
+    def _normaliser(self, drawn: _Drawn) -> float:
+        """Return the public number that means are divided by; never a realised size."""
+        return drawn.rate * self.schedule.records
+
+    def _physical(self, drawn: _Drawn) -> Iterator[Rows]:
+        """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time."""
+        if drawn.fetched:
+            yield drawn.fetched[0]
+            return
+        for start in range(0, drawn.index.shape[1], self._physical_rows):
+            stop = start + self._physical_rows
+            rows = self._fetch(drawn, start, stop)
+            if start == 0 and stop >= drawn.index.shape[1]:
+                drawn.fetched.append(rows)
+            yield rows
+
+    def records(self, sample: Sample, start: int, stop: int) -> tuple[Rows, int]:
+        """Return some records of a sample, and how many records it has of each candidate at most.
+
+        For loops of a user's own, which see records; a training method never does.
+
+        Args:
+            sample: The sample.
+            start: First of them.
+            stop: Where they end; rows beyond the sample's size are fillers, of mask 0.
+        """
+        drawn = self._own(sample)
+        return self._fetch(drawn, start, stop), int(drawn.sizes.max())
+
+    def _fetch(self, drawn: _Drawn, start: int, stop: int) -> Rows:
+        index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
+        width = index.shape[1]
+        if width % GRANULE:  # the last piece of all records: filled up to a common size
+            missing = (0, padded(width) - width)
+            index = torch.nn.functional.pad(index, missing)
+            mask = torch.nn.functional.pad(mask, missing)
+        x, y, lost = self._data.fetch(index.reshape(-1))
+        if lost is not None:
+            self.nonfinite += ((mask > 0) & lost.view(index.shape)).sum(dim=1).cpu()
+            mask = mask * ~lost.view(index.shape)
+        sizes = (
+            drawn.sizes
+            if start == 0 and stop >= drawn.index.shape[1]
+            else (np.clip(drawn.sizes - start, 0, width))
+        )
+        x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
+        return Rows(x, y, sizes, mask, self._dropout)
+
+    def release_sum(
+        self,
+        sample: Sample,
+        total: torch.Tensor,
+        *,
+        clipping: Clipping,
+        noise_multiplier: float,
+    ) -> torch.Tensor:
+        """Release the noisy mean of gradients that were clipped and summed elsewhere.
+
+        Args:
+            sample: What they are about.
+            total: Their sum, shape ``[K, P]``, clipped by ``clipping``.
+            clipping: Gives the sensitivity.
+            noise_multiplier: Noise standard deviation over it.
+        """
+        drawn = self._own(sample)
+        scale = self._charge(
+            drawn, "gaussian", noise_multiplier, clipping.sensitivity(self.candidates)
+        )
+        noise = self._noise.gaussian(total.shape[1])
+        noisy = add_noise(total.to(noise), noise, scale, self._noise.options).to(total)
+        self.gradient_evaluations += drawn.sizes
+        return noisy / self._normaliser(drawn)
+
+    def _gradient(
+        self,
+        drawn: _Drawn,
+        params: torch.Tensor,
+        clipping: Clipping,
+        noise_multiplier: float | torch.Tensor,
+        *,
+        halves: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Release a noisy mean: the noise is laid down first, the clipped sums are added to it."""
+        sensitivity = clipping.sensitivity(self.candidates)
+        scale = self._charge(drawn, "gaussian", noise_multiplier, sensitivity)
+        noise = self._noise.gaussian(params.shape[1])
+        wide = self._noise.options.wide
+        out = torch.zeros_like(params) if wide else noise.mul_(scale.unsqueeze(1))
+
+        def add(rows: Rows) -> torch.Tensor | None:
+            return self._kernel.accumulate(params, rows, clipping, out=out, halves=halves)
+
+        def attempt(rows: Rows) -> object:
+            return self._kernel.accumulate(params, rows, clipping, out=torch.zeros_like(params))
+
+        for rows in self._physical(drawn):
+            bad = self._guarded(rows, add, attempt)
+            if bad is not None:
+                self.nonfinite += bad.cpu()
+        if wide:
+            out = add_noise(out, noise, scale, self._noise.options)
+        self.gradient_evaluations += drawn.sizes
+        out /= self._normaliser(drawn)
+        if isinstance(clipping, CoordinateTransform):
+            return out * clipping.scale + clipping.center
+        return out
+
+    def _charge(
+        self,
+        drawn: _Drawn,
+        kind: str,
+        noise_multiplier: float | torch.Tensor,
+        sensitivity: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write a release into the transcripts and return the scale of its noise, ``[K]``."""
+        known = self._scale
+        if (
+            known is None
+            or known[0] is not sensitivity
+            or isinstance(noise_multiplier, torch.Tensor)
+            or known[1] != noise_multiplier
+        ):
+            scale = noise_scale(noise_multiplier, sensitivity)
+            own: float | tuple[float, ...]
+            if isinstance(noise_multiplier, torch.Tensor):
+                own = tuple(noise_multiplier.double().expand(self.candidates).tolist())
+            else:
+                own = float(noise_multiplier)
+            scale = scale.to(self._device, self._kernel.layout.dtype)
+            known = self._scale = (sensitivity, own, scale)
+        self._log.record(drawn.number, kind, known[1])
+        return known[2]
+
+
+def _rewind(rows: Rows, states: Sequence[torch.Tensor]) -> None:
+    """Put the streams of dropout back, so that a pass that is repeated drops the same."""
+    for stream, state in zip(rows.dropout, states, strict=False):
+        stream.set_state(state)
+
+
+def _where(kept: torch.Tensor, values: torch.Tensor, made_up: torch.Tensor) -> torch.Tensor:
+    return torch.where(kept.view(*kept.shape, *(1 for _ in values.shape[2:])), values, made_up)

@@ -1,0 +1,304 @@
+"""The kernel behind a loop's ``loss_of``: made once, and anew when the function means another thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import _C, nn
+
+from privtune.errors import InvalidInputError
+from privtune.training.engine.batched import BatchedKernel, NotBatchableError
+from privtune.training.engine.graph.capture import run_one
+from privtune.training.engine.one_by_one import OneByOneKernel
+from privtune.training.engine.stacks import longest_sample, memory_model
+from privtune.training.mechanism.data import synthetic
+from privtune.training.mechanism.kernel import Kernel, Layout, LossOf, Rows, say_once
+from privtune.training.mechanism.records import RecordFacts, find_facts
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.own_loop.replay import Recording
+from privtune.training.own_loop.weights import LoopError
+
+if TYPE_CHECKING:
+    from privtune.training.mechanism.clipping import Clipping
+
+__all__ = ["RecordLossKernel", "numbers_in"]
+
+Allowed = Callable[[Recording, torch.Tensor], None]
+
+_DEPTH = 3
+_SMALL = 2**24  # up to this many records times weights a sample is computed in one pass
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+_HELD = (*_PLAIN, torch.Tensor, list, tuple, dict)
+_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_LOOKED_INTO = 64  # lists and tables of at most this many parts are compared part by part
+_PATIENCE = 8  # after this many changes of the loss a warning says that each costs a capture
+
+
+class RecordLossKernel:
+    """Clipped sums of the losses that a loop defines record by record.
+
+    Args:
+        model: The loop's model.
+        layout: Where its trainable parameters lie.
+        flat: Their memory, shape ``[P]``.
+        x: Inputs of some records, for shape and type alone; may be none.
+        y: Targets of a record, likewise.
+        one_by_one: Whether records are taken in passes of their own.
+        all_classes: Whether no target is negative, so that none can be an index to ignore.
+
+    **Guarantee**: records are coupled by nothing: the function sees one record at a time, under
+    ``vmap`` or in a pass of its own, and keeps nothing from one to the next.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        *,
+        flat: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        one_by_one: bool,
+        all_classes: bool = False,
+    ) -> None:
+        self.layout = layout
+        self._all_classes = all_classes
+        self._model, self._flat, self._x, self._y = model, flat, x, y
+        self._one_by_one = one_by_one
+        self._kernel: Kernel | None = None
+        self._meaning: Hashable = None
+        self._modes = _Modes(model)
+        self._known: object = None
+        self._settled: list[tuple[dict[str, Any], str, object]] | None = None
+        self._changes = 0
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that is run."""
+        return self._model
+
+    @property
+    def drops(self) -> bool:
+        """Whether a pass draws from the streams of dropout."""
+        return self._current().drops
+
+    def use(self, loss_of: LossOf, allowed: Allowed = lambda *_: None) -> bool:
+        """Take the loss of the next step.
+
+        Args:
+            loss_of: The loss of one record.
+            allowed: Refuses what it reads beside its record, from a recording of one.
+
+        Returns:
+            Whether it is another one than before.
+
+        Raises:
+            InvalidInputError: If it cannot be computed record by record: names the way out.
+            LoopError: If computing it changes the model, or gives another number when it is
+                computed again.
+        """
+        if self._kernel is not None and self._modes.same() and self._same(loss_of):
+            return False
+        self._changes += self._kernel is not None
+        if self._changes == _PATIENCE:
+            say_once(
+                "loss_of, or what it refers to, has changed from step to step: each change is "
+                "captured anew, which costs more than a step. Pass what changes as a tensor."
+            )
+        self._kernel = self._make(loss_of, allowed)
+        self._meaning, self._modes = _meaning(loss_of, _DEPTH), _Modes(self._model)
+        self._known, self._settled = loss_of, _settled(loss_of)
+        return True
+
+    def _same(self, loss_of: LossOf) -> bool:
+        """Say whether a function means what the last one meant; quickly where it is that one."""
+        if loss_of is self._known and self._settled is not None:
+            return all(table.get(name) is value for table, name, value in self._settled)
+        return _meaning(loss_of, _DEPTH) == self._meaning
+
+    def facts(self, loss_of: LossOf) -> RecordFacts:
+        """Return what is public about records, as far as model and loss show it."""
+        device = self._flat.device
+        return find_facts(lambda x, y: loss_of(self._model, x, y), self._x, self._y, device=device)
+
+    def rows_at_once(self, schedule: Schedule) -> int:
+        """Return how many records to compute at once, where the loop does not say."""
+        kernel, longest = self._current(), max(longest_sample(schedule), 1024)
+        if isinstance(kernel, OneByOneKernel) or longest * self.layout.size <= _SMALL:
+            return longest
+        return memory_model(kernel, longest=longest).piece
+
+    def accumulate(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums: see ``Kernel``."""
+        return self._current().accumulate(params, rows, clipping, out=out, halves=halves)
+
+    def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the loss of every row: see ``Kernel``."""
+        return self._current().losses(params, rows)
+
+    def _current(self) -> Kernel:
+        if self._kernel is None:
+            raise LoopError("No loss was given: call private.step(batch, loss_of).")
+        return self._kernel
+
+    def _make(self, loss_of: LossOf, allowed: Allowed) -> Kernel:
+        self._refuse_memory(loss_of, allowed)
+        if self._one_by_one:
+            return OneByOneKernel(self._model, loss_of, self._flat)
+        try:
+            kernel = BatchedKernel(
+                lambda: self._model,
+                loss_of,
+                x=self._x,
+                y=self._y,
+                device=self._flat.device,
+                all_classes=self._all_classes,
+            )
+        except NotBatchableError as reason:
+            raise InvalidInputError(
+                "loss_of",
+                type(self._model).__name__,
+                f"must be computable record by record under torch.vmap ({reason})",
+                "make_private(..., one_by_one=True) takes each record in a pass of its own, slowly "
+                "and rightly; the Opacus form, private.step(losses), is the other way.",
+            ) from None
+        return kernel
+
+    def _refuse_memory(self, loss_of: LossOf, allowed: Allowed) -> None:
+        """Refuse a loss that remembers records, or reads others than its own."""
+        named = {
+            n: p.detach().requires_grad_(p.requires_grad) for n, p in self._model.named_parameters()
+        }
+        (xs, ys) = synthetic(self._x, self._y, (1, 2), self._flat.device)
+        found = []
+        for record in (0, 1, 0):
+            x, y = xs[0, record], ys[0, record]
+            recording = Recording(x, y)
+            recording.start()
+            try:
+                with torch.enable_grad():
+                    loss = run_one(self._model, loss_of, named, x, y, masks=())
+            except ValueError as error:
+                if "Expected more than 1 value" not in str(error):
+                    raise
+                raise InvalidInputError(
+                    "loss_of", "batch_norm", "must be computable for a record by itself"
+                ) from None
+            finally:
+                recording.stop()
+            allowed(recording, loss)
+            self._refuse_constants(recording)
+            found.append(loss.detach().clone())
+        if not torch.equal(found[0].nan_to_num(), found[2].nan_to_num()):
+            raise LoopError(
+                "loss_of gives another number when the same record is evaluated again: it, or a "
+                "module, keeps something of the records that it sees (a running mean, a list). A "
+                "record's loss must be a function of the record and the weights alone."
+            )
+
+    def _refuse_constants(self, recording: Recording) -> None:
+        """Refuse weights that are not reached through the model that the loss is given."""
+        own = {id(p) for p in self._model.parameters() if p.requires_grad}
+        if not self._one_by_one and any(id(t) in own for t in recording.sources()):
+            raise LoopError(
+                "loss_of reads a weight of the model that it did not reach through the model that it "
+                "was given, so it would be a constant. Reach weights through the first argument: "
+                "model.parameters()."
+            )
+
+
+class _Modes:
+    """What a captured pass takes for constant: modes, and plain attributes of a model's parts.
+
+    They are compared at every step, so numbers and words are looked up and nothing else is done.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._plain: list[tuple[dict[str, Any], int, list[tuple[str, Any]]]] = []
+        self._held: list[tuple[dict[str, Any], str, Hashable]] = []
+        for part in model.modules():
+            own = {n: v for n, v in vars(part).items() if n not in _EVERY_MODULE}
+            plain = [(name, value) for name, value in own.items() if isinstance(value, _PLAIN)]
+            self._plain.append((vars(part), len(vars(part)), plain))
+            self._held += [
+                (vars(part), name, _meaning(value, 0))
+                for name, value in own.items()
+                if isinstance(value, _HELD) and not isinstance(value, _PLAIN)
+            ]
+
+    def same(self) -> bool:
+        """Say whether nothing of it has changed."""
+        for table, size, plain in self._plain:
+            if len(table) != size:
+                return False
+            for name, value in plain:
+                now = table.get(name)
+                if now is not value and now != value:
+                    return False
+        return all(_meaning(table.get(name), 0) == held for table, name, held in self._held)
+
+
+def numbers_in(loss_of: LossOf) -> set[float]:
+    """Return the numbers that a function refers to, a few levels down."""
+    found: set[float] = set()
+    waiting: list[Any] = [_meaning(loss_of, _DEPTH)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, tuple):
+            waiting += part
+        elif isinstance(part, float):
+            found.add(part)
+    return found
+
+
+def _settled(value: Any) -> list[tuple[dict[str, Any], str, object]] | None:
+    """Return all that a plain function refers to, if that is modules, classes and built-ins alone."""
+    if not isinstance(value, FunctionType) or value.__closure__ or value.__defaults__:
+        return None
+    table = value.__globals__
+    found = [(table, name, table.get(name)) for name in value.__code__.co_names]
+    fixed = (ModuleType, type, BuiltinFunctionType, type(None))
+    return found if all(isinstance(part, fixed) for _, _, part in found) else None
+
+
+def _meaning(value: Any, depth: int) -> Hashable:
+    """Return what tells two functions apart: code, and what it refers to, a few levels down."""
+    if isinstance(value, _PLAIN):
+        return (type(value).__name__, value)
+    if isinstance(value, torch.Tensor) and _C._functorch.is_functorch_wrapped_tensor(value):
+        return "what a pass left behind"
+    if isinstance(value, torch.Tensor):
+        return (id(value), 0 if value.is_inference() else value._version)
+    if isinstance(value, tuple | frozenset | list) and len(value) <= _LOOKED_INTO:
+        return (id(value), *(_meaning(part, depth) for part in value))
+    if isinstance(value, dict) and len(value) <= _LOOKED_INTO:
+        return (id(value), *((str(key), _meaning(part, depth)) for key, part in value.items()))
+    if isinstance(value, list | dict):
+        return (id(value), len(value))
+    if isinstance(value, MethodType):
+        return (_meaning(value.__func__, depth), id(value.__self__))
+    if not isinstance(value, FunctionType) or depth == 0:
+        return id(value)
+    cells = (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))
+    names = (value.__globals__.get(name) for name in value.__code__.co_names)
+    parts = (*cells, *names, *(value.__defaults__ or ()))
+    return (value.__code__, *(_meaning(part, depth - 1) for part in parts))
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

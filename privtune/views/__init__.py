@@ -1,0 +1,1 @@
+"""What people read of a study: its record, the report, the privacy statement. Needs no tracker."""

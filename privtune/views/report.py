@@ -1,0 +1,325 @@
+"""The report: one page that shows a study, explains its ε, and needs nothing from outside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from privtune.accounting import explain
+from privtune.accounting.registry import formula
+from privtune.views.page import (
+    Html,
+    details,
+    document,
+    facts,
+    figure,
+    rows_of,
+    section,
+    table,
+    text,
+)
+from privtune.views.record import LEDGER_TABLE, budget_view, ledger_table
+from privtune.views.statement import privacy_statement
+from privtune.views.text import (
+    budget_line,
+    ceil_to,
+    public_facts,
+    show_epsilon,
+    show_params,
+    utility_column,
+)
+
+if TYPE_CHECKING:
+    from privtune.accounting import Explanation
+    from privtune.ledger import Charge
+    from privtune.strategies import Plan
+    from privtune.study import ArmStatus, Study
+    from privtune.views.record import ArmRecord, BudgetView
+
+__all__ = ["render_arm", "render_study"]
+
+_UTILITY = {
+    "test accuracy": "Test accuracy of each released model, with 95% intervals over the public test "
+    "records,",
+    "validation accuracy": "The validation accuracy that each arm was chosen by, noised if private,",
+    "validation loss": "The validation loss that each arm was chosen by, noised if private,",
+}
+
+
+def render_arm(record: ArmRecord, view: BudgetView) -> str:
+    """Return the page of one arm, without scripts: MLflow shows it among the run's artifacts.
+
+    Args:
+        record: What is logged of the arm.
+        view: The state of the budget.
+    """
+    lines = [line for line in record.note.splitlines() if line]
+    values = {name: value for name, value, step in record.points if step == 0}
+    shown = {
+        "ε of the procedure": f"{ceil_to(values['eps/total'], 4):.4f}"
+        if "eps/total" in values
+        else "no guarantee",
+        "ε of one training (not the promise)": f"{ceil_to(values['eps/one_run'], 4):.4f}"
+        if "eps/one_run" in values
+        else "no guarantee",
+        **record.params,
+    }
+    ledger = record.documents[LEDGER_TABLE]
+    return document(
+        f"{record.arm}: privacy report",
+        Html(f"<h1>{text(record.arm)}</h1>"),
+        Html(f'<p class="lead">{text(lines[0])}</p>'),
+        *(Html(f"<p>{text(line.replace('**', ''))}</p>") for line in lines[1:]),
+        section("Numbers", facts(shown, caption="The arm's guarantee and parameters")),
+        section(
+            "Charges of the budget",
+            table(
+                ledger["columns"],
+                rows_of(ledger),
+                caption="Every charge; costs alone do not add up to the cost of the whole",
+                numeric=["ε alone"],
+                wide=["event"],
+            ),
+        ),
+        _checking(view),
+    )
+
+
+def render_study(study: Study) -> str:
+    """Return the page that ``privtune study compare --html`` writes.
+
+    Args:
+        study: A study; arms that have not been released are shown as planned.
+
+    Returns:
+        HTML with Plotly inside: it opens without a network.
+    """
+    arms = study.status()
+    view = budget_view(study)
+    budget = study.spec.budget
+    return document(
+        f"{study.name}: hyperparameter tuning under differential privacy",
+        Html(
+            f'<p class="quiet">PrivTune study report</p><h1>{text(study.name)}</h1>'
+            f'<p class="lead">{text(budget_line(budget, view.spent, view.left))}.</p>'
+        ),
+        _weakened(study),
+        _comparison(arms),
+        *_figures(study, arms),
+        _charges(study, view),
+        _declared(study),
+        privacy_statement(study, arms, view),
+        _checking(view),
+        plotly=True,
+    )
+
+
+def _weakened(study: Study) -> Html:
+    if study.spec.seed is None:
+        return Html("")
+    return Html(
+        f'<p class="lead warn"><strong>Fixed seed {study.spec.seed}.</strong> No guarantee holds '
+        "against whoever knows the seed.</p>"
+    )
+
+
+def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
+    utility, values = utility_column(arms)
+    rows = []
+    for arm in arms:
+        release = arm.release
+        mark = " †" if arm.plan.is_sealed else ""
+        seconds = None if release is None else release.cost.wall_seconds
+        params = {} if release is None else release.params
+        rows.append(
+            (
+                arm.plan.arm,
+                arm.plan.strategy,
+                show_epsilon(arm.guarantee.epsilon),
+                values.get(arm.plan.arm, arm.state),
+                f"{arm.plan.expected_gradient_evaluations:,.0f}{mark}",
+                "—" if seconds is None else f"{seconds:.1f}{mark}",
+                show_params(params) or "—",
+            )
+        )
+    columns = [
+        "arm",
+        "strategy",
+        "ε",
+        utility,
+        "gradients",
+        "seconds",
+        "released parameters",
+    ]
+    return section(
+        "Comparison",
+        table(
+            columns,
+            rows,
+            caption="What each arm reached, at what ε, at what cost",
+            numeric=["ε", utility, "gradients", "seconds"],
+        ),
+        Html(
+            '<p class="quiet">Gradient evaluations are expectations: sizes of Poisson samples are '
+            "private. † The plan's expectation: what a sealed round really took would tell its secret "
+            "number of runs.</p>"
+        ),
+        anchor="comparison",
+    )
+
+
+def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
+    from privtune import plots
+
+    released = [arm.release for arm in arms if arm.release is not None]
+    shown = [_budget_figure(study)]
+    utility, values = utility_column(arms)
+    if values and " or " not in utility:  # losses and accuracies have no axis in common
+        shown.append(
+            section(
+                "Utility against ε",
+                figure(
+                    "utility",
+                    plots.plot_utility(study, metric=utility.replace(" ", "_")),
+                    caption=f"{_UTILITY[utility]} against the ε of its "
+                    "procedure. The hollow marker is the ε of the released training alone, which "
+                    "forgets the search.",
+                ),
+            )
+        )
+    if released:
+        shown.append(
+            section(
+                "Cost",
+                figure(
+                    "cost",
+                    plots.plot_cost(study),
+                    caption="Gradient evaluations and time of each arm; hatched: the plan's "
+                    "expectation.",
+                ),
+            )
+        )
+    if any(release.curves for release in released):
+        shown.append(
+            section(
+                "What the trainings did with their hyperparameters",
+                figure(
+                    "trajectories",
+                    plots.plot_trajectories(study),
+                    caption="Released curves by step. Each is computed from noisy, paid-for releases.",
+                ),
+            )
+        )
+    laws = [plan for plan in study.plans if plan.runs is not None]
+    return shown + [_law_figure(study, plan, number) for number, plan in enumerate(laws)]
+
+
+def _budget_figure(study: Study) -> Html:
+    from privtune import plots
+    from privtune.plots._budget import shares
+
+    parts = table(
+        ["charge", "ε added", "ε alone"],
+        [(label, f"{added:.4f}", f"{alone:.4f}") for label, added, alone in shares(study)],
+        caption="What each charge added to the composition",
+        numeric=["ε added", "ε alone"],
+    )
+    return section(
+        "The budget",
+        figure(
+            "budget",
+            plots.plot_budget(study),
+            caption="What each arm added to the budget, in the order of charging. The parts are "
+            "increments of the composition; costs alone do not add up.",
+            numbers=parts,
+        ),
+    )
+
+
+def _law_figure(study: Study, plan: Plan, number: int) -> Html:
+    from privtune import plots
+    from privtune.plots._runs import costs_at_other_means
+
+    costs = table(
+        ["mean runs", "ε"],
+        [(f"{mean:g}", show_epsilon(cost, 4)) for mean, cost in costs_at_other_means(study, plan)],
+        caption="ε of the selection at other means, with the same noise",
+        numeric=["mean runs", "ε"],
+    )
+    return section(
+        f"The number of runs of {plan.arm}",
+        figure(
+            f"runs-{number}",
+            plots.plot_runs(study, arm=plan.arm),
+            caption="The law from which the secret number of runs K was drawn, and what the "
+            "selection would cost at other means with the same noise. What K was is sealed.",
+            numbers=costs,
+        ),
+    )
+
+
+def _charges(study: Study, view: BudgetView) -> Html:
+    document = ledger_table(view.charges, study)
+    columns = ["charge", "study", "arm", "state", "ε alone", "why this ε"]
+    rows = [
+        (*row[:5], _why(study, charge))
+        for row, charge in zip(rows_of(document), view.charges, strict=True)
+    ]
+    return section(
+        "Every charge",
+        table(
+            columns,
+            rows,
+            caption=f"All charges of budget {study.spec.budget.name}",
+            numeric=["ε alone"],
+            wide=["why this ε"],
+        ),
+        anchor="charges",
+    )
+
+
+def _declared(study: Study) -> Html:
+    return section(
+        "Declared public",
+        Html(
+            '<p class="quiet">What the numbers above rest on and no guarantee covers. Rates, averages '
+            "and scores are computed with the declared numbers of records.</p>"
+        ),
+        *(facts(known, caption=arms) for arms, known in public_facts(study.plans)),
+        anchor="public",
+    )
+
+
+def _why(study: Study, charge: Charge) -> Html:
+    budget = study.spec.budget
+    tree = explain(charge.event, budget.delta, adjacency=budget.adjacency)
+    return details(formula(charge.event), Html(f'<ul class="tree">{_node(tree)}</ul>'))
+
+
+def _node(node: Explanation) -> str:
+    saved = "" if node.saved is None else f"; leaving it out would save {node.saved:.4f}"
+    line = f"{text(node.text)}: <strong>ε = {show_epsilon(node.epsilon, 4)}</strong> by {text(node.method)}"
+    children = "".join(_node(child) for child in node.children)
+    inner = f'<ul class="tree">{children}</ul>' if children else ""
+    return f"<li>{line}{saved}{inner}</li>"
+
+
+def _checking(view: BudgetView) -> Html:
+    certificate: Any = view.certificate
+    name = certificate["budget"]["terms"]["name"]
+    return section(
+        "How to check it",
+        Html(
+            "<p>Everybody can edit a page. The record is the ledger, and its certificate checks itself: "
+            f"<code>privtune budget verify --certificate {text(name)}.certificate.json</code>. It holds "
+            "the events of this page, from which every ε follows.</p>"
+        ),
+        facts(
+            {
+                "Chain head": Html(f"<code>{text(certificate['head'])}</code>"),
+                "Digest of the certificate": Html(f"<code>{text(certificate['digest'])}</code>"),
+                "Libraries": ", ".join(f"{k} {v}" for k, v in certificate["libraries"].items()),
+            },
+            caption="What the certificate is known by",
+        ),
+        anchor="check",
+    )

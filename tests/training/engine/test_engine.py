@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from privtune.errors import InvalidInputError
+from privtune.training.engine.train import TensorData, flatten_params, load_params, train
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.transcript import TranscriptMismatchError
+from privtune.training.methods.hyfreedp import HyFreeDP
+from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, mlp, secrets
+
+
+def run(
+    method, *, candidates, secrets_, data=None, steps=30, rate=0.1, stack="auto", snapshots_at=()
+):
+    x, y = data or blobs()
+    return train(
+        method,
+        Schedule(len(x), rate, steps),
+        model=mlp,
+        loss=cross_entropy,
+        data=TensorData(x, y),
+        candidates=candidates,
+        secrets=secrets_,
+        device="cpu",
+        stack=stack,
+        snapshots_at=snapshots_at,
+    )
+
+
+def good(count, lr=0.5, norm=1.0):
+    return [{"learning_rate": lr, "max_grad_norm": norm}] * count
+
+
+def accuracy(params, x, y):
+    model = mlp()
+    load_params(model, params)
+    return (model(x).argmax(1) == y).float().mean().item()
+
+
+def test_training_learns_and_reports():
+    result = run(SimpleDPSGD(0.5), candidates=good(2), secrets_=secrets(2), steps=60)
+    assert result.params.shape == (2, flatten_params(mlp()).numel())
+    assert result.report["learning_rate"].shape == (60, 2)
+    x, y = blobs()
+    assert min(accuracy(p, x, y) for p in result.params) > 0.9
+    assert not torch.equal(result.params[0], result.params[1])
+    assert all(n > 0 for n in result.gradient_evaluations)
+    assert result.diverged == (False, False)
+
+
+def test_same_secrets_same_bits():
+    a = run(SimpleDPSGD(1.0), candidates=good(2), secrets_=secrets(2), steps=5)
+    b = run(SimpleDPSGD(1.0), candidates=good(2), secrets_=secrets(2), steps=5)
+    assert torch.equal(a.params, b.params)
+
+
+def test_result_does_not_depend_on_the_stack():
+    together = run(SimpleDPSGD(1.0), candidates=good(5), secrets_=secrets(5), steps=8)
+    for stack in (1, 2):
+        apart = run(SimpleDPSGD(1.0), candidates=good(5), secrets_=secrets(5), steps=8, stack=stack)
+        torch.testing.assert_close(apart.params, together.params, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("stack", ["auto", 2])
+@pytest.mark.parametrize(
+    ("method", "given"), [(SimpleDPSGD(1.0), good(3)), (HyFreeDP(1.0, 1.0), [{}] * 3)]
+)
+def test_snapshots_are_what_a_shorter_training_ends_with(method, given, stack):
+    common = {"candidates": given, "secrets_": secrets(3), "stack": stack}
+    long = run(method, steps=8, snapshots_at=(2, 7), **common)
+    short = run(method, steps=3, **common)
+    for candidate, snapshots in enumerate(long.snapshots):
+        assert sorted(snapshots) == [2, 7]
+        assert torch.equal(snapshots[2], short.params[candidate])
+        assert torch.equal(snapshots[7], long.params[candidate])
+        assert not torch.equal(snapshots[2], snapshots[7])
+    assert short.snapshots == ({}, {}, {})
+
+
+def test_more_releases_than_charged_fail():
+    with pytest.raises(TranscriptMismatchError):
+        run(SimpleDPSGD(1.0, extra_releases=1), candidates=good(1), secrets_=secrets(1), steps=3)
+
+
+def test_empty_batches_release_noise():
+    result = run(SimpleDPSGD(1.0), candidates=good(2), secrets_=secrets(2), steps=4, rate=1e-9)
+    assert result.gradient_evaluations == (0, 0)
+    assert result.params.isfinite().all()
+    assert result.params.abs().max() > 1e3  # noise over an expected batch size of 2e-7
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e38])
+def test_poisoned_record_adds_exactly_nothing(poison):
+    x, y = blobs()
+    bad = x.clone()
+    bad[3] = poison
+    result = run(SimpleDPSGD(0.0), candidates=good(1), secrets_=secrets(1), data=(bad, y), steps=20)
+    assert result.params.isfinite().all()
+    assert result.nonfinite[0] > 0
+
+
+def test_divergence_is_a_result_and_touches_nobody():
+    calm = good(3)
+    wild = [*good(1), {"learning_rate": float("inf"), "max_grad_norm": 1.0}, *good(1)]
+    a = run(SimpleDPSGD(1.0), candidates=calm, secrets_=secrets(3), steps=6)
+    b = run(SimpleDPSGD(1.0), candidates=wild, secrets_=secrets(3), steps=6)
+    assert b.diverged == (False, True, False)
+    assert torch.equal(a.params[[0, 2]], b.params[[0, 2]])
+
+
+def test_secrets_must_match_candidates():
+    with pytest.raises(InvalidInputError, match="one for each candidate"):
+        run(SimpleDPSGD(1.0), candidates=good(2), secrets_=secrets(1))
+
+
+def test_data_must_have_the_size_of_the_schedule():
+    x, y = blobs()
+    with pytest.raises(InvalidInputError, match="records of the schedule"):
+        train(
+            SimpleDPSGD(1.0),
+            Schedule(len(x) + 1, 0.1, 1),
+            model=mlp,
+            loss=cross_entropy,
+            data=TensorData(x, y),
+            candidates=good(1),
+            secrets=secrets(1),
+        )
+
+
+@pytest.mark.parametrize("steps", [1, 5, 12, 13, 500])
+def test_checkpoints_are_steps_of_the_schedule_and_end_with_the_last(steps):
+    chosen = Schedule(100, 0.1, steps).checkpoints()
+    assert len(chosen) == min(steps, 12)
+    assert chosen[-1] == steps - 1
+    assert list(chosen) == sorted(set(chosen))
+    assert chosen[0] >= 0

@@ -1,0 +1,184 @@
+"""One record adds at most the bound, from the smallest to the largest numbers there are."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.opacus_adapter import OpacusKernel
+from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
+from privtune.training.mechanism.kernel import Layout, OfOutputs, Rows
+from privtune.training.mechanism.streams import Streams
+
+CPU = torch.device("cpu")
+SIZES = [1e-45, 1e-38, 1e-30, 1e-25, 1e-19, 1e-10, 1.0, 1e10, 1e18, 1.5e19, 1e25, 3e38]
+FEW = [1e-45, 1e-25, 1e-10, 1.0, 1.5e19, 3e38]  # where a step through Opacus takes its time
+BOUNDS = [1e-8, 1e-5, 1e-2, 1.0, 1e8]
+
+
+class ByHand(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class Positions(nn.Module):
+    """A matrix at several places of a record: few of them for Gram matrices, many for gradients."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.matrix = nn.Linear(width, 3 if width < 10 else 40)
+
+    def forward(self, x):
+        return self.matrix(x)
+
+
+MODELS = {
+    "outer": (lambda: nn.Linear(3, 4), (3,), (4,)),
+    "outer without bias": (lambda: nn.Linear(3, 4, bias=False), (3,), (4,)),
+    "direct": (lambda: Positions(3), (5, 3), (5, 3)),
+    "ghost": (lambda: Positions(40), (2, 40), (2, 40)),
+    "conv": (lambda: nn.Conv2d(1, 2, 2), (1, 3, 3), (2, 2, 2)),
+    "copies": (ByHand, (3,), (3,)),
+    "two layers": (lambda: nn.ModuleList([nn.Linear(3, 4), nn.Linear(3, 4)]), (3,), (8,)),
+}
+
+
+class Beside(nn.Module):
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x):
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+def build(name):
+    make, inputs, outputs = MODELS[name]
+    return (lambda: Beside(make()) if name == "two layers" else make()), inputs, outputs
+
+
+@OfOutputs
+def product(output, target):
+    """A loss whose gradient with respect to the output is the target."""
+    return (output * target).flatten(1).sum(dim=1)
+
+
+def released(kernel, x, y, clipping):
+    """Return what one record adds, at parameters of zero: nothing is lost on the way."""
+    params = torch.zeros(1, kernel.layout.size)
+    rows = Rows(
+        x[None, None], y[None, None], [1], torch.ones(1, 1), [Streams(bytes(32)).generator("d")]
+    )
+    out = torch.zeros_like(params)
+    kernel.accumulate(params, rows, clipping, out=out)
+    return out[0].double()
+
+
+def records(inputs, outputs, sizes=SIZES):
+    for one, other in itertools.product(sizes, sizes):
+        x, y = torch.full(inputs, 52.0), torch.full(outputs, other)
+        x.view(-1)[0] = one
+        yield x, y
+        yield torch.full(inputs, one), y
+
+
+def sweep(kernel, inputs, outputs, make, sizes=SIZES):
+    for x, y in records(inputs, outputs, sizes):
+        for bound in BOUNDS:
+            added = released(kernel, x, y, make(bound))
+            assert float(added.norm()) <= (1.0 + 1e-5) * bound, (x, y, bound)
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n != "two layers"])
+def test_batched(name):
+    model, inputs, outputs = build(name)
+    x, y = torch.zeros(1, *inputs), torch.zeros(1, *outputs)
+    kernel = BatchedKernel(model, product, x=x, y=y, device=CPU)
+    forms = {getattr(use, "form", name) for use in kernel.plan.uses}
+    assert forms & {name.split()[0], "outer", "direct"}
+    sweep(kernel, inputs, outputs, Flat)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("name", ["outer", "conv"])
+def test_through_opacus(mode, name):
+    model, inputs, outputs = build(name)
+    x, y = torch.zeros(1, *inputs), torch.zeros(1, *outputs)
+    kernel = OpacusKernel(model, product, x=x, y=y, device=CPU, mode=mode)
+    sweep(kernel, inputs, outputs, Flat, FEW)
+
+
+@pytest.mark.parametrize("name", ["two layers", "outer"])
+def test_other_clippings(name):
+    model, inputs, outputs = build(name)
+    x, y = torch.zeros(1, *inputs), torch.zeros(1, *outputs)
+    kernel = BatchedKernel(model, product, x=x, y=y, device=CPU)
+    layers = len(kernel.layout.layers)
+    sweep(kernel, inputs, outputs, lambda c: PerLayer(torch.full((layers,), c / layers**0.5)))
+    size = kernel.layout.size
+    center, scale = torch.full((1, size), 0.1), torch.linspace(1e-3, 3.0, size)[None]
+    for x, y in records(inputs, outputs):
+        assert float(released(kernel, x, y, Automatic()).norm()) <= 1.0 + 1e-5
+        for bound in BOUNDS:
+            clipping = CoordinateTransform(center, scale, bound)
+            assert float(released(kernel, x, y, clipping).norm()) <= (1.0 + 1e-5) * bound
+
+
+def test_tables():
+    """Rows of a table that are looked up twice, once, and together with others."""
+    index = torch.tensor([0, 1, 0, 2])
+    kernel = BatchedKernel(
+        lambda: nn.Embedding(4, 3), product, x=index[None], y=torch.zeros(1, 4, 3), device=CPU
+    )
+    for size in SIZES:
+        for y in (torch.full((4, 3), size), size * torch.tensor([1.0, 1.0, -1.0, 0.5])[:, None]):
+            for bound in BOUNDS:
+                added = released(kernel, index, y.expand(4, 3).contiguous(), Flat(bound))
+                assert float(added.norm()) <= (1.0 + 1e-5) * bound
+
+
+def test_a_record_that_used_to_slip_through():
+    """Its output gradient is 1e-25, so squares vanish; its gradient is 1.5e-6, and is clipped."""
+    model, inputs, outputs = build("outer")
+    kernel = BatchedKernel(
+        model, product, x=torch.zeros(1, *inputs), y=torch.zeros(1, *outputs), device=CPU
+    )
+    x, y = torch.tensor([1.5e19, 52.0, 0.0]), torch.full((4,), 1e-25)
+    assert float(x.double().norm() * y.double().norm()) > 2e-6
+    added = float(released(kernel, x, y, Flat(1e-8)).norm())
+    assert 0.0 < added <= 1e-8 * (1.0 + 1e-5)
+
+
+def test_a_bound_that_float32_does_not_see_is_refused():
+    from privtune.errors import InvalidInputError
+
+    with pytest.raises(InvalidInputError, match="at least 1e-15"):
+        Flat(1e-20).sensitivity(1)
+
+
+def test_ghost_mode_gives_way_to_a_clipping_that_needs_gradients():
+    model, inputs, outputs = build("outer")
+    kernel = OpacusKernel(
+        model,
+        product,
+        x=torch.zeros(1, *inputs),
+        y=torch.zeros(1, *outputs),
+        device=CPU,
+        mode="ghost",
+    )
+    size = Layout(model()).size
+    clipping = CoordinateTransform(torch.zeros(1, size), torch.full((1, size), 0.5), 1.0)
+    x, y = torch.tensor([1.0, 2.0, -1.0]), torch.tensor([0.1, 0.2, 0.3, 0.4])
+    added = released(kernel, x, y, clipping)
+    gradient = 2.0 * torch.cat([torch.outer(y, x).flatten(), y]).double()
+    assert kernel.mode == "hooks"
+    torch.testing.assert_close(added, gradient / gradient.norm(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(released(kernel, x, y, Flat(100.0)), 0.5 * gradient)

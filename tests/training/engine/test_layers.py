@@ -1,0 +1,342 @@
+"""Clipped sums of the batched kernel against records taken one by one, for every layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.layers.uses import CopyUse
+from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
+from privtune.training.mechanism.kernel import OfOutputs, Rows
+from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients
+
+CPU = torch.device("cpu")
+
+
+class Attention(nn.Module):
+    def __init__(self, cross=False, need_weights=False, bias=True):
+        super().__init__()
+        self.embed = nn.Linear(3, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True, bias=bias)
+        self.head = nn.Linear(8, 3)
+        self.cross, self.need_weights = cross, need_weights
+
+    def forward(self, x):
+        h = self.embed(x)
+        other = torch.tanh(h) if self.cross else h
+        out, _ = self.attention(h, other, other, need_weights=self.need_weights)
+        return self.head(out.mean(1))
+
+
+class CausalSDPA(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(3, 24)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head(out.transpose(1, 2).flatten(2).amax(1))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.out = nn.Linear(4, 5, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.out(self.embed(x).mean(1))
+
+
+class Reused(nn.Module):
+    """A weight used again by hand: Opacus' ghost mode releases 1.37 times the bound for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        return self.head(F.linear(h, self.a.weight))
+
+
+class ByHand(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(4))
+        self.matrix = nn.Parameter(torch.randn(4, 3))
+        self.unused = nn.Parameter(torch.randn(2))
+
+    def forward(self, x):
+        return (x * self.scale) @ self.matrix + self.scale[:3].sin()
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.b(F.leaky_relu(self.a(x), 0.1, True))
+
+
+def frozen():
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3), nn.Linear(3, 3))
+    model[0].weight.requires_grad_(False)
+    model[2].requires_grad_(False)
+    return model
+
+
+def conv(*layers, flat):
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 3))
+
+
+def image(*shape):
+    return lambda n: torch.randn(n, *shape)
+
+
+def tokens(*shape):
+    return lambda n: torch.randint(5, (n, *shape))
+
+
+CASES = {
+    "linear": (lambda: nn.Linear(4, 3), image(4)),
+    "linear no bias": (lambda: nn.Linear(4, 3, bias=False), image(4)),
+    "mlp relu in place": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)),
+        image(4),
+    ),
+    "in place by position": (InPlace, image(4)),
+    "linear sequence direct": (
+        lambda: nn.Sequential(
+            nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2), nn.Flatten(), nn.Linear(18, 3)
+        ),
+        image(9, 3),
+    ),
+    "linear sequence ghost": (
+        lambda: nn.Sequential(nn.Linear(30, 40), nn.SiLU(), nn.Flatten(), nn.Linear(80, 3)),
+        image(2, 30),
+    ),
+    "conv2d": (
+        lambda: conv(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 2), flat=20),
+        image(1, 8, 8),
+    ),
+    "conv2d options": (
+        lambda: conv(
+            nn.Conv2d(
+                4, 6, (3, 2), stride=2, padding=(2, 1), dilation=(1, 2), groups=2, bias=False
+            ),
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+            flat=6 * 2 * 2,
+        ),
+        image(4, 7, 7),
+    ),
+    "conv2d grouped bias": (lambda: conv(nn.Conv2d(4, 4, 3, groups=4), flat=16), image(4, 4, 4)),
+    "conv2d same": (lambda: conv(nn.Conv2d(2, 3, 3, padding="same"), flat=48), image(2, 4, 4)),
+    "conv2d 1x1 ghost": (
+        lambda: conv(nn.Conv2d(40, 40, 1), flat=160),
+        image(40, 2, 2),
+    ),
+    "conv1d": (
+        lambda: conv(nn.Conv1d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), flat=16),
+        image(2, 8),
+    ),
+    "embedding": (
+        lambda: nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(24, 3)),
+        tokens(6),
+    ),
+    "embedding padding": (
+        lambda: nn.Sequential(nn.Embedding(5, 4, padding_idx=1), nn.Flatten(), nn.Linear(24, 3)),
+        tokens(6),
+    ),
+    "embedding one token": (
+        lambda: nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(4, 3)),
+        tokens(1),
+    ),
+    "layer norm": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3)),
+        image(4),
+    ),
+    "group norm": (
+        lambda: conv(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), flat=36),
+        image(1, 5, 5),
+    ),
+    "rms norm": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6), nn.Softplus(), nn.Linear(6, 3)),
+        image(4),
+    ),
+    "instance norm": (
+        lambda: conv(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ELU(), flat=36),
+        image(1, 5, 5),
+    ),
+    "adaptive pool": (
+        lambda: conv(nn.Conv2d(1, 4, 3), nn.LeakyReLU(0.1), nn.AdaptiveAvgPool2d(1), flat=4),
+        image(1, 6, 6),
+    ),
+    "attention": (Attention, image(5, 3)),
+    "attention cross": (lambda: Attention(cross=True), image(5, 3)),
+    "attention weights": (lambda: Attention(need_weights=True, bias=False), image(5, 3)),
+    "sdpa causal": (CausalSDPA, image(5, 3)),
+    "encoder layer": (
+        lambda: nn.Sequential(
+            nn.Linear(3, 8),
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+            nn.Flatten(),
+            nn.Linear(40, 3),
+        ),
+        image(5, 3),
+    ),
+    "tied": (Tied, tokens(4)),
+    "reused": (Reused, image(4)),
+    "by hand": (ByHand, image(4)),
+    "prelu": (lambda: nn.Sequential(nn.Linear(4, 5), nn.PReLU(), nn.Linear(5, 3)), image(4)),
+    "frozen": (frozen, image(4)),
+}
+
+
+def make(name, candidates, width, sizes, *, dtype=torch.float32):
+    torch.manual_seed(7)
+    build, inputs = CASES[name]
+    model = build().to(dtype)
+    x = inputs(candidates * width)
+    x = (x.to(dtype) if x.is_floating_point() else x).unflatten(0, (candidates, width))
+    y = torch.randint(3, (candidates, width))
+    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
+    params = 0.5 * torch.randn(candidates, kernel.layout.size, dtype=dtype)
+    mask = (torch.arange(width) < torch.tensor(sizes)[:, None]).to(dtype)
+    rows = Rows(x, y, sizes, mask, [torch.Generator() for _ in sizes])
+    gradients = [
+        per_sample_gradients(model, params[k], x[k, :n], y[k, :n], cross_entropy)
+        for k, n in enumerate(sizes)
+    ]
+    return kernel, params, rows, gradients
+
+
+def close(found, expected):
+    scale = expected.abs().max().clamp(min=1e-12)
+    torch.testing.assert_close(found / scale, expected / scale, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("candidates", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_clipped_sums_equal_records_taken_one_by_one(name, candidates):
+    sizes = [5, 0, 8][:candidates]
+    kernel, params, rows, gradients = make(name, candidates, 8, sizes)
+    norms = torch.cat([g.norm(dim=1) for g in gradients])
+    for bound in (float(norms.median()), 1e6):
+        out = torch.zeros_like(params)
+        halves = torch.zeros(candidates)
+        assert kernel.accumulate(params, rows, Flat(bound), out=out, halves=halves) is None
+        for k, own in enumerate(gradients):
+            close(out[k], clipped_sum(own, bound))
+            unclipped = (own.norm(dim=1) <= bound * (1 + 1e-6)).float()
+            assert abs(float((unclipped - 0.5).sum() - halves[k])) <= 1.0
+
+
+@pytest.mark.parametrize("name", ["mlp relu in place", "conv2d", "embedding", "attention", "tied"])
+def test_other_clippings(name):
+    candidates, sizes = 2, [6, 8]
+    kernel, params, rows, gradients = make(name, candidates, 8, sizes)
+    size, layout = kernel.layout.size, kernel.layout
+
+    out = torch.zeros_like(params)
+    kernel.accumulate(params, rows, Automatic(0.1), out=out)
+    for k, own in enumerate(gradients):
+        close(out[k], (own / (own.norm(dim=1, keepdim=True) + 0.1)).sum(0))
+
+    spans = [
+        (layout.spans[names[0]][0], layout.spans[names[-1]][1]) for names in layout.layers.values()
+    ]
+    bounds = torch.linspace(0.05, 0.3, len(spans))
+    out = torch.zeros_like(params)
+    kernel.accumulate(params, rows, PerLayer(bounds), out=out)
+    for k, own in enumerate(gradients):
+        parts = [clipped_sum(own[:, s:e], b) for b, (s, e) in zip(bounds, spans, strict=True)]
+        close(out[k], torch.cat(parts))
+
+    center, scale = torch.randn(candidates, size) * 0.1, torch.rand(candidates, size) + 0.5
+    out = torch.zeros_like(params)
+    kernel.accumulate(params, rows, CoordinateTransform(center, scale), out=out)
+    for k, own in enumerate(gradients):
+        close(out[k], clipped_sum((own - center[k]) / scale[k], 1.0))
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp relu in place", "conv2d 1x1 ghost", "linear sequence direct"]
+)
+def test_a_transform_does_not_lose_to_cancellation(name):
+    """Centers next to the gradients and tiny scales: three large terms that nearly cancel."""
+    kernel, params, rows, gradients = make(name, 2, 6, [6, 4], dtype=torch.float64)
+    center = torch.stack([own.mean(0) for own in gradients])
+    center += 1e-6 * torch.randn(center.shape, dtype=torch.float64)
+    for scale in (1.0, 1e-5):
+        scales = torch.full_like(center, scale)
+        out = torch.zeros_like(params)
+        kernel.accumulate(params, rows, CoordinateTransform(center, scales), out=out)
+        for k, own in enumerate(gradients):
+            expected = clipped_sum((own - center[k]) / scale, 1.0)
+            torch.testing.assert_close(out[k], expected, rtol=1e-6, atol=1e-7)
+    # In single precision one record's share of the sum stays within the norm it is charged for.
+    kernel, params, rows, gradients = make(name, 1, 1, [1])
+    center = gradients[0].mean(0, keepdim=True) * (1.0 + 1e-6)
+    out = torch.zeros_like(params)
+    clipping = CoordinateTransform(center, torch.full_like(center, 1e-9))
+    kernel.accumulate(params, rows, clipping, out=out)
+    assert float(out.double().norm()) <= 1.0 + 1e-5
+
+
+def test_layers_take_the_form_that_they_should():
+    kernel, *_ = make("linear sequence ghost", 1, 2, [2])
+    assert [use.form for use in kernel.plan.uses] == ["ghost", "outer"]
+    kernel, *_ = make("linear sequence direct", 1, 2, [2])
+    assert [use.form for use in kernel.plan.uses] == ["direct", "direct", "outer"]
+    kernel, *_ = make("conv2d 1x1 ghost", 1, 2, [2])
+    assert [use.form for use in kernel.plan.uses] == ["ghost", "outer"]
+
+
+def test_unknown_and_repeated_uses_become_copies():
+    kernel, *_ = make("reused", 1, 2, [2])
+    assert kernel.plan.copied == ("a.weight", "a.bias")
+    kernel, *_ = make("by hand", 1, 2, [2])
+    assert kernel.plan.copied == ("scale", "matrix")
+    kernel, *_ = make("tied", 1, 2, [2])
+    assert kernel.plan.copied == ("embed.weight",)
+    kernel, *_ = make("attention", 1, 2, [2])
+    assert not any(isinstance(use, CopyUse) for use in kernel.plan.uses)
+
+
+def test_float64_models():
+    kernel, params, rows, gradients = make("conv2d", 2, 4, [4, 3], dtype=torch.float64)
+    out = torch.zeros_like(params)
+    kernel.accumulate(params, rows, Flat(0.5), out=out)
+    for k, own in enumerate(gradients):
+        torch.testing.assert_close(out[k], clipped_sum(own, 0.5), rtol=1e-10, atol=1e-12)
+
+
+def test_gram_norms_do_not_lose_to_cancellation():
+    """Tokens that cancel: float32 Gram norms can be too small, and 1.35 times the bound leaves."""
+    from privtune.training.engine.layers.uses import LinearUse
+
+    generator = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for _ in range(50):
+        half = torch.randn(1, 1, 8, 64, generator=generator) * 1e3
+        a = torch.cat([half, half * (1 + 3e-8) + 1e-3], dim=2)
+        g = torch.randn(1, 1, 8, 64, generator=generator)
+        g = torch.cat([g, -g], dim=2)
+        use = LinearUse("w", "b", "ghost")
+        squared, saved = use.squared_norms(a, g)
+        coefficient = (1.0 / squared.sqrt()).clamp(max=1.0)
+        out = {"w": torch.zeros(1, 64 * 64), "b": torch.zeros(1, 64)}
+        use.accumulate(coefficient, saved, out)
+        released = torch.cat([out["w"], out["b"]], dim=1).double().norm()
+        worst = max(worst, float(released))
+    assert worst <= 1.0 + 1e-6

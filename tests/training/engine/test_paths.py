@@ -1,0 +1,607 @@
+"""Limit cases, the paths against each other, fallbacks and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from privtune.errors import InvalidInputError
+from privtune.training.engine import train as engine
+from privtune.training.engine.batched import BatchedKernel, NotBatchableError
+from privtune.training.engine.opacus_adapter import OpacusKernel
+from privtune.training.engine.stacks import memory_model, stack_sizes
+from privtune.training.engine.train import FallbackWarning, flatten_params, load_params, train
+from privtune.training.mechanism import kernel as kernels
+from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
+from privtune.training.mechanism.data import DatasetData, TensorData
+from privtune.training.mechanism.kernel import OfOutputs, Rows
+from privtune.training.mechanism.sampling import PoissonSampler
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.stack_oracle import StackOracle
+from privtune.training.mechanism.streams import Streams
+from tests.training.simple import (
+    SimpleDPSGD,
+    blobs,
+    clipped_sum,
+    cross_entropy,
+    mlp,
+    per_sample_gradients,
+    secrets,
+)
+
+CPU = torch.device("cpu")
+
+
+def fit(method, *, count=1, steps=5, model=mlp, data=None, rate=0.1, loss=cross_entropy, **options):
+    data = data or TensorData(*blobs())
+    candidates = (
+        options.pop("candidates", None) or [{"learning_rate": 0.5, "max_grad_norm": 0.8}] * count
+    )
+    return train(
+        method,
+        Schedule(len(data), rate, steps),
+        model=model,
+        loss=loss,
+        data=data,
+        candidates=candidates,
+        secrets=options.pop("secrets_", None) or secrets(len(candidates)),
+        device="cpu",
+        **options,
+    )
+
+
+def rows_of(x, y, sizes=None):
+    sizes = sizes or [x.shape[1]] * x.shape[0]
+    mask = (torch.arange(x.shape[1]) < torch.tensor(sizes)[:, None]).float()
+    return Rows(x, y, sizes, mask, [torch.Generator() for _ in sizes])
+
+
+def initial(secret, model=mlp):
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(Streams(secret).seed("initialisation"))
+        return model()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_without_noise_and_clipping_it_is_plain_training(optimizer):
+    """σ = 0 and C = ∞ on the same Poisson batches: torch.optim gives the same parameters."""
+    x, y = blobs()
+    [secret] = secrets(1)
+    model = initial(secret)
+    plain = (
+        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, weight_decay=0.01)
+        if optimizer == "sgd"
+        else torch.optim.Adam(model.parameters(), lr=0.05)
+    )
+    sampler = PoissonSampler(records=200, rate=0.1, rngs=[Streams(secret).numpy("sampling")])
+    for _ in range(8):
+        index, sizes = sampler()
+        own = torch.from_numpy(index[0, : sizes[0]])
+        plain.zero_grad()
+        (cross_entropy(model(x[own]), y[own]).sum() / 20.0).backward()
+        plain.step()
+
+    twin = initial(secret)
+    stepper = (
+        torch.optim.SGD(twin.parameters(), lr=0.5, momentum=0.9, weight_decay=0.01)
+        if optimizer == "sgd"
+        else torch.optim.Adam(twin.parameters(), lr=0.05)
+    )
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    oracle = StackOracle(
+        Schedule(200, 0.1, 8),
+        data=TensorData(x, y),
+        kernel=kernel,
+        streams=[Streams(secret)],
+        device=CPU,
+        physical_rows=16,
+    )
+    for _ in range(8):
+        gradient = oracle.gradient(
+            oracle.sample(),
+            flatten_params(twin).unsqueeze(0),
+            clipping=Flat(float("inf")),
+            noise_multiplier=0.0,
+        )
+        for name, value in kernel.layout.unflatten(gradient[0]).items():
+            dict(twin.named_parameters())[name].grad = value.clone()
+        stepper.step()
+    torch.testing.assert_close(flatten_params(twin), flatten_params(model), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_one_by_one_through_opacus_gives_the_same_training(mode, monkeypatch):
+    batched = fit(SimpleDPSGD(1.0), count=2)
+    monkeypatch.setattr(
+        engine,
+        "choose_kernel",
+        lambda model, loss_of, data, device, schedule, **_: OpacusKernel(
+            model, loss_of, x=data.x[:1], y=data.y[:1], device=device, mode=mode
+        ),
+    )
+    single = fit(SimpleDPSGD(1.0), count=2)
+    torch.testing.assert_close(single.params, batched.params, rtol=1e-4, atol=1e-5)
+    assert single.gradient_evaluations == batched.gradient_evaluations
+
+
+def test_the_same_as_opacus_own_optimizer():
+    """On the same batch, without noise, Opacus' DPOptimizer takes the same step."""
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    x, y = blobs(records=32)
+    model = mlp()
+    before = flatten_params(model)
+    private = GradSampleModule(model, loss_reduction="sum")
+    optimizer = DPOptimizer(
+        torch.optim.SGD(private.parameters(), lr=1.0),
+        noise_multiplier=0.0,
+        max_grad_norm=0.5,
+        expected_batch_size=32,
+        loss_reduction="sum",
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        F.cross_entropy(private(x), y, reduction="sum").backward()
+    optimizer.step()
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    out = torch.zeros(1, kernel.layout.size)
+    rows = rows_of(x.unsqueeze(0), y.unsqueeze(0))
+    kernel.accumulate(before.unsqueeze(0), rows, Flat(0.5), out=out)
+    torch.testing.assert_close(before - out[0], flatten_params(model), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_opacus_paths_count_clip_and_drop_alike(mode):
+    x, y = blobs(records=24)
+    x = x.view(2, 12, -1).clone()
+    x[1, 3] = float("nan")
+    rows = rows_of(x, y.view(2, 12), [10, 12])
+    first, second = (
+        kernel
+        for kernel in (
+            BatchedKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
+            OpacusKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU, mode=mode),
+        )
+    )
+    params = torch.randn(2, first.layout.size) * 0.3
+    size = first.layout.size
+    clippings = [Flat(torch.tensor([0.5, 2.0])), Automatic()]
+    if mode == "hooks":
+        clippings += [
+            PerLayer(torch.tensor([0.2, 0.4])),
+            CoordinateTransform(torch.zeros(2, size) + 0.01, torch.full((2, size), 2.0)),
+        ]
+    for clipping in clippings:
+        sums, halves, bad = [], [], []
+        for kernel in (first, second):
+            out, half = torch.zeros_like(params), torch.zeros(2)
+            bad.append(kernel.accumulate(params, rows, clipping, out=out, halves=half))
+            sums.append(out)
+            halves.append(half)
+        torch.testing.assert_close(sums[0], sums[1], rtol=1e-4, atol=1e-5)
+        assert torch.equal(halves[0], halves[1])
+        assert bad[0].tolist() == bad[1].tolist() == [0, 1]
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99)
+)
+def test_any_shape(candidates, width, inputs, places, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(inputs, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * places, 2))
+    x = torch.randn(candidates, width, places, inputs)
+    y = torch.randint(2, (candidates, width))
+    sizes = torch.randint(0, width + 1, (candidates,)).tolist()
+    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
+    params = torch.randn(candidates, kernel.layout.size)
+    out = torch.zeros_like(params)
+    kernel.accumulate(params, rows_of(x, y, sizes), Flat(0.3), out=out)
+    for k, n in enumerate(sizes):
+        own = per_sample_gradients(model, params[k], x[k, :n], y[k, :n], cross_entropy)
+        torch.testing.assert_close(out[k], clipped_sum(own, 0.3), rtol=1e-4, atol=1e-5)
+
+
+def test_pieces_of_a_batch_change_nothing():
+    x, y = blobs()
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    answers = []
+    for rows in (8, 400):
+        oracle = StackOracle(
+            Schedule(200, 0.3, 4),
+            data=TensorData(x, y),
+            kernel=kernel,
+            streams=[Streams(s) for s in secrets(2)],
+            device=CPU,
+            physical_rows=rows,
+        )
+        params = flatten_params(initial(bytes(32))).expand(2, -1)
+        gradient, fraction = oracle.gradient_and_fraction(
+            oracle.everything(),
+            params,
+            clipping=Flat(0.5),
+            noise_multiplier=1.0,
+            count_noise_multiplier=2.0,
+        )
+        losses = oracle.losses(
+            oracle.sample(),
+            [params, params * 2],
+            bound=torch.tensor([1.0, 2.0]),
+            noise_multiplier=1.0,
+        )
+        answers.append((gradient, fraction, losses))
+        looks = oracle.transcripts()[1].looks()
+        assert looks == {
+            (1.0, (("gaussian", 1.0), ("gaussian", 2.0))): 1,
+            (0.3, (("gaussian", 1.0), ("gaussian", 1.0))): 1,
+        }
+    for a, b in zip(*answers, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_noise_multipliers_of_their_own():
+    x, y = blobs()
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    oracle = StackOracle(
+        Schedule(200, 1e-9, 1),
+        data=TensorData(x, y),
+        kernel=kernel,
+        streams=[Streams(s) for s in secrets(2)],
+        device=CPU,
+        physical_rows=64,
+    )
+    gradient = oracle.gradient(
+        oracle.sample(),
+        torch.zeros(2, kernel.layout.size),
+        clipping=Flat(torch.tensor([1.0, 3.0])),
+        noise_multiplier=torch.tensor([0.5, 2.0]),
+    )
+    spread = (gradient * 200e-9).std(dim=1)
+    assert spread.tolist() == pytest.approx([0.5, 6.0], rel=0.15)
+    assert [t.looks() for t in oracle.transcripts()] == [
+        {(1e-9, (("gaussian", 0.5),)): 1},
+        {(1e-9, (("gaussian", 2.0),)): 1},
+    ]
+
+
+def test_candidates_that_are_done_leave_and_change_nothing():
+    full = fit(SimpleDPSGD(1.0), count=3, steps=7)
+    mixed = fit(SimpleDPSGD(1.0), count=3, steps=7, **{"stack": 3}, candidates=None)
+    torch.testing.assert_close(full.params, mixed.params)
+    data = TensorData(*blobs())
+    short = train(
+        SimpleDPSGD(1.0),
+        Schedule(200, 0.1, 7),
+        model=mlp,
+        loss=cross_entropy,
+        data=data,
+        candidates=[{"learning_rate": 0.5, "max_grad_norm": 0.8}] * 3,
+        secrets=secrets(3),
+        steps=[7, 2, 5],
+        device="cpu",
+    )
+    torch.testing.assert_close(short.params[0], full.params[0], rtol=1e-4, atol=1e-5)
+    assert [sum(t.looks().values()) for t in short.transcripts] == [7, 2, 5]
+    assert short.report["learning_rate"].isnan().sum(dim=0).tolist() == [0, 5, 2]
+    alone = fit(SimpleDPSGD(1.0), steps=2, secrets_=[secrets(3)[1]])
+    torch.testing.assert_close(short.params[1], alone.params[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_poisoned_data_touches_no_bit_of_another_candidate(poison):
+    x, y = (t.view(3, 64, *t.shape[1:]) for t in blobs(records=192))
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
+    params = torch.randn(3, kernel.layout.size) * 0.3
+    clean, dirty = torch.zeros_like(params), torch.zeros_like(params)
+    kernel.accumulate(params, rows_of(x, y), Flat(0.5), out=clean)
+    bad = x.clone()
+    bad[1, ::3] = poison
+    counts = kernel.accumulate(params, rows_of(bad, y), Flat(0.5), out=dirty)
+    assert counts.tolist() == [0, 22, 0]
+    assert torch.equal(clean[[0, 2]], dirty[[0, 2]])
+    good = torch.arange(64) % 3 != 0
+    own = per_sample_gradients(mlp(), params[1], x[1][good], y[1][good], cross_entropy)
+    torch.testing.assert_close(dirty[1], clipped_sum(own, 0.5), rtol=1e-4, atol=1e-5)
+    lost = params.clone()
+    lost[1] = float("nan")
+    away = torch.zeros_like(params)
+    kernel.accumulate(lost, rows_of(x, y), Flat(0.5), out=away)
+    assert torch.equal(clean[[0, 2]], away[[0, 2]])
+    assert not away[1].any()
+
+
+class Records(Dataset):
+    def __init__(self):
+        self.x, self.y = blobs()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i].numpy(), int(self.y[i])
+
+
+def test_a_dataset_gives_the_same_as_tensors():
+    a = fit(SimpleDPSGD(1.0), count=2)
+    b = fit(SimpleDPSGD(1.0), count=2, data=DatasetData(Records()))
+    torch.testing.assert_close(a.params, b.params, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_mapped_data(tmp_path):
+    x, y = blobs()
+    np.save(tmp_path / "x.npy", x.numpy())
+    mapped = torch.from_numpy(np.load(tmp_path / "x.npy", mmap_mode="c"))
+    a, b = fit(SimpleDPSGD(1.0)), fit(SimpleDPSGD(1.0), data=TensorData(mapped, y))
+    assert torch.equal(a.params, b.params)
+
+
+def dropping():
+    return nn.Sequential(
+        nn.Linear(8, 16),
+        nn.ReLU(),
+        nn.Dropout(0.4),
+        nn.Linear(16, 16),
+        nn.Dropout(0.2),
+        nn.Linear(16, 3),
+    )
+
+
+def test_dropout_has_a_stream_for_each_candidate():
+    whole = fit(SimpleDPSGD(0.5), count=3, model=dropping)
+    split = fit(SimpleDPSGD(0.5), count=3, model=dropping, stack=1)
+    torch.testing.assert_close(whole.params, split.params, rtol=1e-4, atol=1e-5)
+    other = fit(SimpleDPSGD(0.5), count=3, model=lambda: dropping().eval())
+    assert not torch.allclose(whole.params, other.params, atol=1e-3)
+
+
+def test_dropout_keeps_what_it_should():
+    """The mean clipped sum over masks of a linear model is that of the model without dropout."""
+    torch.manual_seed(0)
+    x, y = torch.ones(1, 8, 4), torch.zeros(1, 8)
+
+    def build():
+        return nn.Sequential(nn.Dropout(0.25), nn.Linear(4, 1, bias=False), nn.Flatten(0))
+
+    kernel = BatchedKernel(build, OfOutputs(lambda o, t: o - t), x=x[0], y=y[0], device=CPU)
+    rows = dataclasses.replace(rows_of(x, y), dropout=[torch.Generator().manual_seed(3)])
+    out = torch.zeros(1, 4)
+    for _ in range(800):
+        kernel.accumulate(torch.ones(1, 4), rows, Flat(1e9), out=out)
+    torch.testing.assert_close(out[0] / 800, torch.full((4,), 8.0), rtol=0.02, atol=0.0)
+
+
+class Unstackable(nn.Module):
+    """Control flow that depends on a parameter: nothing that vmap can follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.a(x) if float(self.b.bias.detach().norm()) > 1e9 else self.b(x)
+
+
+def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once():
+    kernels._said.clear()
+    with pytest.warns(
+        FallbackWarning, match=r"Unstackable cannot be trained in stacks.*hooks mode"
+    ):
+        result = fit(SimpleDPSGD(0.5), count=2, model=Unstackable)
+    assert result.params.isfinite().all()
+    fit(SimpleDPSGD(0.5), count=1, model=Unstackable)  # silent: warnings are errors here
+
+
+def test_a_wrong_path_does_not_pass_its_check(monkeypatch):
+    """Copies for every record stand in for a use that is wrong; nothing stands in for them."""
+    from privtune.training.engine.layers.uses import CopyUse, LinearUse
+
+    def made():
+        return BatchedKernel(mlp, OfOutputs(cross_entropy), x=blobs()[0], y=blobs()[1], device=CPU)
+
+    for use in (LinearUse, CopyUse):
+        right = use.squared_norms
+
+        def wrong(self, a, g, right=right):
+            squared, saved = right(self, a, g)
+            return squared * 1.1, saved
+
+        monkeypatch.setattr(use, "squared_norms", wrong)
+        if use is LinearUse:
+            assert set(made().plan.copied) == set(made().layout.shapes)
+    with pytest.raises(NotBatchableError, match="taken one by one"):
+        made()
+
+
+def test_losses_that_couple_records_are_refused():
+    for loss in (
+        F.cross_entropy,
+        lambda o, t: F.cross_entropy(o, t, weight=torch.tensor([1.0, 2.0, 30.0])),
+    ):
+        with pytest.raises(InvalidInputError, match="one number a record"):
+            fit(SimpleDPSGD(1.0), loss=loss)
+
+    def weighted(o, t):
+        """The weighted mean, spread over the records: in a batch each depends on all."""
+        weights = torch.tensor([1.0, 2.0, 30.0])[t]
+        return weights * cross_entropy(o, t) / weights.sum()
+
+    with pytest.raises(InvalidInputError, match="couples records"):
+        OpacusKernel(mlp, OfOutputs(weighted), x=blobs()[0], y=blobs()[1], device=CPU)
+
+
+def test_a_regulariser_in_the_loss_is_bounded_with_the_record():
+    """49 times the bound in Opacus' ghost mode; here it belongs to each record's own gradient."""
+    model = mlp()
+    weight = model[0].weight
+
+    def loss(o, t):
+        return cross_entropy(o, t) + 100.0 * weight.square().sum()
+
+    x, y = blobs(records=16)
+    kernel = BatchedKernel(lambda: model, OfOutputs(loss), x=x, y=y, device=CPU)
+    out = torch.zeros(1, kernel.layout.size)
+    params = torch.randn(1, kernel.layout.size)
+    kernel.accumulate(params, rows_of(x.unsqueeze(0), y.unsqueeze(0)), Flat(0.1), out=out)
+    assert float(out.norm()) <= 16 * 0.1 * (1 + 1e-5)
+
+
+def test_batch_statistics_are_refused_with_every_name():
+    def model():
+        return nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+    with pytest.raises(InvalidInputError, match=r"1 \(BatchNorm1d\), 3 \(BatchNorm1d\)"):
+        fit(SimpleDPSGD(1.0), model=model)
+
+
+def test_clipping_and_noise_read_one_bound():
+    """A schedule of the bound moves both: Opacus' ghost mode keeps a copy of its own (10 C)."""
+    x, y = blobs()
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    bound = torch.tensor([10.0])
+    rows = rows_of(x[:64].unsqueeze(0), y[:64].unsqueeze(0))
+    params = 5 * torch.randn(1, kernel.layout.size)
+    for value in (10.0, 0.1):
+        bound.fill_(value)
+        out = torch.zeros_like(params)
+        kernel.accumulate(params, rows, Flat(bound), out=out)
+        assert float(out.norm()) <= 64 * value
+        assert Flat(bound).sensitivity(1).tolist() == pytest.approx([value])
+
+
+def test_stacks_follow_the_memory_model():
+    x, y = blobs()
+    small = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    memory = memory_model(small, longest=96)
+    assert memory.rows == 96
+    assert stack_sizes(small, memory, 10, stack=None) == [10]
+    assert stack_sizes(small, memory, 10, stack=4) == [4, 3, 3]
+    wide = BatchedKernel(
+        lambda: nn.Linear(8, 400_000), OfOutputs(lambda o, t: o.mean(1)), x=x, y=y, device=CPU
+    )
+    heavy = memory_model(wide, longest=512)
+    assert heavy.row_bytes > 4 * 400_000
+    assert heavy.rows < 512
+    assert stack_sizes(wide, heavy, 4, stack=None) == [1] * 4
+    convolutional = BatchedKernel(
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),
+        OfOutputs(lambda o, t: o.mean(1)),
+        x=torch.randn(1, 1, 5, 5),
+        y=y,
+        device=CPU,
+    )
+    cheap = memory_model(convolutional, longest=64)
+    assert stack_sizes(convolutional, cheap, 3, stack=None) == [1, 1, 1]
+
+
+_MEASURE = """
+import sys
+import torch
+from torch import nn
+from privtune.training.engine.batched import BatchedKernel
+from privtune.training.mechanism.data import TensorData
+from privtune.training.engine.train import longest_sample, train
+from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.methods import FixedDPSGD
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.engine.stacks import memory_model
+
+torch.set_num_threads(1)
+kind, candidates = sys.argv[1], int(sys.argv[2])
+
+def mlp():
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+def conv():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(576, 10)
+    )
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+model, shape = (mlp, (64,)) if kind == "mlp" else (conv, (1, 14, 14))
+x, y = torch.randn(2000, *shape), torch.randint(10, (2000,))
+schedule = Schedule(2000, 0.064, 40)
+kernel = BatchedKernel(model, OfOutputs(loss), x=x[:1], y=y[:1], device=torch.device("cpu"))
+bound = memory_model(kernel, longest=longest_sample(schedule)).peak_bytes(candidates)
+
+def peak():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+before = peak()
+train(
+    FixedDPSGD(1.0),
+    schedule,
+    model=model,
+    loss=loss,
+    data=TensorData(x, y),
+    candidates=[{"learning_rate": 0.1, "max_grad_norm": 1.0}] * candidates,
+    secrets=[bytes([k]) * 32 for k in range(candidates)],
+    device="cpu",
+    stack=candidates,
+)
+print(bound, peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+@pytest.mark.parametrize(("kind", "candidates"), [("mlp", 24), ("conv", 8)])
+def test_measured_memory_stays_below_the_model(kind, candidates):
+    """The peak of a process of its own; the case is large enough for captures to show."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE, kind, str(candidates)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    bound, grown = map(int, done.stdout.split())
+    assert 2**20 < grown <= bound
+
+
+def test_what_is_frozen_must_be_the_same_every_time():
+    def build():
+        model = mlp()
+        model[0].weight.requires_grad_(False)
+        return model
+
+    with pytest.raises(InvalidInputError, match="every time it is made"):
+        fit(SimpleDPSGD(1.0), model=build)
+
+
+def test_load_params_needs_the_right_length():
+    with pytest.raises(InvalidInputError, match="must have shape"):
+        load_params(mlp(), torch.zeros(3))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_agrees_with_cpu():
+    data = TensorData(*blobs())
+    kernels = [
+        BatchedKernel(mlp, OfOutputs(cross_entropy), x=data.x, y=data.y, device=torch.device(d))
+        for d in ("cpu", "cuda")
+    ]
+    params = torch.randn(2, kernels[0].layout.size) * 0.3
+    rows = rows_of(data.x.view(2, 100, -1), data.y.view(2, 100))
+    out = torch.zeros_like(params)
+    kernels[0].accumulate(params, rows, Flat(0.5), out=out)
+    there = Rows(rows.x.cuda(), rows.y.cuda(), rows.sizes, rows.mask.cuda(), rows.dropout)
+    far = torch.zeros_like(params, device="cuda")
+    kernels[1].accumulate(params.cuda(), there, Flat(0.5), out=far)
+    torch.testing.assert_close(far.cpu(), out, rtol=1e-4, atol=1e-4)

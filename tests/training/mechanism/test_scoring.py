@@ -1,0 +1,236 @@
+"""Scores: bounded, record by record, divided by what was declared, noised by the plan's scale."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from privtune.errors import InvalidInputError
+from privtune.strategies import ScorePlan
+from privtune.training.mechanism import tails
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.scoring import score
+from privtune.training.mechanism.streams import Streams
+from tests.training.simple import blobs, cross_entropy, mlp
+
+EXACT = ScorePlan(60, None)
+LOSS = ScorePlan(60, None, "gaussian", "loss", 0.7)
+DATA = TensorData(*blobs(60))
+
+
+def fitted() -> nn.Module:
+    """A model that is right about some records, sure about others, with losses on either side of 0.7."""
+    torch.manual_seed(3)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        cross_entropy(model(DATA.x), DATA.y).mean().backward()
+        optimizer.step()
+    return model
+
+
+MODEL = fitted()
+
+
+def rng(number: int = 0) -> np.random.Generator:
+    return Streams(number.to_bytes(32, "big")).numpy("score")
+
+
+def exact(plan: ScorePlan = EXACT, model: nn.Module = MODEL, data: TensorData = DATA) -> float:
+    return score(replace(plan, noise_multiplier=None), model, data, rng=rng())
+
+
+def test_the_metrics_against_their_definitions() -> None:
+    with torch.no_grad():
+        outputs = MODEL(DATA.x)
+        losses = cross_entropy(outputs, DATA.y)
+    right = int((outputs.argmax(dim=1) == DATA.y).sum())
+    assert 0 < right < 60
+    assert exact() == right / 60
+    assert float(losses.min()) < 0.7 < float(losses.max())
+    assert exact(LOSS) == pytest.approx(-float(losses.clamp(0.0, 0.7).mean()), rel=1e-6)
+    assert exact(replace(LOSS, bound=50.0)) == pytest.approx(-float(losses.mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize(("metric", "bound"), [("accuracy", 1.0), ("loss", 0.7)])
+def test_the_noise_is_the_stream_s_next_draw_times_the_charged_scale(
+    mechanism: str, metric: str, bound: float
+) -> None:
+    """Exact: any other factor, sensitivity, divisor or stream gives another number."""
+    plan = ScorePlan(60, 2.0, mechanism, metric, bound)
+    for number in range(3):
+        draws = rng(number)
+        law = tails.gaussian if mechanism == "gaussian" else tails.laplace
+        unit = float(law(draws.random, 1)[0])
+        found = score(plan, MODEL, DATA, rng=rng(number))
+        assert found == pytest.approx(exact(plan) + unit * 2.0 * bound / 60, rel=1e-12)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("mechanism", "factor"), [("gaussian", 1.0), ("laplace", math.sqrt(2.0))])
+def test_the_noise_has_the_charged_deviation(mechanism: str, factor: float) -> None:
+    # 400 draws: the deviation's relative error is 3.5 % (Laplace 5.6 %), tested at five of them.
+    plan = ScorePlan(60, 2.0, mechanism)
+    noise = [score(plan, MODEL, DATA, rng=rng(n)) - exact() for n in range(400)]
+    assert np.std(noise) == pytest.approx(2.0 / 60 * factor, rel=0.18 * factor)
+    assert abs(np.mean(noise)) < 5 * 2.0 / 60 * factor / 20
+
+
+def test_the_sum_is_divided_by_what_was_declared() -> None:
+    fewer = TensorData(DATA.x[:40], DATA.y[:40])
+    alone = exact(ScorePlan(40, None), data=fewer)
+    assert exact(ScorePlan(60, None), data=fewer) == pytest.approx(alone * 40 / 60)
+
+
+def test_one_record_moves_a_score_by_its_bound_at_most() -> None:
+    wild = nn.Sequential(nn.Linear(8, 3))
+    with torch.no_grad():
+        wild[0].weight.mul_(1e30)
+    for x in (0.0, 1e30, math.nan, math.inf):
+        for y in (0, 1, 2):
+            changed = TensorData(DATA.x.clone(), DATA.y.clone())
+            changed.x[5], changed.y[5] = x, y
+            for model in (MODEL, wild):
+                for plan in (EXACT, LOSS):
+                    moved = abs(exact(plan, model, changed) - exact(plan, model))
+                    assert moved <= (1.0 + 1e-12) * plan.bound / 60
+    assert exact(LOSS, wild) >= -0.7
+    # A loss that is not a number is the worst one.
+    nothing = TensorData(torch.full_like(DATA.x, math.nan), DATA.y)
+    assert exact(LOSS, MODEL, nothing) == pytest.approx(-0.7)
+    assert exact(EXACT, MODEL, nothing) == 0.0
+
+
+def test_weights_that_are_not_finite_have_the_worst_score() -> None:
+    broken = mlp()
+    with torch.no_grad():
+        broken[0].bias[0] = math.nan
+    assert score(ScorePlan(60, 2.0), broken, DATA, rng=rng()) == -math.inf
+
+
+class Mixing(nn.Module):
+    """Subtracts the batch's mean and keeps a running one, in evaluation as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.mul_(0.5).add_(x.detach().mean(dim=0))
+        return self.inner(x - x.mean(dim=0) + 0.3 * x + self.seen)
+
+
+class ByValue(nn.Module):
+    """No transform takes it: it looks at values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) if bool((x.abs() < 1e6).all()) else self.inner(0.0 * x)
+
+
+@pytest.mark.parametrize("make", [Mixing, ByValue])
+def test_a_model_that_mixes_records_mixes_nothing(make: Any) -> None:
+    torch.manual_seed(1)
+    model = make()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    model.inner[1].eval()
+    before = exact(LOSS, model)
+    far = DATA.x.clone()
+    far[5] = 1e3
+    moved = abs(exact(LOSS, model, TensorData(far, DATA.y)) - before)
+    assert moved <= (1.0 + 1e-9) * 0.7 / 60
+    # One by one, written out.
+    each = []
+    model.eval()
+    for x, y in zip(DATA.x, DATA.y, strict=True):
+        model.load_state_dict(state)
+        with torch.no_grad():
+            each.append(float(cross_entropy(model(x[None]), y[None]).clamp(0.0, 0.7)))
+    assert before == pytest.approx(-sum(each) / 60, rel=1e-5)
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    model = Mixing().train()
+    model.inner[1].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    exact(LOSS, model)
+    assert (model.training, model.inner[1].training) == (True, False)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("plan", [EXACT, LOSS])
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (DATA.y.unsqueeze(1), r"one whole number a record, shape \(N,\)"),
+        (DATA.y.float(), "whole numbers|one number a record"),
+    ],
+)
+def test_other_shapes_are_refused(plan: ScorePlan, targets: torch.Tensor, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        score(plan, MODEL, TensorData(DATA.x, targets), rng=rng(), loss=_mean)
+
+
+def test_outputs_are_one_number_a_class() -> None:
+    flat = nn.Sequential(nn.Linear(8, 1), nn.Flatten(0))
+    with pytest.raises(InvalidInputError, match="one number a class for each record"):
+        score(EXACT, flat, DATA, rng=rng())
+    with pytest.raises(InvalidInputError, match="reduction"):
+        score(LOSS, MODEL, DATA, rng=rng(), loss=_mean)
+
+
+def _mean(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs, y) if not y.is_floating_point() else outputs.mean()
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(x).mean(dim=1))
+
+
+def hidden(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return -outputs.log_softmax(dim=-1).gather(-1, (y + 0).unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("plan", [EXACT, LOSS])
+@pytest.mark.parametrize("loss", [cross_entropy, hidden])
+@pytest.mark.parametrize("fault", ["token", "class", "negative class"])
+def test_a_record_that_cannot_be_used_adds_exactly_nothing(
+    plan: ScorePlan, loss: Any, fault: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    model = Words()
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randint(5, (60, 3), generator=generator), DATA.y
+    # The record is one of some that are right, so that it counts for the accuracy, too.
+    place = int((model(x).argmax(dim=1) == y).nonzero()[0])
+    others = torch.arange(60) != place
+    without = score(plan, model, TensorData(x[others], y[others]), rng=rng(), loss=loss)
+    bad_x, bad_y = x.clone(), y.clone()
+    if fault == "token":
+        bad_x[place, 1] = 5
+    else:
+        bad_y[place] = 3 if fault == "class" else -1
+    found = score(plan, model, TensorData(bad_x, bad_y), rng=rng(), loss=loss)
+    assert found == pytest.approx(without, rel=1e-12)
+    assert score(plan, model, TensorData(x, y), rng=rng(), loss=loss) != found
+    assert capfd.readouterr() == ("", "")

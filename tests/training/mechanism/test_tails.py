@@ -1,0 +1,160 @@
+"""The tails of noise: how far they reach, and that they are a Gaussian's."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from privtune.accounting.reach import GAUSSIAN_REACH, LAPLACE_REACH
+from privtune.training.mechanism import tails
+from privtune.training.mechanism.noise import NoiseOptions, NoiseSource
+from privtune.training.mechanism.streams import Streams
+
+CPU = torch.device("cpu")
+OPTIONS = [
+    NoiseOptions(),
+    NoiseOptions.of("secure"),
+    NoiseOptions(floating_point="grid"),
+    NoiseOptions(floating_point="four-draws"),
+]
+
+
+def zeros(size):
+    return np.zeros(size)
+
+
+def ones(size):
+    return np.full(size, 1.0 - 2.0**-53)
+
+
+def test_the_reach_is_what_plans_count_on():
+    assert tails.gaussian_tail(zeros, 1)[0] > GAUSSIAN_REACH
+    assert abs(tails.gaussian(zeros, 1)[0]) > GAUSSIAN_REACH
+    assert abs(tails.laplace(zeros, 1)[0]) > LAPLACE_REACH
+    # The last step of the uniform numbers is far below the mass beyond the reach.
+    assert stats.norm.logsf(GAUSSIAN_REACH) > math.log(2.0**-848) + stats.norm.logsf(4.5) + 10.0
+    for draw in (tails.gaussian_tail, tails.gaussian, tails.laplace):
+        assert np.isfinite(draw(ones, 3)).all()
+        assert np.isfinite(draw(zeros, 3)).all()
+    assert tails.gaussian_tail(ones, 1)[0] == pytest.approx(tails.EDGE)
+
+
+@pytest.mark.statistical
+def test_the_conditional_tail_is_a_gaussians():
+    """Kolmogorov-Smirnov at 1e-3 in logarithms of the survival function; seen: 2% of a scale."""
+    rng = np.random.default_rng(5)
+    values = tails.gaussian_tail(rng.random, 40_000)
+    level = stats.norm.sf(values) / stats.norm.sf(tails.EDGE)
+    assert stats.kstest(level, "uniform").pvalue > 1e-3
+    wrong = stats.norm.sf(1.02 * values) / stats.norm.sf(1.02 * tails.EDGE)
+    assert stats.kstest(wrong, "uniform").pvalue < 1e-3
+
+
+@pytest.mark.statistical
+def test_values_of_scores():
+    rng = np.random.default_rng(6)
+    for draw, law in ((tails.gaussian, "norm"), (tails.laplace, "laplace")):
+        values = draw(rng.random, 20_000)
+        assert stats.kstest(values, law).pvalue > 1e-3
+        assert stats.kstest(values * 1.1, law).pvalue < 1e-3
+
+
+def test_the_float32_generator_is_right_up_to_the_edge():
+    """All that its construction can give, counted: ``sqrt(-2 ln u) cos v``, u of 24 bits."""
+    steps = 2**24
+
+    def counted(t):
+        radius = np.sqrt(-2.0 * np.log(np.arange(1, int(steps * math.exp(-t * t / 2)) + 2) / steps))
+        return float((2.0 * np.arccos(t / radius[radius > t]) / math.pi).sum()) / steps
+
+    for t in (3.0, 4.0, tails.EDGE, 5.5):
+        assert counted(t) == pytest.approx(2.0 * stats.norm.sf(t), abs=2.0**-24 / 2.0)
+    assert counted(tails.EDGE) == pytest.approx(2.0 * stats.norm.sf(tails.EDGE), rel=3e-3)
+    assert counted(5.5) < 0.8 * 2.0 * stats.norm.sf(5.5)
+
+
+@pytest.mark.statistical
+def test_the_source_has_values_that_its_generator_cannot_give():
+    """3e8 draws: 172 / 11.4 / 2.4 are to be expected; the generator alone gives 169 / 9.0 / 0.
+
+    Each count is within the central 99.9% of its Poisson law, for this seed.
+    """
+    edges = (5.0, 5.5, 5.7681)
+    counts, draws, size = np.zeros(3), 0, 2**22
+    noise = NoiseSource([Streams(bytes([9]) * 32)], CPU)
+    while draws < 3e8:
+        values = noise.gaussian(size).numpy()[0]
+        if max(values.max(), -values.min()) > edges[0]:
+            beyond = np.abs(values[np.abs(values) > edges[0]])
+            counts += [np.count_nonzero(beyond > edge) for edge in edges]
+        draws += size
+    for count, edge in zip(counts, edges, strict=True):
+        mean = draws * 2.0 * stats.norm.sf(edge)
+        low, high = stats.poisson.ppf([5e-4, 1.0 - 5e-4], mean)
+        assert low <= count <= high, (edge, mean)
+    assert counts[2] > 0
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_what_is_drawn_again_has_the_right_law(options, monkeypatch):
+    """With an edge at half a deviation most values are: their law, their signs, their place."""
+    monkeypatch.setattr(tails, "EDGE", 0.5)
+    noise = NoiseSource([Streams(bytes([k]) * 32) for k in range(2)], CPU, options=options)
+    values = noise.gaussian(20_000).double()
+    first, second = values.numpy()
+    for row in (first, second):
+        assert stats.kstest(row, "norm").pvalue > 1e-3
+        assert stats.kstest(row * 1.05, "norm").pvalue < 1e-3
+    assert abs(np.corrcoef(first, second)[0, 1]) < 4.5 / math.sqrt(len(first))
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 4.5 / math.sqrt(len(first))
+
+
+def test_tails_keep_signs_and_all_else(monkeypatch):
+    plain = NoiseSource([Streams(bytes(32))], CPU).gaussian(70_000)
+    monkeypatch.setattr(tails, "EDGE", 2.0)
+    again = NoiseSource([Streams(bytes(32))], CPU).gaussian(70_000)
+    inside = plain.abs() <= 2.0
+    assert torch.equal(plain[inside], again[inside])
+    assert not bool((plain[~inside] == again[~inside]).any())
+    assert bool((again[~inside].abs() > 2.0).all())
+    assert torch.equal(plain.sign(), again.sign())
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_tails_do_not_depend_on_the_stack(options, monkeypatch):
+    monkeypatch.setattr(tails, "EDGE", 1.5)
+
+    def streams():
+        return [Streams(bytes([k]) * 32) for k in range(5)]
+
+    together = NoiseSource(streams(), CPU, options=options)
+    alone = NoiseSource([streams()[3]], CPU, options=options)
+    for size in (7, 5000, 40_000, 7):
+        assert torch.equal(together.gaussian(size)[3], alone.gaussian(size)[0])
+    together.keep([1, 3])
+    for size in (5000, 40_000, 7):
+        assert torch.equal(together.gaussian(size)[1], alone.gaussian(size)[0])
+
+
+def test_other_types_have_tails_too(monkeypatch):
+    monkeypatch.setattr(tails, "EDGE", 1.0)
+    noise = NoiseSource([Streams(bytes(32))], CPU, dtype=torch.bfloat16)
+    values = noise.gaussian(20_000)[0].double()
+    assert float(values.std()) == pytest.approx(1.0, abs=0.03)
+    assert float(values.abs().max()) > 3.5
+
+
+def test_options_say_what_they_know():
+    from privtune.errors import InvalidInputError
+
+    assert NoiseOptions.of(None) == NoiseOptions.of("plain") == NoiseOptions()
+    assert NoiseOptions.of("secure") == NoiseOptions(source="chacha20", floating_point="grid")
+    assert NoiseOptions.of({"source": "chacha20"}) == NoiseOptions(source="chacha20")
+    for wrong in ("safe", {"sources": "fast"}, {"source": "dice"}, {"floating_point": 3}):
+        with pytest.raises(InvalidInputError, match="noise"):
+            NoiseOptions.of(wrong)

@@ -1,0 +1,323 @@
+"""A record that cannot be used contributes exactly nothing, in every kernel and every release."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from privtune.errors import PrivTuneError
+from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.opacus_adapter import OpacusKernel
+from privtune.training.engine.train import train
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import DatasetData, TensorData
+from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.records import NO_FACTS, find_facts
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.stack_oracle import StackOracle
+from privtune.training.mechanism.streams import Streams
+from privtune.training.methods import HyFreeDP
+from tests.training.simple import (
+    SimpleDPSGD,
+    blobs,
+    clipped_sum,
+    cross_entropy,
+    mlp,
+    per_sample_gradients,
+    secrets,
+)
+
+CPU = torch.device("cpu")
+PLACE = 3  # of the record that cannot be used
+KERNELS = ["batched", "hooks", "ghost"]
+
+
+class Tokens(nn.Module):
+    """A table looked up, and one that no token reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(5, 4), nn.Embedding(2, 4), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = self.places(torch.arange(2, device=x.device).repeat(len(x), 1))
+        return self.head((self.words(x) + places).flatten(1))
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+
+def gathered(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A cross-entropy that hides its classes: what a label is looked up in cannot be watched."""
+    return -outputs.log_softmax(dim=-1).gather(-1, (y + 0).unsqueeze(-1)).squeeze(-1)
+
+
+def tokens(records: int = 24) -> TensorData:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randint(5, (records, 2), generator=generator)
+    return TensorData(x, torch.randint(3, (records,), generator=generator))
+
+
+def numbers(records: int = 24) -> TensorData:
+    return TensorData(*blobs(records))
+
+
+def changed(data: TensorData, *, x: Any = None, y: Any = None) -> TensorData:
+    inputs, targets = data.x.clone(), data.y.clone()
+    if x is not None:
+        inputs[PLACE, 0] = x
+    if y is not None:
+        targets[PLACE] = y
+    return TensorData(inputs, targets)
+
+
+def answers(
+    kind: str, model: Any, data: Any, *, loss: Any = cross_entropy, watched: bool = True
+) -> tuple[list[torch.Tensor], StackOracle]:
+    """Every kind of release about the same samples, from the same seeds."""
+    made = {"batched": BatchedKernel, "hooks": OpacusKernel, "ghost": OpacusKernel}[kind]
+    mode = {} if kind == "batched" else {"mode": kind}
+    x, y = data.like
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        kernel = made(model, OfOutputs(loss), x=x, y=y, device=CPU, **mode)
+    facts = find_facts(lambda x, y: loss(kernel.module(x), y), x, y)
+    oracle = StackOracle(
+        Schedule(len(data), 0.5, 8),
+        data=data.held_to(facts if watched else NO_FACTS),
+        kernel=kernel,
+        streams=[Streams(secret) for secret in secrets(2)],
+        device=CPU,
+        physical_rows=1024,
+    )
+    generator = torch.Generator().manual_seed(1)
+    params = 0.5 * torch.randn(2, kernel.layout.size, generator=generator)
+    found = []
+    for _ in range(4):
+        sample = oracle.sample()
+        noise = {"clipping": Flat(0.7), "noise_multiplier": 0.1}
+        found.append(oracle.gradient(sample, params, **noise))
+        found += oracle.gradient_and_fraction(sample, params, **noise, count_noise_multiplier=0.1)
+        bound = torch.tensor(2.0)
+        found.append(
+            oracle.losses(sample, [params, 0.5 * params], bound=bound, noise_multiplier=0.1)
+        )
+    return found, oracle
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("model", [mlp, dropping])
+def test_whatever_is_wrong_with_a_record_no_release_changes_by_a_bit(
+    kind: str, model: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The neighbour without the record is the one whose record is marked as no record at all."""
+    good = numbers()
+    absent = good.marked(torch.arange(len(good)) == PLACE)
+    reference, counts = answers(kind, model, absent)
+    assert not same(reference, answers(kind, model, good)[0]), "it was sampled"
+    for label in (3, -1, 10**9):
+        found, oracle = answers(kind, model, changed(good, y=label))
+        assert same(found, reference), label
+        assert oracle.nonfinite.tolist() == counts.nonfinite.tolist()
+        # What nothing public says is found by evaluating records alone, and drops the same.
+        hidden = answers(kind, model, changed(good, y=label), loss=gathered, watched=False)[0]
+        assert same(hidden, answers(kind, model, absent, loss=gathered)[0]), label
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_record_that_is_not_a_number_is_no_record(kind: str, value: float) -> None:
+    good = numbers()
+    reference, _ = answers(kind, mlp, good.marked(torch.arange(len(good)) == PLACE))
+    found, oracle = answers(kind, mlp, changed(good, x=value))
+    if value == math.inf:  # tanh makes a number of it, which is a loss as good as any
+        found, reference = [found[0], *found[1:3]], [reference[0], *reference[1:3]]
+    # Ghost norms leave the row out of the second pass, whose sums are then of another length.
+    exact = torch.equal if kind != "ghost" else torch.allclose
+    assert all(exact(a, b) for a, b in zip(found, reference, strict=True))
+    assert int(oracle.nonfinite.min()) > 0
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize("token", [5, -1, 10**12])
+def test_a_token_outside_of_its_table(
+    kind: str, watched: bool, token: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good = tokens()
+    reference, _ = answers(kind, Tokens, good.marked(torch.arange(len(good)) == PLACE))
+    found, _ = answers(kind, Tokens, changed(good, x=token), watched=watched)
+    assert same(found, reference)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_several_at_once_and_records_that_fill_up() -> None:
+    """Record 0 stands in for what fills a sample up, so it is evaluated in every pass."""
+    good = numbers()
+    places = torch.zeros(len(good), dtype=torch.bool)
+    places[[0, 1, 9, 23]] = True
+    bad = TensorData(good.x, torch.where(places, 77, good.y))
+    reference = answers("batched", mlp, good.marked(places), loss=gathered)[0]
+    assert same(answers("batched", mlp, bad, loss=gathered, watched=False)[0], reference)
+
+
+def test_the_sum_is_that_of_the_other_records_alone() -> None:
+    """Against gradients by plain autograd of every other record by itself."""
+    data = numbers(16)
+    bad = changed(data, y=3)
+    model = mlp()
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=bad.x, y=bad.y, device=CPU)
+    oracle = StackOracle(
+        Schedule(16, 1.0, 1),
+        data=bad.held_to(find_facts(lambda x, y: cross_entropy(model(x), y), *bad.like)),
+        kernel=kernel,
+        streams=[Streams(bytes(32))],
+        device=CPU,
+        physical_rows=8,
+    )
+    params = 0.3 * torch.randn(1, kernel.layout.size, generator=torch.Generator().manual_seed(2))
+    found = oracle.gradient(oracle.everything(), params, clipping=Flat(0.5), noise_multiplier=0.0)
+    others = torch.arange(16) != PLACE
+    each = per_sample_gradients(model, params[0], data.x[others], data.y[others], cross_entropy)
+    assert torch.allclose(found[0], clipped_sum(each, 0.5) / 16, rtol=1e-4, atol=1e-7)
+
+
+def moody(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if bool((y == 7).any()):
+        raise ValueError(f"cannot look at {y.tolist()}")
+    return cross_entropy(outputs, y.clamp(max=2))
+
+
+@pytest.mark.filterwarnings("ignore::privtune.training.engine.train.FallbackWarning")
+@pytest.mark.parametrize("method", [SimpleDPSGD(), HyFreeDP(1.0, 1.0)])
+def test_a_training_of_a_model_that_raises_by_value(
+    method: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No transform takes a loss that looks at values, so this one goes through Opacus."""
+    good = numbers()
+    candidate = {"learning_rate": 0.1, "max_grad_norm": 1.0}
+    weights = [
+        train(
+            method,
+            Schedule(len(good), 0.3, 6),
+            model=mlp,
+            loss=moody,
+            data=data,
+            candidates=[
+                {name: candidate[name] for name in getattr(method, "parameters", candidate)}
+            ],
+            secrets=secrets(1),
+            device="cpu",
+        ).params
+        for data in (good.marked(torch.arange(len(good)) == PLACE), changed(good, y=7), good)
+    ]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_mistake_of_the_program_is_no_records_fault() -> None:
+    calls: list[int] = []
+
+    def wrong(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        calls.append(len(y))
+        if len(calls) > 40:
+            raise RuntimeError("not of any record")
+        return moody(outputs, y)
+
+    with pytest.raises(RuntimeError, match="not of any record"):
+        answers("hooks", mlp, numbers(), loss=wrong)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("no"), PrivTuneError("ours")]
+)
+def test_no_memory_and_errors_of_our_own_are_no_records_fault(error: Exception) -> None:
+    tried: list[int] = []
+
+    def wrong(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if bool((y == 7).any()):
+            tried.append(len(y))
+            raise error
+        return moody(outputs, y)
+
+    with pytest.raises(type(error)):
+        answers("hooks", mlp, changed(numbers(), y=7), loss=wrong)
+    assert len(tried) == 1, "nothing was searched"
+
+
+class Files(torch.utils.data.Dataset):
+    """A dataset of which one record is unreadable, or is of another shape or type."""
+
+    def __init__(self, fault: str) -> None:
+        self.data, self.fault = numbers(), fault
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        x, y = self.data.x[index], int(self.data.y[index])
+        if index != PLACE:
+            return x, y
+        if self.fault == "unreadable":
+            raise OSError("record 3 of Alice cannot be read")
+        return {
+            "shape": (x[:5], y),
+            "type": (x.double(), y),
+            "no pair": (x, y, y),
+            "text": (x, "ill"),
+            "class": (x, 3),
+        }[self.fault]
+
+
+@pytest.mark.parametrize("fault", ["unreadable", "shape", "type", "no pair", "text", "class"])
+def test_a_dataset_with_one_bad_record(fault: str, capfd: pytest.CaptureFixture[str]) -> None:
+    good = numbers()
+    reference, _ = answers("batched", mlp, good.marked(torch.arange(len(good)) == PLACE))
+    assert same(answers("batched", mlp, DatasetData(Files(fault)))[0], reference)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_first_record_that_cannot_be_read_says_nothing_about_the_others() -> None:
+    class First(Files):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            if index == 0:
+                raise OSError("gone")
+            return self.data.x[index], int(self.data.y[index])
+
+    good = numbers()
+    reference, _ = answers("batched", mlp, good.marked(torch.arange(len(good)) == 0))
+    assert same(answers("batched", mlp, DatasetData(First("")))[0], reference)
+
+
+def test_facts_are_what_a_record_is_looked_up_in_as_it_stands() -> None:
+    table = nn.Embedding(7, 3)
+    empty = torch.zeros(0, 4, dtype=torch.long)
+
+    def mixed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen = (
+            table(x[:, 0])
+            + table(x[:, 1].clamp(0, 6))
+            + nn.functional.embedding(x[:, 2], table.weight[:5])
+        )
+        return cross_entropy(seen, y)
+
+    facts = find_facts(mixed, empty, empty[:, 0])
+    assert facts.inputs is not None
+    assert facts.inputs[[0, 2]].tolist() == [7, 5]
+    assert int(facts.inputs[[1, 3]].min()) > 10**12
+    assert int(facts.targets) == 3
+    x = torch.tensor([[6, 9, 4, -9], [7, 0, 0, 0], [0, 0, 5, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    y = torch.tensor([2, 0, 0, 3, -100])
+    assert facts.unusable(x, y).tolist() == [False, True, True, True, False]
+    assert find_facts(lambda x, y: 1 / 0, empty, empty) == NO_FACTS

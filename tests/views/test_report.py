@@ -1,0 +1,175 @@
+"""The page that is handed to others: self-contained, right, and free of sealed numbers."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from privtune.accounting import epsilon
+from privtune.study import Study
+from privtune.views.page import Html, document, figure, table, text
+from privtune.views.report import render_study
+from privtune.views.text import ceil_to
+from tests.cli.conftest import Cli, cli
+from tests.ledger.old import make_hospital
+from tests.study.conftest import toy_spec
+from tests.toy import curated
+from tests.tracked import ARMS, Tracked
+from tests.tracking.test_sealed import forms
+
+__all__ = ["cli"]
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Collects the text outside of scripts, and complains about what is not closed."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.loads: list[str] = []
+        self.headings: list[str] = []
+        self.images: list[dict[str, str | None]] = []
+        self.feed(html)
+        self.close()
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.loads += [v for k, v in attrs if k in ("src", "href") and v and ":" in v]
+        if values.get("role") == "img":
+            self.images.append(values)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] in ("script", "style"):
+            return
+        self.words.append(data)
+        if self.open[-1] == "h2":
+            self.headings.append(data)
+
+
+@pytest.fixture(scope="module")
+def html(tracked: Tracked) -> str:
+    return render_study(tracked.study)
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
+def test_the_page_is_well_formed_and_needs_no_network(html: str, page: Page) -> None:
+    assert not page.open
+    assert page.loads == ["data:,"]
+    own = re.sub(r"<script>.*?</script>", "", html, flags=re.S)  # Plotly's own text has addresses
+    assert not re.search(r"https?://", own)
+    assert "@import" not in own
+
+
+def test_every_section_is_there(page: Page) -> None:
+    assert page.headings == [
+        "Comparison",
+        "The budget",
+        "Utility against ε",
+        "Cost",
+        "What the trainings did with their hyperparameters",
+        "The number of runs of selection",
+        "Every charge",
+        "Declared public",
+        "Privacy statement",
+        "How to check it",
+    ]
+
+
+def test_run_epsilon_and_procedure_epsilon_stand_side_by_side(page: Page, tracked: Tracked) -> None:
+    for status in tracked.study.status():
+        one = epsilon(status.plan.training.event, 1e-5).epsilon
+        row = f"{status.plan.arm} {ceil_to(one, 3):.3f} {ceil_to(status.guarantee.epsilon, 3):.3f}"
+        assert row in page.text
+    assert (
+        f"everything charged to the budget — {ceil_to(tracked.study.spent().epsilon, 3):.3f}"
+        in (page.text)
+    )
+
+
+def test_every_charge_says_why(page: Page, tracked: Tracked) -> None:
+    assert "best of K runs, K geometric" in page.text
+    for number in (1, 2, 3):
+        assert f"toy-{number} toy" in page.text
+
+
+def test_what_is_declared_public_is_the_plans_list(page: Page, tracked: Tracked) -> None:
+    (facts,) = {tuple(plan.public_facts.items()) for plan in tracked.study.plans}
+    assert dict(facts)["training records"] == "240, private"
+    for name, value in facts:
+        assert f"{name} {value}" in page.text
+    bodies = [entry["body"] for entry in tracked.study.export()["certificate"]["entries"]]
+    charged = [body["public"] for body in bodies if "event" in body]
+    assert charged == [dict(facts)] * 3
+
+
+def test_a_unit_that_is_not_enforced_is_not_promised(tmp_path: Path) -> None:
+    storage = make_hospital(f"sqlite:///{tmp_path / 'privtune.db'}")
+    budget = {"name": "old", "epsilon": 3.0, "delta": 1e-5}
+    study = Study.create(toy_spec(arms=ARMS[:1], budget=budget, epsilon=1.0), storage)
+    text = Page(render_study(study)).text
+    assert "whether any single record is in the data or not" in text
+    assert "Unit 'hospital' was declared but is not enforced: the guarantee is per record." in text
+    assert "single hospital" not in text
+
+
+def test_a_fixed_seed_is_loud(page: Page) -> None:
+    assert "Fixed seed 1. No guarantee holds" in page.text
+    assert "nothing is promised against anybody who knows it" in page.text
+
+
+def test_figures_speak(page: Page) -> None:
+    assert len(page.images) == 5
+    for image in page.images:
+        assert len(str(image["aria-label"])) > 40
+
+
+def test_no_sealed_number_is_in_the_page(html: str, tracked: Tracked) -> None:
+    winner = tracked.study.release("selection").params
+    assert forms(winner["learning_rate"])[1] or True
+    for trial in curated(tracked.study).sealed_trials("selection"):
+        if trial["params"] == winner:
+            continue
+        for value in (*trial["params"].values(), trial["score"]):
+            assert not any(form in html.encode() for form in forms(value))
+
+
+def test_a_study_that_has_not_run_has_a_page_too(tmp_path: Path, cli: Cli) -> None:
+    storage = f"sqlite:///{tmp_path / 'privtune.db'}"
+    Study.create(toy_spec(arms=ARMS[:1]), storage)
+    target = tmp_path / "report.html"
+    done = cli("study", "compare", "toy", "--storage", storage, "--html", str(target))
+    assert done.code == 0, done.err
+    page = Page(target.read_text(encoding="utf-8"))
+    assert "planned" in page.text
+    assert "Nothing yet." in page.text
+
+
+def test_what_others_wrote_is_escaped() -> None:
+    evil = "<script>alert(1)</script>"
+    shown = str(table(["a"], [[evil]], caption=evil))
+    assert "<script>" not in shown
+    assert text(Html("<b>")) == "<b>"
+    assert "<script>alert" not in document(evil, evil)
+
+    import plotly.graph_objects as go
+
+    drawn = figure("f", go.Figure(go.Bar(x=["</script><script>alert(1)</script>"])), caption="c")
+    assert drawn.count("</script>") == 1
