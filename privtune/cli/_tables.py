@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -11,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from privtune.accounting.registry import formula
+from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.strategies import selection_instead
 from privtune.training.mechanism.streams import Streams
 from privtune.views.text import ceil_to, public_facts, utility_column
@@ -24,12 +27,13 @@ __all__ = [
     "arm_view",
     "ceil_to",
     "comparison_document",
-    "comparison_table",
     "examples",
     "examples_table",
-    "footnotes",
     "plan_document",
     "plan_view",
+    "print_comparison",
+    "print_failures",
+    "print_sealed",
     "public_view",
     "show_value",
 ]
@@ -182,8 +186,33 @@ def comparison_document(study: Study) -> dict[str, Any]:
     }
 
 
-def comparison_table(study: Study) -> Table:
-    """Return the comparison that ``privtune study compare`` prints."""
+def print_comparison(study: Study) -> None:
+    """Print the comparison, what it rests on, and how to open it in MLflow."""
+    utility, values = utility_column(study.status())
+    console.print(_comparison_table(study, utility, values))
+    for line in _footnotes(study, utility):
+        console.print(line, soft_wrap=True, highlight=False)
+    if not study.releases():
+        return
+    console.print(
+        f"Open it in MLflow: [bold]{program()} ui --study {study.name}{_storage(study)}[/]",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _storage(study: Study) -> str:
+    """Return the option that names the storage, where it needs one; never a password."""
+    from privtune.ledger.urls import masked_url
+
+    if study.storage == os.environ.get("PRIVTUNE_STORAGE", DEFAULT_STORAGE):
+        return ""
+    if masked_url(study.storage) != study.storage:
+        return " (with PRIVTUNE_STORAGE set)"
+    return f" --storage {study.storage}"
+
+
+def _comparison_table(study: Study, utility: str, values: Mapping[str, str]) -> Table:
     document = comparison_document(study)
     # Without vertical lines it fits a terminal of 80 columns.
     table = Table(
@@ -192,7 +221,6 @@ def comparison_table(study: Study) -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
-    utility, values = utility_column(study.status())
     for column in (
         "arm",
         "strategy",
@@ -221,8 +249,7 @@ def comparison_table(study: Study) -> Table:
     return table
 
 
-def footnotes(study: Study) -> list[str]:
-    """Return the sentences below the comparison."""
+def _footnotes(study: Study, utility: str) -> list[str]:
     budget = study.spec.budget
     spent = study.spent()
     lines = [
@@ -232,7 +259,7 @@ def footnotes(study: Study) -> list[str]:
         if spent.epsilon > 0
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
         f"{budget.delta:g}, {budget.adjacency}).",
-        _of_utility(study),
+        _of_utility(utility),
         "Gradient evaluations are the plan's expectation: sizes of Poisson samples are private.",
     ]
     if any(plan.is_sealed for plan in study.plans):
@@ -258,8 +285,7 @@ def footnotes(study: Study) -> list[str]:
     return lines
 
 
-def _of_utility(study: Study) -> str:
-    title, _ = utility_column(study.status())
+def _of_utility(title: str) -> str:
     if title == "test accuracy":
         return (
             "Test accuracy is of the released model, on the test split, which the task declares "
@@ -269,6 +295,29 @@ def _of_utility(study: Study) -> str:
         f"{title.capitalize()} is the score that the arm was chosen by: noised and charged, unless "
         "the validation split is public."
     )
+
+
+def print_sealed(sealed: dict[str, list[Any]]) -> None:
+    """Print the trials of sealed arms, for the curator alone."""
+    console.print("[bold red]Curator's view: none of this may be shown to anyone else.[/]")
+    for arm, trials in sealed.items():
+        table = Table(title=f"{arm}: {len(trials)} trials")
+        for column in ("trial", "state", "score", "parameters"):
+            table.add_column(column)
+        for trial in trials:
+            score = "" if trial["score"] is None else f"{trial['score']:.4f}"
+            params = ", ".join(f"{k}={show_value(v)}" for k, v in trial["params"].items())
+            table.add_row(str(trial["number"]), trial["state"], score, params)
+        console.print(table)
+
+
+def print_failures(stopped: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Print what stopped arms, for the curator alone."""
+    for arm, errors in stopped.items():
+        for error in errors:
+            when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(error["time"]))
+            console.print(f"[bold red]{arm} was stopped, {when}:[/]")
+            console.print(error["traceback"], markup=False, highlight=False, soft_wrap=True)
 
 
 def _score(value: float | None) -> float | None:

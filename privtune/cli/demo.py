@@ -10,7 +10,8 @@ import typer
 
 from privtune.cli import app
 from privtune.cli._common import console
-from privtune.cli.study import print_comparison, run_study
+from privtune.cli._progress import run_study
+from privtune.cli._tables import print_comparison
 from privtune.files import private_folder
 
 __all__ = ["demo"]

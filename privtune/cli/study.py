@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, RenderableType
 from rich.padding import Padding
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Table
 
-from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json, program
+from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
 from privtune.training.engine.compute import check_stack
 
 if TYPE_CHECKING:
-    from privtune.strategies import Plan, Release
-    from privtune.study import Observer, Study
+    from privtune.study import Study
 
-__all__ = ["app", "print_comparison", "run_study"]
+__all__ = ["app"]
 
 app = typer.Typer()
 
@@ -124,6 +108,9 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
     """Run a study, or go on where it was interrupted."""
     if data is not None:
         os.environ["PRIVTUNE_DATA"] = str(data.absolute())
+    from privtune.cli._progress import run_study
+    from privtune.cli._tables import comparison_document, print_comparison
+
     study = _load(name, storage)
     try:
         run_study(
@@ -135,8 +122,6 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
             non_private=non_private,
         )
         if as_json:
-            from privtune.cli._tables import comparison_document
-
             emit_json(comparison_document(study))
         else:
             print_comparison(study)
@@ -170,7 +155,12 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a study: its arms, their states, what they cost."""
-    from privtune.cli._tables import arm_view, comparison_document
+    from privtune.cli._tables import (
+        arm_view,
+        comparison_document,
+        print_failures,
+        print_sealed,
+    )
 
     study = _load(name, storage, curator=curator)
     try:
@@ -190,8 +180,8 @@ def show(
             console.print(f"[bold]{plan.arm}[/] ({plan.strategy})", highlight=False)
             console.print(Padding(arm_view(plan, arm), (0, 0, 1, 2)), highlight=False)
         if curator:
-            _print_sealed(sealed)
-            _print_failures(stopped)
+            print_sealed(sealed)
+            print_failures(stopped)
     finally:
         study.close()
 
@@ -207,7 +197,7 @@ def compare(
 ) -> None:
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
     from privtune.cli._common import write_report
-    from privtune.cli._tables import comparison_document
+    from privtune.cli._tables import comparison_document, print_comparison
 
     study = _load(name, storage)
     try:
@@ -250,159 +240,7 @@ def delete(
     )
 
 
-def run_study(
-    study: Study,
-    *,
-    mlflow: bool,
-    quiet: bool,
-    jobs: int = 1,
-    stack: int | Literal["auto"] | None = None,
-    non_private: bool = False,
-) -> None:
-    """Run a study with progress on the terminal and, if asked, releases to MLflow."""
-    from privtune.study.seal import open_stream
-
-    observers: list[Observer] = []
-    if mlflow:
-        from privtune.tracking.mlflow import MlflowObserver
-
-        observers.append(MlflowObserver(study))
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        _OpenOnly(MofNCompleteColumn()),
-        _OpenOnly(TimeElapsedColumn()),
-        console=Console(file=open_stream(sys.stdout)),
-        disable=quiet,
-    )
-    try:
-        study.run(
-            _Fanout([_ProgressObserver(progress), *observers]),
-            n_jobs=jobs,
-            stack=stack,
-            non_private=non_private,
-        )
-    finally:
-        if progress.live.is_started:
-            progress.stop()
-
-
-def print_comparison(study: Study) -> None:
-    """Print the comparison, what it rests on, and how to open it in MLflow."""
-    from privtune.cli._tables import comparison_table, footnotes
-
-    console.print(comparison_table(study))
-    for line in footnotes(study):
-        console.print(line, soft_wrap=True, highlight=False)
-    if not study.releases():
-        return
-    console.print(
-        f"Open it in MLflow: [bold]{program()} ui --study {study.name}{_storage(study)}[/]",
-        soft_wrap=True,
-        highlight=False,
-    )
-
-
-def _storage(study: Study) -> str:
-    """Return the option that names the storage, where it needs one; never a password."""
-    from privtune.ledger.urls import masked_url
-
-    if study.storage == os.environ.get("PRIVTUNE_STORAGE", DEFAULT_STORAGE):
-        return ""
-    if masked_url(study.storage) != study.storage:
-        return " (with PRIVTUNE_STORAGE set)"
-    return f" --storage {study.storage}"
-
-
-class _OpenOnly(ProgressColumn):
-    """Shows another column for arms that are not sealed: a round's time tells its runs."""
-
-    def __init__(self, column: ProgressColumn) -> None:
-        super().__init__()
-        self._column = column
-
-    def render(self, task: Task) -> RenderableType:
-        return "" if task.fields.get("sealed") else self._column.render(task)
-
-
-class _ProgressObserver:
-    """Shows a bar for an arm; for a sealed arm one that says nothing but that it runs."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._bars: dict[str, Any] = {}
-
-    def arm_started(self, plan: Plan) -> None:
-        label = f"{plan.arm} (sealed)" if plan.is_sealed else plan.arm
-        total = None if plan.is_sealed else plan.training.schedule.steps
-        # With the first arm and no sooner: bars of nothing are an empty line.
-        self._progress.start()
-        self._bars[plan.arm] = self._progress.add_task(label, total=total, sealed=plan.is_sealed)
-
-    def step(self, plan: Plan, done: int, steps: int) -> None:
-        self._progress.update(self._bars[plan.arm], completed=done, total=steps)
-
-    def released(self, plan: Plan, release: Release) -> None:
-        if plan.arm in self._bars:
-            self._progress.update(
-                self._bars[plan.arm],
-                description=f"{plan.arm}: released",
-                total=plan.training.schedule.steps,
-                completed=plan.training.schedule.steps,
-            )
-
-    def arm_failed(self, plan: Plan) -> None:
-        self._progress.update(self._bars[plan.arm], description=f"{plan.arm}: interrupted")
-
-
-class _Fanout:
-    """Tells several observers."""
-
-    def __init__(self, observers: list[Any]) -> None:
-        self._observers = observers
-
-    def arm_started(self, plan: Plan) -> None:
-        for observer in self._observers:
-            observer.arm_started(plan)
-
-    def step(self, plan: Plan, done: int, steps: int) -> None:
-        for observer in self._observers:
-            observer.step(plan, done, steps)
-
-    def released(self, plan: Plan, release: Release) -> None:
-        for observer in self._observers:
-            observer.released(plan, release)
-
-    def arm_failed(self, plan: Plan) -> None:
-        for observer in self._observers:
-            observer.arm_failed(plan)
-
-
 def _load(name: str, storage: str, *, curator: bool = False) -> Study:
     from privtune.study import Study
 
     return Study(name, storage, curator=curator)
-
-
-def _print_sealed(sealed: dict[str, list[Any]]) -> None:
-    from privtune.cli._tables import show_value
-
-    console.print("[bold red]Curator's view: none of this may be shown to anyone else.[/]")
-    for arm, trials in sealed.items():
-        table = Table(title=f"{arm}: {len(trials)} trials")
-        for column in ("trial", "state", "score", "parameters"):
-            table.add_column(column)
-        for trial in trials:
-            score = "" if trial["score"] is None else f"{trial['score']:.4f}"
-            params = ", ".join(f"{k}={show_value(v)}" for k, v in trial["params"].items())
-            table.add_row(str(trial["number"]), trial["state"], score, params)
-        console.print(table)
-
-
-def _print_failures(stopped: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    for arm, errors in stopped.items():
-        for error in errors:
-            when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(error["time"]))
-            console.print(f"[bold red]{arm} was stopped, {when}:[/]")
-            console.print(error["traceback"], markup=False, highlight=False, soft_wrap=True)
