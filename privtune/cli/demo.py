@@ -10,8 +10,6 @@ import typer
 
 from privtune.cli import app
 from privtune.cli._common import console
-from privtune.cli._progress import run_study
-from privtune.cli._tables import print_comparison
 from privtune.files import private_folder
 
 __all__ = ["demo"]
@@ -22,6 +20,8 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("demo-output"),
 ) -> None:
     """Compare three strategies on handwritten digits under one budget of ε = 8."""
+    from privtune.cli._progress import run_study
+    from privtune.cli._tables import print_comparison
     from privtune.study import Study, StudyExistsError, StudyFinishedError, StudySpec
 
     private_folder(folder)
