@@ -52,6 +52,22 @@ class Needs:
     methods: tuple[str, ...] = ()
     non_private: bool = False
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is needed, as people read it."""
+        said = {
+            "a task": self.task,
+            "a validation split": self.score,
+            "independent candidates": self.independent,
+            f"one of the methods {', '.join(self.methods)}": self.methods,
+            "--non-private": self.non_private,
+        }
+        named = (
+            name if when is None else f"{name} (with {when[0]}: {when[1]})"
+            for name, when in self.parameters.items()
+        )
+        return (*(word for word, needed in said.items() if needed), *named)
+
 
 def needed_parameters(strategy: Strategy) -> tuple[str, ...]:
     """Return the names of the hyperparameters that a strategy needs, with the options it has."""

@@ -192,7 +192,7 @@ def _lacking(name: str, cls: object) -> str:
     if not isinstance(getattr(cls, "summary", None), str):
         return "must have a summary, one line of text"
     if not isinstance(getattr(cls, "needs", None), Needs):
-        return "must declare what it needs, needs = privtune.strategies.Needs(...)"
+        return "must declare what it needs, as privtune.strategies.Needs"
     if "arm" not in {field.name for field in dataclasses.fields(cls)}:
         return "must have a field arm, the name of the arm"
     try:

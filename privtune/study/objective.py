@@ -220,7 +220,6 @@ def rehearse(
             value = objective(trial)
         except TrialPruned:
             _pruned(trial, 0)
-            check_given(strategy, trial.params)
             return None
         except Exception as error:
             error.add_note(
