@@ -22,8 +22,10 @@ def strategies(as_json: AsJson = False) -> None:
 
     rows: list[dict[str, Any]] = [_row(s, "privtune") for s in STRATEGIES.values()]
     for found in registered():
-        row = {"name": found.name, "from": found.source, "what": found.problem, "problem": True}
-        rows.append(row if found.strategy is None else _row(found.strategy, found.source))
+        if found.strategy is not None:
+            rows.append(_row(found.strategy, found.source))
+        else:
+            rows.append({"name": found.name, "from": found.source, "what": found.problem})
     rows += [
         {
             "name": m.name,

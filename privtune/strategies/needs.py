@@ -85,7 +85,7 @@ def check_needs(strategy: Strategy, context: PlanningContext, plan: Plan) -> Non
         StrategyError: Naming what is missing.
         InvalidInputError: If the strategy cannot run the arm's method.
     """
-    needs, arm = strategy.needs, strategy.arm
+    needs, arm = _needs_of(strategy), strategy.arm
     method = getattr(strategy, "method", None)
     if needs.methods and method not in needs.methods:
         allowed = f"must be one of {', '.join(needs.methods)}"
@@ -145,7 +145,7 @@ def check_objective(
         StrategyError: If it trains by itself, has no score to choose by, or must not prune.
         DependentSamplerError: If it needs independent candidates and the sampler gives none.
     """
-    needs = strategy.needs
+    needs = _needs_of(strategy)
     if needs.task:
         *some, last = others
         raise StrategyError(
@@ -162,6 +162,16 @@ def check_objective(
             require_independent_sampler(sampler)
         name = None if pruner is None else type(pruner).__name__
         require_independent(strategy.arm, pruner=name)
+
+
+def _needs_of(strategy: Strategy) -> Needs:
+    needs = getattr(strategy, "needs", None)
+    if not isinstance(needs, Needs):
+        raise StrategyError(
+            f"{type(strategy).__name__} does not declare what it needs of a study; set needs = "
+            "privtune.strategies.Needs(), with what that says, on the class."
+        )
+    return needs
 
 
 def require_independent(arm: str, *, sampler: str = "random", pruner: str | None) -> None:

@@ -214,10 +214,16 @@ class AdamAlone(PapernotSteinke):
     needs: ClassVar[Needs] = Needs(score=True, independent=True, methods=("dp-adam",))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Silent(PapernotSteinke):
+    needs = None  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
         (Undeclared(mean_runs=2), "seals its trials"),
+        (Silent(mean_runs=2), "Silent does not declare what it needs"),
         (AdamAlone(mean_runs=2), "method of arm .* = 'dpsgd': must be one of dp-adam"),
     ],
 )
