@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from privtune.accounting import ApproximateDP, Composed
 from privtune.strategies._base import StrategyError
-from privtune.strategies.needs import check_needs
+from privtune.strategies._check_needs import check_needs
 
 if TYPE_CHECKING:
     from privtune.strategies._base import Strategy

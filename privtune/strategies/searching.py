@@ -8,9 +8,9 @@ from typing import Any
 
 from privtune.accounting import Event
 from privtune.errors import InvalidInputError
+from privtune.strategies._check_needs import require_independent
 from privtune.strategies.grid import CHANGING, search_event, search_plan
 from privtune.strategies.in_run import method_class, require_parameters
-from privtune.strategies.needs import require_independent
 from privtune.strategies.plan import PlanningContext, SearchPlan
 
 __all__ = ["Drawing", "IndependentDrawing", "Searching"]

@@ -11,6 +11,7 @@ from privtune.accounting import Event, PrivateSelection, RunLaw, SubsampledTunin
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
 from privtune.strategies._calibrate import both, factor_for, score_for
+from privtune.strategies._check_needs import check_given
 from privtune.strategies.grid import scaled, search_event
 from privtune.strategies.laws import NOTHING, OptionsOfLaw
 from privtune.strategies.needs import Needs
@@ -157,6 +158,7 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
             return Outcome(
                 best, note="No candidate reached a finite score; nothing more was trained."
             )
+        check_given(self, best.params)  # a function may suggest it to some candidates alone
         params = self._rule()(best.params, float(plan.details["ratio"]))
         training = _final(
             plan.search.training_of(best.params), plan.training.schedule.records, self.variant

@@ -26,7 +26,7 @@ from privtune.strategies import (
     TrialResult,
     plan_arm,
 )
-from privtune.strategies.needs import check_given, check_objective
+from privtune.strategies._check_needs import check_given, check_objective
 from privtune.study._round import TRIALS, Files, StudyRound, work_on_rows
 from privtune.study.split import Split
 from privtune.study.trial import SealedTrialError, Trial
