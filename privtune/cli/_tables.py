@@ -16,7 +16,7 @@ from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.strategies import selection_instead
 from privtune.training.mechanism.streams import Streams
-from privtune.views.text import ceil_to, public_facts, utility_column
+from privtune.views.text import ceil_to, public_facts, together, utility_column
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
@@ -255,7 +255,7 @@ def _footnotes(study: Study, utility: str) -> list[str]:
     lines = [
         f"Budget {budget.name}: ε = {ceil_to(spent.epsilon, 3):.3f} of {budget.epsilon:g} charged, "
         f"{math.floor(study.remaining() * 1000) / 1000:.3f} left (δ = {budget.delta:g}, "
-        f"{budget.adjacency}, by {spent.method}: the composition of all arms, not their sum)."
+        f"{budget.adjacency}, {together(spent)})."
         if spent.epsilon > 0
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
         f"{budget.delta:g}, {budget.adjacency}).",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
@@ -13,16 +16,20 @@ __all__ = ["strategies", "tasks"]
 
 @app.command()
 def strategies(as_json: AsJson = False) -> None:
-    """List the strategies and in-run methods."""
-    from privtune.strategies import STRATEGIES
+    """List the strategies and in-run methods, with those that installed packages register."""
+    from privtune.strategies import STRATEGIES, registered
     from privtune.training.methods import METHODS
 
-    rows = [
-        {"name": s.name, "what": s.summary, "adapts": [], "needs": [], "releases": ""}
-        for s in STRATEGIES.values()
-    ] + [
+    rows: list[dict[str, Any]] = [_row(s, "privtune") for s in STRATEGIES.values()]
+    for found in registered():
+        if found.strategy is not None:
+            rows.append(_row(found.strategy, found.source))
+        else:
+            rows.append({"name": found.name, "from": found.source, "what": found.problem})
+    rows += [
         {
             "name": m.name,
+            "from": "privtune",
             "what": m.summary,
             "adapts": list(m.adapts),
             "needs": list(m.parameters),
@@ -34,15 +41,30 @@ def strategies(as_json: AsJson = False) -> None:
         emit_json(rows)
         return
     for row in rows:
-        console.print(f"[bold]{row['name']}[/]: {row['what']}", highlight=False)
+        source = "" if row["from"] == "privtune" else f" (from {row['from']})"
+        line = f"[bold]{escape(row['name'])}[/]{escape(source)}: {escape(row['what'])}"
+        console.print(line, highlight=False)
         details = {
-            "adapts": ", ".join(row["adapts"]),
-            "you set": ", ".join(row["needs"]),
-            "one step releases": row["releases"],
+            "adapts": ", ".join(row.get("adapts", ())),
+            "you set": ", ".join(row.get("needs", ())),
+            "one step releases": row.get("releases", ""),
+            "needs": ", ".join(row.get("requires", ())),
         }
         said = "; ".join(f"{what} {value}" for what, value in details.items() if value)
         if said:
             console.print(Padding(said, (0, 0, 0, 2)), style="dim", highlight=False)
+
+
+def _row(strategy: type[Any], source: str) -> dict[str, Any]:
+    return {
+        "name": strategy.name,
+        "from": source,
+        "what": strategy.summary,
+        "adapts": [],
+        "needs": [],
+        "requires": list(strategy.needs.words),
+        "releases": "",
+    }
 
 
 @app.command()

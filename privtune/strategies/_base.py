@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from privtune.spaces import SearchSpace
+    from privtune.strategies.needs import Needs
     from privtune.strategies.plan import Plan, PlanningContext, TrainingPlan
     from privtune.training.mechanism.streams import Streams
 
@@ -127,6 +128,9 @@ class Strategy(Protocol):
 
     summary: ClassVar[str]
     """One line: how it chooses."""
+
+    needs: ClassVar[Needs]
+    """What it needs of the study that runs it; planners refuse by it."""
 
     @property
     def arm(self) -> str:

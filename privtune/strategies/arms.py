@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from privtune.accounting import ApproximateDP, Composed
 from privtune.strategies._base import StrategyError
+from privtune.strategies._check_needs import check_needs
 
 if TYPE_CHECKING:
     from privtune.strategies._base import Strategy
@@ -31,10 +32,12 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
         epsilon: Target of the whole arm.
 
     Raises:
-        StrategyError: If more than a tenth of δ lies beyond the reach.
+        StrategyError: If the study lacks what the strategy needs, or more than a tenth of δ lies
+            beyond the reach.
         PrivTuneError: If the strategy cannot plan it.
     """
     plan = strategy.plan(context, epsilon=epsilon).with_noise(context.noise)
+    check_needs(strategy, context, plan)
     mass, delta = plan.beyond_reach, context.delta
     if not plan.is_private or mass <= _NEGLIGIBLE * delta:
         return plan

@@ -25,9 +25,10 @@ from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
 from privtune.strategies._calibrate import both, factor_for, score_for
-from privtune.strategies.grid import search_event
+from privtune.strategies.grid import scaled
+from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan, PlanningContext, SearchPlan
-from privtune.strategies.selection import Selection, scaled
+from privtune.strategies.searching import Drawing
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -40,21 +41,24 @@ SAMPLERS = ("random", "tpe", "gp", "cmaes", "qmc", "grid")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Everything(Selection):
+class Everything(Drawing):
     """Run a fixed number of trials, charge each of them, release all of them.
 
     Args:
         trials: How many; public.
         sampler: Any of Optuna's: ``tpe``, ``random``, ``gp``, ``cmaes``, ``qmc``, ``grid``. It sees
             the noised scores of earlier trials, which are paid for.
+        pruner: Refused: a task's trials report no score to prune by.
     """
 
     name: ClassVar[str] = "everything"
     summary: ClassVar[str] = "every trial is charged and released; any Optuna sampler"
+    needs: ClassVar[Needs] = Needs(score=True)
 
     arm: str = "everything"
     trials: int = 10
     sampler: str = "tpe"
+    pruner: str | None = None
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan all trials together at ``epsilon``. Touches no data."""
@@ -71,7 +75,7 @@ class Everything(Selection):
                 "your own (study.optimize), on scores that it makes public."
             )
         self.check_parameters(context)
-        search, _ = self.base(context, epsilon=epsilon / 4)
+        search = self.search(context, epsilon=epsilon / 4)
         search = scaled(search, factor_for(self._event(search), context, epsilon))
 
         def cost(event: Event) -> Event:
@@ -97,8 +101,7 @@ class Everything(Selection):
         )
 
     def _event(self, search: SearchPlan) -> Event:
-        training = search_event(search, weighted=self.guarantee == "weighted")
-        return Repeated(self.trials, training)
+        return Repeated(self.trials, self.trial_event(search))
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Ask, train, tell; release the best and every trial."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round
+from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan, PlanningContext, TrainingPlan
 from privtune.training.methods import METHODS
 
@@ -31,6 +32,7 @@ class InRun:
 
     name: ClassVar[str] = "in-run"
     summary: ClassVar[str] = "one training that adapts its own hyperparameters"
+    needs: ClassVar[Needs] = Needs()
 
     arm: str
     method: str

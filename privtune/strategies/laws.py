@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from scipy.optimize import brentq
 
@@ -20,11 +21,30 @@ from privtune.accounting import (
     RunLaw,
     TruncatedNegativeBinomial,
     calibrate,
+    run_law_from_dict,
 )
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 
-__all__ = ["choose_law", "finding_probability", "largest_mean"]
+__all__ = [
+    "NOTHING",
+    "MeanRuns",
+    "OptionsOfLaw",
+    "choose_law",
+    "finding_probability",
+    "largest_mean",
+    "law_of_runs",
+    "unused_price",
+]
+
+MeanRuns = float | Literal["auto"] | None
+
+NOTHING = (
+    "The law of the number of runs drew 0, so nothing was trained and the release is nothing. "
+    "That is part of the law: drawing again until a run comes would be another law, of another "
+    "price. The charge is spent."
+)
+"""What is said of a release of nothing."""
 
 _TOP = 0.1  # a good candidate is one of the best tenth
 _TOLERANCE = 5e-3
@@ -39,6 +59,67 @@ _FAMILIES: tuple[tuple[str, Callable[[float], RunLaw]], ...] = (
     ("logarithmic", Logarithmic),
     ("poisson", Poisson),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionsOfLaw:
+    """The law of the number of runs as options of an arm.
+
+    Args:
+        law: ``geometric``, ``logarithmic``, ``truncated_negative_binomial`` (with ``shape``),
+            ``poisson``, ``binomial`` (with ``n``), or ``auto``.
+        mean_runs: Mean number of runs; 10 unless given; or ``auto``.
+        training_epsilon: What each run costs alone, at the study's δ; only with
+            ``mean_runs: auto``.
+        shape: Shape of the truncated negative binomial law, above -1; only with that law.
+        n: Number of trials of the binomial law; only with that law.
+        power: Only with ``law: auto``.
+        maximum: Hard cap on the number of runs; part of the law, and so of the price.
+    """
+
+    law: str = "geometric"
+    mean_runs: MeanRuns = None
+    training_epsilon: float | None = None
+    shape: float | None = None
+    n: int | None = None
+    power: float | None = None
+    maximum: int | None = None
+
+    def run_law(self) -> RunLaw:
+        """Return the law of the number of runs, where it is given."""
+        if self.training_epsilon is not None:
+            raise unused_price(self.training_epsilon)
+        return self.law_of_mean(10.0 if self.mean_runs is None else self.mean_runs)
+
+    def law_of_mean(self, mean: float | str) -> RunLaw:
+        """Return the law with this mean number of runs."""
+        if self.power is not None:
+            raise InvalidInputError("power", self.power, "is taken with law: auto only")
+        fields: dict[str, Any] = {"law": self.law, "mean": mean}
+        for name in ("shape", "n", "maximum"):
+            if getattr(self, name) is not None:
+                fields[name] = getattr(self, name)
+        return law_of_runs(fields)
+
+
+def law_of_runs(fields: Mapping[str, Any]) -> RunLaw:
+    """Return a law of the number of runs; its mean is called as the arm's option is."""
+    try:
+        return run_law_from_dict(fields)
+    except InvalidInputError as error:
+        if error.name != "mean":
+            raise
+        raise InvalidInputError("mean_runs", error.value, error.allowed, error.remedy) from None
+
+
+def unused_price(value: float) -> InvalidInputError:
+    """Return the refusal of a price of one run where the noise is fitted to the runs."""
+    return InvalidInputError(
+        "training_epsilon",
+        value,
+        "is taken with mean_runs: auto only",
+        "With a given mean number of runs, the noise is fitted to the arm's target.",
+    )
 
 
 def finding_probability(law: RunLaw) -> float:

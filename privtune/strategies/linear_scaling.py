@@ -11,15 +11,18 @@ from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
 from privtune.strategies._calibrate import both, factor_for, score_for
+from privtune.strategies._check_needs import require_independent
+from privtune.strategies.grid import scaled
 from privtune.strategies.in_run import method_class
+from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
-from privtune.strategies.selection import Selection, scaled
+from privtune.strategies.searching import Searching
 
 __all__ = ["LinearScaling"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearScaling(Selection):
+class LinearScaling(Searching):
     """Find the best learning rate at two small ε, follow the line through them to the final ε.
 
     Every trial of both searches is charged, with the final training, by composition.
@@ -28,6 +31,8 @@ class LinearScaling(Selection):
         trials: Trials of each of the two searches.
         fractions: What one trial of the first and of the second search may cost, as fractions of
             what the final training costs.
+        sampler: ``random``: candidates are drawn independently of earlier scores.
+        pruner: Refused: it compares a trial with others.
 
     References:
         Panda et al. 2024, arXiv 2212.04486, Algorithm 1 (with the number of steps held fixed).
@@ -35,14 +40,20 @@ class LinearScaling(Selection):
 
     name: ClassVar[str] = "linear-scaling"
     summary: ClassVar[str] = "two cheap searches at small ε, extrapolated to the final ε"
+    needs: ClassVar[Needs] = Needs(
+        task=True, score=True, independent=True, parameters={"learning_rate": None}
+    )
 
     arm: str = "linear-scaling"
     trials: int = 4
     fractions: tuple[float, float] = (0.1, 0.2)
+    sampler: str = "random"
+    pruner: str | None = None
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan both searches and the final training at ``epsilon`` together. Touches no data."""
-        self.check(context)
+        require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
+        self.check_parameters(context)
         if list(context.space) != ["learning_rate"]:
             raise StrategyError(
                 f"Arm {self.arm!r} extrapolates the learning rate alone, but the space holds "

@@ -11,9 +11,10 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
 from privtune.strategies.everything import grid_of
 from privtune.strategies.in_run import method_class
+from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
 from privtune.strategies.scoring import ScorePlan
-from privtune.strategies.selection import Selection
+from privtune.strategies.searching import Searching
 from privtune.training.methods._base import scale_noise_of
 
 __all__ = ["NonPrivateError", "NonPrivateGrid"]
@@ -24,7 +25,7 @@ class NonPrivateError(PrivTuneError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NonPrivateGrid(Selection):
+class NonPrivateGrid(Searching):
     """Train every point of a grid without noise, score without noise, keep the best.
 
     Its event is ``non_private`` (ε = ∞). It is no part of any budget, and runs only where somebody
@@ -36,6 +37,7 @@ class NonPrivateGrid(Selection):
 
     name: ClassVar[str] = "non-private-grid"
     summary: ClassVar[str] = "NOT PRIVATE: a grid without noise, the papers' upper bound on utility"
+    needs: ClassVar[Needs] = Needs(task=True, score=True, non_private=True)
 
     arm: str = "non-private-grid"
     points: int = 5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from privtune.accounting import (
     Event,
@@ -13,28 +13,18 @@ from privtune.accounting import (
     PrivateSelection,
     RunLaw,
     calibrate,
-    run_law_from_dict,
 )
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
-from privtune.spaces import DependentSamplerError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
-from privtune.strategies.grid import CHANGING, search_event, search_plan
-from privtune.strategies.in_run import method_class, require_parameters
-from privtune.strategies.laws import choose_law, largest_mean
+from privtune.strategies.grid import scaled
+from privtune.strategies.laws import NOTHING, OptionsOfLaw, choose_law, largest_mean
+from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan, PlanningContext, SearchPlan
 from privtune.strategies.scoring import ScorePlan
+from privtune.strategies.searching import IndependentDrawing
 
-__all__ = [
-    "MeanRuns",
-    "NoRunFitsError",
-    "PapernotSteinke",
-    "Selection",
-    "nothing_note",
-    "unused_price",
-]
-
-MeanRuns = float | Literal["auto"] | None
+__all__ = ["NoRunFitsError", "PapernotSteinke", "Selection"]
 
 _RELEASED = ("the best model", "its hyperparameters", "its noised validation score")
 _SEALED = (
@@ -60,72 +50,14 @@ class NoRunFitsError(StrategyError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What every private selection has: a method to search, and the checks that make it valid.
+class Selection(IndependentDrawing):
+    """What private selections have in common: a sealed round, of which the best is released."""
 
-    Args:
-        arm: Name of the arm.
-        method: The training method whose hyperparameters are searched.
-        parameters: Hyperparameters held fixed; the study's space gives the others.
-        options: Further options of the method.
-        guarantee: ``common`` or ``weighted``, where the space changes what a candidate costs.
-        sampler: ``random``, the only one whose draws are independent.
-        pruner: Refused: it compares a trial with others.
-    """
-
-    arm: str
-    method: str = "dpsgd"
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    guarantee: str | None = None
-    sampler: str = "random"
-    pruner: str | None = None
-
-    def check(self, context: PlanningContext) -> None:
-        """Refuse what private selection does not cover, while planning."""
-        require_random(self.arm, self.sampler)
-        if self.pruner not in (None, "none"):
-            raise StrategyError(
-                f"Arm {self.arm!r} asks for pruner {self.pruner!r}, which compares a trial with the "
-                "others: private selection does not cover that. Leave the pruner out, stop a trial "
-                "on its own noisy releases, or use the strategy 'everything'."
-            )
-        self.check_parameters(context)
-
-    def check_parameters(self, context: PlanningContext) -> None:
-        """Refuse hyperparameters that are missing, unknown, or given twice."""
-        if context.define_by_run:
-            return
-        if overlap := sorted(set(self.parameters) & set(context.space)):
-            raise InvalidInputError(
-                f"parameters of arm {self.arm!r}", overlap, "are searched by the space as well"
-            )
-        searched = [name for name in context.space if name not in CHANGING]
-        require_parameters(
-            self.arm,
-            method_class(self.method),
-            {**self.parameters, **dict.fromkeys(searched, 1.0)},
-        )
-
-    def base(
-        self, context: PlanningContext, *, epsilon: float, part: str = "all"
-    ) -> tuple[SearchPlan, ScorePlan]:
-        """Plan one run, training and score each at ``epsilon``."""
-        search = search_plan(
-            context,
-            arm=self.arm,
-            method=self.method,
-            options=self.options,
-            guarantee=self.guarantee,
-            epsilon=epsilon,
-            part=part,
-        )
-        score = context.plan_score(epsilon)
-        return search, score
+    needs: ClassVar[Needs] = Needs(score=True, independent=True)
 
     def run_event(self, search: SearchPlan, score: ScorePlan) -> Event:
         """Return what one run costs: training and validation records are disjoint."""
-        training = search_event(search, weighted=self.guarantee == "weighted")
+        training = self.trial_event(search)
         return training if score.event is None else Parallel((training, score.event))
 
     def whole(self, base: Event, law: RunLaw) -> Event:
@@ -143,7 +75,8 @@ class Selection:
         """Plan a selection of at most ``epsilon`` as a whole."""
         # A first guess for one run at half the target fixes the ratio of training to score noise;
         # the whole is then scaled by one factor until the selection meets the target.
-        search, score = self.base(context, epsilon=epsilon / 2)
+        search = self.search(context, epsilon=epsilon / 2)
+        score = context.plan_score(epsilon / 2)
         scale = calibrate(
             self.whole(self.run_event(search, score), law),
             epsilon=epsilon,
@@ -182,7 +115,7 @@ class Selection:
                 "Give it, or the mean number of runs, to which the noise is then fitted.",
             )
         price = check_price(training_epsilon)
-        search, score = self.base(context, epsilon=price)
+        search, score = self.search(context, epsilon=price), context.plan_score(price)
         terms: dict[str, Any] = {"delta": context.delta, "adjacency": context.adjacency}
         scale = calibrate(self.run_event(search, score), epsilon=price, **terms).scale
         search, score = scaled(search, scale), score.scaled(scale)
@@ -223,14 +156,14 @@ class Selection:
         """Draw K, train K candidates, release the best."""
         results = trials.select(plan)
         if not results:
-            return Outcome(None, note=nothing_note())
+            return Outcome(None, note=NOTHING)
         best = best_of(results, trials.streams)
         note = "Every candidate was pruned; there is no model." if best.failed else ""
         return Outcome(best, note=note)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PapernotSteinke(Selection):
+class PapernotSteinke(OptionsOfLaw, Selection):
     """Release the best of K i.i.d. candidates, with K drawn from a law and never shown.
 
     Args:
@@ -243,10 +176,7 @@ class PapernotSteinke(Selection):
             each run costs ``training_epsilon``.
         training_epsilon: What each run costs alone, at the study's δ; only with
             ``mean_runs: auto``. Without it, the noise is fitted to the mean number of runs.
-        shape: Shape of the truncated negative binomial law, above -1; only with that law.
-        n: Number of trials of the binomial law; only with that law.
-        power: Only with ``auto``; 0.6 unless given.
-        maximum: Hard cap on the number of runs; part of the law, and so of the price.
+        power: Only with ``law: auto``; 0.6 unless given.
 
     References:
         Papernot and Steinke 2022, arXiv 2110.03620; Liu and Talwar 2019, arXiv 1811.07971.
@@ -256,28 +186,6 @@ class PapernotSteinke(Selection):
     summary: ClassVar[str] = "private selection: the best of a secret number of random candidates"
 
     arm: str = "papernot-steinke"
-    law: str = "geometric"
-    mean_runs: MeanRuns = None
-    training_epsilon: float | None = None
-    shape: float | None = None
-    n: int | None = None
-    power: float | None = None
-    maximum: int | None = None
-
-    def run_law(self) -> RunLaw:
-        """Return the law of the number of runs, where it is given."""
-        if self.training_epsilon is not None:
-            raise unused_price(self.training_epsilon)
-        return self._law(10.0 if self.mean_runs is None else self.mean_runs)
-
-    def _law(self, mean: float | str) -> RunLaw:
-        if self.power is not None:
-            raise InvalidInputError("power", self.power, "is taken with law: auto only")
-        fields: dict[str, Any] = {"law": self.law, "mean": mean}
-        for name in ("shape", "n", "maximum"):
-            if getattr(self, name) is not None:
-                fields[name] = getattr(self, name)
-        return law_of_runs(fields)
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan a selection of at most ``epsilon`` as a whole. Touches no data."""
@@ -285,7 +193,7 @@ class PapernotSteinke(Selection):
             self.check(context)
             return self.plan_largest(
                 context,
-                self._law,
+                self.law_of_mean,
                 training_epsilon=self.training_epsilon,
                 epsilon=epsilon,
             )
@@ -301,7 +209,7 @@ class PapernotSteinke(Selection):
             )
         self.check(context)
         power = 0.6 if self.power is None else self.power
-        search, score = self.base(context, epsilon=1.0)
+        search, score = self.search(context, epsilon=1.0), context.plan_score(1.0)
         law, trade = choose_law(
             self.run_event(search, score),
             epsilon=epsilon,
@@ -313,54 +221,9 @@ class PapernotSteinke(Selection):
         return self.plan_selection(context, law, epsilon=epsilon, details=details)
 
 
-def require_random(arm: str, sampler: str) -> None:
-    """Refuse a sampler whose draws are not independent, by its name in a spec."""
-    if sampler != "random":
-        raise DependentSamplerError(
-            f"Arm {arm!r} asks for sampler {sampler!r}, whose draws are not independent of each "
-            "other and of their scores, which private selection needs. Use sampler: random (a grid: "
-            "categorical choices, drawn with replacement), or the strategy 'everything', which pays "
-            "for every trial."
-        )
-
-
-def law_of_runs(fields: Mapping[str, Any]) -> RunLaw:
-    """Return a law of the number of runs; its mean is called as the arm's option is."""
-    try:
-        return run_law_from_dict(fields)
-    except InvalidInputError as error:
-        if error.name != "mean":
-            raise
-        raise InvalidInputError("mean_runs", error.value, error.allowed, error.remedy) from None
-
-
 def check_price(value: object) -> float:
     """Return the price of one run, or refuse what is no finite number above 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0.0 < float(value) < math.inf:  # type: ignore[arg-type]
         raise InvalidInputError("training_epsilon", value, "must be a finite number above 0")
     return float(value)  # type: ignore[arg-type]
-
-
-def unused_price(value: float) -> InvalidInputError:
-    """Return the refusal of a price of one run where the noise is fitted to the runs."""
-    return InvalidInputError(
-        "training_epsilon",
-        value,
-        "is taken with mean_runs: auto only",
-        "With a given mean number of runs, the noise is fitted to the arm's target.",
-    )
-
-
-def scaled(search: SearchPlan, factor: float) -> SearchPlan:
-    """Return the search with all noise times ``factor``."""
-    return replace(search, trainings=tuple(t.scaled(factor) for t in search.trainings))
-
-
-def nothing_note() -> str:
-    """Return the sentence about a release of nothing."""
-    return (
-        "The law of the number of runs drew 0, so nothing was trained and the release is nothing. "
-        "That is part of the law: drawing again until a run comes would be another law, of another "
-        "price. The charge is spent."
-    )

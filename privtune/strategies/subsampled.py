@@ -11,9 +11,12 @@ from privtune.accounting import Event, PrivateSelection, RunLaw, SubsampledTunin
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
 from privtune.strategies._calibrate import both, factor_for, score_for
-from privtune.strategies.grid import search_event
+from privtune.strategies._check_needs import check_given
+from privtune.strategies.grid import scaled, search_event
+from privtune.strategies.laws import NOTHING, OptionsOfLaw
+from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
-from privtune.strategies.selection import PapernotSteinke, nothing_note, scaled
+from privtune.strategies.searching import IndependentDrawing
 
 __all__ = ["SubsampledTuningStrategy"]
 
@@ -36,7 +39,7 @@ _RULES: Mapping[str, Extrapolation] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubsampledTuningStrategy(PapernotSteinke):
+class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
     """Select hyperparameters on a Poisson subset of the data, then train once with them.
 
     Args:
@@ -53,6 +56,11 @@ class SubsampledTuningStrategy(PapernotSteinke):
 
     name: ClassVar[str] = "subsampled-tuning"
     summary: ClassVar[str] = "private selection on a random part of the data, then one training"
+    needs: ClassVar[Needs] = Needs(
+        score=True,
+        independent=True,
+        parameters={"learning_rate": ("extrapolation", "scale-learning-rate")},
+    )
 
     arm: str = "subsampled-tuning"
     variant: int = 1
@@ -83,7 +91,7 @@ class SubsampledTuningStrategy(PapernotSteinke):
         tuned = max(1, round(self.rate * records))
         kept = records if self.variant == 2 else max(1, records - tuned)
         subset = replace(context, schedule=replace(context.schedule, records=tuned))
-        search, _ = self.base(subset, epsilon=epsilon / 2, part="subset")
+        search = self.search(subset, epsilon=epsilon / 2, part="subset")
         search = scaled(search, factor_for(self._event(search, law), context, epsilon))
 
         def cost(event: Event) -> Event:
@@ -121,7 +129,7 @@ class SubsampledTuningStrategy(PapernotSteinke):
         )
 
     def _event(self, search: SearchPlan, law: RunLaw) -> Event:
-        tuning = PrivateSelection(search_event(search, weighted=self.guarantee == "weighted"), law)
+        tuning = PrivateSelection(self.trial_event(search), law)
         # With a grid, the final training is whichever point won: the worst is charged.
         training = search_event(search, weighted=False)
         return SubsampledTuning(self.variant, self.rate, tuning, training)
@@ -144,12 +152,13 @@ class SubsampledTuningStrategy(PapernotSteinke):
             raise InvalidInputError("plan.search", None, "subsampled tuning needs a search")
         results = trials.select(plan)
         if not results:
-            return Outcome(None, note=nothing_note())
+            return Outcome(None, note=NOTHING)
         best = best_of(results, trials.streams)
         if best.failed or best.score == -math.inf:
             return Outcome(
                 best, note="No candidate reached a finite score; nothing more was trained."
             )
+        check_given(self, best.params)  # a function may suggest it to some candidates alone
         params = self._rule()(best.params, float(plan.details["ratio"]))
         training = _final(
             plan.search.training_of(best.params), plan.training.schedule.records, self.variant

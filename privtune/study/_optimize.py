@@ -124,7 +124,7 @@ class _ObjectiveTrainer:
 
     def rehearse(self, plan: Plan) -> None:
         """Call the function once on made-up records."""
-        self.facts = rehearse(self.objective, plan, sampler=self.independent)
+        self.facts = rehearse(self.objective, plan, self.strategy, sampler=self.independent)
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the strategy as it was given, and its round."""

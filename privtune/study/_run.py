@@ -78,7 +78,8 @@ class _TaskTrainer:
         return self.task.load_checked()
 
     def rehearse(self, plan: Plan) -> float:
-        """Train a few steps on made-up records."""
+        """Train a few steps on made-up records; an unknown strategy is found before the charge."""
+        self._strategy(plan)
         return dry_run(plan, self.task, compute=self.compute)
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
@@ -89,8 +90,7 @@ class _TaskTrainer:
             files = replace(files, on_step=lambda done, of: self.observer.step(plan, done, of))
         charge_id = None if charge is None else charge.id
         options = (life.url, life.name, plan.arm, charge_id, self.n_jobs, self.compute.stack)
-        (arm,) = (arm for arm in life.spec.arms if arm.name == plan.arm)
-        return arm.to_strategy(), StudyRound(
+        return self._strategy(plan), StudyRound(
             kept=life.trials,
             ledger=life.ledger,
             charge_id=charge_id,
@@ -98,6 +98,10 @@ class _TaskTrainer:
             n_jobs=self.n_jobs,
             worker=(work, options),
         )
+
+    def _strategy(self, plan: Plan) -> Strategy:
+        (arm,) = (arm for arm in self.life.spec.arms if arm.name == plan.arm)
+        return arm.to_strategy()
 
     def finish(self, outcome: Outcome) -> tuple[Outcome, Mapping[str, float]]:
         """Note the parameters' names, and measure the model where the split is public."""

@@ -15,18 +15,18 @@ from optuna.exceptions import TrialPruned
 from privtune.errors import PrivTuneError
 from privtune.execution.training import pruned
 from privtune.priors import IndependentSampler
-from privtune.spaces import SearchSpace, require_independent_sampler
+from privtune.spaces import SearchSpace
 from privtune.strategies import (
-    Everything,
+    STRATEGIES,
+    InRun,
     Plan,
     PlanningContext,
     Strategy,
-    StrategyError,
     TrainingPlan,
     TrialResult,
     plan_arm,
 )
-from privtune.strategies.selection import Selection
+from privtune.strategies._check_needs import check_given, check_objective
 from privtune.study._round import TRIALS, Files, StudyRound, work_on_rows
 from privtune.study.split import Split
 from privtune.study.trial import SealedTrialError, Trial
@@ -72,25 +72,17 @@ def plan_objective(
     """Plan an arm that the user's own function trains. Touches no data.
 
     Raises:
-        StrategyError: If the strategy needs a task's own space or method, a validation split that
-            was not declared, or a pruner or sampler that it does not cover.
+        StrategyError: If the strategy needs a task, or a validation split that was not declared, or
+            does not cover the pruner.
+        DependentSamplerError: If it does not cover the sampler.
     """
-    if strategy.name in ("linear-scaling", "non-private-grid"):
-        raise StrategyError(
-            f"Strategy {strategy.name!r} trains by itself and cannot call a function of yours. "
-            "Declare a task, or use fixed, in-run, papernot-steinke, liu-talwar, subsampled-tuning "
-            "or everything."
-        )
-    if isinstance(strategy, Selection) and validation is None:
-        raise StrategyError(
-            f"Strategy {strategy.name!r} chooses by a score, but no validation split was declared. "
-            "Pass validation=privtune.Validation(records=..., public=...)."
-        )
-    if isinstance(strategy, Selection) and not isinstance(strategy, Everything):
-        if sampler is not None:
-            require_independent_sampler(sampler)
-        if pruner is not None:
-            strategy = replace(strategy, pruner=type(pruner).__name__)
+    check_objective(
+        strategy,
+        scored=validation is not None,
+        sampler=sampler,
+        pruner=pruner,
+        others=[InRun.name, *(s.name for s in STRATEGIES.values() if not s.needs.task)],
+    )
     context = PlanningContext(
         task=objective_task(training, validation),
         schedule=training.schedule,
@@ -188,13 +180,18 @@ def _pruned(trial: Trial, number: int) -> TrialResult:
 
 
 def rehearse(
-    objective: Objective, plan: Plan, *, sampler: IndependentSampler | None = None
+    objective: Objective,
+    plan: Plan,
+    strategy: Strategy,
+    *,
+    sampler: IndependentSampler | None = None,
 ) -> RecordFacts | None:
     """Call the function once on made-up records of the dataset's shapes, for two steps.
 
     What a program does wrong (a layer of a wrong size, a mean loss, a step that is skipped, a name
     that does not exist) is found here, before anything is charged, and raised as it is: no record
-    was looked at but for its shape.
+    was looked at but for its shape. So is a hyperparameter that the strategy needs and the function
+    does not suggest.
 
     Returns:
         The ranges of whole numbers that the loop showed; ``None`` where it was stopped.
@@ -233,6 +230,7 @@ def rehearse(
         finally:
             trial.close()
     trial.finish(value, 0)
+    check_given(strategy, trial.params)
     return trial.facts
 
 

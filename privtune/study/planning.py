@@ -9,7 +9,6 @@ from functools import lru_cache
 
 from privtune.accounting import CalibrationError, Event, Guarantee, share_budget
 from privtune.strategies import (
-    NonPrivateGrid,
     NoRunFitsError,
     Plan,
     PlanningContext,
@@ -70,12 +69,12 @@ def plan_study(spec: StudySpec) -> StudyPlan:
     private = [
         planner
         for planner, strategy in zip(planners, strategies, strict=True)
-        if not isinstance(strategy, NonPrivateGrid)
+        if not strategy.needs.non_private
     ]
     weights = [
         arm.weight
         for arm, strategy in zip(spec.arms, strategies, strict=True)
-        if not isinstance(strategy, NonPrivateGrid)
+        if not strategy.needs.non_private
     ]
     if not private:
         plans = tuple(planner(spec.target_epsilon) for planner in planners)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -153,6 +153,17 @@ class StudySpec(BaseModel):
             raise ValueError(f"two arms are called {', '.join(twice)}; names must differ")
         return arms
 
+    @field_validator("epsilon")
+    @classmethod
+    def _within(cls, epsilon: float | None, info: ValidationInfo) -> float | None:
+        budget = info.data.get("budget")  # checked before; absent if it is wrong itself
+        if info.context != _STORED and epsilon is not None and budget and epsilon > budget.epsilon:
+            raise ValueError(
+                f"must be at most the budget's, {budget.epsilon:g}, of which it is a part, not "
+                f"{epsilon:g}"
+            )
+        return epsilon
+
     @model_validator(mode="after")
     def _whole(self) -> StudySpec:
         declared = ("arms", "epochs", "expected_batch_size")
@@ -179,9 +190,7 @@ class StudySpec(BaseModel):
         try:
             return cls.model_validate(data, context=_STORED if stored else None)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the spec"
-            raise SpecError(f"Study spec, {where}: {_in_words(first)}.") from error
+            raise SpecError(f"Study spec, {_sentence(error.errors(), data)}.") from error
 
     @classmethod
     def from_file(cls, path: Path) -> StudySpec:
@@ -196,7 +205,8 @@ class StudySpec(BaseModel):
             raise SpecError(f"Cannot read {path}: {error.strerror}.") from error
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             # Dates that are none and numbers that are too long are ValueErrors, bad UTF-8 too.
-            raise SpecError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+            said = " ".join(str(error).split()).rstrip(".")
+            raise SpecError(f"{path} is not YAML: {said}.") from error
         except RecursionError:
             raise SpecError(f"{path} is nested too deeply.") from None
         return cls.parse(data)
@@ -268,6 +278,9 @@ _IN_WORDS: Mapping[str, str] = {
     "mapping_type": "must be a mapping of names to values",
     "model_type": "must be a mapping of names to values",
     "string_type": "must be text",
+    "invalid_key": "must be text",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
     "float_type": "must be a number",
     "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
@@ -282,6 +295,35 @@ _IN_WORDS: Mapping[str, str] = {
     "value_error": "{error}",
 }
 """Pydantic's kinds of errors, in the words of a spec."""
+
+
+def _sentence(errors: Sequence[ErrorDetails], data: object) -> str:
+    """Return what is wrong with the first field that is wrong; of a choice, all that is allowed."""
+    first, *others = errors
+    path = _path(first, data)
+    where = ".".join(map(str, path)) or "the spec"
+    allowed, but, given = _in_words(first).partition(", not ")
+    for other in others:
+        words = _in_words(other).partition(", not ")[0].removeprefix("must be ")
+        # Of a choice, each part has its say, below the same path.
+        part = path == _path(other, data) and path not in (first["loc"], other["loc"])
+        if part and words not in allowed:
+            allowed += f" or {words}"
+    return f"{where}: {allowed}{but}{given}".rstrip(".")
+
+
+def _path(error: ErrorDetails, data: object) -> tuple[int | str, ...]:
+    """Return where an error is, without Pydantic's names for the parts of a choice or of a key."""
+    path: list[int | str] = []
+    for part in error["loc"]:
+        if isinstance(data, Mapping) and (part in data or error["type"] == "missing"):
+            data = data.get(part)
+        elif isinstance(data, list | tuple) and isinstance(part, int):
+            data = data[part]
+        else:
+            break
+        path.append(part)
+    return tuple(path)
 
 
 def _in_words(error: ErrorDetails) -> str:

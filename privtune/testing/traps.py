@@ -91,7 +91,7 @@ def run(objective: Objective, folder: Path, *, arm: str = "fixed", trials: int =
         number: {} for number in range(1 if arm == "fixed" else trials)
     }
     try:
-        rehearse(bound, plan)
+        rehearse(bound, plan, _ARMS[arm][0])
         charged = True
         secrets = {number: files.streams.key("trial", number) for number in numbers}
         results = files.train(training, numbers, secrets=secrets, scored=arm != "fixed")

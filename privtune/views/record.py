@@ -16,7 +16,7 @@ from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.strategies import validation_metric
 from privtune.strategies.curves import epsilon_spent
-from privtune.views.text import budget_line, ceil_to, floor_to, show_epsilon
+from privtune.views.text import budget_line, ceil_to, floor_to, show_epsilon, together
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
@@ -189,8 +189,7 @@ def study_note(study: Study, view: BudgetView) -> str:
     lines = [
         budget_line(study.spec.budget, view.spent, view.left) + ".",
         "",
-        f"All charges together, by {view.spent.method}: the composition of everything that touched "
-        "the data, not the sum of the columns.",
+        f"All charges together, {together(view.spent)}.",
         "",
         "Only releases are shown here. Trials of sealed arms, their number and their times stay in "
         "the curator's database. Anybody with access can edit this page; the record is the ledger, "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from privtune.accounting import Adjacency, epsilon
 from privtune.ledger import RECORD, unit_note
 from privtune.views.page import Html, section, table, text
-from privtune.views.text import ceil_to, show_epsilon
+from privtune.views.text import ceil_to, show_epsilon, together
 
 if TYPE_CHECKING:
     from privtune.study import ArmStatus, Study
@@ -80,10 +80,7 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
             caption=f"Run ε and procedure ε, both at δ = {budget.delta:g}, {budget.adjacency}",
             numeric=["ε of one training (not the promise)", "ε of the procedure"],
         ),
-        Html(
-            '<p class="quiet">The last line is the composition of all charges, computed at once; it is '
-            "not the sum of the lines above.</p>"
-        ),
+        Html(f'<p class="quiet">The last line is known {text(together(view.spent))}.</p>'),
         _paragraph("What left the trust boundary.", _released(arms)),
         _paragraph("What did not.", _sealed(arms)),
         _paragraph("What this does not promise.", _limits(study)),

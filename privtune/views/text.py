@@ -21,6 +21,7 @@ __all__ = [
     "public_facts",
     "show_epsilon",
     "show_params",
+    "together",
     "utility_column",
 ]
 
@@ -84,6 +85,25 @@ def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:
         for name, value in score.items()
     }
     return title.replace("_", " "), shown
+
+
+def together(spent: Guarantee) -> str:
+    """Return how it is known what all charges cost together.
+
+    Once something was charged after the first start, that is no composition: a reading of the
+    odometer, or the whole budget, which the filter keeps to. Both are above it.
+
+    Example:
+        >>> from privtune.accounting import Adjacency, Guarantee
+        >>> together(Guarantee(1.0, 1e-5, "pld", Adjacency.ADD_REMOVE))
+        'by pld: the composition of all charges, not their sum'
+    """
+    bound = {
+        "odometer": "by the odometer: a bound on all charges that may be read at any time",
+        "filter": "by the filter: the whole budget, which all that it admits stays within",
+    }
+    known = bound.get(spent.method)
+    return known or f"by {spent.method}: the composition of all charges, not their sum"
 
 
 def budget_line(budget: BudgetSpec, spent: Guarantee, left: float) -> str:

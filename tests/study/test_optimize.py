@@ -19,7 +19,14 @@ from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
 from privtune.priors import LogNormal
 from privtune.spaces import DependentSamplerError
-from privtune.strategies import Everything, Fixed, LinearScaling, LiuTalwar, PapernotSteinke
+from privtune.strategies import (
+    Everything,
+    Fixed,
+    LinearScaling,
+    LiuTalwar,
+    PapernotSteinke,
+    StrategyError,
+)
 from privtune.strategies import SubsampledTuning as Subsampled
 from privtune.study import (
     SealedError,
@@ -134,6 +141,23 @@ def test_fixed_needs_no_score_and_touches_no_validation(storage: str) -> None:
     assert math.isnan(scores[0])
     assert release.score is None
     assert not release.is_nothing
+
+
+def test_a_hyperparameter_that_is_called_otherwise_is_refused_before_the_charge(
+    storage: str,
+) -> None:
+    study = make(storage)
+    with pytest.raises(
+        StrategyError, match=r"called learning_rate, but .* are deep, rate(, width)?:"
+    ) as said:
+        study.optimize(objective, strategy=Subsampled(rate=0.25, mean_runs=2), **ARGUMENTS)
+    assert "or choose another extrapolation than scale-learning-rate." in str(said.value)
+    assert charges(storage) == 0
+    # What the arm fixes does not reach the winner's hyperparameters unless it is suggested.
+    fixed = Subsampled(rate=0.25, mean_runs=2, parameters={"learning_rate": 0.5})
+    with pytest.raises(StrategyError, match="called learning_rate"):
+        study.optimize(objective, strategy=fixed, **ARGUMENTS)
+    assert charges(storage) == 0
 
 
 def test_subsampled_tuning_trains_on_the_subset_and_then_on_the_rest(storage: str) -> None:

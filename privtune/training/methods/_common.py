@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from privtune.errors import InvalidInputError
@@ -33,10 +33,16 @@ M = TypeVar("M")
 
 def build(method: type[M], options: Mapping[str, Any], **fixed: Any) -> M:
     """Make a method from the options of a spec and the fields that a plan fixes."""
-    allowed = [f.name for f in fields(method) if f.name not in fixed]  # type: ignore[arg-type]
+    own = [f for f in fields(method) if f.name not in fixed]  # type: ignore[arg-type]
+    allowed = [f.name for f in own]
     for name in options:
         if name not in allowed:
             raise InvalidInputError("option", name, f"must be one of {', '.join(allowed)}")
+    needed = [f.name for f in own if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [name for name in needed if name not in options]:
+        raise InvalidInputError(
+            "options", sorted(options), f"the method also needs {', '.join(missing)}"
+        )
     return method(**{**options, **fixed})
 
 

@@ -1,0 +1,93 @@
+"""What strategies that search have in common: a method whose hyperparameters are searched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from privtune.accounting import Event
+from privtune.errors import InvalidInputError
+from privtune.strategies._check_needs import require_independent
+from privtune.strategies.grid import CHANGING, search_event, search_plan
+from privtune.strategies.in_run import method_class, require_parameters
+from privtune.strategies.plan import PlanningContext, SearchPlan
+
+__all__ = ["Drawing", "IndependentDrawing", "Searching"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searching:
+    """A search over the hyperparameters of one training method.
+
+    Args:
+        arm: Name of the arm.
+        method: The training method whose hyperparameters are searched.
+        parameters: Hyperparameters held fixed; the study's space gives the others.
+        options: Further options of the method.
+    """
+
+    arm: str
+    method: str = "dpsgd"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def check_parameters(self, context: PlanningContext) -> None:
+        """Refuse hyperparameters that are missing, unknown, or given twice."""
+        if context.define_by_run:
+            return
+        if overlap := sorted(set(self.parameters) & set(context.space)):
+            raise InvalidInputError(
+                f"parameters of arm {self.arm!r}", overlap, "are searched by the space as well"
+            )
+        searched = [name for name in context.space if name not in CHANGING]
+        require_parameters(
+            self.arm,
+            method_class(self.method),
+            {**self.parameters, **dict.fromkeys(searched, 1.0)},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Searching):
+    """A search whose candidates are drawn from a space that may change what they cost.
+
+    Args:
+        guarantee: ``common`` or ``weighted``, where the space changes what a candidate costs.
+    """
+
+    guarantee: str | None = None
+
+    def search(self, context: PlanningContext, *, epsilon: float, part: str = "all") -> SearchPlan:
+        """Plan what candidates run, each training at about ``epsilon``."""
+        return search_plan(
+            context,
+            arm=self.arm,
+            method=self.method,
+            options=self.options,
+            guarantee=self.guarantee,
+            epsilon=epsilon,
+            part=part,
+        )
+
+    def trial_event(self, search: SearchPlan) -> Event:
+        """Return what one trial costs its training records."""
+        return search_event(search, weighted=self.guarantee == "weighted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndependentDrawing(Drawing):
+    """A search whose candidates are drawn independently of each other and of their scores.
+
+    Args:
+        sampler: ``random``, the only one whose draws are independent.
+        pruner: Refused: it compares a trial with others.
+    """
+
+    sampler: str = "random"
+    pruner: str | None = None
+
+    def check(self, context: PlanningContext) -> None:
+        """Refuse what private selection does not cover, while planning."""
+        require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
+        self.check_parameters(context)

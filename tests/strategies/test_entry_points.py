@@ -1,0 +1,248 @@
+"""Strategies of installed packages: found by name, charged by their event, refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+
+from privtune.accounting import Composed, epsilon
+from privtune.cli.catalogue import strategies as list_strategies
+from privtune.errors import PrivTuneError
+from privtune.ledger import Ledger
+from privtune.strategies import (
+    EntryPointError,
+    Fixed,
+    Needs,
+    PapernotSteinke,
+    StrategyError,
+    make_strategy,
+    plan_arm,
+    registered,
+)
+from privtune.study import Study
+from tests.strategies.world import BOTH, context
+from tests.study.conftest import toy_spec
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = Path(__file__).parent / "example_package"
+
+Install = Callable[..., None]
+
+
+def lay_out(site: Path, package: str, points: Mapping[str, str], **modules: str) -> None:
+    """Lay out a package as an installer does: its modules, and a folder of metadata beside them."""
+    folder = site / f"{package.replace('-', '_')}-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = "".join(f"{name} = {value}\n" for name, value in points.items())
+    (folder / "entry_points.txt").write_text(f"[privtune.strategies]\n{lines}")
+    for name, text in modules.items():
+        (site / f"{name}.py").write_text(text)
+
+
+def lay_out_example(site: Path) -> None:
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    module = (EXAMPLE / "example_strategies.py").read_text()
+    points = project["entry-points"]["privtune.strategies"]
+    lay_out(site, project["name"], points, example_strategies=module)
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install packages for one test."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+    before = set(sys.modules)
+
+    def call(package: str, points: Mapping[str, str], **modules: str) -> None:
+        lay_out(site, package, points, **modules)
+
+    yield call
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(site)):
+            del sys.modules[name]
+
+
+@pytest.mark.slow
+def test_a_spec_names_a_strategy_of_another_package(tmp_path: Path) -> None:
+    lay_out_example(tmp_path / "site")
+    arms = [{"name": "middle", "strategy": "middle-of-space", "models": 3}]
+    spec = toy_spec(arms=arms).model_dump(mode="json")
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(tmp_path / "site"), str(ROOT))),
+        "PRIVTUNE_STORAGE": f"sqlite:///{tmp_path / 'p.db'}",
+    }
+
+    def privtune(*arguments: str) -> str:
+        command = [sys.executable, "-m", "privtune.cli", *arguments]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    rows = {row["name"]: row for row in json.loads(privtune("strategies", "--json"))}
+    assert rows["middle-of-space"]["from"] == "privtune-example-strategies 1.0"
+    assert rows["middle-of-space"]["requires"] == ["a task"]
+    assert {rows[name]["from"] for name in ("fixed", "everything", "dpsgd")} == {"privtune"}
+
+    privtune("study", "create", "spec.yaml")
+    privtune("study", "run", "toy", "--no-mlflow")
+    # From here without the package: what was released and charged does not need it.
+    with closing(Study("toy", environment["PRIVTUNE_STORAGE"])) as study:
+        (release,), (plan,) = study.releases(), study.plans
+        assert (release.strategy, len(release.trials)) == ("middle-of-space", 3)
+        assert release.params["learning_rate"] == pytest.approx(0.5)
+    with Ledger(environment["PRIVTUNE_STORAGE"]) as ledger:
+        (charge,) = ledger.charges("toy")
+        assert charge.state == "settled"
+        assert charge.event == plan.event == Composed((plan.training.event,) * 3)
+        spent = ledger.spent("toy").epsilon
+    assert 3.0 < spent <= 6.0
+    assert spent == pytest.approx(epsilon(charge.event, 1e-5).epsilon)
+
+
+BODY = """
+from dataclasses import dataclass
+from typing import ClassVar
+from privtune.strategies import Needs
+@dataclass(frozen=True, kw_only=True)
+class Mine:
+    name: ClassVar[str] = "mine"
+    summary: ClassVar[str] = "mine"
+    needs: ClassVar[Needs] = Needs()
+    arm: str
+    def plan(self, context, *, epsilon): ...
+    def run(self, plan, trials): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("", "AttributeError"),
+        ("import no_such_module_at_all", "ModuleNotFoundError: No module named"),
+        ("raise RuntimeError('line one.\\nline two.')", "RuntimeError: line one. line two"),
+        ("def Mine(): ...", "must be a frozen dataclass"),
+        (BODY.replace('"mine"', '"other"', 1), "registered under, name = 'mine'"),
+        (BODY.replace('    summary: ClassVar[str] = "mine"\n', ""), "must have a summary"),
+        (BODY.replace("    needs: ClassVar[Needs] = Needs()\n", ""), "must declare what it needs"),
+        (BODY.replace("    arm: str\n", ""), "must have a field arm"),
+        (BODY.replace("def plan", "def planned"), "must have the method plan"),
+        (BODY.replace("arm: str", "arm: 'Nowhere'"), "types that can be read"),
+    ],
+)
+def test_a_package_that_cannot_be_used_is_one_sentence(
+    install: Install, module: str, message: str
+) -> None:
+    install("bad-package", {"mine": "bad_module:Mine"}, bad_module=module)
+    with pytest.raises(EntryPointError, match=r"bad-package 1\.0") as caught:
+        make_strategy("mine", arm="a", options={})
+    said = str(caught.value)
+    assert message in said
+    assert "\n" not in said
+    assert ".." not in said
+    assert said.endswith(".")
+    (found,) = registered()
+    assert (found.strategy, found.problem) == (None, said)
+    assert make_strategy("fixed", arm="a", options={}) == Fixed(arm="a")
+
+
+def test_a_package_is_loaded_when_a_study_names_it(install: Install) -> None:
+    install("good-package", {"mine": "good_module:Mine"}, good_module=BODY)
+    make_strategy("fixed", arm="a", options={})
+    make_strategy("hyfreedp", arm="a", options={})
+    assert "good_module" not in sys.modules
+    assert type(make_strategy("mine", arm="a", options={})).__module__ == "good_module"
+    with pytest.raises(PrivTuneError, match=r"options of strategy 'mine' = \['x'\]: are not known"):
+        make_strategy("mine", arm="a", options={"x": 1})
+    with pytest.raises(PrivTuneError, match=r"must be one of .*, mine, .*papernot"):
+        make_strategy("nobodys", arm="a", options={})
+
+
+def test_a_missing_option_is_named(install: Install) -> None:
+    module = BODY.replace("    arm: str\n", "    arm: str\n    models: int\n")
+    install("good-package", {"mine": "good_module:Mine"}, good_module=module)
+    with pytest.raises(PrivTuneError, match="strategy 'mine' also needs models"):
+        make_strategy("mine", arm="a", options={})
+
+
+@pytest.mark.parametrize("name", ["fixed", "hyfreedp"])
+def test_the_name_of_what_is_built_in_is_refused(
+    install: Install, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = BODY.replace('"mine"', f'"{name}"', 1)
+    install("clash", {name: "clashing:Mine"}, clashing=module)
+    (found,) = registered()
+    assert found.strategy is None
+    list_strategies()
+    listed = " ".join(capsys.readouterr().out.split())
+    assert f"{name} (from clash 1.0): {found.problem}" in listed
+    assert f"Strategy '{name}' of clash 1.0 is refused: the name is built in" in found.problem
+    assert type(make_strategy(name, arm="a", options={})).__module__.startswith("privtune.")
+    assert "clashing" not in sys.modules
+
+
+def test_a_name_that_two_packages_register_is_refused(install: Install) -> None:
+    install("one", {"mine": "good_module:Mine"}, good_module=BODY)
+    install("two", {"mine": "other_module:Mine"}, other_module=BODY)
+    with pytest.raises(EntryPointError, match=r"of one 1.0 and two 1.0 is refused: .* twice"):
+        make_strategy("mine", arm="a", options={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undeclared(PapernotSteinke):
+    needs: ClassVar[Needs] = Needs(score=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamAlone(PapernotSteinke):
+    needs: ClassVar[Needs] = Needs(score=True, independent=True, methods=("dp-adam",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(PapernotSteinke):
+    needs = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (Undeclared(mean_runs=2), "seals its trials"),
+        (Silent(mean_runs=2), "Silent does not declare what it needs"),
+        (AdamAlone(mean_runs=2), "method of arm .* = 'dpsgd': must be one of dp-adam"),
+    ],
+)
+def test_a_plan_that_belies_its_declaration_is_refused(strategy: Any, message: str) -> None:
+    with pytest.raises(PrivTuneError, match=message):
+        plan_arm(strategy, context(BOTH), epsilon=2.0)
+
+
+def test_a_needed_hyperparameter_is_missed_while_planning() -> None:
+    options = {"method": "hyfreedp", "mean_runs": 3}
+    with pytest.raises(StrategyError, match="computes with a number called learning_rate") as said:
+        plan_arm(
+            make_strategy("subsampled-tuning", arm="a", options=options), context({}), epsilon=2.0
+        )
+    assert str(said.value).count(".") == 1
+    kept = make_strategy("subsampled-tuning", arm="a", options={**options, "extrapolation": "keep"})
+    assert plan_arm(kept, context({}), epsilon=2.0).arm == "a"
+    words = {**BOTH, "learning_rate": {"type": "categorical", "choices": [0.1, "fast"]}}
+    with pytest.raises(StrategyError, match="learning_rate = 'fast'"):
+        plan_arm(
+            make_strategy("subsampled-tuning", arm="a", options={}), context(words), epsilon=2.0
+        )

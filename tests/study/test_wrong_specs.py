@@ -1,0 +1,103 @@
+"""Wrong specs: one sentence each that names the field, without the names of any library."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from privtune.errors import PrivTuneError
+from privtune.ledger import Ledger
+from privtune.study import SpecError, Study, StudySpec, plan_study
+from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
+from tests.study.conftest import toy_spec
+
+SPEC = toy_spec().model_dump(mode="json")
+BUDGET, ARM = SPEC["budget"], SPEC["arms"][0]
+REPLACE = {"budget": {**BUDGET, "adjacency": "replace-one"}}
+
+
+def arm(strategy: str, **options: Any) -> dict[str, Any]:
+    return {"arms": [{"name": "a", "strategy": strategy, **options}]}
+
+
+WRONG: list[tuple[Any, str]] = [
+    ("x", "the spec: must be a mapping of names to values, not 'x'"),
+    ({3: 3}, "3: must be text, not 3"),
+    ({"name": None}, "name: must be text"),
+    ({"name": "a b"}, "name: must be 1 to 100 letters"),
+    ({"epochs": "many"}, "epochs: must be a number, not 'many'"),
+    ({"epochs": 0}, "epochs: must be above 0"),
+    ({"epoch": 3}, "epoch: is not a field of it; epochs is"),
+    ({"expected_batch_size": 2.5}, "expected_batch_size: must be a whole number, not 2.5"),
+    ({"epsilon": 7.0}, "epsilon: must be at most the budget's, 6, of which it is a part, not 7"),
+    ({"budget": "digits"}, "budget: must be a mapping of names to values, not 'digits'"),
+    ({"budget": {**BUDGET, "epsilon": -1}}, "budget.epsilon: must be above 0"),
+    ({"budget": {**BUDGET, "adjacency": "x"}}, "budget.adjacency: must be 'add-remove' or"),
+    ({"budget": {**BUDGET, "unit": "hospital"}}, "budget.unit: must be 'record'"),
+    ({"budget": {"name": "b"}}, "budget.epsilon: is missing"),
+    ({"arms": "none"}, "arms: must be a list, not 'none'"),
+    ({"arms": [3]}, "arms.0: must be a mapping of names to values, not 3"),
+    ({"arms": [ARM, {}]}, "arms.1.name: is missing"),
+    ({"arms": [{**ARM, "weight": "x"}]}, "arms.0.weight: must be a number, not 'x'"),
+    ({"arms": [ARM, ARM]}, "arms: two arms are called defaults"),
+    ({"stack": 0}, "stack: must be at least 1 or 'auto', not 0"),
+    ({"stack": "x"}, "stack: must be a whole number or 'auto', not 'x'"),
+    ({"noise": 3}, "noise: must be text or a mapping of names to values, not 3"),
+    ({"noise": "safe"}, "must be plain or secure, or its fields."),
+    ({"noise": {"source": "dice"}}, "noise.source = 'dice': must be fast or chacha20."),
+    ({"task": 3}, "task: must be text or a mapping of names to values, not 3"),
+    ({"task": {3: 3}}, "task: must be text"),
+    ({"space": {3: {}}}, "space.3: must be text, not 3"),
+    ({"space": {"x": 3}}, "space.x: must be a mapping of names to values, not 3"),
+    ({"space": {"x": {"type": "y"}}}, "space.x.type = 'y': must be one of float, int"),
+    ({"scoring": 3}, "scoring: must be a mapping of names to values, not 3"),
+    ({"device": "tpu"}, "device: must be 'auto', 'cpu' or 'cuda', not 'tpu'"),
+    ({"compile": "maybe"}, "compile: must be true or false, not 'maybe'"),
+    ({"seed": 1.5}, "seed: must be a whole number, not 1.5"),
+    (arm("magic"), "strategy = 'magic': must be one of"),
+    (arm("fixed", x=1), "options of strategy 'fixed' = ['x']: are not known"),
+    (arm("everything", trials="ten"), "trials of arm 'a' = 'ten': must be a whole number"),
+    (arm("everything", options={"x": 3}), "option = 'x': must be one of momentum"),
+    (arm("linear-scaling", fractions=3), "fractions of arm 'a' = 3: must be a list of 2"),
+    ({**arm("pur", smoothness=1.0), **REPLACE}, "also needs lipschitz, dimension"),
+    ({**arm("subsampled-tuning", method="hyfreedp"), "space": {}}, "called learning_rate"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG)
+def test_a_wrong_spec_is_one_sentence(changes: Any, message: str) -> None:
+    with pytest.raises(PrivTuneError) as caught:
+        plan_study(StudySpec.parse({**SPEC, **changes} if isinstance(changes, dict) else changes))
+    said = str(caught.value)
+    assert message in said
+    assert "\n" not in said
+    assert ".." not in said
+    assert said.endswith(".")
+    # Names of parts of choices, of keys, of Pydantic's types and of its own sentences.
+    assert not re.search(r"constrained|union|\[key\]|\.str\b|literal\[|Mapping|Input should", said)
+
+
+def test_a_share_above_the_budget_is_refused_before_anything_is_stored(
+    cli: Cli,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    storage = f"sqlite:///{tmp_path / 'p.db'}"
+    file = tmp_path / "spec.yaml"
+    file.write_text(yaml.safe_dump({**SPEC, "epsilon": 6.5}))
+    for command in ("plan", "create"):
+        at = ("--storage", storage) if command == "create" else ()
+        refused = cli("study", command, str(file), *at)
+        assert (refused.code, refused.out) == (1, "")
+        assert "epsilon: must be at most the budget's, 6" in refused.err
+        assert refused.err.count("\n") == 1
+    with Ledger(storage) as ledger:
+        assert ledger.budgets() == ()
+    assert toy_spec(epsilon=6.0).target_epsilon == 6.0
+    # A stored study that a version of before let in can still be read: the ledger refuses it.
+    assert StudySpec.parse({**SPEC, "epsilon": 6.5}, stored=True).target_epsilon == 6.5
+    with pytest.raises(SpecError, match="at most the budget's"):
+        Study.create(toy_spec(epsilon=6.5), storage)

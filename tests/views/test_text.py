@@ -1,0 +1,40 @@
+"""What is said of all charges together is true of the number that it stands beside."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from privtune.cli._tables import print_comparison
+from privtune.study import Study
+from privtune.views.record import budget_view, study_note
+from privtune.views.statement import privacy_statement
+from tests.study.conftest import toy_spec
+
+PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
+COMPOSITION = "the composition of all charges, not their sum"
+
+
+def test_a_composition_is_said_only_where_it_is_one(
+    tmp_path: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = f"sqlite:///{tmp_path}/p.db"
+
+    def said(name: str) -> tuple[str, str]:
+        arms = [{"name": "arm", "strategy": "fixed", "parameters": PARAMETERS}]
+        with closing(Study.create(toy_spec(name=name, arms=arms, epsilon=1.0), storage)) as study:
+            study.run()
+            print_comparison(study)
+            view = budget_view(study)
+            page = str(privacy_statement(study, study.status(), view))
+            texts = (capsys.readouterr().out, study_note(study, view), page)
+            return view.spent.method, " ".join(" ".join(texts).split())
+
+    method, first = said("first")
+    assert first.count(f"by {method}: {COMPOSITION}") == 3
+    # The second study may depend on what the first has shown: the filter admits it.
+    method, second = said("second")
+    assert method in ("odometer", "filter")
+    assert second.count(f"by the {method}: ") == 3
+    assert "composition of all charges" not in second
