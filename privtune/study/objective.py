@@ -200,7 +200,7 @@ def _pruned(trial: Trial, number: int) -> TrialResult:
 def rehearse(
     objective: Objective,
     plan: Plan,
-    strategy: Strategy,
+    strategy: Strategy | None = None,
     *,
     sampler: IndependentSampler | None = None,
 ) -> RecordFacts | None:
@@ -209,7 +209,7 @@ def rehearse(
     What a program does wrong (a layer of a wrong size, a mean loss, a step that is skipped, a name
     that does not exist) is found here, before anything is charged, and raised as it is: no record
     was looked at but for its shape. So is a hyperparameter that the strategy needs and the function
-    does not suggest.
+    does not suggest; a worker, whose driver has seen to that, gives no strategy.
 
     Returns:
         The ranges of whole numbers that the loop showed; ``None`` where it was stopped.
@@ -248,7 +248,8 @@ def rehearse(
         finally:
             trial.close()
     trial.finish(value, 0)
-    check_given(strategy, trial.params)
+    if strategy is not None:
+        check_given(strategy, trial.params)
     return trial.facts
 
 
