@@ -1,4 +1,4 @@
-"""The command line: ``privtune account | budget | study | strategies | tasks | ui | demo | doctor``."""
+"""The command line: ``privtune account | budget | study | worker | strategies | tasks | ui | ...``."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def mount() -> typer.Typer:
     importlib.import_module("privtune.cli.doctor")
     importlib.import_module("privtune.cli.sync")
     importlib.import_module("privtune.cli.ui")
+    importlib.import_module("privtune.cli.worker")
     return app
 
 
@@ -51,6 +52,8 @@ def main() -> None:
         from privtune.errors import PrivTuneError
 
         _quieten()
+        # Tasks and functions of one's own may lie here; last, so that they hide no library.
+        sys.path.append(os.getcwd())
         for stream in (sys.stdout, sys.stderr):
             # What a terminal cannot show is escaped: a name must not be able to break the command.
             if isinstance(stream, io.TextIOWrapper):

@@ -29,6 +29,7 @@ def run_study(
     *,
     mlflow: bool,
     quiet: bool,
+    executor: str | None = None,
     jobs: int = 1,
     stack: int | Literal["auto"] | None = None,
     non_private: bool = False,
@@ -53,6 +54,7 @@ def run_study(
     try:
         study.run(
             _Fanout([_ProgressObserver(progress), *observers]),
+            executor=executor,
             n_jobs=jobs,
             stack=stack,
             non_private=non_private,

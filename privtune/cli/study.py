@@ -95,6 +95,10 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
     storage: Storage = DEFAULT_STORAGE,
     mlflow: Annotated[bool, typer.Option(help="Log releases to MLflow.")] = True,
     jobs: Annotated[int, typer.Option(help="Worker processes for sealed rounds.")] = 1,
+    executor: Annotated[
+        str | None,
+        typer.Option(help="inline, processes, or external: wait for privtune worker, anywhere."),
+    ] = None,
     stack: Annotated[
         str | None,
         typer.Option(help="Candidates trained in one pass: a number or auto; changes no result."),
@@ -117,6 +121,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
             study,
             mlflow=mlflow,
             quiet=as_json,
+            executor=executor,
             jobs=jobs,
             stack=None if stack is None else check_stack(stack),
             non_private=non_private,

@@ -12,7 +12,13 @@ from typing import Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = ["STOPPED", "WorkerStoppedError", "WorkersDiedError", "run_workers"]
+__all__ = [
+    "STOPPED",
+    "WorkerStoppedError",
+    "WorkersDiedError",
+    "run_workers",
+    "wait_for_workers",
+]
 
 STOPPED = 70
 """Exit code of a worker that an error stopped, which it kept for the curator."""
@@ -85,6 +91,22 @@ def run_workers(
             if worker.is_alive():
                 worker.terminate()
             worker.join()
+
+
+def wait_for_workers(open_count: Callable[[], int], stopped: Callable[[], bool]) -> None:
+    """Wait until workers that somebody else started have given every row a result.
+
+    Args:
+        open_count: Returns how many rows have no result yet.
+        stopped: Returns whether an error has stopped a worker.
+
+    Raises:
+        WorkerStoppedError: If one was.
+    """
+    while open_count():
+        if stopped():
+            raise WorkerStoppedError
+        time.sleep(_POLL)
 
 
 @contextmanager

@@ -50,25 +50,35 @@ def work_through(
     run: Callable[[Sequence[Lease]], Iterable[Handed]],
     *,
     stack: int,
+    workers: int = 1,
+    most: int | None = None,
     enough: float | None = None,
     lease_seconds: float = LEASE_SECONDS,
-) -> None:
+) -> int:
     """Lease rows and run them until none is open; wait for rows that others hold.
 
     Args:
         rounds: The rounds.
         charge_id: The round's charge.
         run: Trains leased rows together; yields each as soon as it is done.
-        stack: How many rows to lease at once.
+        stack: How many rows to lease at once, of this worker's share at most.
+        workers: How many share the round at least.
+        most: How many rows to run before this worker leaves; all that it gets unless given.
         enough: A score that ends the round; rows after the first that reaches it need not run.
         lease_seconds: How long a lease lasts.
+
+    Returns:
+        How many rows were run here.
     """
-    worker = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    worker, count = f"{os.getpid()}-{uuid.uuid4().hex[:8]}", 0
     while True:
-        leases = list(_take(rounds, charge_id, worker, stack))
+        room = stack if most is None else min(stack, most - count)
+        if room <= 0:
+            return count
+        leases = rounds.lease_some(charge_id, worker, most=room, workers=workers)
         if not leases:
             if rounds.open_count(charge_id) == 0:
-                return
+                return count
             time.sleep(0.2)
             continue
         held = {lease.number: lease for lease in leases}
@@ -77,14 +87,7 @@ def work_through(
                 last = enough is not None and done.score >= enough
                 rounds.complete(done.lease, done.score, done.document, last=last, keep=done.keep)
                 held.pop(done.lease.number, None)
-
-
-def _take(rounds: Rounds, charge_id: str, worker: str, stack: int) -> Iterator[Lease]:
-    for _ in range(stack):
-        lease = rounds.lease(charge_id, worker)
-        if lease is None:
-            return
-        yield lease
+                count += 1
 
 
 @contextmanager

@@ -205,40 +205,53 @@ class Rounds:
             return self._find(connection, charge_id)
 
     def lease(self, charge_id: str, worker: str) -> Lease | None:
-        """Lease the first task that nobody works on.
+        """Lease the first task that nobody works on: :meth:`lease_some` of one."""
+        return next(iter(self.lease_some(charge_id, worker, most=1)), None)
+
+    def lease_some(
+        self, charge_id: str, worker: str, *, most: int, workers: int = 1
+    ) -> tuple[Lease, ...]:
+        """Lease the first tasks that nobody works on, in one transaction.
+
+        Args:
+            charge_id: The round's charge.
+            worker: Who asks.
+            most: How many tasks at most.
+            workers: How many share the round at least. Whoever comes first must not lease all
+                tasks: it gets its share of those that are free, among these or those at work.
 
         Returns:
-            The lease; None when every open task is leased, or none is left.
+            The leases; none when every open task is leased, or none is left.
 
         Raises:
-            RoundStuckError: If the task has killed too many workers.
+            RoundStuckError: If the first of the tasks has killed too many workers.
         """
         with self._ledger.log.storage.write() as connection:
             opened = self._lock(connection, charge_id)
             now = self._now(connection)
-            row = self._first_free(connection, charge_id, now)
-            if row is None:
-                return None
-            if row.attempts >= self._max_attempts:
+            if most > 1:
+                free, others = self._at_work(connection, charge_id, worker, now)
+                most = max(1, min(most, math.ceil(free / max(workers, others + 1))))
+            rows = self._first_free(connection, charge_id, now, most)
+            if rows and rows[0].attempts >= self._max_attempts:
                 raise RoundStuckError(
                     f"workers of charge {charge_id} died again and again at one task. Nothing was "
                     "released and the charge stays; see what kills them (memory?), then run the "
                     "study again: it goes on where it was."
                 )
-            lease = Lease(
-                charge_id,
-                row.number,
-                worker,
-                row.attempts + 1,
-                now + self._seconds,
-                opened.seed(row.number),
-            )
-            connection.execute(
-                sa.update(tasks)
-                .where(*_task(charge_id, row.number))
-                .values(attempts=lease.attempt, worker=worker, leased_until=lease.expires)
-            )
-            return lease
+            # A task that has killed too many is not leased in the company of others.
+            rows = [row for row in rows if row.attempts < self._max_attempts]
+            expires = now + self._seconds
+            for row in rows:
+                connection.execute(
+                    sa.update(tasks)
+                    .where(*_task(charge_id, row.number))
+                    .values(attempts=row.attempts + 1, worker=worker, leased_until=expires)
+                )
+        return tuple(
+            Lease(charge_id, row.number, worker, row.attempts + 1, expires, opened.seed(row.number))
+            for row in rows
+        )
 
     def renew(self, lease: Lease) -> Lease | None:
         """Prolong a lease; None when somebody else has taken the task over, or finished it."""
@@ -365,12 +378,30 @@ class Rounds:
             connection.execute(query.where(*_round(charge_id), tasks.c.done == 0)).scalar_one()
         )
 
-    def _first_free(self, connection: Connection, charge_id: str, now: float) -> Row[Any] | None:
-        """Return the first open task that nobody works on: one row, however many there are."""
+    def _first_free(
+        self, connection: Connection, charge_id: str, now: float, most: int
+    ) -> list[Row[Any]]:
+        """Return the first open tasks that nobody works on: few rows, however many there are."""
+        query = sa.select(tasks).where(*_round(charge_id), tasks.c.done == 0, self._free(now))
+        return list(connection.execute(query.order_by(tasks.c.number).limit(most)))
+
+    def _at_work(
+        self, connection: Connection, charge_id: str, worker: str, now: float
+    ) -> tuple[int, int]:
+        """Return how many open tasks are free, and how many other workers hold one."""
+        mine, free = _round(charge_id), self._free(now)
+        count = sa.select(sa.func.count()).select_from(tasks)
+        others = sa.select(sa.func.count(sa.distinct(tasks.c.worker)))
+        held = others.where(*mine, tasks.c.done == 0, sa.not_(free), tasks.c.worker != worker)
+        query = count.where(*mine, tasks.c.done == 0, free)
+        return (
+            int(connection.execute(query).scalar_one()),
+            int(connection.execute(held).scalar_one()),
+        )
+
+    def _free(self, now: float) -> sa.ColumnElement[bool]:
         # A lease that ends later than any can was taken before the clock was set back.
-        free = sa.or_(tasks.c.leased_until <= now, tasks.c.leased_until > now + 2 * self._seconds)
-        query = sa.select(tasks).where(*_round(charge_id), tasks.c.done == 0, free)
-        return connection.execute(query.order_by(tasks.c.number).limit(1)).one_or_none()
+        return sa.or_(tasks.c.leased_until <= now, tasks.c.leased_until > now + 2 * self._seconds)
 
     def _now(self, connection: Connection) -> float:
         if self._clock is not None:

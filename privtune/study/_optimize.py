@@ -9,20 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.names import check_name
+from privtune.study.imported import ImportedObjective
 from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
 from privtune.study.objective import (
+    OBJECTIVE,
     Objective,
     ObjectiveFiles,
     ObjectiveRound,
     deadline_of,
+    in_threads,
     plan_objective,
     rehearse,
 )
 from privtune.study.seal import open_stream
+from privtune.study.workers import Executor, give_out
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from privtune.ledger import Rounds
     from privtune.strategies import Outcome, Plan, Release, Strategy
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
@@ -33,7 +38,7 @@ __all__ = ["optimize"]
 
 def optimize(
     life: Life,
-    objective: Objective,
+    objective: Objective | str,
     *,
     strategy: Strategy,
     training: DPSGD,
@@ -41,6 +46,7 @@ def optimize(
     epsilon: float | None,
     sampler: Any,
     pruner: Any,
+    executor: str | None,
     n_jobs: int,
     timeout: float | None,
     tell: Callable[[Release], None],
@@ -54,8 +60,19 @@ def optimize(
             f"Study {life.name!r} has a task and declared arms; study.run() runs them. Make an open "
             "study for a function of your own: privtune.create_study(name, budget=...)."
         )
-    if n_jobs < 1:
-        raise InvalidInputError("n_jobs", n_jobs, "must be a whole number of at least 1")
+    chosen = Executor.of(executor, n_jobs)
+    if isinstance(objective, str):
+        objective = ImportedObjective.at(objective).load()
+    imported = ImportedObjective.of(objective)
+    if sampler is not None or timeout is not None:
+        imported = None  # what only this process has, or keeps
+    if chosen.name == "external" and imported is None:
+        raise InvalidInputError(
+            "executor",
+            executor,
+            "needs a function that workers can import, no sampler of your own and no timeout",
+            "Put it into a module and give it as 'package.module:function'.",
+        )
     if strategy.arm not in life.arms():
         check_name(strategy.arm, "arm")
     plan = plan_objective(
@@ -69,7 +86,7 @@ def optimize(
         noise=noise,
     )
     trainer = _ObjectiveTrainer(
-        life, objective, strategy, sampler, pruner, n_jobs, deadline_of(timeout)
+        life, objective, imported, strategy, sampler, pruner, chosen, deadline_of(timeout)
     )
 
     def told(plan: Plan, release: Release) -> None:
@@ -108,10 +125,11 @@ class _ObjectiveTrainer:
 
     life: Life
     objective: Objective
+    imported: ImportedObjective | None
     strategy: Strategy
     sampler: Any
     pruner: Any
-    n_jobs: int
+    executor: Executor
     deadline: float
     facts: Any = None
 
@@ -128,18 +146,13 @@ class _ObjectiveTrainer:
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the strategy as it was given, and its round."""
-        from privtune.spaces import SearchSpace
-
         life, charge = self.life, self.life.charge_of(plan)
-        files = ObjectiveFiles(
-            plan=plan,
-            secret=life.secret(plan),
-            results=life.sealed(plan.arm),
-            space=SearchSpace({}),
-            objective=self.objective,
+        files = ObjectiveFiles.make(
+            life,
+            plan,
+            self.objective,
             sampler=self.independent,
             deadline=self.deadline,
-            live={},
             facts=self.facts,
         )
         return self.strategy, ObjectiveRound(
@@ -148,10 +161,20 @@ class _ObjectiveTrainer:
             charge_id=None if charge is None else charge.id,
             files=files,
             own=files,
-            n_jobs=self.n_jobs,
+            give_out=self._give_out(plan, files),
             sampler=self.sampler if self.independent is None else None,
             pruner=self.pruner,
         )
+
+    def _give_out(self, plan: Plan, files: ObjectiveFiles) -> Callable[[Rounds], None] | None:
+        """Return who else trains the rows; a function that cannot be imported runs in threads."""
+        charge = self.life.charge_of(plan)
+        if charge is None or self.executor.name == "inline":
+            return None
+        if self.imported is None:
+            return in_threads(files, charge.id, self.executor.jobs)
+        files.results.replace(OBJECTIVE, self.imported.to_json())
+        return give_out(self.executor, self.life, plan, stack="auto")
 
     def finish(self, outcome: Outcome) -> tuple[Outcome, Mapping[str, float]]:
         """Add nothing: only the user's function knows the model."""

@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from privtune.execution.files import pack_result, unpack_result
-from privtune.execution.processes import run_workers
 from privtune.execution.table import Handed, make_rounds, work_through
 from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.ledger import SKIPPED
@@ -141,15 +140,26 @@ class TrialFiles(Files):
         )
 
 
-def work_on_rows(rounds: Rounds, charge_id: str, files: Files, *, most: int | None = None) -> None:
-    """Work through a round's rows in this process, at most `most` at once."""
+def work_on_rows(
+    rounds: Rounds, charge_id: str, files: Files, *, workers: int = 1, most: int | None = None
+) -> int:
+    """Work through a round's rows in this process; return how many were run here.
+
+    Args:
+        rounds: The rounds.
+        charge_id: The round's charge.
+        files: Trains and keeps results.
+        workers: How many share the round at least.
+        most: How many rows to run before leaving; all unless given.
+    """
     threshold = files.plan.threshold
-    stack = files.at_once if most is None else min(files.at_once, most)
-    work_through(
+    return work_through(
         rounds,
         charge_id,
         files.run_rows,
-        stack=stack if threshold is None else min(stack, _CAUTIOUS),
+        stack=files.at_once if threshold is None else min(files.at_once, _CAUTIOUS),
+        workers=workers,
+        most=most,
         enough=threshold,
     )
 
@@ -163,16 +173,15 @@ class StudyRound:
         ledger: Holds the round's rows.
         charge_id: The arm's charge; None for an arm without any guarantee.
         files: Trains and keeps results.
-        n_jobs: Worker processes; 1 trains in this process, whole stacks at once.
-        worker: Function and arguments of a worker process.
+        give_out: Has the rows worked through by others; they are trained in this process unless
+            given.
     """
 
     kept: StudyTrials
     ledger: Ledger
     charge_id: str | None
     files: Files
-    n_jobs: int = 1
-    worker: tuple[Callable[..., None], tuple[Any, ...]] | None = None
+    give_out: Callable[[Rounds], None] | None = None
 
     @property
     def streams(self) -> Streams:
@@ -189,7 +198,10 @@ class StudyRound:
         if self.charge_id is None:
             return ()
         rounds = make_rounds(self.ledger)
-        self._work(rounds, self.charge_id)
+        if self.give_out is None:
+            work_on_rows(rounds, self.charge_id, self.files)
+        else:
+            self.give_out(rounds)
         results = [
             unpack_result(self.files.results.get(row.result["file"]) or b"")
             for row in rounds.results(self.charge_id)
@@ -237,13 +249,3 @@ class StudyRound:
         """Tell Optuna how a trial ended, once."""
         score = -math.inf if result.score is None else result.score
         self.shown.tell(number, score=score, pruned=result.failed == PRUNED)
-
-    def _work(self, rounds: Rounds, charge_id: str) -> None:
-        """Give every row a result."""
-        if self.n_jobs > 1 and self.worker is not None:
-            target, args = self.worker
-            run_workers(
-                target, args, jobs=self.n_jobs, open_count=lambda: rounds.open_count(charge_id)
-            )
-        else:
-            work_on_rows(rounds, charge_id, self.files)

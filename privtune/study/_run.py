@@ -11,8 +11,8 @@ from privtune.execution.training import dry_run
 from privtune.strategies import NonPrivateError, Outcome, Plan, Release, TrialResult
 from privtune.study._release import utility_of
 from privtune.study._round import StudyRound
-from privtune.study._worker import make_files, work
 from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
+from privtune.study.workers import Executor, give_out, make_files
 from privtune.training.engine.compute import check_stack
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def run_study(
     life: Life,
     observer: Observer,
     *,
-    n_jobs: int,
+    executor: Executor,
     stack: int | Literal["auto"] | None,
     non_private: bool,
 ) -> tuple[Release, ...]:
@@ -39,7 +39,7 @@ def run_study(
     compute = life.spec.compute
     if stack is not None:
         compute = replace(compute, stack=check_stack(stack))
-    trainer = _TaskTrainer(life, task, observer, compute, n_jobs)
+    trainer = _TaskTrainer(life, task, observer, compute, executor)
     with life.alone():
         if all(life.stage(plan) is Stage.ANNOUNCED for plan in plans):
             raise StudyFinishedError(
@@ -70,7 +70,7 @@ class _TaskTrainer:
     task: Task
     observer: Observer
     compute: Compute
-    n_jobs: int
+    executor: Executor
 
     @cached_property
     def data(self) -> TaskData:
@@ -88,15 +88,12 @@ class _TaskTrainer:
         files = make_files(life, plan, task=self.task, data=self.data, compute=self.compute)
         if not plan.is_sealed:
             files = replace(files, on_step=lambda done, of: self.observer.step(plan, done, of))
-        charge_id = None if charge is None else charge.id
-        options = (life.url, life.name, plan.arm, charge_id, self.n_jobs, self.compute.stack)
         return self._strategy(plan), StudyRound(
             kept=life.trials,
             ledger=life.ledger,
-            charge_id=charge_id,
+            charge_id=None if charge is None else charge.id,
             files=files,
-            n_jobs=self.n_jobs,
-            worker=(work, options),
+            give_out=give_out(self.executor, life, plan, stack=self.compute.stack),
         )
 
     def _strategy(self, plan: Plan) -> Strategy:

@@ -21,6 +21,7 @@ from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
 from privtune.files import open_private, private_folder
+from privtune.ledger import Ledger
 from privtune.ledger.schema import arms, blobs, failures, studies
 from privtune.ledger.storage import Storage
 from privtune.names import check_text, is_reserved
@@ -255,6 +256,12 @@ class Results:
         if new and large:
             write_file(self.folder / name, content)
 
+    def replace(self, name: str, content: bytes) -> None:
+        """Store a result in the place of the one of this name."""
+        with self._storage.write() as connection:
+            connection.execute(sa.delete(blobs).where(*self._mine(name)))
+            self.put(name, content, connection)
+
     def get(self, name: str) -> bytes | None:
         """Return a result, ``None`` if there is none.
 
@@ -293,6 +300,12 @@ class Results:
     def _all(self) -> tuple[sa.ColumnElement[bool], ...]:
         start = sa.func.substr(blobs.c.name, 1, len(self._within))
         return blobs.c.study == self._row.name, start == self._within
+
+
+def study_names(url: str) -> list[str]:
+    """Return the names of the studies in a storage."""
+    with Ledger(url) as ledger:
+        return StudyStore(ledger.log.storage).names()
 
 
 def write_file(path: Path, content: bytes) -> None:

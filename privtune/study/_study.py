@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.accounting import Guarantee
 from privtune.errors import PrivTuneError
-from privtune.ledger import Ledger, export_certificate
+from privtune.ledger import export_certificate
 from privtune.strategies import Plan, Release
 from privtune.study._create import store_study
 from privtune.study._release import MODEL
-from privtune.study._store import StudyStore
+from privtune.study._store import study_names
 from privtune.study._trials import all_params
 from privtune.study.lifecycle import Life, StudyFinishedError
 from privtune.study.observer import ArmStatus, NullObserver, Observer
@@ -68,6 +68,7 @@ class Study:
         self,
         observer: Observer | None = None,
         *,
+        executor: str | None = None,
         n_jobs: int = 1,
         stack: int | Literal["auto"] | None = None,
         non_private: bool = False,
@@ -78,6 +79,9 @@ class Study:
 
         Args:
             observer: Hears of the progress; the study's own :attr:`observer` unless given.
+            executor: Who trains the rounds of selections: ``inline`` (this process), ``processes``
+                (spawned here) or ``external`` (``privtune worker``, on any machine that reaches the
+                storage); what ``n_jobs`` says unless given. It changes no result.
             n_jobs: Worker processes for the rounds of selections; 1 trains whole stacks here.
             stack: How many candidates to train in one pass, or ``"auto"``; what the spec says
                 unless given. It changes no result.
@@ -92,18 +96,19 @@ class Study:
             NonPrivateError: If an arm has no guarantee and ``non_private`` does not allow that.
         """
         from privtune.study._run import run_study
+        from privtune.study.workers import Executor
 
         return run_study(
             self._life,
             observer or self.observer,
-            n_jobs=n_jobs,
+            executor=Executor.of(executor, n_jobs),
             stack=stack,
             non_private=non_private,
         )
 
     def optimize(
         self,
-        objective: Objective,
+        objective: Objective | str,
         *,
         strategy: Strategy,
         training: DPSGD,
@@ -112,6 +117,7 @@ class Study:
         arm: str | None = None,
         sampler: object | None = None,
         pruner: object | None = None,
+        executor: str | None = None,
         n_jobs: int = 1,
         timeout: float | None = None,
         callbacks: Sequence[Callable[[Study, Release], None]] = (),
@@ -124,7 +130,8 @@ class Study:
         Args:
             objective: Suggests hyperparameters, trains through ``trial.make_private`` (then
                 ``private.fit(loss_of)``), returns ``trial.score(model, validation)``. It is called
-                once on made-up records before anything is charged.
+                once on made-up records before anything is charged. A function, or where one is
+                found: ``"package.module:function"``.
             strategy: How to choose, as in ``privtune.strategies``.
             training: Records, epochs and batch size of one training.
             validation: The split that trials are scored on, where the strategy chooses.
@@ -133,7 +140,10 @@ class Study:
             sampler: Optuna's sampler for ``everything``, or one of your own that declares that its
                 draws are independent.
             pruner: Optuna's pruner, for ``everything`` with a public validation split.
-            n_jobs: How many trials at once, in threads: the same trials as with one.
+            executor: Who runs the trials of a selection, as in :meth:`run`; ``external`` needs an
+                objective that workers can import.
+            n_jobs: How many trials at once: the same trials as with one. In spawned processes if
+                they can import the objective, else in threads.
             timeout: Seconds after which no trial begins; the arm stays open and can go on.
             callbacks: Called with the study and the release; never with a sealed trial.
             observer: Hears when the arm begins, fails and is released, as
@@ -167,6 +177,7 @@ class Study:
             epsilon=epsilon,
             sampler=sampler,
             pruner=pruner,
+            executor=executor,
             n_jobs=n_jobs,
             timeout=timeout,
             tell=tell,
@@ -318,9 +329,3 @@ def delete_study(name: str, storage: str) -> None:
     """
     with closing(Life(name, storage)) as life:
         life.delete()
-
-
-def study_names(storage: str) -> list[str]:
-    """Return the names of the studies in a storage."""
-    with Ledger(storage) as ledger:
-        return StudyStore(ledger.log.storage).names()

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +40,11 @@ if TYPE_CHECKING:
 
     from privtune.ledger import Budget, Rounds
     from privtune.study._shown import ShownTrial
+    from privtune.study.lifecycle import Life
     from privtune.training.mechanism.records import RecordFacts
 
 __all__ = [
+    "OBJECTIVE",
     "Objective",
     "ObjectiveFiles",
     "ObjectiveRound",
@@ -52,6 +54,10 @@ __all__ = [
 
 Objective = Callable[[Trial], float]
 """Trains one candidate through ``trial.make_private`` and returns ``trial.score``."""
+
+
+OBJECTIVE = "objective.json"
+"""Name of the sealed result that says where workers find an arm's function."""
 
 
 class StudyInterruptedError(PrivTuneError):
@@ -110,10 +116,22 @@ class ObjectiveFiles(Files):
     """
 
     objective: Objective
-    sampler: IndependentSampler | None
-    deadline: float
-    live: dict[int, ShownTrial]
+    sampler: IndependentSampler | None = None
+    deadline: float = math.inf
+    live: dict[int, ShownTrial] = field(default_factory=dict)
     facts: RecordFacts | None = None
+
+    @classmethod
+    def make(cls, life: Life, plan: Plan, objective: Objective, **rest: Any) -> ObjectiveFiles:
+        """Return what trains the candidates of an arm."""
+        return cls(
+            plan=plan,
+            secret=life.secret(plan),
+            results=life.sealed(plan.arm),
+            space=SearchSpace({}),
+            objective=objective,
+            **rest,
+        )
 
     @cached_property
     def split(self) -> Split:
@@ -182,7 +200,7 @@ def _pruned(trial: Trial, number: int) -> TrialResult:
 def rehearse(
     objective: Objective,
     plan: Plan,
-    strategy: Strategy,
+    strategy: Strategy | None = None,
     *,
     sampler: IndependentSampler | None = None,
 ) -> RecordFacts | None:
@@ -191,7 +209,7 @@ def rehearse(
     What a program does wrong (a layer of a wrong size, a mean loss, a step that is skipped, a name
     that does not exist) is found here, before anything is charged, and raised as it is: no record
     was looked at but for its shape. So is a hyperparameter that the strategy needs and the function
-    does not suggest.
+    does not suggest; a worker, whose driver has seen to that, gives no strategy.
 
     Returns:
         The ranges of whole numbers that the loop showed; ``None`` where it was stopped.
@@ -230,13 +248,14 @@ def rehearse(
         finally:
             trial.close()
     trial.finish(value, 0)
-    check_given(strategy, trial.params)
+    if strategy is not None:
+        check_given(strategy, trial.params)
     return trial.facts
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveRound(StudyRound):
-    """The round of an arm that the user's function trains. Several jobs are threads.
+    """The round of an arm that the user's function trains.
 
     Args:
         sampler: Optuna's sampler, where every trial is paid for.
@@ -255,16 +274,17 @@ class ObjectiveRound(StudyRound):
         self.own.live[TRIALS + number] = trial
         return {}
 
-    def _work(self, rounds: Rounds, charge_id: str) -> None:
-        if self.n_jobs == 1:
-            work_on_rows(rounds, charge_id, self.own)
-            return
-        with ThreadPoolExecutor(self.n_jobs) as pool:
-            jobs = [
-                pool.submit(work_on_rows, rounds, charge_id, self.own) for _ in range(self.n_jobs)
-            ]
-            for job in jobs:
+
+def in_threads(files: Files, charge_id: str, jobs: int) -> Callable[[Rounds], None]:
+    """Return what works through a round in threads: for a function that only this process knows."""
+
+    def give(rounds: Rounds) -> None:
+        with ThreadPoolExecutor(jobs) as pool:
+            done = [pool.submit(work_on_rows, rounds, charge_id, files) for _ in range(jobs)]
+            for job in done:
                 job.result()
+
+    return give
 
 
 def deadline_of(timeout: float | None) -> float:

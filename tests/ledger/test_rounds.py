@@ -119,6 +119,20 @@ def test_a_lease_is_bounded_whatever_the_clock_does(
     assert waited <= 20
 
 
+def test_whoever_comes_first_leases_its_share_and_no_more(rounds: Rounds, clock: Clock) -> None:
+    charge_id = rounds.reserve("b", ASKED, count=10).charge_id
+    first = rounds.lease_some(charge_id, "a", most=16, workers=2)
+    assert [lease.number for lease in first] == [0, 1, 2, 3, 4]
+    assert len({lease.seed for lease in first}) == 5
+    second = rounds.lease_some(charge_id, "b", most=16)  # sees one at work: half of what is free
+    assert [lease.number for lease in second] == [5, 6, 7]
+    assert len(rounds.lease_some(charge_id, "c", most=16)) == 1
+    assert len(rounds.lease_some(charge_id, "c", most=16)) == 1, "the last is for who asks"
+    assert rounds.lease_some(charge_id, "d", most=16) == ()
+    clock.now += 60
+    assert len(rounds.lease_some(charge_id, "d", most=16)) == 10, "dead workers share nothing"
+
+
 def test_a_clock_that_is_set_back_a_little_ends_no_lease(rounds: Rounds, clock: Clock) -> None:
     charge_id = rounds.reserve("b", ASKED, count=1).charge_id
     lease = rounds.lease(charge_id, "w1")

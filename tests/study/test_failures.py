@@ -236,7 +236,7 @@ def test_a_record_that_cannot_be_used_changes_no_outcome_at_all(
 
 def test_the_trainings_of_an_arm_have_noise_of_their_own(storage: str) -> None:
     """The final training draws from no stream of a trial, nor does one trial from another's."""
-    from privtune.study._worker import make_files
+    from privtune.study.workers import make_files
 
     study = Study.create(spec(), storage)
     plan = study.plans[1]

@@ -1,0 +1,100 @@
+"""Objectives that other processes can import: ``package.module:function``, and its source's digest."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privtune.errors import InvalidInputError, PrivTuneError
+
+__all__ = ["ImportedObjective", "ObjectiveChangedError"]
+
+
+class ObjectiveChangedError(PrivTuneError):
+    """A worker's copy of an objective is not the one that the study runs."""
+
+
+@dataclass(frozen=True)
+class ImportedObjective:
+    """Where an objective is found.
+
+    Args:
+        path: ``package.module:function``.
+        digest: SHA-256 of the module's source, in hexadecimal digits.
+    """
+
+    path: str
+    digest: str
+
+    @classmethod
+    def at(cls, path: str) -> ImportedObjective:
+        """Return the objective of a path.
+
+        Raises:
+            InvalidInputError: If nothing can be imported from there.
+        """
+        module, separator, name = path.partition(":")
+        if not separator or not all(part.isidentifier() for part in (*module.split("."), name)):
+            raise InvalidInputError("objective", path, "must be package.module:function")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise InvalidInputError(
+                "objective", path, f"cannot be imported ({error})", "Check the path and the name."
+            ) from error
+        if not callable(found):
+            raise InvalidInputError("objective", path, "must name a function of a trial")
+        return cls(path, _digest(module))
+
+    @classmethod
+    def of(cls, objective: Callable[..., Any]) -> ImportedObjective | None:
+        """Return where a function is found; ``None`` if no other process can import it."""
+        module, name = getattr(objective, "__module__", None), getattr(objective, "__name__", "")
+        if module in {None, "__main__"} or not name.isidentifier():
+            return None
+        if getattr(sys.modules.get(module), name, None) is not objective:
+            return None
+        try:
+            return cls(f"{module}:{name}", _digest(module))
+        except PrivTuneError:
+            return None
+
+    @classmethod
+    def from_json(cls, content: bytes) -> ImportedObjective:
+        """Return what :meth:`to_json` wrote."""
+        return cls(**json.loads(content))
+
+    def to_json(self) -> bytes:
+        """Return it as it is stored with the arm."""
+        return json.dumps({"path": self.path, "digest": self.digest}).encode()
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function.
+
+        Raises:
+            InvalidInputError: If it cannot be imported here.
+            ObjectiveChangedError: If its module's source is another one here.
+        """
+        here = ImportedObjective.at(self.path)
+        module, _, name = self.path.partition(":")
+        if here.digest != self.digest:
+            raise ObjectiveChangedError(
+                f"The source of {module} differs between this worker and whoever runs the study: "
+                "trials of two programs must not be compared. Bring the same files to both."
+            )
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return found
+
+
+def _digest(module: str) -> str:
+    """Return the digest of a module's source file."""
+    file = getattr(importlib.import_module(module), "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise PrivTuneError(f"Module {module} has no source file that could be compared.")
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -1,0 +1,243 @@
+"""Who trains the rows of a round: this process, processes beside it, or workers anywhere.
+
+A worker opens the study, leases rows that are open, trains them on the seeds of their leases, hands
+in. It is told names, never secrets: those are in the database, which it must reach by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, get_args
+
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.execution.processes import STOPPED, run_workers, wait_for_workers
+from privtune.execution.table import make_rounds
+from privtune.study._round import Files, TrialFiles, work_on_rows
+from privtune.study._store import study_names
+from privtune.study.imported import ImportedObjective
+from privtune.study.lifecycle import Life, Stage
+from privtune.study.objective import OBJECTIVE, ObjectiveFiles, rehearse
+from privtune.training.engine.compute import Compute
+
+if TYPE_CHECKING:
+    from privtune.ledger import Rounds
+    from privtune.strategies import Plan
+    from privtune.tasks import Task, TaskData
+
+__all__ = ["Executor", "give_out", "make_files", "serve", "work"]
+
+ExecutorName = Literal["inline", "processes", "external"]
+
+_POLL = 1.0
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Where the rows of rounds are trained. It changes no result.
+
+    Args:
+        name: ``inline`` (this process, whole stacks at once), ``processes`` (spawned beside it), or
+            ``external`` (workers that somebody starts: ``privtune worker``).
+        jobs: How many workers to start.
+    """
+
+    name: ExecutorName = "inline"
+    jobs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(ExecutorName):
+            allowed = f"must be one of {', '.join(get_args(ExecutorName))}"
+            raise InvalidInputError("executor", self.name, allowed)
+        if self.jobs < 1:
+            raise InvalidInputError("n_jobs", self.jobs, "must be a whole number of at least 1")
+
+    @classmethod
+    def of(cls, name: str | None, jobs: int) -> Executor:
+        """Return the executor of a name: processes for more than one job, unless one is given.
+
+        Raises:
+            InvalidInputError: If there is no such executor, or no job.
+        """
+        return cls(name or ("processes" if jobs > 1 else "inline"), jobs)  # type: ignore[arg-type]
+
+
+def give_out(
+    executor: Executor, life: Life, plan: Plan, *, stack: int | Literal["auto"]
+) -> Callable[[Rounds], None] | None:
+    """Return what has the rows of an arm's round worked through by others, if others shall."""
+    charge = life.charge_of(plan)
+    if charge is None or executor.name == "inline":
+        return None
+    charge_id, before = charge.id, len(life.failures(plan.arm))
+
+    def give(rounds: Rounds) -> None:
+        open_count = partial(rounds.open_count, charge_id)
+        if executor.name == "external":
+            wait_for_workers(open_count, lambda: len(life.failures(plan.arm)) > before)
+        else:
+            args = (life.url, life.name, plan.arm, charge_id, executor.jobs, stack)
+            run_workers(work, args, jobs=executor.jobs, open_count=open_count)
+
+    return give
+
+
+def make_files(
+    life: Life, plan: Plan, *, task: Task, data: TaskData, compute: Compute
+) -> TrialFiles:
+    """Return what trains the candidates of an arm of a task."""
+    return TrialFiles(
+        plan=plan,
+        secret=life.secret(plan),
+        results=life.sealed(plan.arm),
+        task=task,
+        data=data,
+        space=life.spec.search_space(),
+        compute=compute,
+    )
+
+
+def work(  # noqa: PLR0917 (a process is given them by position)
+    url: str,
+    study: str,
+    arm: str,
+    charge_id: str,
+    jobs: int,
+    stack: int | Literal["auto"],
+) -> None:
+    """Work through an arm's rows beside ``jobs - 1`` others. Runs in a process of its own.
+
+    What raises is kept for the curator, and ends the process without a word on standard error.
+    """
+    with closing(Life(study, url)) as life:
+        try:
+            _work(life, arm, charge_id=charge_id, workers=jobs, stack=stack)
+        except Exception as error:
+            life.record_failure(arm, error)
+            sys.exit(STOPPED)
+
+
+def serve(
+    url: str,
+    *,
+    study: str | None = None,
+    arm: str | None = None,
+    device: str | None = None,
+    stack: int | Literal["auto"] | None = None,
+    most: int | None = None,
+    idle_exit: float = math.inf,
+) -> int:
+    """Work on every round that is open, and wait for more.
+
+    Args:
+        url: URL of the storage.
+        study: The only study to work for; all unless given.
+        arm: The only arm of each study to work for; all unless given.
+        device: Where to train; what the study says unless given.
+        stack: How many candidates to train in one pass, likewise.
+        most: How many rows to run before leaving.
+        idle_exit: How many seconds to wait for work before leaving.
+
+    Returns:
+        How many rows were run. Sealed: it tells of the number of runs.
+
+    Raises:
+        PrivTuneError: If a training was stopped by an error, which is kept for the curator.
+    """
+    count, idle = 0, time.monotonic()
+    while True:
+        names = study_names(url) if study is None else [study]
+        before = count
+        for name in names:
+            with closing(Life(name, url)) as life:
+                for plan, charge_id in _open_rounds(life, arm):
+                    count += _serve(
+                        life,
+                        plan,
+                        charge_id,
+                        device=device,
+                        stack=stack,
+                        most=None if most is None else most - count,
+                    )
+                    if most is not None and count >= most:
+                        return count
+        if count > before:
+            idle = time.monotonic()
+        elif time.monotonic() - idle >= idle_exit:
+            return count
+        else:
+            time.sleep(_POLL)
+
+
+def _open_rounds(life: Life, arm: str | None) -> Iterator[tuple[Plan, str]]:
+    """Find the arms whose rows this process can train now."""
+    charges, rounds = life.charges(), make_rounds(life.ledger)
+    for name, row in life.arms().items():
+        charge = charges.get(name)
+        if arm not in {None, name} or charge is None or row.plan.runs is None:
+            continue
+        if life.spec.task is None and life.sealed(name).get(OBJECTIVE) is None:
+            continue  # a function that only its own process knows
+        if life.stage(row.plan) is Stage.STARTED and rounds.open_count(charge.id):
+            yield row.plan, charge.id
+
+
+def _serve(
+    life: Life,
+    plan: Plan,
+    charge_id: str,
+    *,
+    device: str | None,
+    stack: int | Literal["auto"] | None,
+    most: int | None,
+) -> int:
+    try:
+        return _work(
+            life, plan.arm, charge_id=charge_id, workers=1, stack=stack, device=device, most=most
+        )
+    except PrivTuneError:
+        raise  # says enough, and stops this worker alone
+    except Exception as error:
+        life.record_failure(plan.arm, error)
+    raise PrivTuneError(
+        f"A training of arm {plan.arm!r} of study {life.name!r} was stopped by an error of the program "
+        "or the machine; its charge stays. See what happened, inside the trust boundary: privtune "
+        f"study show {life.name} --curator. Mend it, run the study and this worker again."
+    )
+
+
+def _work(
+    life: Life,
+    arm: str,
+    *,
+    charge_id: str,
+    workers: int,
+    stack: int | Literal["auto"] | None,
+    device: str | None = None,
+    most: int | None = None,
+) -> int:
+    plan = life.arms()[arm].plan
+    with life.seal(plan):
+        compute = life.spec.compute
+        compute = replace(compute, stack=stack or compute.stack, device=device or compute.device)
+        files = _files(life, plan, compute)
+        return work_on_rows(make_rounds(life.ledger), charge_id, files, workers=workers, most=most)
+
+
+def _files(life: Life, plan: Plan, compute: Compute) -> Files:
+    if life.spec.task is not None:
+        task = life.spec.load_task()
+        return make_files(life, plan, task=task, data=task.load_checked(), compute=compute)
+    stored = life.sealed(plan.arm).get(OBJECTIVE)
+    if stored is None:
+        raise PrivTuneError(
+            f"Arm {plan.arm!r} of study {life.name!r} is trained by a function that no other process "
+            "can import: give it as 'package.module:function'."
+        )
+    objective = ImportedObjective.from_json(stored).load()
+    return ObjectiveFiles.make(life, plan, objective, facts=rehearse(objective, plan))

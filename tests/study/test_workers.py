@@ -1,0 +1,208 @@
+"""Workers that somebody starts anywhere: one charge, the same release, nothing told but names."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import privtune
+from privtune.errors import InvalidInputError
+from privtune.ledger import Ledger
+from privtune.strategies import PapernotSteinke
+from privtune.study import Study
+from privtune.study.failures import ArmStoppedError
+from privtune.study.imported import ImportedObjective, ObjectiveChangedError
+from privtune.study.lifecycle import Life, Stage
+from privtune.study.workers import Executor, serve
+from tests.study.conftest import toy_spec
+from tests.study.elsewhere import BREAK, VALIDATION, objective
+
+LOOP = privtune.DPSGD(records=240, epochs=1, expected_batch_size=24)
+PATH = "tests.study.elsewhere:objective"
+ARM = {"name": "arm", "strategy": "papernot-steinke", "mean_runs": 4}
+
+
+def work(url: str, options: dict[str, Any]) -> None:
+    """Be a worker. Module level, to be spawned."""
+    serve(url, **{"idle_exit": 60.0, **options})
+
+
+@contextmanager
+def workers(url: str, count: int = 1, **options: Any) -> Iterator[list[Any]]:
+    """Start workers, and end them at last."""
+    context = multiprocessing.get_context("spawn")
+    started = [context.Process(target=work, args=(url, options)) for _ in range(count)]
+    for process in started:
+        process.start()
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.terminate()
+            process.join()
+
+
+def drive(url: str) -> None:
+    """Run the study `toy` on workers. Module level, to be spawned."""
+    with closing(Study("toy", url)) as study:
+        study.run(executor="external")
+
+
+def charges(url: str, budget: str = "toy") -> int:
+    with Ledger(url) as ledger:
+        return len(ledger.charges(budget))
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+    """Wait until something holds; a generous limit only ends what would never end."""
+    limit = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < limit, "waited in vain"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def inline(tmp_path: Path) -> privtune.Study:
+    study = Study.create(toy_spec(arms=[ARM], seed=4), f"sqlite:///{tmp_path / 'inline.db'}")
+    study.run()
+    return study
+
+
+def test_a_driver_that_is_killed_comes_back_to_what_workers_did(
+    storage: str, inline: privtune.Study
+) -> None:
+    Study.create(toy_spec(arms=[ARM], seed=4), storage).close()
+    driver = multiprocessing.get_context("spawn").Process(target=drive, args=(storage,))
+    driver.start()
+    with closing(Life("toy", storage)) as life:
+        (arm,) = life.arms().values()
+        eventually(lambda: life.stage(arm.plan) is Stage.STARTED)
+    driver.kill()
+    driver.join()
+    assert serve(storage, study="toy", idle_exit=0.0) > 0, "workers need no driver"
+    with closing(Study("toy", storage)) as study:
+        (release,) = study.run(executor="external")
+    (expected,) = inline.releases()
+    assert release.params == expected.params
+    assert torch.allclose(release.weights, expected.weights, atol=1e-5)
+    assert charges(storage) == 1
+
+
+@pytest.mark.slow
+def test_two_workers_share_a_round_of_a_task(storage: str, inline: privtune.Study) -> None:
+    study = Study.create(toy_spec(arms=[ARM], seed=4), storage)
+    with workers(storage, 2):
+        (release,) = study.run(executor="external")
+    (expected,) = inline.releases()
+    assert release.params == expected.params
+    assert torch.allclose(release.weights, expected.weights, atol=1e-5)
+    assert charges(storage) == 1
+
+
+@pytest.mark.slow
+def test_workers_import_an_objective_by_its_path(storage: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"training": LOOP, "validation": VALIDATION}
+    strategy = PapernotSteinke(mean_runs=3)
+    budget = privtune.Budget(4.0, 1e-5, name="b")
+
+    def make(url: str) -> privtune.Study:
+        return privtune.create_study("s", budget=budget, storage=url, seed=3)
+
+    expected = make(f"sqlite:///{tmp_path / 'inline.db'}").optimize(
+        objective, strategy=strategy, **options
+    )
+    with workers(storage, study=None):
+        release = make(storage).optimize(PATH, strategy=strategy, executor="external", **options)
+    assert release.params == expected.params
+    assert torch.allclose(release.weights, expected.weights, atol=1e-5)
+    assert charges(storage, "b") == 1
+
+
+@pytest.mark.slow
+def test_an_error_in_a_worker_stops_the_arm_and_is_the_curators(
+    storage: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = toy_spec(arms=[ARM], seed=4, task="tests.study.elsewhere:fragile")
+    study = Study.create(spec, storage)
+    monkeypatch.setenv(BREAK, "record 17 is odd")
+    with workers(storage):
+        monkeypatch.delenv(BREAK)
+        with pytest.raises(ArmStoppedError):
+            study.run(executor="external")
+    assert "record 17" in Study("toy", storage, curator=True).failures("arm")[0]["traceback"]
+    assert "record 17" not in capfd.readouterr().err
+
+
+def test_a_worker_leaves_after_the_rows_that_it_was_given(storage: str) -> None:
+    study = Study.create(toy_spec(arms=[{**ARM, "mean_runs": 12}], seed=2), storage)
+    caught: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            study.run(executor="external")
+        except BaseException as error:
+            caught.append(error)
+
+    driver = threading.Thread(target=run)
+    driver.start()
+    with closing(Life("toy", storage)) as life:
+        (arm,) = life.arms().values()
+        eventually(lambda: life.stage(arm.plan) is Stage.STARTED)
+    with workers(storage, study="toy", most=1) as (one,):
+        one.join(120)
+        assert one.exitcode == 0
+    with workers(storage, study="toy"):
+        driver.join(120)
+    assert not driver.is_alive()
+    assert not caught
+    assert len(study.releases()) == 1
+
+
+def test_an_objective_of_another_source_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "their_objective.py"
+    module.write_text("def objective(trial):\n    return 0.0\n")
+    there = ImportedObjective.at("their_objective:objective")
+    assert there == ImportedObjective.of(there.load())
+    assert ImportedObjective.from_json(there.to_json()) == there
+    module.write_text("def objective(trial):\n    return 1.0\n")
+    with pytest.raises(ObjectiveChangedError, match="differs"):
+        there.load()
+    sys.modules.pop("their_objective")
+
+
+def test_functions_that_only_this_process_knows_have_no_path() -> None:
+    assert ImportedObjective.of(lambda trial: 0.0) is None
+    assert ImportedObjective.of(objective) is not None
+    with pytest.raises(InvalidInputError, match=r"package\.module:function"):
+        ImportedObjective.at("no path")
+    with pytest.raises(InvalidInputError, match="cannot be imported"):
+        ImportedObjective.at("tests.study.elsewhere:nothing")
+
+
+def test_executors_are_named(storage: str) -> None:
+    assert Executor.of(None, 1) == Executor("inline", 1)
+    assert Executor.of(None, 2) == Executor("processes", 2)
+    with pytest.raises(InvalidInputError, match="inline, processes, external"):
+        Executor.of("kubernetes", 2)
+    study = privtune.create_study("s", budget=privtune.Budget(4.0, 1e-5, name="b"), storage=storage)
+    with pytest.raises(InvalidInputError, match="workers can import"):
+        study.optimize(
+            lambda trial: 0.0,
+            strategy=PapernotSteinke(mean_runs=3),
+            training=LOOP,
+            validation=VALIDATION,
+            executor="external",
+        )
+    assert charges(storage, "b") == 0
