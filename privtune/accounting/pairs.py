@@ -24,6 +24,7 @@ __all__ = [
     "on_lattice",
     "thinned",
     "tuner_pair",
+    "under_chords",
     "worst_pair",
     "zcdp_pair",
 ]
@@ -160,13 +161,18 @@ def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
     matters = [bound.matters(float(table.step * place)) for place in places[:: _POINTS // 4]]
     if not any(matters) or places.size < 2:
         return table
-    lower = [bound.delta(float(table.step * place)) for place in places]
-    lower = np.minimum(lower, known)
-    inside = np.arange(places[-1] + 1)
+    exact = np.array([bound.delta(float(table.step * place)) for place in places])
+    values = under_chords(table.values, places, np.minimum(exact, known), table.step)
+    return Table(table.step, np.minimum.accumulate(values))
+
+
+def under_chords(values: Floats, places: NDArray[np.int64], lower: Floats, step: float) -> Floats:
+    """Return values of a profile on a lattice, lowered to chords between bounds at some places."""
+    inside = np.arange(places[0], places[-1] + 1)
     edge = np.minimum(np.searchsorted(places, inside, side="right") - 1, places.size - 2)
     start, end = places[edge], places[edge + 1]
-    share = np.expm1((inside - start) * table.step) / np.expm1((end - start) * table.step)
+    share = np.expm1((inside - start) * step) / np.expm1((end - start) * step)
     chords = lower[edge] + share * (lower[edge + 1] - lower[edge])
-    values = table.values.copy()
-    values[inside] = np.minimum(values[inside], chords)
-    return Table(table.step, np.minimum.accumulate(values))
+    found = values.copy()
+    found[inside] = np.minimum(found[inside], chords)
+    return found

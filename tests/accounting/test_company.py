@@ -7,8 +7,9 @@ import pytest
 
 from privtune.accounting import Composed, Geometric, Poisson, PrivateSelection, Repeated, epsilon
 from privtune.accounting.accountant import lower_bound
+from privtune.accounting.gaussian import gaussian_delta
 from privtune.accounting.lower import Instance
-from privtune.accounting.pairs import tuner_pair
+from privtune.accounting.pairs import tuner_pair, under_chords
 from privtune.accounting.selection import Tuner
 from tests.accounting.helpers import finite_pmf, steps
 
@@ -72,3 +73,12 @@ def test_selections_in_company_stay_above_an_instance(law, three, beside):
     for event, most in ((Repeated(3, chosen), three), (Composed([chosen, BASE]), beside)):
         reported, lower = epsilon(event, DELTA).epsilon, lower_bound(event, DELTA)
         assert lower <= reported <= most * lower
+
+
+def test_chords_stay_above_the_profile_whose_points_they_join():
+    step, places = 0.05, np.array([0, 3, 17, 40, 60])
+    exact = np.array([gaussian_delta(1.0, step * i) for i in range(61)])
+    found = under_chords(np.ones(61), places, exact[places], step)
+    assert (found >= exact).all()
+    assert found[places] == pytest.approx(exact[places], rel=1e-12)
+    assert (found < 1.0).all()

@@ -45,6 +45,8 @@ def test_usual_and_rare_losses_together_dominate_one_step(rate, sigma, step, dir
     slack = both.delta(points) - exact_profile(rate, sigma, points, direction)
     assert slack.min() > -1e-15
     assert slack[points >= 0.0].max() < 0.5 * step
+    if direction is Direction.REMOVE:
+        assert rare.infinite > 0.0  # what lies beyond the lattice is charged
 
 
 def test_the_rare_losses_are_raised_by_what_usual_ones_may_take():
