@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from privtune.accounting.curves import rdp_delta
 from privtune.accounting.pmf import LossPmf, from_profile, lattice_cells
+from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.releases import Direction
-from privtune.accounting.selection import Threshold, Tuner
+from privtune.accounting.selection import Table, Threshold, Tuner
 
 __all__ = [
     "THIN",
@@ -23,6 +24,7 @@ __all__ = [
     "on_lattice",
     "thinned",
     "tuner_pair",
+    "under_chords",
     "worst_pair",
     "zcdp_pair",
 ]
@@ -30,6 +32,9 @@ __all__ = [
 Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
+_ATOMS = 256  # of the lattice on which the rearrangement is computed for a composition
+_POINTS = 32  # at which it is
+_LEAST_DELTA = 1e-12  # down to which it is
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,11 +129,11 @@ def thinned(pair: Pair, fineness: float) -> Pair:
 
 def tuner_pair(remove: Tuner | Threshold, add: Tuner | Threshold, size: int) -> Pair:
     """Return the dominating pair of a whole private selection."""
-    first = remove.profile(size)
+    first = _lowest(remove, size)
     if add is remove:
         pmf = from_profile(first.delta, first.delta, first.step, -first.size, first.size)
         return Pair(pmf, pmf)
-    second = add.profile(size)
+    second = _lowest(add, size)
     step = min(first.step, second.step)
     high = lattice_cells(first.size * first.step, step)
     low = lattice_cells(second.size * second.step, step)
@@ -136,3 +141,38 @@ def tuner_pair(remove: Tuner | Threshold, add: Tuner | Threshold, size: int) -> 
         from_profile(first.delta, second.delta, step, -low, high),
         from_profile(second.delta, first.delta, step, -high, low),
     )
+
+
+def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
+    """Return the profile of a selection, at each ε the lower of envelope and rearrangement.
+
+    The rearrangement is computed at some ε, on a lattice of few atoms. A profile is convex in e^ε:
+    between two of them it lies below their chord.
+    """
+    table = tuner.profile(size)
+    if isinstance(tuner, Threshold):
+        return table
+    base = tuner.base
+    few = base.coarsen(math.ceil(base.masses.size / _ATOMS))
+    bound = Rearranged(Tuner(few, tuner.runs))
+    last = int(np.searchsorted(-table.values, -_LEAST_DELTA))
+    places = np.unique(np.linspace(0, min(last, table.size), _POINTS).astype(np.int64))
+    known = table.values[places]
+    matters = [bound.matters(float(table.step * place)) for place in places[:: _POINTS // 4]]
+    if not any(matters) or places.size < 2:
+        return table
+    exact = np.array([bound.delta(float(table.step * place)) for place in places])
+    values = under_chords(table.values, places, np.minimum(exact, known), table.step)
+    return Table(table.step, np.minimum.accumulate(values))
+
+
+def under_chords(values: Floats, places: NDArray[np.int64], lower: Floats, step: float) -> Floats:
+    """Return values of a profile on a lattice, lowered to chords between bounds at some places."""
+    inside = np.arange(places[0], places[-1] + 1)
+    edge = np.minimum(np.searchsorted(places, inside, side="right") - 1, places.size - 2)
+    start, end = places[edge], places[edge + 1]
+    share = np.expm1((inside - start) * step) / np.expm1((end - start) * step)
+    chords = lower[edge] + share * (lower[edge + 1] - lower[edge])
+    found = values.copy()
+    found[inside] = np.minimum(found[inside], chords)
+    return found

@@ -16,14 +16,19 @@ from privtune.accounting._checks import LARGEST
 from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import ZCDP, Event, Gaussian, flatten
 from privtune.accounting.pairs import Pair
-from privtune.accounting.pmf import GridError, compose, nothing
+from privtune.accounting.pmf import GridError, LossPmf, compose, nothing
 from privtune.accounting.rdp import composed_curve
 from privtune.accounting.registry import Tuners, entry
+from privtune.accounting.releases import Direction, loss_range
+from privtune.accounting.stages import composed_in_stages, release_count
 
 __all__ = ["default_step", "event_pair", "fine_pair", "no_pair", "tuners"]
 
 _COARSE = 0.1  # lattice step over the deviation of one loss; adds about 5e-4 to ε, halved on demand
-_MANY = 64  # different parts beyond which only the Rényi account is computed
+_MANY = 64  # different parts beyond which only the Rényi account is computed; sampled Gaussians are
+# composed in stages and do not count
+_CELLS = 2**17  # of a lattice, on which the losses or their sum are composed at once
+_DEVIATIONS = 24.0  # of a sum, that its lattice holds
 _SHARE = 4e-3  # of ε, by which rounding may raise it on the coarsest lattice
 _JOINT = 0.01  # the same for releases that share a sample, which are composed before it is drawn
 _INNER_DELTA = 1e-6  # for which the lattice of an event inside another one is chosen
@@ -31,7 +36,10 @@ _INNER_DELTA = 1e-6  # for which the lattice of an event inside another one is c
 
 def no_pair(parts: Mapping[Event, int]) -> str:
     """Return why no dominating pair is built for all parts; nothing if it is."""
-    if len(parts) > _MANY:
+    sampled = sum(entry(part).sampled_gaussian(part) is not None for part in parts)
+    # All unsampled Gaussians are one, and so is all of which zero-concentrated DP is known.
+    others = sum(not _merges(part) for part in parts) - sampled
+    if others > _MANY:
         return f"not computed: more than {_MANY} different parts"
     for part in parts:
         if not entry(part).private:
@@ -57,20 +65,55 @@ def default_step(
     is a guess; without one the Rényi account is asked.
     """
     merged = _merged(parts)
-    count = sum(merged.values())
-    if not count:
+    if not merged:
         return 1.0  # of nothing: any lattice will do
+    rough = 0.5 * (rdp_epsilon(composed_curve(parts), delta) if near is None else near)
+    count = sum(merged.values())
+    if steps := _staged(merged):
+        # Half of what may be added is for the lattices of the stages before.
+        count = 2 * (count - sum(n for _, n in steps) + release_count(steps))
+    return _step_of(merged, count, rough, delta) / fineness
+
+
+def _step_of(merged: Mapping[Event, int], count: int, rough: float, delta: float) -> float:
     variance = _variance(merged)
     step = _COARSE * math.sqrt(variance / count)
-    rough = 0.5 * (rdp_epsilon(composed_curve(parts), delta) if near is None else near)
     if math.isfinite(rough):
         tilt = 1.0 + 2.0 * math.log(1.0 / delta) / max(rough, 1e-9)
         step = max(step, math.sqrt(_SHARE * rough / (count * tilt)))
-    return max(step, 1e-9) / fineness
+    return max(step, 1e-9)
+
+
+def _staged(merged: Mapping[Event, int]) -> list[tuple[tuple[float, float], int]]:
+    """Return the sampled Gaussians, and how many, if they are to be composed in stages."""
+    return _staged_steps(tuple(merged.items()))
+
+
+@lru_cache(maxsize=64)
+def _staged_steps(
+    parts: tuple[tuple[Event, int], ...],
+) -> list[tuple[tuple[float, float], int]]:
+    merged = dict(parts)
+    steps = [
+        (kind, count)
+        for part, count in parts
+        if (kind := entry(part).sampled_gaussian(part)) is not None and kind[0] < 1.0
+    ]
+    if not steps or len(parts) > _MANY:
+        return steps
+    rough = 0.5 * rdp_epsilon(composed_curve(merged), _INNER_DELTA)
+    once = _step_of(merged, sum(merged.values()), rough, _INNER_DELTA)
+    widest = max(loss_range(*kind, Direction.REMOVE)[1] for kind, _ in steps)
+    reach = max(widest, _DEVIATIONS * math.sqrt(_variance(merged)))
+    return steps if reach > _CELLS * once else []
 
 
 def _variance(parts: Mapping[Event, int]) -> float:
     return sum(n * entry(part).deviation(part, _PAIRS) ** 2 for part, n in parts.items())
+
+
+def _merges(part: Event) -> bool:
+    return entry(part).precision(part) is not None or entry(part).rho(part) is not None
 
 
 def _merged(parts: Mapping[Event, int]) -> dict[Event, int]:
@@ -113,11 +156,22 @@ def event_pair(parts: Mapping[Event, int], step: float) -> Pair:
 
 @lru_cache(maxsize=16)
 def _composed_pair(parts: tuple[tuple[Event, int], ...], step: float) -> Pair:
-    built = [(entry(part).pair(part, step, _PAIRS), count) for part, count in parts]
-    remove = compose([(pair.remove, count) for pair, count in built])
-    if all(pair.remove is pair.add for pair, _ in built):
+    steps = _staged_steps(parts)
+    staged = {kind for kind, _ in steps}
+    built = [
+        (entry(part).pair(part, step, _PAIRS), count)
+        for part, count in parts
+        if entry(part).sampled_gaussian(part) not in staged
+    ]
+
+    def composed(direction: Direction) -> LossPmf:
+        first = [(pmf, 1) for pmf in composed_in_stages(steps, step, direction)]
+        return compose([*first, *((pair.get(direction), count) for pair, count in built)])
+
+    remove = composed(Direction.REMOVE)
+    if not steps and all(pair.remove is pair.add for pair, _ in built):
         return Pair(remove, remove)
-    return Pair(remove, compose([(pair.add, count) for pair, count in built]))
+    return Pair(remove, composed(Direction.ADD))
 
 
 @lru_cache(maxsize=16)

@@ -365,7 +365,7 @@ def _fitting_tilt(moment: Callable[[float], float], theta: float, top: float) ->
     return 0.0
 
 
-def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
+def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> LossPmf:
     """Compose independent releases by FFT.
 
     The convolution is done three times, exponentially tilted: by 0 (accurate where P lives), by -1
@@ -374,6 +374,7 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
 
     Args:
         parts: Pairs of one direction on one lattice, each with its count, 1 or more.
+        plain: Up to so many releases double precision does; its noise is added like any other.
 
     Returns:
         The pair of the composition, on the same lattice.
@@ -417,7 +418,7 @@ def compose(parts: Sequence[tuple[LossPmf, int]]) -> LossPmf:
     best_noise = np.full(window.size, np.inf)
     masses = np.zeros(window.size)
     for tilt in (0.0, -1.0, theta):
-        values, noise, log_scale = _tilted(parts, tilt, size)
+        values, noise, log_scale = _tilted(parts, tilt, size, plain)
         exponent = log_scale - tilt * losses + _exponent_rounding(parts, tilt)
         log_noise = exponent + math.log(noise)
         better = log_noise < best_noise
@@ -445,12 +446,12 @@ def _variance(parts: Sequence[tuple[LossPmf, int]]) -> float:
 
 
 def _tilted(
-    parts: Sequence[tuple[LossPmf, int]], tilt: float, size: int
+    parts: Sequence[tuple[LossPmf, int]], tilt: float, size: int, plain: int
 ) -> tuple[Floats, float, float]:
     """Return the circular convolution of the tilted parts, its noise, and the log of its scale."""
     # Raising to the power `count` multiplies the rounding of the transform by `count`: it is done in
     # extended precision, and only where the result is not negligible.
-    extended = sum(count for _, count in parts) > _PLAIN
+    extended = sum(count for _, count in parts) > plain
     real, accuracy = (np.longdouble, _EXTENDED) if extended else (np.float64, _EPS)
     logs: NDArray[np.complexfloating] | None = None
     log_scale, forward = 0.0, 0.0

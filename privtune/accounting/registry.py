@@ -106,6 +106,7 @@ Look = tuple[float, tuple[Atom, ...]]
 
 _PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabulated
 _THRESHOLD_SIZE = 400
+_OWN = 2.0  # fineness of a lattice of its own
 _MOST_PARTS = 6  # of which every two are composed; of more, the dearest twice
 
 
@@ -305,11 +306,11 @@ class _Compound(_NoLook[E]):
     """What carries a lattice of its own; its profile becomes a pair on that of a composition."""
 
     def deviation(self, event: E, pairs: Pairs) -> float:
-        pair = pairs.own(event, 1.0)
+        pair = pairs.own(event, _OWN)
         return max(pair.remove.deviation, pair.add.deviation, 1e-6)
 
     def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
-        return on_lattice(pairs.own(event, 2.0), step)
+        return on_lattice(pairs.own(event, _OWN), step)
 
     @abstractmethod
     def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair: ...

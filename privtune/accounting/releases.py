@@ -16,7 +16,7 @@ from scipy import special
 
 from privtune.accounting.pmf import GridError, LossPmf, from_cells, lattice_cells
 
-__all__ = ["Direction", "loss_deviation", "sampled_gaussian"]
+__all__ = ["Direction", "cell_masses", "loss_deviation", "loss_range", "sampled_gaussian"]
 
 Floats = NDArray[np.float64]
 _REACH = 11.0  # standard deviations; what lies beyond, 2e-28, is charged at infinity
@@ -74,6 +74,31 @@ def _between(x: Floats, centre: float, sigma: float) -> Floats:
     return np.asarray(np.where(crossing, 1.0 - tail[1:] - tail[:-1], same))
 
 
+def loss_range(rate: float, noise_multiplier: float, direction: Direction) -> tuple[float, float]:
+    """Return the losses between which all but a mass of 2e-28 lies."""
+    ends = np.array([-_REACH * noise_multiplier, 1.0 + _REACH * noise_multiplier])
+    low, high = (float(loss) for loss in _loss(ends, rate, noise_multiplier))
+    return (low, high) if direction is Direction.REMOVE else (-high, -low)
+
+
+def cell_masses(
+    edges: Floats, rate: float, noise_multiplier: float, direction: Direction
+) -> tuple[Floats, Floats, float, float]:
+    """Return P- and Q-mass of the cells between ascending losses, and the P-mass below and above."""
+    sigma = noise_multiplier
+    if direction is Direction.REMOVE:
+        x = _point(edges, rate, sigma)
+        base, moved = _between(x, 0.0, sigma), _between(x, 1.0, sigma)
+        below = _mix(rate, special.ndtr(x[0] / sigma), special.ndtr((x[0] - 1.0) / sigma))
+        above = _mix(rate, special.ndtr(-x[-1] / sigma), special.ndtr((1.0 - x[-1]) / sigma))
+        return (1.0 - rate) * base + rate * moved, base, below, above
+    x = _point(-edges, rate, sigma)
+    base = _between(x[::-1], 0.0, sigma)[::-1]
+    moved = _between(x[::-1], 1.0, sigma)[::-1]
+    below, above = float(special.ndtr(-x[0] / sigma)), float(special.ndtr(x[-1] / sigma))
+    return base, (1.0 - rate) * base + rate * moved, below, above
+
+
 def sampled_gaussian(
     rate: float, noise_multiplier: float, step: float, direction: Direction
 ) -> LossPmf:
@@ -88,28 +113,12 @@ def sampled_gaussian(
     Raises:
         GridError: More than 2^22 cells would be needed.
     """
-    sigma = noise_multiplier
-    ends = np.array([-_REACH * sigma, 1.0 + _REACH * sigma])
-    low, high = _loss(ends, rate, sigma)
-    if direction is Direction.ADD:
-        low, high = -high, -low
+    low, high = loss_range(rate, noise_multiplier, direction)
     lowest, highest = -lattice_cells(-low, step), lattice_cells(high, step)
     if highest - lowest > _MAX_CELLS:
         raise GridError(f"one release needs {highest - lowest} lattice cells")
     edges = np.arange(float(lowest), float(highest + 1)) * step
-    if direction is Direction.REMOVE:
-        x = _point(edges, rate, sigma)
-        base, moved = _between(x, 0.0, sigma), _between(x, 1.0, sigma)
-        mass_p, mass_q = (1.0 - rate) * base + rate * moved, base
-        below = _mix(rate, special.ndtr(x[0] / sigma), special.ndtr((x[0] - 1.0) / sigma))
-        above = _mix(rate, special.ndtr(-x[-1] / sigma), special.ndtr((1.0 - x[-1]) / sigma))
-    else:
-        x = _point(-edges, rate, sigma)
-        base = _between(x[::-1], 0.0, sigma)[::-1]
-        moved = _between(x[::-1], 1.0, sigma)[::-1]
-        mass_p, mass_q = base, (1.0 - rate) * base + rate * moved
-        below = float(special.ndtr(-x[0] / sigma))
-        above = float(special.ndtr(x[-1] / sigma))
+    mass_p, mass_q, below, above = cell_masses(edges, rate, noise_multiplier, direction)
     return from_cells(step, lowest, mass_p=mass_p, mass_q=mass_q, below=below, above=above)
 
 
