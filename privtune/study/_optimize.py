@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.execution.executor import Executor
 from privtune.names import check_name
 from privtune.study.imported import ImportedObjective
 from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
@@ -22,7 +23,7 @@ from privtune.study.objective import (
     rehearse,
 )
 from privtune.study.seal import open_stream
-from privtune.study.workers import Executor, give_out
+from privtune.study.workers import give_out
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -46,7 +47,7 @@ def optimize(
     epsilon: float | None,
     sampler: Any,
     pruner: Any,
-    executor: str | None,
+    executor: str | Mapping[str, Any] | None,
     n_jobs: int,
     timeout: float | None,
     tell: Callable[[Release], None],
@@ -60,13 +61,13 @@ def optimize(
             f"Study {life.name!r} has a task and declared arms; study.run() runs them. Make an open "
             "study for a function of your own: privtune.create_study(name, budget=...)."
         )
-    chosen = Executor.of(executor, n_jobs)
+    chosen = Executor.of(executor or life.spec.executor, n_jobs)
     if isinstance(objective, str):
         objective = ImportedObjective.at(objective).load()
     imported = ImportedObjective.of(objective)
     if sampler is not None or timeout is not None:
         imported = None  # what only this process has, or keeps
-    if chosen.name == "external" and imported is None:
+    if chosen.name in {"external", "ray", "slurm"} and imported is None:
         raise InvalidInputError(
             "executor",
             executor,

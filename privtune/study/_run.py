@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from privtune.execution.executor import Executor
 from privtune.execution.training import dry_run
 from privtune.strategies import NonPrivateError, Outcome, Plan, Release, TrialResult
 from privtune.study._release import utility_of
 from privtune.study._round import StudyRound
 from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
-from privtune.study.workers import Executor, give_out, make_files
+from privtune.study.workers import give_out, make_files
 from privtune.training.engine.compute import check_stack
 
 if TYPE_CHECKING:

@@ -68,7 +68,7 @@ class Study:
         self,
         observer: Observer | None = None,
         *,
-        executor: str | None = None,
+        executor: str | Mapping[str, Any] | None = None,
         n_jobs: int = 1,
         stack: int | Literal["auto"] | None = None,
         non_private: bool = False,
@@ -80,8 +80,9 @@ class Study:
         Args:
             observer: Hears of the progress; the study's own :attr:`observer` unless given.
             executor: Who trains the rounds of selections: ``inline`` (this process), ``processes``
-                (spawned here) or ``external`` (``privtune worker``, on any machine that reaches the
-                storage); what ``n_jobs`` says unless given. It changes no result.
+                (spawned here), ``external`` (``privtune worker``, on any machine that reaches the
+                storage), ``ray`` or ``slurm`` (with options: ``{"type": "ray", "gpus": 0.5}``); what
+                the spec or ``n_jobs`` says unless given. It changes no result.
             n_jobs: Worker processes for the rounds of selections; 1 trains whole stacks here.
             stack: How many candidates to train in one pass, or ``"auto"``; what the spec says
                 unless given. It changes no result.
@@ -95,13 +96,13 @@ class Study:
             BudgetExceededError: If the arms do not fit what is left. Nothing is spent.
             NonPrivateError: If an arm has no guarantee and ``non_private`` does not allow that.
         """
+        from privtune.execution.executor import Executor
         from privtune.study._run import run_study
-        from privtune.study.workers import Executor
 
         return run_study(
             self._life,
             observer or self.observer,
-            executor=Executor.of(executor, n_jobs),
+            executor=Executor.of(executor or self.spec.executor, n_jobs),
             stack=stack,
             non_private=non_private,
         )
@@ -117,7 +118,7 @@ class Study:
         arm: str | None = None,
         sampler: object | None = None,
         pruner: object | None = None,
-        executor: str | None = None,
+        executor: str | Mapping[str, Any] | None = None,
         n_jobs: int = 1,
         timeout: float | None = None,
         callbacks: Sequence[Callable[[Study, Release], None]] = (),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from privtune.errors import PrivTuneError
-from privtune.execution.processes import WorkerStoppedError
+from privtune.execution.supervise import WorkerStoppedError
 
 __all__ = ["ArmStoppedError", "stopping"]
 

@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.execution.executor import Executor
 from privtune.ledger import RECORD, Budget, check_unit
 from privtune.names import check_name
 from privtune.spaces import SearchSpace
@@ -119,6 +120,7 @@ class StudySpec(BaseModel):
         noise: Where noise comes from and how it is treated: ``secure``, or ``source`` and
             ``floating_point``.
         compile: Whether to compile the training: for long studies of small models.
+        executor: Who trains the rounds of selections, as in ``Study.run``.
         seed: Makes the study reproducible, and its guarantee void against whoever knows the seed.
     """
 
@@ -136,6 +138,7 @@ class StudySpec(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     stack: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     compile: bool = False
+    executor: str | Mapping[str, Any] | None = None
     noise: str | Mapping[str, Any] | None = None
     seed: int | None = Field(default=None, ge=0, lt=2**256)
 
@@ -144,6 +147,12 @@ class StudySpec(BaseModel):
     def _noise(cls, noise: Any) -> Any:
         NoiseOptions.of(noise)
         return noise
+
+    @field_validator("executor")
+    @classmethod
+    def _executor(cls, executor: Any) -> Any:
+        Executor.of(executor, 1)
+        return executor
 
     @field_validator("arms")
     @classmethod

@@ -7,16 +7,22 @@ in. It is told names, never secrets: those are in the database, which it must re
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.execution.processes import STOPPED, run_workers, wait_for_workers
+from privtune.errors import PrivTuneError
+from privtune.execution.executor import Executor
+from privtune.execution.processes import run_in_processes
+from privtune.execution.ray import run_on_ray
+from privtune.execution.slurm import run_on_slurm
+from privtune.execution.supervise import STOPPED, wait_for
 from privtune.execution.table import make_rounds
 from privtune.study._round import Files, TrialFiles, work_on_rows
 from privtune.study._store import study_names
@@ -30,41 +36,9 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.tasks import Task, TaskData
 
-__all__ = ["Executor", "give_out", "make_files", "serve", "work"]
-
-ExecutorName = Literal["inline", "processes", "external"]
+__all__ = ["assist", "give_out", "make_files", "serve", "work"]
 
 _POLL = 1.0
-
-
-@dataclass(frozen=True)
-class Executor:
-    """Where the rows of rounds are trained. It changes no result.
-
-    Args:
-        name: ``inline`` (this process, whole stacks at once), ``processes`` (spawned beside it), or
-            ``external`` (workers that somebody starts: ``privtune worker``).
-        jobs: How many workers to start.
-    """
-
-    name: ExecutorName = "inline"
-    jobs: int = 1
-
-    def __post_init__(self) -> None:
-        if self.name not in get_args(ExecutorName):
-            allowed = f"must be one of {', '.join(get_args(ExecutorName))}"
-            raise InvalidInputError("executor", self.name, allowed)
-        if self.jobs < 1:
-            raise InvalidInputError("n_jobs", self.jobs, "must be a whole number of at least 1")
-
-    @classmethod
-    def of(cls, name: str | None, jobs: int) -> Executor:
-        """Return the executor of a name: processes for more than one job, unless one is given.
-
-        Raises:
-            InvalidInputError: If there is no such executor, or no job.
-        """
-        return cls(name or ("processes" if jobs > 1 else "inline"), jobs)  # type: ignore[arg-type]
 
 
 def give_out(
@@ -78,11 +52,19 @@ def give_out(
 
     def give(rounds: Rounds) -> None:
         open_count = partial(rounds.open_count, charge_id)
+        jobs, names = executor.jobs, (life.name, plan.arm)
         if executor.name == "external":
-            wait_for_workers(open_count, lambda: len(life.failures(plan.arm)) > before)
+            wait_for(open_count, lambda: len(life.failures(plan.arm)) > before)
+        elif executor.name == "ray":
+            run_on_ray(assist, names, jobs=jobs, gpus=executor.gpus, open_count=open_count)
+        elif executor.name == "slurm":
+            folder, options = life.folder / "sealed" / "slurm", executor.options
+            run_on_slurm(
+                assist, names, jobs=jobs, folder=folder, options=options, open_count=open_count
+            )
         else:
-            args = (life.url, life.name, plan.arm, charge_id, executor.jobs, stack)
-            run_workers(work, args, jobs=executor.jobs, open_count=open_count)
+            args = (life.url, life.name, plan.arm, charge_id, jobs, stack)
+            run_in_processes(work, args, jobs=jobs, open_count=open_count)
 
     return give
 
@@ -120,6 +102,41 @@ def work(  # noqa: PLR0917 (a process is given them by position)
         except Exception as error:
             life.record_failure(arm, error)
             sys.exit(STOPPED)
+
+
+def assist(study: str, arm: str) -> int:
+    """Work through an arm's rows on a machine that somebody else's scheduler chose.
+
+    Told two names; the storage is in this machine's environment. Never raises: what schedulers catch
+    they show.
+
+    Returns:
+        0, or ``STOPPED`` after an error, which is kept for the curator.
+    """
+    try:
+        with closing(Life(study, _storage())) as life:
+            try:
+                for plan, charge_id in _open_rounds(life, arm):
+                    _work(life, plan.arm, charge_id=charge_id, workers=1, stack=None)
+            except Exception as error:
+                life.record_failure(arm, error)
+                return STOPPED
+    except Exception:
+        return STOPPED  # no storage can be reached from here, so nobody can be told why
+    return 0
+
+
+def _storage() -> str:
+    """Return the URL of the storage, as this machine has it."""
+    if url := os.environ.get("PRIVTUNE_STORAGE"):
+        return url
+    path = Path(os.environ.get("PRIVTUNE_STORAGE_FILE", ""))
+    if path.is_file() and not path.stat().st_mode & 0o077:
+        return path.read_text(encoding="utf-8").strip()
+    raise PrivTuneError(
+        "A worker finds no storage: set PRIVTUNE_STORAGE on its machine, or PRIVTUNE_STORAGE_FILE to a "
+        "file that only its owner can read."
+    )
 
 
 def serve(

@@ -9,7 +9,8 @@ import pytest
 
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
 from privtune.errors import InvalidInputError
-from privtune.execution.processes import WorkersDiedError, run_workers
+from privtune.execution.processes import run_in_processes
+from privtune.execution.supervise import WorkersDiedError
 from privtune.execution.table import make_rounds, work_through
 from privtune.ledger import Budget, ChargeRequest, Ledger
 from tests.execution import workers
@@ -33,7 +34,7 @@ def test_two_processes_finish_a_round(url: str) -> None:
     with Ledger(url) as ledger:
         charge = open_round(ledger, 12)
         rounds = make_rounds(ledger)
-        run_workers(
+        run_in_processes(
             workers.honest, (url, charge), jobs=2, open_count=lambda: rounds.open_count(charge)
         )
         results = rounds.results(charge)
@@ -48,7 +49,7 @@ def test_twenty_killed_workers_in_a_round_of_fifty(url: str, tmp_path: Path) -> 
     with Ledger(url) as ledger:
         charge = open_round(ledger, 50)
         rounds = make_rounds(ledger)
-        run_workers(
+        run_in_processes(
             workers.dying,
             (url, charge, str(tmp_path), 20),
             jobs=2,
@@ -76,8 +77,8 @@ def test_workers_that_only_die_are_given_up_and_the_round_goes_on(url: str) -> N
             return rounds.open_count(charge)
 
         with pytest.raises(WorkersDiedError, match="What was charged stays charged"):
-            run_workers(workers.hopeless, (url, charge), jobs=1, open_count=left)
-        run_workers(workers.honest, (url, charge), jobs=1, open_count=left)
+            run_in_processes(workers.hopeless, (url, charge), jobs=1, open_count=left)
+        run_in_processes(workers.honest, (url, charge), jobs=1, open_count=left)
         assert len(rounds.results(charge)) == 3
         assert len(ledger.charges("b")) == 1
 
@@ -107,4 +108,4 @@ def test_no_run_at_all_is_a_round_that_is_over(url: str) -> None:
 
 def test_at_least_one_job() -> None:
     with pytest.raises(InvalidInputError, match="n_jobs"):
-        run_workers(workers.honest, (), jobs=0, open_count=lambda: 1)
+        run_in_processes(workers.honest, (), jobs=0, open_count=lambda: 1)

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 import privtune
 from privtune.cli import mount
 from privtune.errors import PrivTuneError
-from privtune.execution.processes import WorkerStoppedError, run_workers
+from privtune.execution.processes import run_in_processes
+from privtune.execution.supervise import WorkerStoppedError
 from privtune.ledger import Ledger, OpenRound
 from privtune.strategies import Everything, Fixed, PapernotSteinke
 from privtune.study import Study
@@ -141,14 +142,14 @@ def test_the_curator_alone_is_shown_what_stopped_an_arm(storage: str) -> None:
 
 
 def _raises(*_: object) -> None:
-    from privtune.execution.processes import STOPPED
+    from privtune.execution.supervise import STOPPED
 
     raise SystemExit(STOPPED)
 
 
 def test_a_worker_that_an_error_stopped_is_not_started_again() -> None:
     with pytest.raises(WorkerStoppedError):
-        run_workers(_raises, (), jobs=1, open_count=lambda: 1)
+        run_in_processes(_raises, (), jobs=1, open_count=lambda: 1)
 
 
 @pytest.mark.slow

@@ -16,13 +16,14 @@ import torch
 
 import privtune
 from privtune.errors import InvalidInputError
+from privtune.execution.executor import Executor
 from privtune.ledger import Ledger
 from privtune.strategies import PapernotSteinke
 from privtune.study import Study
 from privtune.study.failures import ArmStoppedError
 from privtune.study.imported import ImportedObjective, ObjectiveChangedError
 from privtune.study.lifecycle import Life, Stage
-from privtune.study.workers import Executor, serve
+from privtune.study.workers import serve
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import BREAK, VALIDATION, objective
 

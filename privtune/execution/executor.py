@@ -1,0 +1,61 @@
+"""Where the rows of rounds are trained: a name, and what goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from privtune.errors import InvalidInputError
+
+__all__ = ["Executor"]
+
+ExecutorName = Literal["inline", "processes", "external", "ray", "slurm"]
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Where the rows of rounds are trained. It changes no result.
+
+    Args:
+        name: ``inline`` (this process, whole stacks at once), ``processes`` (spawned beside it),
+            ``external`` (workers that somebody starts: ``privtune worker``), ``ray`` or ``slurm``
+            (workers that are started there, and find the storage by ``PRIVTUNE_STORAGE`` or a file
+            for its owner alone that ``PRIVTUNE_STORAGE_FILE`` names).
+        jobs: How many workers to start.
+        gpus: GPUs of each worker on Ray.
+        options: submitit's, for SLURM.
+    """
+
+    name: ExecutorName = "inline"
+    jobs: int = 1
+    gpus: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(ExecutorName):
+            allowed = f"must be one of {', '.join(get_args(ExecutorName))}"
+            raise InvalidInputError("executor", self.name, allowed)
+        if self.jobs < 1:
+            raise InvalidInputError("n_jobs", self.jobs, "must be a whole number of at least 1")
+
+    @classmethod
+    def of(cls, given: str | Mapping[str, Any] | None, jobs: int) -> Executor:
+        """Return an executor: processes for more than one job, unless one is given.
+
+        Args:
+            given: Its name, or a mapping as in specs: ``type``; ``gpus`` for Ray; what submitit
+                takes for SLURM.
+            jobs: How many workers to start.
+
+        Raises:
+            InvalidInputError: If there is no such executor or option, or no job.
+        """
+        if not isinstance(given, Mapping):
+            name = given or ("processes" if jobs > 1 else "inline")
+            return cls(name, jobs)  # type: ignore[arg-type]
+        options = dict(given)
+        name, gpus = options.pop("type", None), options.pop("gpus", 0.0)
+        if options and name != "slurm":
+            raise InvalidInputError("executor", sorted(options), "takes type and gpus")
+        return cls(name, jobs, float(gpus), options)
