@@ -78,7 +78,7 @@ def _save(study: Study, release: Release, run: str, register: str | None) -> Any
 
     day = datetime.fromtimestamp(midnight(), UTC).replace(tzinfo=None)
 
-    class Dated(Model):  # type: ignore[misc]
+    class Dated(Model):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "utc_time_created": day})
 

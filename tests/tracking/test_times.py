@@ -133,7 +133,7 @@ class Reader:
         found[f"rows of {table}"].append(len(rows))
         for row in map(dict, rows):
             self._rows[table] = row.pop("number_of_row")
-            of = f" of {row['key']}" if table.endswith("metrics") else ""
+            of = f" of {row.get('key')}" if table.endswith("metrics") else ""
             for column, value in row.items():
                 place = f"{table}.{column}{of}"
                 if isinstance(value, int | float):
