@@ -23,7 +23,7 @@ def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracke
     import mlflow
     import torch
 
-    log_model(tracked.study, "selection", register="toy-model")
+    uri = log_model(tracked.study, "selection", register="toy-model")
     client = tracked.client
     (version,) = client.search_model_versions("name = 'toy-model'")
     release = tracked.study.release("selection")
@@ -31,7 +31,7 @@ def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracke
     assert version.tags["privtune.charge"] == "toy-2"
     assert json.loads(version.tags["privtune.event"])["type"] == "private_selection"
     assert version.description.startswith("Privacy budget toy")
-    (model,) = client.search_logged_models([tracked.experiment.experiment_id])
+    model = client.get_logged_model(uri.removeprefix("models:/"))
     entry = client.get_registered_model("toy-model")
     for time in (
         version.creation_timestamp,
