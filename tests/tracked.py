@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from privtune.study import Study
+from privtune.study import Study, seal
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.tracking.store import local_uri
 from tests.study.conftest import toy_spec
@@ -49,5 +49,6 @@ def run_tracked(folder: Path) -> Tracked:
     study = Study.create(toy_spec(arms=ARMS, seed=1), storage)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.setattr(seal, "_ran", False)  # as in a process of its own
         study.run(MlflowObserver(study, sampling_seconds=0.2))
     return Tracked(study, MlflowClient(tracking_uri=local_uri(storage)), folder)

@@ -304,11 +304,9 @@ def backup(
 
     The copy holds what the database holds: sealed trials and secrets. Keep it as you keep that.
     """
-    from privtune.ledger import backup as copy_database
+    from privtune.ledger import backup_storage
 
-    with _ledger(storage) as ledger:
-        names = [one.name for one in ledger.budgets()]
-        path = copy_database(ledger.log.storage, file)
+    path, names = backup_storage(storage, file)
     if as_json:
         emit_json({"file": str(path), "budgets": names})
         return

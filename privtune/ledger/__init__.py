@@ -1,7 +1,7 @@
 """The durable budget: charge first, never refund, always able to show the log."""
 
 from privtune.ledger.admission import FilterState
-from privtune.ledger.backup import backup
+from privtune.ledger.backup import backup, backup_storage
 from privtune.ledger.certificate import export_certificate, verify_certificate
 from privtune.ledger.errors import (
     BudgetClosedError,
@@ -75,6 +75,7 @@ __all__ = [
     "UnknownChargeError",
     "Verification",
     "backup",
+    "backup_storage",
     "check_unit",
     "export_certificate",
     "render_certificate",

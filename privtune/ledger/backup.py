@@ -7,13 +7,31 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from privtune.errors import InvalidInputError
 from privtune.files import create_private
 from privtune.ledger.errors import LedgerCorruptedError, LedgerError
+from privtune.ledger.migrate import schema_version
+from privtune.ledger.schema import budgets
 from privtune.ledger.storage import Storage
 from privtune.ledger.witness import Witness
 
-__all__ = ["backup"]
+__all__ = ["backup", "backup_storage"]
+
+
+def backup_storage(url: str, path: Path) -> tuple[Path, list[str]]:
+    """Copy the database at a URL, of whatever version; see :func:`backup`.
+
+    Returns:
+        The file, and the names of its budgets.
+    """
+    with closing(Storage(url)) as storage:
+        path = backup(storage, path)
+        with storage.read() as connection:
+            return path, list(
+                connection.scalars(sa.select(budgets.c.name).order_by(budgets.c.name))
+            )
 
 
 def backup(storage: Storage, path: Path) -> Path:
@@ -28,7 +46,7 @@ def backup(storage: Storage, path: Path) -> Path:
 
     Raises:
         InvalidInputError: The storage is PostgreSQL's, the file is there, or its folder is not.
-        LedgerError: The copy could not be written, or is not sound.
+        LedgerError: There is no ledger, the copy could not be written, or is not sound.
     """
     if storage.dialect != "sqlite":
         allowed = "is no SQLite file: PostgreSQL's own tool copies it whole"
@@ -36,6 +54,9 @@ def backup(storage: Storage, path: Path) -> Path:
     path = path.absolute()
     if path.exists() or not path.parent.is_dir():
         raise InvalidInputError("file", str(path), "must be a new file in a folder that exists")
+    with storage.read() as connection:
+        if schema_version(connection) is None:
+            raise LedgerError(f"{storage.safe_url} holds no ledger to copy.")
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     draft.unlink(missing_ok=True)
     try:

@@ -75,8 +75,9 @@ def upgrade_storage(url: str) -> tuple[str | None, str]:
 def _refuse(storage: Storage, found: str) -> None:
     if _is_older(found):
         raise LedgerSchemaError(
-            f"{storage.safe_url} holds schema {found}, this program needs {HEAD}: make a copy, "
-            f"then run: privtune budget upgrade --storage {storage.safe_url}"
+            f"{storage.safe_url} holds schema {found}, this program needs {HEAD}: make a copy "
+            f"(privtune budget backup FILE --storage {storage.safe_url}), then run: "
+            f"privtune budget upgrade --storage {storage.safe_url}"
         )
     raise LedgerSchemaError(
         f"{storage.safe_url} holds schema {found}, which is newer than {HEAD}, the newest that "

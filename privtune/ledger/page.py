@@ -12,6 +12,7 @@ from typing import Any
 
 from privtune.accounting import event_from_dict
 from privtune.accounting.registry import formula
+from privtune.files import forget_times
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 from privtune.ledger.values import RECORD, unit_note
 
@@ -123,6 +124,7 @@ def write_file(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        forget_times(draft)
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)

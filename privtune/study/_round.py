@@ -238,7 +238,7 @@ class StudyRound:
     @cached_property
     def shown(self) -> ShownTrials:
         """Optuna's trials, where every trial is paid for."""
-        return self.kept.shown(self.files.plan.arm, self.files.results.folder)
+        return self.kept.shown(self.files.plan.arm, self.files.results)
 
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
         """Draw a trial with Optuna; a candidate that was drawn is used again."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from privtune.errors import InvalidInputError
 from privtune.execution.executor import Executor
 from privtune.execution.training import dry_run
 from privtune.strategies import NonPrivateError, Outcome, Plan, Release, TrialResult
@@ -14,6 +15,7 @@ from privtune.study._release import utility_of
 from privtune.study._round import StudyRound
 from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
 from privtune.study.workers import give_out, make_files
+from privtune.tasks import TaskDataError
 from privtune.training.engine.compute import check_stack
 
 if TYPE_CHECKING:
@@ -36,11 +38,9 @@ def run_study(
 ) -> tuple[Release, ...]:
     """Run what has not been released: see :meth:`privtune.Study.run`."""
     plans = [arm.plan for arm in life.arms().values()]
-    task = life.spec.load_task()
     compute = life.spec.compute
     if stack is not None:
         compute = replace(compute, stack=check_stack(stack))
-    trainer = _TaskTrainer(life, task, observer, compute, executor)
     with life.alone():
         if all(life.stage(plan) is Stage.ANNOUNCED for plan in plans):
             raise StudyFinishedError(
@@ -49,8 +49,21 @@ def run_study(
             )
         if not non_private:
             _check_private(life.name, plans)
-        task.check()
+        trainer = _TaskTrainer(life, _task(life), observer, compute, executor)
         return carry_on(life, plans, trainer, observer)
+
+
+def _task(life: Life) -> Task:
+    try:
+        task = life.spec.load_task()
+        task.check()
+    except (TaskDataError, InvalidInputError) as error:
+        raise TaskDataError(
+            f"{error} Study {life.name!r} was planned for it: put it back and run the study again, "
+            f"or free the name with: privtune study delete {life.name} (what was charged stays "
+            "charged)."
+        ) from error
+    return task
 
 
 def _check_private(study: str, plans: list[Plan]) -> None:

@@ -2,7 +2,7 @@
 
 Optuna's storage commits at every step of a trial: when it is asked, at each suggestion, at each
 report, when it is told. A study needs one of these commits, the last. What a trial that runs was
-given stands in a file until then, so that a trial whose process died goes on with the same
+given stands in rows until the arm is released, so that a trial whose process died goes on with the same
 candidate: with another one, the release would tell that the first had crashed, which nobody paid for.
 """
 
@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.distributions import distribution_to_json, json_to_distribution
 from optuna.trial import TrialState, create_trial
 
-from privtune.files import open_private, private_folder
-
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
+
+    from privtune.study._store import Results
+
+Kept = dict[str, tuple[Any, "BaseDistribution"]]
 
 __all__ = ["INDEX", "ShownTrial", "ShownTrials"]
 
@@ -35,12 +37,12 @@ class ShownTrial:
 
     Args:
         trial: Optuna's trial, in memory.
-        path: Keeps its suggestions, one a line, while it runs.
+        kept: What it was suggested before its process died.
+        keep: Keeps one more suggestion.
     """
 
-    def __init__(self, trial: optuna.Trial, path: Path) -> None:
-        self._trial, self._path = trial, path
-        self._kept = _read(path)
+    def __init__(self, trial: optuna.Trial, kept: Kept, keep: Callable[[int, bytes], None]) -> None:
+        self._trial, self._kept, self._keep = trial, kept, keep
         # As with trials that Optuna's users enqueue: a suggestion of this name returns this value.
         trial._fixed_params.update({name: value for name, (value, _) in self._kept.items()})
 
@@ -48,11 +50,9 @@ class ShownTrial:
         """Suggest a value of a distribution; the value that the trial had, if its process died."""
         value = self._trial._suggest(name, distribution)
         if name not in self._kept:
-            self._kept[name] = value, distribution
             line = [name, distribution.to_internal_repr(value), distribution_to_json(distribution)]
-            private_folder(self._path.parent)
-            with open_private(self._path, "a") as file:
-                file.write(json.dumps(line) + "\n")
+            self._keep(len(self._kept), f"{json.dumps(line)}\n".encode())
+            self._kept[name] = value, distribution
         return value
 
     def report(self, value: float, step: int) -> None:
@@ -82,11 +82,13 @@ class ShownTrials:
 
     Args:
         study: The arm's study in Optuna's storage.
-        folder: Keeps what running trials were given; inside the trust boundary.
+        results: Keep what trials were given; inside the trust boundary.
     """
 
-    def __init__(self, study: optuna.Study, folder: Path) -> None:
-        self._stored, self._folder = study, folder
+    def __init__(self, study: optuna.Study, results: Results) -> None:
+        self._stored, self._results = study, results
+        results.adopt(f"*{_ASKED}.jsonl")
+        self._before = [name for name in results.names() if _ASKED in name]
         memory = optuna.storages.InMemoryStorage()
         # Of the same name: Hyperband derives a trial's bracket from it.
         memory.create_new_study(study.directions, study.study_name)
@@ -112,7 +114,11 @@ class ShownTrials:
             template = create_trial(state=TrialState.RUNNING, user_attrs={INDEX: number})
             self._ids[number] = memory._storage.create_new_trial(memory._study_id, template)
         trial = optuna.Trial(memory, self._ids[number])
-        self._open[number] = ShownTrial(trial, self._path(number))
+        start = f"trial-{number}{_ASKED}"
+        kept = _read(self._results.get(n) or b"" for n in self._before if n.startswith(start))
+        self._open[number] = ShownTrial(
+            trial, kept, lambda count, line: self._results.put(f"{start}-{count:06d}", line)
+        )
         return self._open[number]
 
     def tell(self, number: int, *, score: float, pruned: bool) -> None:
@@ -127,24 +133,20 @@ class ShownTrials:
         ended = self._memory.tell(trial._trial, value, state)
         self._stored.add_trial(ended)
         self._told.add(number)
-        self._path(number).unlink(missing_ok=True)
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"trial-{number}.asked.jsonl"
 
 
+_ASKED = ".asked"
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
-def _read(path: Path) -> dict[str, tuple[Any, BaseDistribution]]:
-    """Return the values and laws that a file keeps; a last line that broke off was never used."""
-    kept: dict[str, tuple[Any, BaseDistribution]] = {}
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith("\n")]
-    if len(whole) < len(lines):
-        path.write_text("".join(whole), encoding="utf-8")
-    for line in whole:
+def _read(kept: Iterable[bytes]) -> Kept:
+    """Return the values and laws that were kept; a line that broke off was never used."""
+    out: Kept = {}
+    lines = (line for content in kept for line in content.splitlines(keepends=True))
+    for line in lines:
+        if not line.endswith(b"\n"):
+            continue
         name, internal, law = json.loads(line)
         distribution = json_to_distribution(law)
-        kept[name] = distribution.to_external_repr(internal), distribution
-    return kept
+        out[name] = distribution.to_external_repr(internal), distribution
+    return out

@@ -283,6 +283,12 @@ class Results:
                 "PRIVTUNE_ARTIFACTS=FOLDER."
             ) from None
 
+    def adopt(self, pattern: str) -> None:
+        """Store what versions before kept in files beside the rows, as results of their names."""
+        for path in self.folder.glob(pattern):
+            self.put(path.name, path.read_bytes())
+            path.unlink()
+
     def names(self) -> list[str]:
         """Return the names of the results in this folder, in order."""
         with self._storage.read() as connection:

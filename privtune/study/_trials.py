@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -24,6 +23,7 @@ from privtune.study._shown import INDEX, ShownTrials
 if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.strategies import TrialResult
+    from privtune.study._store import Results
 
 __all__ = ["StudyTrials", "all_params"]
 
@@ -73,15 +73,15 @@ class StudyTrials:
                 )
             )
 
-    def shown(self, arm: str, folder: Path) -> ShownTrials:
+    def shown(self, arm: str, results: Results) -> ShownTrials:
         """Return the trials of an arm that pays for all of them, to ask and to tell.
 
         Args:
             arm: The arm.
-            folder: Keeps what running trials were given; inside the trust boundary.
+            results: Keep what running trials were given; inside the trust boundary.
         """
         with _quiet():
-            return ShownTrials(self._open(arm), folder)
+            return ShownTrials(self._open(arm), results)
 
     def of(self, arm: str) -> list[optuna.trial.FrozenTrial]:
         """Return the sealed trials of an arm. For the curator alone."""

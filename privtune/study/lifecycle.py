@@ -24,6 +24,7 @@ from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
 from privtune.execution.files import unpack_result
 from privtune.execution.table import make_rounds
+from privtune.files import forget_times
 from privtune.ledger import (
     Charge,
     ChargeRequest,
@@ -200,9 +201,9 @@ class Life:
         """Return the results of an arm that are released."""
         return self._results.within(arm)
 
-    def seal(self, plan: Plan) -> AbstractContextManager[None]:
+    def seal(self, plan: Plan, *, rehearsal: bool = False) -> AbstractContextManager[None]:
         """Return the seal for code that an arm runs; none for an arm whose trials are paid for."""
-        return sealed(self._log(plan)) if plan.is_sealed else nullcontext()
+        return sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()
 
     @contextmanager
     def alone(self, arm: str | None = None) -> Iterator[None]:
@@ -252,7 +253,7 @@ class Life:
                 arm=arm.plan.arm,
                 plan_digest=arm.digest,
                 public=arm.plan.public_facts,
-                note=arm.plan.training.noise.note,
+                note="; ".join(filter(None, (arm.plan.training.noise.note, self.spec.weakened))),
             )
             for arm in asked
         ]
@@ -323,6 +324,7 @@ class Life:
             text = json.dumps(certificate, indent=2, allow_nan=False)
             write_file(results.folder / "certificate.json", text.encode())
             tell(plan, release)
+            forget_times(results.folder, within=True)
             self._store.set_announced(self.name, plan.arm)
         return release
 
@@ -410,7 +412,7 @@ def carry_on(
     seconds: dict[str, float | None] = {}
     for plan in plans:
         if life.stage(plan) in (Stage.PLANNED, Stage.CHARGED, Stage.STARTED):
-            with life.seal(plan):
+            with life.seal(plan, rehearsal=True):
                 seconds[plan.arm] = trainer.rehearse(plan)
     life.charge(plans)
     releases = []

@@ -136,7 +136,7 @@ class ObjectiveFiles(Files):
     @cached_property
     def split(self) -> Split:
         """What the trials are scored on."""
-        return Split(self.results.folder / "validation.sha256")
+        return Split(self.results)
 
     def candidate(self, number: int) -> dict[str, Any]:
         """Return the hyperparameters that are fixed; the function suggests the others."""

@@ -5,8 +5,9 @@ observes it. Until it is left,
 
 - MLflow refuses every read and write: its functions, clients, autologging and tracing all ask for
   their store at each call. If it is imported only inside, it refuses from its import on;
-- what is printed goes to the curator's log: Python's streams, and what is written to the process's
-  own file descriptors, as loggers and libraries in C do. Notebooks display nothing.
+- what is printed goes to the curator's log: Python's streams, what is written to the process's own
+  file descriptors, as libraries in C do, and what is logged, whatever handlers there are: they may
+  write to a file, a server, or a stream of before. Notebooks display nothing.
 
 A seat belt, not a sandbox: code that took a store apart beforehand, or opens a file or a socket
 itself, is inside the trust boundary like the data.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import logging
 import os
 import sys
 import threading
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["SealedError", "open_stream", "sealed"]
+__all__ = ["SealedError", "open_stream", "round_ran", "sealed"]
 
 _MLFLOW = {
     "mlflow.tracking._tracking_service.registry": ("TrackingStoreRegistry", "get_store"),
@@ -42,11 +44,13 @@ _MLFLOW = {
 }
 """By module of MLflow, the class and the method through which everything reaches a store."""
 
+_FORMAT = logging.Formatter("%(levelname)s %(name)s: %(message)s")
 _URI = "MLFLOW_TRACKING_URI"
 
 _lock = threading.RLock()
 _undo = contextlib.ExitStack()  # what the outermost seal has changed
 _depth = 0
+_ran = False
 
 
 class SealedError(PrivTuneError):
@@ -54,18 +58,20 @@ class SealedError(PrivTuneError):
 
 
 @contextlib.contextmanager
-def sealed(log: Path) -> Iterator[None]:
+def sealed(log: Path, *, rehearsal: bool = False) -> Iterator[None]:
     """Seal a block. Seals may be nested, and threads share one: the last to leave opens it.
 
     Args:
         log: The curator's log, to which what is printed is appended; only its owner can read it.
+        rehearsal: Whether this is no round, but its rehearsal on made-up records.
 
     Raises:
         SealedError: If an MLflow run is active or automatic logging is on: a run that goes on
             without us shows how long the round took.
     """
-    global _depth  # noqa: PLW0603 - one process, one state
+    global _depth, _ran  # noqa: PLW0603 - one process, one state
     with _lock:
+        _ran = _ran or not rehearsal
         if _depth == 0:
             _refuse_listeners()
             with contextlib.ExitStack() as failed:
@@ -73,6 +79,7 @@ def sealed(log: Path) -> Iterator[None]:
                 _close_mlflow()
                 _close_notebook()
                 _redirect(log)
+                _replace(logging.Logger, "callHandlers", _log)
                 failed.pop_all()
         _depth += 1
     try:
@@ -82,6 +89,11 @@ def sealed(log: Path) -> Iterator[None]:
             _depth -= 1
             if _depth == 0:
                 _undo.close()
+
+
+def round_ran() -> bool:
+    """Return whether this process has run a sealed round: the memory that it left may tell its size."""
+    return _ran
 
 
 def open_stream(stream: TextIO) -> TextIO:
@@ -178,6 +190,10 @@ def _close_notebook() -> None:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if (publisher := getattr(shell, "display_pub", None)) is not None:
         _replace(publisher, "publish", lambda *_args, **_kwargs: None)
+
+
+def _log(_logger: logging.Logger, record: logging.LogRecord) -> None:
+    sys.stderr.write(f"{_FORMAT.format(record)}\n")
 
 
 def _redirect(log: Path) -> None:

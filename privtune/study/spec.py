@@ -228,6 +228,11 @@ class StudySpec(BaseModel):
         return self.task if isinstance(self.task, str) else str(self.task.get("path", "a table"))
 
     @property
+    def weakened(self) -> str:
+        """What the charges and the tracker say of a fixed seed; nothing without one."""
+        return "" if self.seed is None else "fixed seed: no guarantee against whoever knows it"
+
+    @property
     def target_epsilon(self) -> float:
         """What all arms together may cost."""
         return self.budget.epsilon if self.epsilon is None else self.epsilon

@@ -10,17 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from privtune.errors import PrivTuneError
-from privtune.files import open_private, private_folder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
+    from privtune.study._store import Results
     from privtune.training.mechanism.data import Data, TensorData
 
 __all__ = ["Split", "SplitError"]
 
+_DIGEST = "validation.sha256"
 _ROWS = 4096
 _SEED = 20_190_705  # of the multipliers of the hash: public, so that no two runs disagree
 
@@ -35,11 +34,11 @@ class Split:
     The charge of a selection covers trials that look at one split, apart from the training records.
 
     Args:
-        path: Keeps the digest of the split, for trials of other processes and times.
+        results: Keep the digest of the split, for trials of other processes and times.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, results: Results) -> None:
+        self._results = results
         self._lock = threading.Lock()
         self._known: set[tuple[int, ...]] = set()
 
@@ -68,12 +67,10 @@ class Split:
         digest = hashlib.sha256()
         for tensor in (validation.x, validation.y):
             digest.update(_bytes(tensor).tobytes())
-        found = digest.hexdigest()
-        if not self._path.exists():
-            private_folder(self._path.parent)
-            with open_private(self._path) as file:
-                file.write(found)
-        if self._path.read_text(encoding="utf-8") != found:
+        found = digest.hexdigest().encode()
+        self._results.adopt(_DIGEST)
+        self._results.put(_DIGEST, found)
+        if self._results.get(_DIGEST) != found:
             raise SplitError(
                 "Trials of one round were scored on different validation records, but one split was "
                 "charged. Split once, outside of the objective."

@@ -1,6 +1,7 @@
 """What a training does to the machine: CPU, memory, and the GPU where NVML sees one.
 
-For arms that are not sealed alone: a load that rises and falls tells how many trials a round ran.
+For arms that are not sealed alone, and before the first sealed round of a process: a load that rises
+and falls tells how many trials a round ran, and so does the memory that it leaves behind.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = ["MachineSampler", "machine_state"]
 Sample = tuple[float, dict[str, float]]
 
 SEALED_STATE = "off: they would show how long a sealed round took"
+UNWATCHED_STATE = "off: not watched; memory that a sealed round left would show how large it was"
 
 
 class MachineSampler:
@@ -66,10 +68,10 @@ class MachineSampler:
         self._samples.append((time.monotonic() - self._started, values))
 
 
-def machine_state(*, sealed: bool) -> str:
+def machine_state(*, sealed: bool, watched: bool = True) -> str:
     """Return which system metrics an arm has, or why it has none, for its tag."""
-    if sealed:
-        return SEALED_STATE
+    if sealed or not watched:
+        return SEALED_STATE if sealed else UNWATCHED_STATE
     try:
         import pynvml
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from privtune.plots._style import colours
 from privtune.strategies import validation_metric
+from privtune.study.seal import round_ran
 from privtune.tracking.machine import MachineSampler, machine_state, read_samples, write_samples
 from privtune.tracking.store import (
     TrackingUnavailableError,
@@ -63,8 +64,8 @@ class MlflowObserver:
         self._samplers: dict[str, MachineSampler] = {}
 
     def arm_started(self, plan: Plan) -> None:
-        """Watch the machine, unless the arm is sealed."""
-        if not plan.is_sealed:
+        """Watch the machine, unless the arm is sealed or a sealed one ran in this process."""
+        if not plan.is_sealed and not round_ran():
             self._samplers[plan.arm] = MachineSampler(self._sampling_seconds)
 
     def step(self, plan: Plan, done: int, steps: int) -> None:
@@ -143,7 +144,9 @@ def _tagged(record: ArmRecord, study: Study) -> ArmRecord:
     """Add what only this tracker asks for: the arm's colour, and what its machine metrics say."""
     tags = {
         "mlflow.runColor": colours([plan.arm for plan in study.plans])[record.arm],
-        "privtune.system_metrics": machine_state(sealed=record.sealed),
+        "privtune.system_metrics": machine_state(
+            sealed=record.sealed, watched=_samples_path(study, record.arm).exists()
+        ),
     }
     return replace(record, tags={**record.tags, **tags})
 
@@ -151,6 +154,7 @@ def _tagged(record: ArmRecord, study: Study) -> ArmRecord:
 def _write(
     client: MlflowClient, experiment: str, study: Study, record: ArmRecord, view: BudgetView
 ) -> None:
+    plans = [plan.arm for plan in study.plans]
     write_record(
         client,
         experiment,
@@ -158,6 +162,7 @@ def _write(
         model=study.model_path(record.arm),
         report=lambda: render_arm(record, view),
         samples=() if record.sealed else read_samples(_samples_path(study, record.arm)),
+        number=plans.index(record.arm),
     )
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
+from privtune.files import forget_times, midnight
+from privtune.ledger.storage import artifact_root
 from privtune.tracking.mlflow import sync_study
 from privtune.tracking.store import experiment_id, open_client, published, tracking_uri
 from privtune.views.record import budget_view
@@ -57,6 +60,7 @@ def log_model(
                 "been released."
             )
         info = _save(study, release, run, register)
+        forget_times(artifact_root(study.storage) / "mlflow", within=True)
         if register is not None:
             number = str(info.registered_model_version)
             for name, value in _ledger_tags(study, plan, release).items():
@@ -72,6 +76,12 @@ def _save(study: Study, release: Release, run: str, register: str | None) -> Any
     import numpy as np
     from mlflow.models import Model
 
+    day = datetime.fromtimestamp(midnight(), UTC).replace(tzinfo=None)
+
+    class Dated(Model):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "utc_time_created": day})
+
     from privtune.training.engine.train import load_params
 
     task = study.spec.load_task()
@@ -79,7 +89,7 @@ def _save(study: Study, release: Release, run: str, register: str | None) -> Any
     load_params(module, release.weights)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow's and torch.export's, about themselves
-        return Model.log(
+        return Dated.log(
             artifact_path=None,
             name="model",
             flavor=mlflow.pytorch,

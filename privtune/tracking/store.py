@@ -6,8 +6,9 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from privtune.errors import PrivTuneError
-from privtune.files import open_private, private_folder
+from privtune.files import forget_times, midnight, open_private, private_folder
 from privtune.ledger.storage import artifact_root
 from privtune.ledger.urls import masked, masked_url
 from privtune.tracking.machine import Sample
@@ -36,6 +37,8 @@ __all__ = [
 
 _BATCH = 1_000  # MLflow's limit on metrics a call
 _DIGEST = "privtune.plan_digest"
+_MILLIS = "get_current_time_millis"
+_turn = threading.Lock()  # one thread at a time changes MLflow's clock
 _QUICK_AND_QUIET = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # MLflow would try seven times with growing pauses, minutes in all; a study must not wait for it.
@@ -68,6 +71,9 @@ def tracking_uri(storage: str, uri: str | None = None) -> str:
 def open_client(storage: str, uri: str) -> Iterator[MlflowClient]:
     """Open an MLflow client on a store that is initialised, and alone in writing to it.
 
+    Whatever it writes on this machine carries the day alone: rows that MLflow stamps by itself,
+    and the times of files. A server stamps its experiments and models by its own clock.
+
     Args:
         storage: The study's storage URL: says where artifacts and the lock are.
         uri: Tracking URI.
@@ -84,9 +90,11 @@ def open_client(storage: str, uri: str) -> Iterator[MlflowClient]:
         logging.getLogger(name).setLevel(logging.WARNING)
     folder = artifact_root(storage)
     private_folder(folder)
-    with _environment(_QUICK_AND_QUIET), _lock(folder / "mlflow.lock"):
+    with _environment(_QUICK_AND_QUIET), _lock(folder / "mlflow.lock"), _days_alone():
         try:
             yield MlflowClient(tracking_uri=uri)
+            for path in (folder, folder / "mlflow", *folder.glob("mlflow.*")):
+                forget_times(path)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise TrackingUnavailableError(_explain(uri, error)) from error
 
@@ -144,11 +152,13 @@ def write_record(
     model: Path | None = None,
     report: Callable[[], str] | None = None,
     samples: Sequence[Sample] = (),
+    number: int = 0,
 ) -> str:
     """Write one arm's run, its paid-for trials below it, all at once; return the run's id.
 
-    The run's times are the time of writing, minus the measured length for an arm that is not
-    sealed: the moments at which a round began and ended are not in the store.
+    The run begins at the day's 00:00 UTC, plus a second for each arm before it, so that a list by
+    time is in the study's order; it ends at once, or after the measured length for an arm that is
+    not sealed. The moments at which a round began, ended and was logged are not in the store.
 
     Args:
         client: An open client.
@@ -157,11 +167,12 @@ def write_record(
         model: The released model's file.
         report: Renders the arm's page.
         samples: System metrics, as (seconds since the start, values).
+        number: The arm's place in its study.
     """
     from mlflow.entities import Metric
 
-    now = int(time.time() * 1000)
-    started = now - int(record.seconds * 1000)
+    started = (midnight() + number) * 1000
+    now = started + int(record.seconds * 1000)
     tables = json.dumps([{"path": LEDGER_TABLE, "type": "table"}])
     created = _create(client, experiment, record, started, {"mlflow.loggedArtifacts": tables})
     run = str(created.run_id)
@@ -239,6 +250,7 @@ def _write_files(
     if (place := _local_folder(run.artifact_uri)) is not None:
         # MLflow would look the run up again, and copy what we had to write somewhere else first.
         _fill(place, record, model=model, report=report)
+        forget_times(place.parent, within=True)
         return
     with tempfile.TemporaryDirectory(prefix="privtune-") as name:
         _fill(Path(name), record, model=model, report=report)
@@ -285,6 +297,30 @@ def _lock(path: Path) -> Iterator[None]:
     with open_private(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def _days_alone() -> Iterator[None]:
+    """Let MLflow's own clock, where it is imported, stand at the day's 00:00 UTC."""
+    from mlflow.utils import time as clock
+
+    def day() -> int:
+        return midnight() * 1000
+
+    with _turn:
+        exact = getattr(clock, _MILLIS)
+        _exchange(exact, day)
+        try:
+            yield
+        finally:
+            _exchange(day, exact)
+
+
+def _exchange(old: Callable[[], int], new: Callable[[], int]) -> None:
+    # Every module has imported the function by name; some are first imported inside the block.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlflow.") and vars(module).get(_MILLIS) is old:
+            setattr(module, _MILLIS, new)
 
 
 @contextlib.contextmanager

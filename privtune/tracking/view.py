@@ -8,9 +8,10 @@ those that were. With another version links open the plain runs page; the view s
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from typing import Any
+
+from privtune.files import midnight
 
 __all__ = ["VIEW_KEY", "VIEW_VERSIONS", "experiment_url", "knows_view", "run_url", "saved_view"]
 
@@ -111,7 +112,7 @@ def saved_view(*, params: Sequence[str], curves: Sequence[str], utility: str = "
             _section("privtune-system", "System metrics", shown=False),
         ],
     }
-    now = int(time.time() * 1000)
+    now = midnight() * 1000
     envelope = {"name": "Privacy budget", "createdAt": now, "updatedAt": now}
     return json.dumps({**envelope, "state": json.dumps(state)})
 

@@ -195,8 +195,8 @@ def study_note(study: Study, view: BudgetView) -> str:
         "the curator's database. Anybody with access can edit this page; the record is the ledger, "
         "and `certificate.json` of every run can be checked alone.",
     ]
-    if study.spec.seed is not None:
-        lines += ["", f"**{_seed_warning()}**"]
+    if study.spec.weakened:
+        lines += ["", f"**{study.spec.weakened}**"]
     return "\n".join(lines)
 
 
@@ -259,13 +259,9 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
     }
     if not math.isfinite(release.guarantee.epsilon):
         tags["privtune.not_private"] = "no guarantee: ε is infinite"
-    if study.spec.seed is not None:
-        tags["privtune.weakened"] = _seed_warning()
+    if study.spec.weakened:
+        tags["privtune.weakened"] = study.spec.weakened
     return tags
-
-
-def _seed_warning() -> str:
-    return "fixed seed: no guarantee against whoever knows it"
 
 
 def _params(plan: Plan, release: Release) -> dict[str, str]:

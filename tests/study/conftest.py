@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from privtune.ledger import Ledger
 from privtune.study import StudySpec
+from privtune.study._store import Results, StudyRow, StudyStore
 
 
 def toy_spec(**changes: object) -> StudySpec:
@@ -35,3 +38,12 @@ def toy_spec(**changes: object) -> StudySpec:
 @pytest.fixture
 def storage(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'privtune.db'}"
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Iterator[Results]:
+    """Return the sealed results of an arm of a study that is stored."""
+    with Ledger(f"sqlite:///{tmp_path / 'rows.db'}") as ledger:
+        row = StudyRow("toy", "uid", {}, tmp_path / "files")
+        StudyStore(ledger.log.storage).create(row, [])
+        yield Results(ledger.log.storage, row, "sealed/arm/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import subprocess
@@ -10,6 +11,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 import privtune
@@ -73,6 +75,45 @@ def test_what_a_sealed_function_prints_goes_to_the_curators_log(
         assert f"{WORD} {way}\n" in log.read_text()
     sys.stdout.write("open again\n")
     assert "open again" in capfd.readouterr().out
+
+
+@pytest.fixture
+def their_file() -> Any:
+    """A handler that writes where no seal of streams reaches, of somebody who hears Optuna, too."""
+    heard = io.StringIO()
+    handler = logging.StreamHandler(heard)
+    logging.getLogger().addHandler(handler)
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    optuna.logging.enable_propagation()
+    yield heard
+    optuna.logging.disable_propagation()
+    optuna.logging.set_verbosity(before)
+    logging.getLogger().removeHandler(handler)
+
+
+def test_handlers_hear_nothing_of_a_sealed_function(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], their_file: io.StringIO
+) -> None:
+    study = make(tmp_path)
+    study.optimize(talking, strategy=PapernotSteinke(mean_runs=3), **ARM)
+    assert WORD not in their_file.getvalue()
+    for shown in (their_file.getvalue(), *capfd.readouterr()):
+        assert "rial" not in shown
+    logging.getLogger("theirs").warning("open again")
+    assert "open again" in their_file.getvalue()
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_optuna_says_nothing_of_a_sealed_round(
+    jobs: int, tmp_path: Path, capfd: pytest.CaptureFixture[str], their_file: io.StringIO
+) -> None:
+    arm = {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4}
+    study = Study.create(toy_spec(arms=[arm], seed=1), f"sqlite:///{tmp_path / 'privtune.db'}")
+    study.run(n_jobs=jobs)
+    assert len(toy.curated(study).sealed_trials("selection")) > 1
+    for shown in (their_file.getvalue(), *capfd.readouterr()):
+        assert "rial" not in shown
 
 
 def test_a_function_whose_trials_are_paid_for_may_print(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, distribution_to_json
 from optuna.trial import TrialState
 
 from privtune.study._shown import ShownTrials
+from privtune.study._store import Results
 
 RATE = FloatDistribution(1e-3, 10.0, log=True)
 KIND = CategoricalDistribution(("wide", "deep", None))
@@ -29,9 +31,9 @@ def unseeded() -> optuna.samplers.BaseSampler:
 
 
 def test_a_told_trial_is_in_the_storage_as_optuna_keeps_it(
-    study: optuna.Study, tmp_path: Path
+    study: optuna.Study, results: Results
 ) -> None:
-    trials = ShownTrials(study, tmp_path / "arm")
+    trials = ShownTrials(study, results)
     asked = trials.ask(0, sampler=unseeded())
     rate, kind = asked.suggest("rate", RATE), asked.suggest("kind", KIND)
     asked.report(0.25, step=3)
@@ -43,7 +45,7 @@ def test_a_told_trial_is_in_the_storage_as_optuna_keeps_it(
     assert stored.distributions == {"rate": RATE, "kind": KIND}
     assert stored.intermediate_values == {3: 0.25}
     assert stored.state == TrialState.COMPLETE
-    assert list((tmp_path / "arm").iterdir()) == []
+    assert not results.folder.exists(), "no file is kept beside the rows"
 
     trials.ask(1, sampler=unseeded()).report(0.125, step=0)
     trials.tell(1, score=-math.inf, pruned=True)
@@ -54,36 +56,49 @@ def test_a_told_trial_is_in_the_storage_as_optuna_keeps_it(
 
 
 def test_a_trial_whose_process_died_goes_on_with_its_candidate(
-    study: optuna.Study, tmp_path: Path
+    study: optuna.Study, results: Results
 ) -> None:
-    died = ShownTrials(study, tmp_path / "arm").ask(0, sampler=unseeded())
+    died = ShownTrials(study, results).ask(0, sampler=unseeded())
     rate, kind = died.suggest("rate", RATE), died.suggest("kind", KIND)
-    with (tmp_path / "arm" / "trial-0.asked.jsonl").open("a") as file:
-        file.write('["width", 4.0, "{')  # it died while it wrote this
-    trials = ShownTrials(study, tmp_path / "arm")
+    trials = ShownTrials(study, results)
     again = trials.ask(0, sampler=unseeded())
     assert (again.suggest("kind", KIND), again.suggest("rate", RATE)) == (kind, rate)
     width = again.suggest("width", RATE)
-    third = ShownTrials(study, tmp_path / "arm").ask(0, sampler=unseeded())
+    third = ShownTrials(study, results).ask(0, sampler=unseeded())
     assert third.suggest("width", RATE) == width
 
 
-def test_a_trial_that_was_trained_before_its_process_died_is_told(
-    study: optuna.Study, tmp_path: Path
+def test_a_candidate_in_a_file_of_the_version_before_is_used(
+    study: optuna.Study, results: Results
 ) -> None:
-    rate = ShownTrials(study, tmp_path / "arm").ask(0, sampler=unseeded()).suggest("rate", RATE)
-    trials = ShownTrials(study, tmp_path / "arm")
+    results.folder.mkdir(parents=True)
+    law = distribution_to_json(RATE)
+    file = results.folder / "trial-0.asked.jsonl"
+    file.write_text(json.dumps(["rate", 0.25, law]) + '\n["width", 4.0, "{')  # it died meanwhile
+    for _ in range(2):
+        again = ShownTrials(study, results).ask(0, sampler=unseeded())
+        assert again.suggest("rate", RATE) == 0.25
+        assert not file.exists()
+    width = again.suggest("width", RATE)
+    assert ShownTrials(study, results).ask(0, sampler=unseeded()).suggest("width", RATE) == width
+
+
+def test_a_trial_that_was_trained_before_its_process_died_is_told(
+    study: optuna.Study, results: Results
+) -> None:
+    rate = ShownTrials(study, results).ask(0, sampler=unseeded()).suggest("rate", RATE)
+    trials = ShownTrials(study, results)
     trials.ask(0, sampler=unseeded())
     trials.tell(0, score=0.5, pruned=False)
     (stored,) = study.get_trials()
     assert (stored.params, stored.value) == ({"rate": rate}, 0.5)
-    later = ShownTrials(study, tmp_path / "arm")
+    later = ShownTrials(study, results)
     assert later.ask(0, sampler=unseeded()).suggest("rate", RATE) == rate
     later.tell(0, score=0.9, pruned=False)
     assert len(study.get_trials()) == 1
 
 
-def test_a_sampler_sees_the_trials_that_were_told(study: optuna.Study, tmp_path: Path) -> None:
+def test_a_sampler_sees_the_trials_that_were_told(study: optuna.Study, results: Results) -> None:
     seen = []
 
     class Watching(optuna.samplers.RandomSampler):
@@ -92,7 +107,7 @@ def test_a_sampler_sees_the_trials_that_were_told(study: optuna.Study, tmp_path:
             return super().sample_independent(study, trial, param_name, param_distribution)
 
     for number in range(3):  # as after two interruptions
-        trials = ShownTrials(study, tmp_path / "arm")
+        trials = ShownTrials(study, results)
         trials.ask(number, sampler=Watching()).suggest("rate", RATE)
         trials.tell(number, score=float(number), pruned=False)
     assert seen == [[], [0.0], [0.0, 1.0]]

@@ -6,14 +6,16 @@ import pytest
 
 import privtune
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.ledger import Budget, Ledger
+from privtune.ledger import Budget, Ledger, verify_certificate
 from privtune.spaces import SearchSpace
 from privtune.strategies import Fixed
-from privtune.study import DPSGD, SpecError, Study, StudySpec, plan_study
+from privtune.study import DPSGD, SpecError, Study, StudySpec, plan_study, study_names
 from privtune.study.objective import plan_objective
+from privtune.tasks import TaskDataError
 from privtune.training.engine.compute import CompileError, Compute
 from privtune.training.mechanism.noise_options import NoiseOptions
 from tests.study.conftest import toy_spec
+from tests.study.make_old_store import LOOP, objective
 from tests.toy import LOADS
 
 
@@ -227,12 +229,42 @@ def test_noise_is_said_in_the_spec_and_in_the_charge(storage: str) -> None:
     with pytest.raises(SpecError, match=r"noise.source = 'dice'"):
         toy_spec(noise={"source": "dice"})
     arms = [toy_spec().arms[0].model_dump()]
-    study = Study.create(toy_spec(arms=arms, noise="secure"), storage)
+    study = Study.create(toy_spec(arms=arms, noise="secure", seed=1), storage)
     assert study.plans[0].training.noise == NoiseOptions(source="chacha20", floating_point="grid")
     study.run()
     (charge,) = study._life.ledger.charges("toy")
-    assert charge.note == "noise: chacha20, grid"
+    seeded = "fixed seed: no guarantee against whoever knows it"
+    assert charge.note == f"noise: chacha20, grid; {seeded}"
+    assert verify_certificate(study.certificate()).charges == 1
     assert StudySpec.parse(study.spec.model_dump(mode="json")).noise == "secure"
+
+
+def test_the_charges_of_an_open_study_say_its_seed_too(storage: str) -> None:
+    for name, seed, note in (("without", None, ""), ("seeded", 0, "fixed seed: no guarantee")):
+        budget = privtune.Budget(6.0, 1e-5, name=name)
+        study = privtune.create_study(name, budget=budget, storage=storage, seed=seed)
+        study.optimize(objective, strategy=Fixed(), training=LOOP, epsilon=1.0)
+        (charge,) = study.certificate()["charges"]
+        assert charge["note"].startswith(note), name
+        assert bool(charge["note"]) == bool(note), name
+
+
+def test_a_table_that_is_gone_says_what_to_do(storage: str, tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("age,ill\n40,0\n")
+    task = {
+        "type": "tabular", "path": str(path), "target": "ill", "classes": [0, 1],
+        "bounds": {"age": [0, 100]}, "train": 60, "validation": 20, "test": 20,
+    }  # fmt: skip
+    study = Study.create(toy_spec(task=task, arms=[toy_spec().arms[0].model_dump()]), storage)
+    path.unlink()
+    with pytest.raises(TaskDataError, match=r"put it back .*privtune study delete toy") as caught:
+        study.run()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [arm.state for arm in study.status()] == ["planned"]
+    study.delete()
+    assert study_names(storage) == []
 
 
 def test_noise_of_an_arm_of_ones_own() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from privtune.accounting import epsilon
-from privtune.study import Study
+from privtune.study import Study, seal
 from privtune.tracking import mlflow as observer_module
 from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import experiment_id, local_uri, open_client, write_record
@@ -153,6 +153,7 @@ def test_a_run_that_broke_off_is_replaced(
 
     with monkeypatch.context() as patch:
         patch.setattr(observer_module, "write_record", breaks_off)
+        patch.setattr(seal, "_ran", False)  # as in a process of its own
         observer = MlflowObserver(study)
         study.run(observer)
     assert "disk full" in str(observer.unavailable)

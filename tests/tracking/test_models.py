@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mlflow.models import Model
 
 from privtune.errors import PrivTuneError
 from privtune.tracking.models import log_model
@@ -22,7 +23,7 @@ def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracke
     import mlflow
     import torch
 
-    log_model(tracked.study, "selection", register="toy-model")
+    uri = log_model(tracked.study, "selection", register="toy-model")
     client = tracked.client
     (version,) = client.search_model_versions("name = 'toy-model'")
     release = tracked.study.release("selection")
@@ -30,6 +31,19 @@ def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracke
     assert version.tags["privtune.charge"] == "toy-2"
     assert json.loads(version.tags["privtune.event"])["type"] == "private_selection"
     assert version.description.startswith("Privacy budget toy")
+    model = client.get_logged_model(uri.removeprefix("models:/"))
+    entry = client.get_registered_model("toy-model")
+    for time in (
+        version.creation_timestamp,
+        version.last_updated_timestamp,
+        model.creation_timestamp,
+        model.last_updated_timestamp,
+        entry.creation_timestamp,
+        entry.last_updated_timestamp,
+    ):
+        assert time % 86_400_000 == 0, "nothing but the day"
+    for path in (tracked.folder / "privtune-artifacts" / "mlflow").rglob("*"):
+        assert path.stat().st_mtime % 86_400 == 0, path
 
     mlflow.set_tracking_uri(client.tracking_uri)
     try:
@@ -41,6 +55,8 @@ def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracke
     rows = example if isinstance(example, list) else example.get("inputs", example.get("data"))
     assert np.shape(rows) == (2, 6)
     assert not np.any(rows), "no record is in the example"
+    created = Model.load(str(folder)).utc_time_created
+    assert created.endswith(" 00:00:00"), "nothing but the day"
     requirements = (folder / "requirements.txt").read_text()
     assert "torch==" in requirements
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import RunTag
+from mlflow.utils.time import get_current_time_millis
 
 from privtune.strategies import PapernotSteinke
 from privtune.study import SealedError, Study
 from privtune.study.seal import sealed
 from privtune.tracking.mlflow import MlflowObserver, sync_study
-from privtune.tracking.store import local_uri
+from privtune.tracking.store import local_uri, open_client
 from tests import toy
 from tests.study.conftest import toy_spec
 from tests.toy import curated
@@ -67,13 +69,43 @@ def test_no_byte_of_mlflow_holds_a_sealed_trial(tracked: Tracked) -> None:
         assert word not in stored
 
 
-def test_nothing_tells_how_long_the_round_took(tracked: Tracked) -> None:
+DAY = 86_400_000
+
+
+def test_nothing_tells_when_the_round_was_or_how_long_it_took(tracked: Tracked) -> None:
     runs = tracked.runs
-    sealed = runs["selection"].info
-    assert sealed.start_time == sealed.end_time
-    # The arm before it was held back: the gap between the two would be the round's length.
-    assert abs(runs["defaults"].info.end_time - sealed.end_time) < 1_500
-    assert tracked.experiment.creation_time >= runs["defaults"].info.end_time - 5_000
+    assert [runs[name].info.start_time % DAY for name in runs_of(tracked)] == [0, 1_000, 2_000]
+    assert runs["selection"].info.start_time == runs["selection"].info.end_time
+    assert tracked.experiment.creation_time % DAY == 0
+    assert tracked.experiment.last_update_time % DAY == 0
+
+
+def test_runs_are_in_the_order_of_the_study(tracked: Tracked) -> None:
+    assert runs_of(tracked) == [plan.arm for plan in tracked.study.plans]
+
+
+def runs_of(tracked: Tracked) -> list[str]:
+    """The names of the runs, by the time at which they began."""
+    found = tracked.client.search_runs(
+        [tracked.experiment.experiment_id], order_by=["attributes.start_time ASC"]
+    )
+    return [str(run.info.run_name) for run in found]
+
+
+def test_the_clock_of_mlflow_goes_on_afterwards(tracked: Tracked) -> None:
+    uri = local_uri(tracked.study.storage)
+    with open_client(tracked.study.storage, uri) as client:
+        sealed_times = client.create_experiment("inside"), client.create_experiment("within")
+    client = MlflowClient(tracking_uri=uri)
+    outside = client.create_experiment("outside")
+    try:
+        for experiment in sealed_times:
+            assert client.get_experiment(experiment).creation_time % DAY == 0
+        assert abs(client.get_experiment(outside).creation_time - time.time() * 1000) < DAY / 24
+        assert get_current_time_millis.__module__ == "mlflow.utils.time"
+    finally:
+        for experiment in (*sealed_times, outside):
+            client.delete_experiment(experiment)
 
 
 class Watcher(MlflowObserver):

@@ -1,0 +1,36 @@
+"""One validation split a round, whichever process scores on it."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+from privtune.study._store import Results
+from privtune.study.split import Split, SplitError
+from privtune.training.engine.train import TensorData
+
+TRAIN, SPLIT, OTHER = (
+    TensorData(torch.full((8, 2), value), torch.zeros(8, dtype=torch.long))
+    for value in (0.0, 1.0, 2.0)
+)
+
+
+def test_another_process_may_not_score_on_another_split(results: Results) -> None:
+    Split(results).check(SPLIT, TRAIN)
+    Split(results).check(SPLIT, TRAIN)
+    with pytest.raises(SplitError, match="different validation records"):
+        Split(results).check(OTHER, TRAIN)
+    assert not results.folder.exists(), "no file is kept beside the rows"
+
+
+def test_nor_than_that_in_a_file_of_the_version_before(results: Results) -> None:
+    content = SPLIT.x.numpy().tobytes() + SPLIT.y.numpy().tobytes()
+    results.folder.mkdir(parents=True)
+    file = results.folder / "validation.sha256"
+    file.write_text(hashlib.sha256(content).hexdigest())
+    with pytest.raises(SplitError, match="different validation records"):
+        Split(results).check(OTHER, TRAIN)
+    assert not file.exists()
+    Split(results).check(SPLIT, TRAIN)
