@@ -37,9 +37,9 @@ FLOORS = {
 TRAINING = {"mechanism": 0, "methods": 1, "engine": 2, "own_loop": 3}
 
 HOMES = {
-    "autodp": "accounting/rdp.py",
-    "dp_accounting": "accounting/pairs.py",
-    "opacus": "training/engine/opacus_adapter.py",
+    "autodp": ("accounting/rdp.py", "accounting/compare.py"),
+    "dp_accounting": ("accounting/pairs.py", "accounting/compare.py"),
+    "opacus": ("training/engine/opacus_adapter.py", "accounting/compare.py"),
     "mlflow": "tracking/",
     "sqlalchemy": ("ledger/", "study/_store.py", "study/lifecycle.py", "tracking/store.py"),
 }

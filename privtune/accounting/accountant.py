@@ -23,7 +23,7 @@ from privtune.accounting.pairs import thinned
 from privtune.accounting.pld import fine_pair, no_pair
 from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import composed_curve
-from privtune.accounting.registry import entry, under
+from privtune.accounting.registry import UnknownEventError, entry, looks, under
 from privtune.errors import InvalidInputError, PrivTuneError
 
 __all__ = ["Guarantee", "delta", "epsilon", "group_privacy", "lower_bound"]
@@ -218,8 +218,8 @@ def lower_bound(
 
     It is the cost of an explicit instance: mechanisms that fit the event, with finitely many
     outcomes of known masses, composed without transforms and rounded down. For a lone selection
-    also that of a base with the dominating pair and a scoring of its outcomes, where discretisation
-    is corrected for by comparing two lattices.
+    among trainings that of a base with the dominating pair and a scoring of its outcomes, where
+    discretisation is corrected for by comparing two lattices.
 
     Args:
         event: What touched the data.
@@ -235,7 +235,12 @@ def lower_bound(
     if not all(entry(part).private for part in parts):
         return math.inf
     choice = choice_of(parts)
-    if choice is None or choice.threshold or no_pair(parts):
+    if (
+        choice is None
+        or choice.threshold
+        or no_pair(parts)
+        or not _is_tight(choice.selection.event)
+    ):
         return instance_epsilon(accounted, level)
     base, runs = choice.selection.event, choice.selection.runs
     try:
@@ -248,6 +253,15 @@ def lower_bound(
     except (GridError, ArithmeticError):
         return instance_epsilon(accounted, level)
     return max(values[1] - abs(values[0] - values[1]), 0.0)
+
+
+def _is_tight(event: Event) -> bool:
+    """Whether some mechanism has the dominating pair: of a choice or a guarantee it is but a bound."""
+    try:
+        looks(event)
+    except UnknownEventError:
+        return False
+    return True
 
 
 def group_privacy(event: Event, delta: float, *, method: str = "best") -> Guarantee:

@@ -111,6 +111,8 @@ class _Sum:
 
     def __init__(self, power: int, lowest: int, p: Floats, q: Floats, error: float) -> None:
         keep = np.flatnonzero((np.cumsum(p) > _TINY) | (np.cumsum(q) > _TINY))
+        if not keep.size:
+            raise ArithmeticError("nothing is left of a law that was multiplied too often")
         first = int(keep[0])
         rest = np.flatnonzero((np.cumsum(p[::-1]) > _TINY) | (np.cumsum(q[::-1]) > _TINY))
         last = p.size - int(rest[0])
@@ -258,7 +260,8 @@ def best_of_runs(base: Outcomes, runs: RunLaw, delta: float) -> Outcomes:
     p, q = instance.best(target if math.isfinite(target) else 1.0)
     none = runs.zero_probability
     # A mass moves where it is scored: φ' answers to the error of the sums below it.
-    error = base.error * (1.0 + runs.expected_runs)
+    # What was taken off P and added to Q is on the safe side of a cost, not of a further choice.
+    error = base.error * (1.0 + runs.expected_runs) + _ROUNDING
     return Outcomes(np.append(p, none), np.append(q, none), error)
 
 
@@ -275,9 +278,11 @@ def first_to_pass(base: Outcomes, stop: float, delta: float) -> Outcomes:
             failed = slice(min(first, last), last)
             keep = np.ones(p.size)
             keep[failed] = 0.0
+            # The sum of what passes is no difference, and never below 0.
             out = [
-                np.append(keep * masses, stop * failing) / (stop + (1.0 - stop) * (1.0 - failing))
-                for masses, failing in ((p, p[failed].sum()), (q, q[failed].sum()))
+                np.append(keep * masses, stop * masses[failed].sum())
+                / (stop + (1.0 - stop) * (keep * masses).sum())
+                for masses in (p, q)
             ]
             found = Outcomes(out[0], out[1], _SUMS + base.error / stop)
             if best is None or found.delta(best.epsilon(delta)) > delta:

@@ -1,8 +1,8 @@
 """Rényi DP: the curve of every event, by composition of the curves of its parts.
 
 autodp carries the composition: each part enters as a custom mechanism with our exact curve, and the
-composed curve is read back on our grid of orders. Its own curves and conversions are not used. This
-is the only module that imports autodp.
+composed curve is read back on our grid of orders. Its own curves and conversions are not used;
+`compare.py` alone asks for them.
 """
 
 from __future__ import annotations

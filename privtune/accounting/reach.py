@@ -21,23 +21,12 @@ shift bounded in L1, so one coordinate is the worst.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from scipy import special
 
-from privtune.accounting.events import (
-    Composed,
-    Event,
-    Gaussian,
-    Joint,
-    Laplace,
-    Parallel,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    SubsampledTuning,
-    ThresholdSelection,
-    WorstOf,
-)
+from privtune.accounting.events import Event
+from privtune.accounting.registry import entry
 
 __all__ = ["GAUSSIAN_REACH", "LAPLACE_REACH", "mass_beyond_reach"]
 
@@ -68,42 +57,40 @@ def mass_beyond_reach(
     Returns:
         The mass, at most 1. Parts of which only a bound is known, or none at all, add nothing.
 
+    Raises:
+        UnknownEventError: The event, or a part of it, is of a type without an entry.
+
     Example:
+        >>> from privtune.accounting import Gaussian
         >>> mass_beyond_reach(Gaussian(1.0)) < 1e-200
         True
         >>> f"{mass_beyond_reach(Gaussian(0.5), gaussian=5.768, coordinates=1):.1e}"
         '8.2e-05'
     """
+    edges = _Edges(gaussian, laplace, coordinates)
 
     def mass(part: Event) -> float:
-        if isinstance(part, Gaussian):
-            return _gaussian(1.0 / part.noise_multiplier, gaussian, coordinates)
-        if isinstance(part, Laplace):
-            shift = 1.0 / part.noise_multiplier
-            return 0.5 * math.exp(shift - laplace) if shift < laplace else 1.0
-        if isinstance(part, Joint | Composed):
-            return math.fsum(map(mass, part.events))
-        if isinstance(part, PoissonSampled):
-            return part.rate * mass(part.event)
-        if isinstance(part, Repeated):
-            return part.count * mass(part.event)
-        if isinstance(part, WorstOf | Parallel):
-            return max(map(mass, part.events))
-        if isinstance(part, PrivateSelection):
-            return part.runs.expected_runs * mass(part.event)
-        if isinstance(part, ThresholdSelection):
-            return mass(part.event) / part.stop
-        if isinstance(part, SubsampledTuning):
-            return part.rate * mass(part.tuning) + mass(part.training)
-        return 0.0
+        return entry(part).beyond(part, edges, mass)
 
     return min(mass(event), 1.0)
 
 
-def _gaussian(shift: float, reach: float, coordinates: int) -> float:
-    """Return the bound for one release whose shift is at most ``shift`` standard deviations."""
-    if shift > reach - 1.0:
-        return 1.0
-    density = math.exp(-0.5 * reach * reach) / math.sqrt(2.0 * math.pi)
-    concentrated = float(special.ndtr(shift - reach) - special.ndtr(-reach))
-    return concentrated + (math.sqrt(coordinates) - 1.0) * shift * density
+@dataclass(frozen=True)
+class _Edges:
+    """Where noise ends, and how many numbers one release holds at most."""
+
+    reach: float
+    laplace_reach: float
+    coordinates: int
+
+    def gaussian(self, noise_multiplier: float) -> float:
+        shift, reach = 1.0 / noise_multiplier, self.reach
+        if shift > reach - 1.0:
+            return 1.0
+        density = math.exp(-0.5 * reach * reach) / math.sqrt(2.0 * math.pi)
+        concentrated = float(special.ndtr(shift - reach) - special.ndtr(-reach))
+        return concentrated + (math.sqrt(self.coordinates) - 1.0) * shift * density
+
+    def laplace(self, noise_multiplier: float) -> float:
+        beyond = 1.0 / noise_multiplier - self.laplace_reach
+        return 0.5 * math.exp(beyond) if beyond < 0.0 else 1.0

@@ -79,6 +79,7 @@ __all__ = [
     "ENTRIES",
     "Atom",
     "Choice",
+    "Edges",
     "Entry",
     "Instances",
     "Look",
@@ -97,6 +98,7 @@ Floats = NDArray[np.float64]
 E = TypeVar("E", bound=Event)
 CurveOf = Callable[[Event], Floats]
 TextOf = Callable[[Event], str]
+MassOf = Callable[[Event], float]
 Tuners = tuple[Tuner, Tuner] | tuple[Threshold, Threshold]
 Atom = tuple[str, float]
 """One release: its kind (``"gaussian"`` or ``"laplace"``) and its noise multiplier."""
@@ -166,6 +168,16 @@ class Instances(Protocol):
         """Return those of an event after a choice made for P over Q in the direction asked."""
 
 
+class Edges(Protocol):
+    """What an entry may ask about noise that ends somewhere: the mass that one release loses."""
+
+    def gaussian(self, noise_multiplier: float) -> float:
+        """Return that of a Gaussian release."""
+
+    def laplace(self, noise_multiplier: float) -> float:
+        """Return that of a Laplace release."""
+
+
 class Entry(ABC, Generic[E]):
     """What is to be known about one type of events. Every method is a reader of the type."""
 
@@ -212,6 +224,10 @@ class Entry(ABC, Generic[E]):
     @abstractmethod
     def looks(self, event: E, of: Callable[[Event], Counter[Look]]) -> Counter[Look] | None:
         """Count the looks at the data of a training; None for what is no part of a training."""
+
+    @abstractmethod
+    def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
+        """Return a bound on the mass that noise of finite reach adds to δ."""
 
     def shown(self, event: E) -> tuple[Event, ...]:
         """Return the children that have an account of their own."""
@@ -287,12 +303,18 @@ class _Composition(Entry[E]):
     def instance(self, event: E, instances: Instances) -> Outcomes:
         return instances.of(event)
 
+    def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
+        return math.fsum(map(of, event.children()))
+
     def scaled(self, event: E, factor: float) -> Event:
         return event
 
 
 class _Known(_NoLook[E]):
     """A release of which only a guarantee is known."""
+
+    def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
+        return 0.0  # no noise of this library: whoever states the guarantee answers for it
 
     def text(self, event: E, of: TextOf) -> str:
         fields = ", ".join(f"{k} {v}" for k, v in event.to_dict().items() if k != "type")
@@ -311,6 +333,9 @@ class _Compound(_NoLook[E]):
 
     def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
         return on_lattice(pairs.own(event, _OWN), step)
+
+    def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
+        return max(map(of, event.children()))
 
     @abstractmethod
     def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair: ...
@@ -355,6 +380,9 @@ class _Gaussian(_Release[Gaussian]):
     def instance(self, event: Gaussian, instances: Instances) -> Outcomes:
         return gaussian_outcomes(event.noise_multiplier)
 
+    def beyond(self, event: Gaussian, edges: Edges, of: MassOf) -> float:
+        return edges.gaussian(event.noise_multiplier)
+
     def precision(self, event: Gaussian) -> float:
         return 1.0 / event.noise_multiplier**2
 
@@ -373,6 +401,9 @@ class _Laplace(_Release[Laplace]):
 
     def instance(self, event: Laplace, instances: Instances) -> Outcomes:
         return laplace_outcomes(event.noise_multiplier)
+
+    def beyond(self, event: Laplace, edges: Edges, of: MassOf) -> float:
+        return edges.laplace(event.noise_multiplier)
 
     def pure(self, event: Laplace) -> tuple[float, float]:
         return 1.0 / event.noise_multiplier, 0.0
@@ -440,6 +471,9 @@ class _PoissonSampled(Entry[PoissonSampled]):
     def instance(self, event: PoissonSampled, instances: Instances) -> Outcomes:
         return sampled(instances.of(event.event), event.rate)
 
+    def beyond(self, event: PoissonSampled, edges: Edges, of: MassOf) -> float:
+        return event.rate * of(event.event)
+
     def scaled(self, event: PoissonSampled, factor: float) -> Event:
         return event
 
@@ -457,6 +491,9 @@ class _PoissonSampled(Entry[PoissonSampled]):
 
 
 class _Repeated(_Composition[Repeated]):
+    def beyond(self, event: Repeated, edges: Edges, of: MassOf) -> float:
+        return event.count * of(event.event)
+
     def text(self, event: Repeated, of: TextOf) -> str:
         return f"{event.count} times" if self.shown(event) else f"{event.count} × {of(event.event)}"
 
@@ -645,6 +682,9 @@ class _PrivateSelection(_Chosen[PrivateSelection]):
         delta = instances.delta
         return instances.chosen(event.event, lambda base: best_of_runs(base, event.runs, delta))
 
+    def beyond(self, event: PrivateSelection, edges: Edges, of: MassOf) -> float:
+        return event.runs.expected_runs * of(event.event)  # K is independent of the data
+
     def text(self, event: PrivateSelection, of: TextOf) -> str:
         law = ", ".join(f"{k} {v}" for k, v in event.runs.to_dict().items() if k != "law")
         return f"best of K runs, K {event.runs.law.replace('_', ' ')} ({law})"
@@ -668,6 +708,9 @@ class _ThresholdSelection(_Chosen[ThresholdSelection]):
     def instance(self, event: ThresholdSelection, instances: Instances) -> Outcomes:
         delta = instances.delta
         return instances.chosen(event.event, lambda base: first_to_pass(base, event.stop, delta))
+
+    def beyond(self, event: ThresholdSelection, edges: Edges, of: MassOf) -> float:
+        return of(event.event) / event.stop
 
     def text(self, event: ThresholdSelection, of: TextOf) -> str:
         return f"first run above a threshold, giving up with probability {event.stop:.6g}"
@@ -703,6 +746,9 @@ class _SubsampledTuning(_Compound[SubsampledTuning]):
         if event.variant == 1:
             return split(tuning, last, event.rate)
         return composition([(sampled(tuning, event.rate), 1), (last, 1)])
+
+    def beyond(self, event: SubsampledTuning, edges: Edges, of: MassOf) -> float:
+        return event.rate * of(event.tuning) + of(event.training)
 
     def text(self, event: SubsampledTuning, of: TextOf) -> str:
         return f"tuning on a subset at rate {event.rate:.6g}, variant {event.variant}"

@@ -33,6 +33,7 @@ Curve = Callable[[Floats], Floats]
 _TOP_DELTA = 1e-16
 _MAX_ORDER = 256
 _MAX_CELLS = 2**22
+_MOST_TERMS = 3e7  # of a tabulated profile, over all its points: a few seconds
 
 
 def amplified(remove: LossPmf, add: LossPmf, rate: float, step: float) -> tuple[LossPmf, LossPmf]:
@@ -136,16 +137,20 @@ def tabulate(
         tuning: Pair of the tuning, (remove, add).
         training: Pair of the training, (remove, add).
         rate: Probability that a record is tuned on.
-        step: Lattice step of the result.
+        step: Lattice step of the result; it gets wider, as is safe, where rare and large losses
+            would make that a lattice of millions of points.
     """
 
-    def points(first: LossPmf, second: LossPmf) -> Floats:
-        top = max(first.epsilon(_TOP_DELTA), second.epsilon(_TOP_DELTA))
-        if not math.isfinite(top):
-            top = max(float(first.losses[-1]), float(second.losses[-1]))
-        return np.arange(0.0, lattice_cells(top, step) + 2) * step
+    def top(first: LossPmf, second: LossPmf) -> float:
+        found = max(first.epsilon(_TOP_DELTA), second.epsilon(_TOP_DELTA))
+        if math.isfinite(found):
+            return found
+        return max(float(first.losses[-1]), float(second.losses[-1]))
 
-    up, down = points(tuning[0], training[0]), points(tuning[1], training[1])
+    tops = [top(first, second) for first, second in zip(tuning, training, strict=True)]
+    terms = [t / step * pmf.masses.size for t, pmf in zip(tops, tuning, strict=True)]
+    step *= max(sum(terms) / _MOST_TERMS, 1.0)
+    up, down = (np.arange(0.0, lattice_cells(t, step) + 2) * step for t in tops)
     high = np.array([split_delta(tuning[0], training[0], rate, float(e)) for e in up])
     low = np.array([split_reverse_delta(tuning[1], training[1], rate, float(e)) for e in down])
     return (

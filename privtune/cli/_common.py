@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 if TYPE_CHECKING:
+    from privtune.accounting.sensitivity import Sensitivity
     from privtune.study import Study
 
 __all__ = [
     "DEFAULT_STORAGE",
     "AsJson",
     "Storage",
+    "changes_table",
     "console",
     "emit_json",
     "program",
@@ -60,3 +63,12 @@ def write_report(study: Study, path: Path) -> None:
 
     write_file(path, render_study(study))
     console.print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)
+
+
+def changes_table(found: Sensitivity) -> Table:
+    """Return what changes of an event would cost or save; those that save most first."""
+    table = Table("change", "epsilon", "difference")
+    for change in found.changes:
+        numbers = (f"{change.epsilon:.4f}", f"{change.difference:+.4f}")
+        table.add_row(change.text, *("∞" if "inf" in number else number for number in numbers))
+    return table

@@ -25,7 +25,7 @@ from privtune.accounting import (
 from privtune.accounting import delta as account_delta
 from privtune.accounting import epsilon as account_epsilon
 from privtune.accounting.registry import ENTRIES
-from privtune.cli._common import AsJson, console, emit_json
+from privtune.cli._common import AsJson, changes_table, console, emit_json
 from privtune.errors import InvalidInputError
 
 __all__ = ["app"]
@@ -166,6 +166,44 @@ def explain_command(
         "the sum. “Saves” is what leaving the part out would save, “at least” what some "
         "mechanism with this event costs."
     )
+
+
+@app.command("compare")
+def compare_command(event_file: EventFile, delta: Delta = 1e-5, as_json: AsJson = False) -> None:
+    """Print what dp-accounting, autodp and Opacus say about an event, beside ours (add-remove)."""
+    from privtune.accounting.compare import compare
+
+    found = compare(_read(event_file), delta)
+    if as_json:
+        emit_json(found.to_dict())
+        return
+    table = Table("accountant", "epsilon", "why ours differs, or why it cannot")
+    table.add_row("PrivTune", f"[bold]{_number(found.ours.epsilon)}[/bold]", found.ours.method)
+    for answer in found.others:
+        shown = "cannot" if answer.epsilon is None else _number(answer.epsilon)
+        table.add_row(answer.tool, shown, answer.why)
+    console.print(table)
+    console.print(f"At δ = {delta:g}. Some mechanism with this event costs {_number(found.lower)}.")
+
+
+@app.command("sensitivity")
+def sensitivity_command(
+    event_file: EventFile,
+    delta: Delta = 1e-5,
+    adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
+    as_json: AsJson = False,
+) -> None:
+    """Print what one more run, a cap, other noise or a smaller delta would cost or save."""
+    from privtune.accounting.sensitivity import sensitivity
+
+    found = sensitivity(_read(event_file), delta, adjacency=adjacency)
+    if as_json:
+        emit_json(found.to_dict())
+        return
+    console.print(
+        f"ε = [bold]{_number(found.guarantee.epsilon)}[/bold] at δ = {delta:g}. Would be:"
+    )
+    console.print(changes_table(found))
 
 
 def _line(node: Explanation) -> str:

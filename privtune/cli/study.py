@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.padding import Padding
 
-from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
+from privtune.cli._common import (
+    DEFAULT_STORAGE,
+    AsJson,
+    Storage,
+    changes_table,
+    console,
+    emit_json,
+)
 from privtune.training.engine.compute import check_stack
 
 if TYPE_CHECKING:
@@ -47,7 +54,13 @@ def create(spec: SpecFile, storage: Storage = DEFAULT_STORAGE, as_json: AsJson =
 
 
 @app.command()
-def plan(spec: SpecFile, as_json: AsJson = False) -> None:
+def plan(
+    spec: SpecFile,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="Say what would cost or save most; takes longer.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show what a study would do and cost, arm by arm. Touches no data and no storage."""
     from privtune.cli._tables import (
         ceil_to,
@@ -59,9 +72,11 @@ def plan(spec: SpecFile, as_json: AsJson = False) -> None:
         public_view,
     )
     from privtune.study import StudySpec, plan_study
+    from privtune.study.planning import advice as advice_on
 
     parsed = StudySpec.from_file(spec)
     planned = plan_study(parsed)
+    advised = advice_on(planned) if advice else None
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
     if as_json:
         emit_json(
@@ -71,6 +86,7 @@ def plan(spec: SpecFile, as_json: AsJson = False) -> None:
                 "arms": [plan_document(arm, guarantee) for arm, guarantee in pairs],
                 "total": finite(planned.total.to_dict()),
                 "examples": examples(parsed),
+                **({} if advised is None else {"advice": advised.to_dict()["changes"]}),
             }
         )
         return
@@ -87,6 +103,9 @@ def plan(spec: SpecFile, as_json: AsJson = False) -> None:
         f"target {parsed.target_epsilon:g}. No data was touched.",
         soft_wrap=True,
     )
+    if advised is not None:
+        console.print("With a change, and everything else as planned, all arms together would be:")
+        console.print(changes_table(advised))
 
 
 @app.command()

@@ -25,16 +25,25 @@ from privtune.ledger.values import Admission, Budget
 from privtune.ledger.weights import Weight, slack_of, weigh
 
 __all__ = [
+    "DRIFT",
     "FilterState",
     "admit",
     "block_epsilon",
     "block_guarantee",
+    "filter_excess",
     "filter_room",
     "filter_state",
     "fits",
     "odometer",
     "weights_of",
 ]
+
+DRIFT = 0.01
+"""By what share another version's account of an admission may lie above the one it rested on.
+
+Bounds get tighter and, rarely, a little looser (a lattice chosen otherwise). An honest ledger is not
+corrupted by that; what is printed is today's number.
+"""
 
 
 def admit(history: History, asked: Sequence[Event]) -> str:
@@ -160,26 +169,41 @@ def filter_room(history: History) -> tuple[Fraction, Fraction]:
     )
 
 
-def odometer(history: History) -> Guarantee:
+def filter_excess(history: History) -> float:
+    """Return by what share of its capacity the filter holds more than that; 0 while it holds."""
+    room, room_delta = filter_room(history)
+    if room >= 0 and room_delta >= 0:
+        return 0.0
+    total = filter_state(history).capacity
+    return math.inf if room_delta < 0 or not total else float(-room) / total
+
+
+def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
     """Return what everything charged costs together, at the budget's δ.
 
     While nothing was added after the first start, this is the best bound on the declared block.
     Later it is the lowest rung of the odometer's ladder that holds everything, or the budget
     itself, as long as the filter holds. It may be read at any time.
+
+    Args:
+        history: The budget's log.
+        allowed: By what share a rung's capacity may be exceeded, to read what a version with
+            slightly lower accounts may have read.
     """
     budget = history.terms()
     block = tuple(history.block.values())
     if not history.later:
         return _composed(block, budget)
-    bounds = {"odometer": _reading(history, budget, block)}
-    room, room_delta = filter_room(history)
-    if room >= 0 and room_delta >= 0:
-        bounds["filter"] = budget.epsilon
+    bounds = {"odometer": _reading(history, budget, block, allowed)}
+    # A filter of a capacity larger by x keeps ε + x: its theorem knows their difference alone.
+    excess = filter_excess(history) + max(history.drift.values(), default=0.0)
+    if excess == 0.0 or (excess <= 2.0 * DRIFT and not history.recorded):
+        bounds["filter"] = budget.epsilon * (1.0 + excess)
     method = min(bounds, key=lambda name: bounds[name])
     return Guarantee(bounds[method], budget.delta, method, budget.adjacency, bounds)
 
 
-def _reading(history: History, budget: Budget, block: tuple[Event, ...]) -> float:
+def _reading(history: History, budget: Budget, block: tuple[Event, ...], allowed: float) -> float:
     slack = slack_of(budget.delta)
 
     def spent(order: float) -> float:
@@ -190,7 +214,8 @@ def _reading(history: History, budget: Budget, block: tuple[Event, ...]) -> floa
         failures = math.fsum(count * weight.delta for weight, count in weights)
         if failures * (1 + 1e-9) > APPROXIMATE_SHARE * budget.delta:
             return math.inf
-        return math.fsum(count * weight.divergence for weight, count in weights) * (1 + 1e-9)
+        total = math.fsum(count * weight.divergence for weight, count in weights)
+        return total * (1 + 1e-9) / (1.0 + allowed)
 
     profile = _profile(block, budget)
     return odometer_epsilon(profile, spent, epsilon=budget.epsilon, delta=budget.delta)

@@ -11,14 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import sqlalchemy as sa
 
-from privtune.ledger.admission import block_guarantee, filter_state, odometer
+from privtune.accounting import Guarantee
+from privtune.ledger.admission import DRIFT, block_guarantee, filter_state, odometer
 from privtune.ledger.chain import ENTRY_VERSION, Entry, canonical
 from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.history import History
@@ -55,7 +56,7 @@ def export_certificate(storage: Storage, name: str) -> dict[str, Any]:
         "libraries": {library: _installed(library) for library in _LIBRARIES},
         "entry_version": ENTRY_VERSION,
         "entries": [_public(line) for line in lines],
-        **_summary(history, _VERSION),
+        **_summary(history, _VERSION, odometer(history)),
     }
     if note := unit_note(history.terms().unit):
         certificate["unit_note"] = note
@@ -84,8 +85,8 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerCorruptedError(f"the certificate lacks a part ({error}).") from error
     history = replay(name, ((line, None) for line in lines), head=head)
-    for key, value in _summary(history, version).items():
-        if not _same(certificate.get(key), value):
+    for key, value in _summary(history, version, odometer(history, allowed=DRIFT)).items():
+        if not _COMPARED.get(key, _same)(certificate.get(key), value):
             raise LedgerCorruptedError(
                 f"the certificate's {key!r} is not what its entries say: it was edited."
             )
@@ -95,9 +96,8 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
     return verified(history)
 
 
-def _summary(history: History, version: int) -> dict[str, Any]:
+def _summary(history: History, version: int, guarantee: Guarantee) -> dict[str, Any]:
     """Return what follows from the entries, as certificates of a version have it."""
-    guarantee = odometer(history)
     within = {} if version == 1 else {"within_budget": is_within(history, guarantee)}
     return {
         **within,
@@ -170,6 +170,45 @@ def _same(there: Any, computed: Any) -> bool:
             there == computed or math.isclose(there, computed, rel_tol=_ROUNDING)
         )
     return type(there) is type(computed) and bool(there == computed)
+
+
+def _as_strict(there: Any, computed: Any) -> bool:
+    """Compare a cost with today's, by the bounds of today: it must not promise more privacy."""
+    if not isinstance(there, Mapping) or not {"epsilon", "method"} <= there.keys():
+        return False
+    fixed = [key for key in computed if key not in ("epsilon", "method", "bounds")]
+    return _not_below(there["epsilon"], computed["epsilon"]) and all(
+        _same(there.get(key), computed[key]) for key in fixed
+    )
+
+
+def _as_full(there: Any, computed: Any) -> bool:
+    """Compare a filter with today's: it must not have had more room."""
+    if not isinstance(there, Mapping) or there.keys() != computed.keys():
+        return False
+    had, has = there["capacity"], computed["capacity"]
+    return (
+        (had is None or (has is not None and _not_below(has, had)))
+        and _not_below(there["used"], computed["used"])
+        and all(_same(there[k], v) for k, v in computed.items() if k not in ("capacity", "used"))
+    )
+
+
+def _not_below(one: Any, other: Any) -> bool:
+    """Whether a number is at least another, up to what accounts of versions may differ by."""
+    try:
+        return float(one) >= float(other) / (1 + 2.0 * DRIFT)
+    except (TypeError, ValueError):
+        return False
+
+
+# What an accountant says; all else is what the entries say.
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "guarantee": _as_strict,
+    "block": _as_strict,
+    "filter": _as_full,
+    "within_budget": lambda there, computed: isinstance(there, bool) and there <= computed,
+}
 
 
 def _digest(value: Mapping[str, Any]) -> str:

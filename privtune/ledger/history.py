@@ -54,6 +54,8 @@ class History:
         used_delta: Their δ, for those of approximate DP.
         unbounded: How many of them have no finite divergence at that order.
         rounds: The digests of the rounds' results, by charge number, as they were when it settled.
+        drift: By what share today's account of an admission is above the one that it rested on, by
+            number of the entry; filled where admissions are recomputed.
     """
 
     name: str
@@ -72,6 +74,7 @@ class History:
     used_delta: Fraction = Fraction(0)
     unbounded: int = 0
     rounds: dict[int, str] = field(default_factory=dict)
+    drift: dict[int, float] = field(default_factory=dict)
     _events: dict[str, Event] = field(default_factory=dict)
     _weights: dict[int, Weight] = field(default_factory=dict)
 
@@ -195,6 +198,11 @@ class History:
             # Nobody has seen anything yet, so the declaration may still change. Once something was
             # seen, the choice to drop a declared charge may depend on it: it stays in the block.
             del self.block[entry.charge]
+
+    @property
+    def recorded(self) -> list[str]:
+        """The charges that no rule admitted: releases that had happened."""
+        return [c.id for c in self.charges.values() if c.basis == BASIS_RECORDED]
 
     def weight(self, number: int) -> Weight:
         """Return what a charge that came after the first start weighs in the filter."""

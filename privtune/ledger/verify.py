@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from privtune.accounting import Guarantee
-from privtune.ledger.admission import block_epsilon, filter_room, odometer, weights_of
+from privtune.ledger.admission import (
+    DRIFT,
+    block_epsilon,
+    filter_excess,
+    odometer,
+    weights_of,
+)
 from privtune.ledger.chain import Entry, Kind
 from privtune.ledger.errors import LedgerCorruptedError, UnknownBudgetError
-from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_RECORDED, History
+from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, History
 from privtune.ledger.log import stored_entry
 from privtune.ledger.round_digest import round_digest
 from privtune.ledger.schema import budgets, entries
@@ -21,7 +28,7 @@ from privtune.names import check_text
 
 __all__ = ["Verification", "is_within", "replay", "verified", "verify"]
 
-# Another version of a numerical library may move a composed ε by its rounding, not by more.
+# Another version of a numerical library may move a composed ε by its rounding; that is no news.
 _ROUNDING = 1e-6
 
 
@@ -127,20 +134,20 @@ def replay(
     """
     history = History(name)
     heads = set()
-    last_declared = 0
+    last_declared: Entry | None = None
     for entry, sealed in lines:
         history.apply(entry, sealed)
         heads.add(entry.hash)
         if last_declared and history.frozen:
             _check_block(history, last_declared)
-            last_declared = 0
+            last_declared = None
         if entry.kind != Kind.RESERVED:
             continue
         basis = history.charges[entry.charge].basis
         if basis == BASIS_FILTER:
             _check_filter(history, entry)
         elif basis == BASIS_DECLARED:
-            last_declared = entry.seq
+            last_declared = entry
     if last_declared:
         _check_block(history, last_declared)
     if head is not None and head not in heads:
@@ -156,7 +163,15 @@ def verified(history: History, notes: Iterable[str] = ()) -> Verification:
     guarantee = odometer(history)
     within = is_within(history, guarantee)
     warnings = list(notes)
-    recorded = [c.id for c in history.charges.values() if c.basis == BASIS_RECORDED]
+    if history.drift:
+        places = ", ".join(str(seq) for seq in list(history.drift)[:3])
+        warnings.append(
+            f"This version's account of {len(history.drift)} admissions (entry {places}) lies up to "
+            f"{100.0 * max(history.drift.values()):.2g}% above the one that admitted them. That is "
+            f"within the {100.0 * DRIFT:g}% by which accounts of versions may differ; the ε here is "
+            "this version's."
+        )
+    recorded = history.recorded
     if recorded:
         more = f" and {len(recorded) - 3} more" if len(recorded) > 3 else ""
         warnings.insert(
@@ -187,25 +202,39 @@ def verified(history: History, notes: Iterable[str] = ()) -> Verification:
 
 
 def is_within(history: History, guarantee: Guarantee) -> bool:
-    """Return whether what everything charged costs is at most the budget."""
-    return guarantee.epsilon <= history.terms().epsilon * (1 + _ROUNDING)
+    """Return whether what everything charged costs is at most the budget.
+
+    Where a rule admitted everything, another version's account may lie a little above the one that
+    the rule had.
+    """
+    allowed = _ROUNDING if history.recorded else 2.0 * DRIFT
+    return guarantee.epsilon <= history.terms().epsilon * (1 + allowed)
 
 
 def _check_filter(history: History, entry: Entry) -> None:
     noted = history.weight(entry.charge)
     [weight] = weights_of(history, [history.charges[entry.charge].event])
-    if not (_at_most(weight.divergence, noted.divergence) and _at_most(weight.delta, noted.delta)):
+    # What fails is rounded nowhere; a divergence may be bounded otherwise by another version.
+    if weight.delta > noted.delta * (1 + DRIFT) + 1e-15:
         raise _wrong(entry, "it weighs more than it notes")
-    room, room_delta = filter_room(history)
-    if room < 0 or room_delta < 0:
-        raise _wrong(entry, "the filter did not have room for it")
+    _note(
+        history, entry, weight.divergence - 1e-15, noted.divergence, "it weighs more than it notes"
+    )
+    excess = filter_excess(history)
+    _note(history, entry, 1.0 + excess, 1.0, "the filter did not have room for it")
 
 
-def _at_most(value: float, noted: float) -> bool:
-    return value <= noted * (1 + _ROUNDING) + 1e-15
+def _note(history: History, entry: Entry, now: float, then: float, why: str) -> None:
+    """Note by how much an account is above the one that admitted; refuse what no version explains."""
+    if now <= then * (1 + _ROUNDING):
+        return
+    share = now / then - 1.0 if then > 0.0 else math.inf
+    if share > DRIFT:
+        raise _wrong(entry, why)
+    history.drift[entry.seq] = max(share, history.drift.get(entry.seq, 0.0))
 
 
-def _check_block(history: History, seq: int) -> None:
+def _check_block(history: History, last: Entry) -> None:
     """Check the declared block as it is in the end; while it grew it cost less."""
     budget = history.terms()
     declared = tuple(
@@ -214,11 +243,8 @@ def _check_block(history: History, seq: int) -> None:
         if history.charges[number].basis == BASIS_DECLARED
     )
     cost = block_epsilon(declared, budget.delta, budget.adjacency).epsilon
-    if cost > budget.epsilon * (1 + _ROUNDING):
-        raise LedgerCorruptedError(
-            f"entry {seq} of budget {history.name!r} is wrong: the declared charges cost "
-            f"ε = {cost:.6g}, more than the budget's {budget.epsilon:g}."
-        )
+    why = f"the declared charges cost ε = {cost:.6g}, more than the budget's {budget.epsilon:g}"
+    _note(history, last, cost, budget.epsilon, why)
 
 
 def _wrong(entry: Entry, why: str) -> LedgerCorruptedError:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from privtune.accounting import CalibrationError, Event, Guarantee, share_budget
+from privtune.accounting import CalibrationError, Composed, Event, Guarantee, share_budget
+from privtune.accounting.sensitivity import Sensitivity, sensitivity
 from privtune.strategies import (
     NoRunFitsError,
     Plan,
@@ -17,7 +18,7 @@ from privtune.strategies import (
 )
 from privtune.study.spec import StudySpec
 
-__all__ = ["StudyPlan", "plan_study"]
+__all__ = ["StudyPlan", "advice", "plan_study"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,29 @@ def plan_study(spec: StudySpec) -> StudyPlan:
     ]
     plans = tuple(planner(target) for planner, (target, _) in zip(planners, found, strict=True))
     return StudyPlan(plans, tuple(guarantee for _, guarantee in found), shared.total)
+
+
+def advice(planned: StudyPlan) -> Sensitivity:
+    """Return what would cost or save ε in a study: noise on scores, runs, caps, δ.
+
+    Args:
+        planned: The study. Arms without a guarantee are left out.
+    """
+    plans = [
+        plan
+        for plan, guarantee in zip(planned.plans, planned.guarantees, strict=True)
+        if math.isfinite(guarantee.epsilon)
+    ]
+    names: dict[Event, str] = {}
+    for plan in plans:
+        score = None if plan.score is None else plan.score.event
+        if score is not None:
+            names[score] = " and ".join(
+                filter(None, (names.get(score), f"the score of {plan.arm}"))
+            )
+    total = planned.total
+    event = Composed([plan.event for plan in plans])
+    return sensitivity(event, total.delta, adjacency=total.adjacency, names=names)
 
 
 def _infinite(context: PlanningContext) -> Guarantee:

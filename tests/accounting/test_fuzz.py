@@ -166,6 +166,32 @@ def test_every_tree_has_an_answer(batch):
     assert finite >= 0.1 * EACH
 
 
+SAMPLED = PoissonSampled(0.0032477961486523403, Gaussian(4.645702175530403))
+NOTHING = PrivateSelection(PoissonSampled(1e-300, Laplace(0.556)), Logarithmic(8.18, maximum=50))
+EMPTY = Repeated(10**9, PrivateSelection(Composed([]), Poisson(8.1, maximum=100_000)))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("event", "level"),
+    [
+        # The instance of a lone selection had the pair of a threshold, which is a bound alone.
+        (
+            PrivateSelection(
+                Repeated(1063, ThresholdSelection(SAMPLED, 0.0124)), Binomial(31, 24.7)
+            ),
+            2e-5,
+        ),
+        # What a selection took off for safety was divided by the probability to give up.
+        (ThresholdSelection(ThresholdSelection(NOTHING, 1e-6), 0.174), 1.66e-7),
+        # No mass was left after so many convolutions.
+        (PrivateSelection(EMPTY, Logarithmic(3.42, maximum=2)), 2e-13),
+    ],
+)
+def test_instances_that_once_were_none(event, level):
+    ask(event, level, Adjacency.ADD_REMOVE)
+
+
 @pytest.mark.parametrize("level", [1e-3, 1e-5, 1e-9])
 def test_the_instance_is_near_where_the_bound_is_tight(level):
     """It must be able to tell a wrong bound: within a percent of a right one for a plain training."""

@@ -36,6 +36,7 @@ from privtune.accounting import (
 from privtune.accounting import events as algebra
 from privtune.accounting.pld import default_step, event_pair, no_pair
 from privtune.accounting.rdp import rdp_curve
+from privtune.accounting.reach import mass_beyond_reach
 from privtune.accounting.registry import (
     ENTRIES,
     Entry,
@@ -68,8 +69,7 @@ ONE_OF_EACH = [
 ]
 TRAININGS = (Gaussian, Laplace, Joint, PoissonSampled, Repeated, Composed)
 PACKAGE = Path(privtune.__file__).parent
-# The mass beyond the reach of the noise has a ladder of its own still.
-HOMES = ("accounting/registry.py", "accounting/events.py", "accounting/reach.py")
+HOMES = ("accounting/registry.py", "accounting/events.py")
 
 
 def all_types():
@@ -96,6 +96,7 @@ def test_every_type_through_every_reader(event):
         pair = event_pair(parts, default_step(parts, 1e-5))
         assert pair.epsilon(1e-5) == pytest.approx(answer.epsilon, rel=0.05)
     assert weigh(event, 8.0, Adjacency.ADD_REMOVE).divergence >= 0
+    assert 0.0 <= mass_beyond_reach(event, gaussian=8.0, laplace=8.0) <= 1.0
     for words in (text(event), formula(event), explain(event, 1e-5).text):
         assert words
         assert words == words.strip()
@@ -159,6 +160,7 @@ class Unknown(Event):
         training,
         lambda e: weigh(e, 8.0, Adjacency.ADD_REMOVE),
         lambda e: explain(e, 1e-5),
+        mass_beyond_reach,
     ],
 )
 @pytest.mark.parametrize("wrap", [lambda e: e, lambda e: PrivateSelection(e, Geometric(3))])

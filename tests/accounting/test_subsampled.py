@@ -16,8 +16,10 @@ from privtune.accounting import (
     SubsampledTuning,
     delta,
     epsilon,
+    subsampled,
 )
 from privtune.accounting.curves import ORDERS
+from privtune.accounting.pairs import laplace_pair
 from privtune.accounting.subsampled import amplified_curve, split_curve
 from tests.accounting.helpers import steps
 
@@ -155,3 +157,19 @@ def test_curves_are_infinite_where_nothing_is_known():
     some = 0.1 * ORDERS
     assert np.isinf(amplified_curve(ORDERS, nothing, 0.1)).all()
     assert np.isinf(split_curve(ORDERS, nothing, some, 0.1)).all()
+
+
+def test_a_table_of_millions_of_points_gets_a_wider_lattice(monkeypatch):
+    """Rare large losses beside small ones: fewer points, each bound still above the finer one."""
+    one, other = (
+        (pair.remove, pair.add) for pair in (laplace_pair(0.05, 0.02), laplace_pair(2.0, 0.02))
+    )
+    fine = subsampled.tabulate(one, other, 0.1, 0.01)
+    monkeypatch.setattr(subsampled, "_MOST_TERMS", 2e5)
+    wide = subsampled.tabulate(one, other, 0.1, 0.01)
+    terms = sum(pair.masses.size for pair in wide) / 2 * one[0].masses.size
+    assert terms <= 2.5e5 < sum(pair.masses.size for pair in fine) / 2 * one[0].masses.size
+    points = np.linspace(0.0, 20.0, 200)
+    for coarse, exact in zip(wide, fine, strict=True):
+        assert (coarse.delta(points) >= exact.delta(points) - 1e-12).all()
+        assert coarse.epsilon(1e-3) <= exact.epsilon(1e-3) + 4 * coarse.step

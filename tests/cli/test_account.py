@@ -130,3 +130,28 @@ def test_refusals_are_errors_of_the_project(arguments):
 def test_usage_errors_are_two():
     assert runner.invoke(app, ["epsilon", "-"]).exit_code == 2
     assert runner.invoke(app, ["epsilon", "-", "--delta", "x"]).exit_code == 2
+
+
+def test_compare():
+    document = json.loads(run("compare", "-", "--json", event=BASE))
+    assert document["ours"]["epsilon"] == epsilon(BASE, 1e-5).epsilon
+    assert document["lower"] == lower_bound(BASE, 1e-5)
+    others = {other["tool"]: other for other in document["others"]}
+    assert others["dp-accounting PLD"]["epsilon"] == pytest.approx(
+        document["ours"]["epsilon"], rel=1e-3
+    )
+    shown = run("compare", "-", "--delta", "1e-6")
+    assert "cannot" in shown
+    assert f"{epsilon(TUNED, 1e-6).epsilon:.6g}" in shown
+
+
+def test_sensitivity():
+    document = json.loads(run("sensitivity", "-", "--json", event=BASE))
+    assert document["guarantee"]["epsilon"] == epsilon(BASE, 1e-5).epsilon
+    found = {change["text"]: change for change in document["changes"]}
+    smaller = found["δ ten times smaller"]
+    assert smaller["epsilon"] == epsilon(BASE, 1e-6).epsilon
+    assert smaller["difference"] == smaller["epsilon"] - document["guarantee"]["epsilon"]
+    shown = run("sensitivity", "-", event=BASE)
+    assert "twice the noise" in shown
+    assert "∞" in run("sensitivity", "-", event=Composed([BASE, NonPrivate()]))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from privtune.accounting import Composed, epsilon, event_from_dict
 from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
 from tests.toy import LOADS
@@ -60,6 +62,25 @@ def test_plan_as_json(cli: Cli, spec: str) -> None:
     assert selection["guarantee"]["bounds"]
     assert selection["expected_gradient_evaluations"] == pytest.approx(4 * 2 * 240)
     assert {"noise_multiplier", "score_noise_multiplier"} <= set(selection["noise_multipliers"])
+
+
+def test_plan_with_advice(cli: Cli, spec: str) -> None:
+    """What noise on the score would cost is what the arms cost with that noise."""
+    document = json.loads(cli("study", "plan", spec, "--advice", "--json").out)
+    found = {change["text"]: change for change in document["advice"]}
+    half = found["half the noise (the score of selection)"]
+    events = [event_from_dict(arm["event"]) for arm in document["arms"]]
+    base = events[1].event  # type: ignore[attr-defined]
+    score = base.events[1]
+    louder = replace(score, noise_multiplier=score.noise_multiplier / 2)
+    trial = replace(base, events=(base.events[0], louder))
+    selection = events[1].rebuild([trial])
+    other = Composed([events[0], selection, *events[2:]])
+    assert half["epsilon"] == pytest.approx(epsilon(other, 1e-5).epsilon, rel=1e-9)
+    now = document["total"]["epsilon"]
+    assert half["difference"] == pytest.approx(half["epsilon"] - now, abs=1e-3)
+    assert "the score of selection" in cli("study", "plan", spec, "--advice").out
+    assert "advice" not in json.loads(cli("study", "plan", spec, "--json").out)
 
 
 def test_a_whole_life(cli: Cli, spec: str, storage: str) -> None:

@@ -1,0 +1,274 @@
+"""What other accountants say about an event, beside ours: each asked in its own words.
+
+An event is handed over as the releases that every tool knows (Gaussian and Laplace noise, Poisson
+samples, zero-concentrated DP, best of K). What a tool has no word for, it cannot answer. The
+libraries are imported when they are asked; Opacus brings torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from privtune.accounting.accountant import Guarantee, epsilon, lower_bound
+from privtune.accounting.events import Event, flatten
+from privtune.accounting.registry import UnknownEventError, entry, looks
+from privtune.accounting.runs import RunLaw
+
+__all__ = ["TOOLS", "Answer", "Comparison", "compare"]
+
+_ALIKE = 5e-3  # relative difference that is not worth a reason
+_SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
+_ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))  # those of Opacus
+
+
+class _CannotError(Exception):
+    """A tool has no word for the event; the message says for what."""
+
+
+class _Release(NamedTuple):
+    """One kind of release of an event, and how often it is made."""
+
+    kind: str
+    rate: float
+    noise: float
+    times: int
+
+
+class _Choice(NamedTuple):
+    """A best of K, and how often it is made."""
+
+    event: Event
+    runs: RunLaw
+    times: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one tool says.
+
+    Args:
+        tool: Its name and account.
+        epsilon: Its ε; None where it cannot say.
+        why: Why ours differs, or why it cannot, in one sentence.
+    """
+
+    tool: str
+    epsilon: float | None
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        known = self.epsilon is None or math.isfinite(self.epsilon)
+        return {"tool": self.tool, "epsilon": self.epsilon if known else "inf", "why": self.why}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ours and the others'.
+
+    Args:
+        ours: The guarantee.
+        lower: What some mechanism with this event costs: no bound is below it.
+        others: The other tools' answers.
+    """
+
+    ours: Guarantee
+    lower: float
+    others: tuple[Answer, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        return {
+            "ours": self.ours.to_dict(),
+            "lower": self.lower if math.isfinite(self.lower) else "inf",
+            "others": [answer.to_dict() for answer in self.others],
+        }
+
+
+def compare(event: Event, delta: float) -> Comparison:
+    """Ask every tool for ε of one event at one δ, under add-remove.
+
+    Args:
+        event: What touched the data.
+        delta: In (0, 1).
+
+    Returns:
+        Our guarantee and the others' answers. Only ours is vouched for here.
+    """
+    ours = epsilon(event, delta)
+    lower = lower_bound(event, delta)
+    answers = []
+    for name, ask in TOOLS.items():
+        try:
+            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+                warnings.simplefilter("ignore")
+                found = float(ask(_parts(event), delta))
+        except _CannotError as error:
+            answers.append(Answer(name, None, f"It has no word for {error}."))
+        except Exception as error:  # whatever another library does with an odd event
+            answers.append(Answer(name, None, f"It fails ({type(error).__name__})."))
+        else:
+            if math.isnan(found):
+                answers.append(Answer(name, None, "It fails (its number is none)."))
+            else:
+                answers.append(Answer(name, found, _why(name, found, ours, lower)))
+    return Comparison(ours, lower, tuple(answers))
+
+
+def _why(tool: str, found: float, ours: Guarantee, lower: float) -> str:
+    """Return in one sentence why our number differs from theirs."""
+    if found < lower * (1.0 - 1e-6):
+        return "Its number is no upper bound: some mechanism with this event costs more."
+    if math.isinf(found):
+        same = "as is ours" if math.isinf(ours.epsilon) else "ours has a bound that is finite"
+        return f"Its bound is infinite; {same}."
+    if abs(found - ours.epsilon) <= _ALIKE * ours.epsilon:
+        return "They agree."
+    if found < ours.epsilon:
+        return f"Ours is larger: both are bounds, and ours, by {ours.method}, is the looser here."
+    if tool == "Opacus PRV":
+        return "It allows itself an error of 0.01 in ε and reports the upper end; ours refines until 1e-3."
+    if "RDP" not in tool:
+        return "Its lattice is the same for every event; ours is chosen for this one."
+    if ours.method == "rdp":
+        return "Both compose Rényi divergences; ours has more orders and a tighter divergence."
+    return (
+        f"Converting Rényi divergences to (ε, δ) loses; ours, by {ours.method}, does not convert."
+    )
+
+
+def _parts(event: Event) -> list[_Release | _Choice]:
+    """Return what every tool may know about an event."""
+    parts: list[_Release | _Choice] = []
+    for part, count in flatten(event).items():
+        known = entry(part)
+        choice, rho = known.choice(part), known.rho(part)
+        if choice is not None and not choice.threshold:
+            parts.append(_Choice(choice.selection.event, choice.selection.runs, count))
+            continue
+        if rho is not None:
+            parts.append(_Release("zcdp", 1.0, rho, count))
+            continue
+        try:
+            found = looks(part)
+        except UnknownEventError:
+            raise _CannotError(f"events of type {part.type}") from None
+        for (rate, atoms), times in found.items():
+            sigma = known.sampled_gaussian(part)
+            if len(atoms) > 1 and sigma is None:
+                raise _CannotError("Gaussian and Laplace releases about one sample")
+            kind, noise = atoms[0] if sigma is None else ("gaussian", sigma[1])
+            parts.append(_Release(kind, rate, noise, count * times))
+    return parts
+
+
+def _plain(parts: list[_Release | _Choice], *kinds: str) -> list[_Release]:
+    """Return the releases, if they are of kinds that a tool knows."""
+    for part in parts:
+        if isinstance(part, _Choice):
+            raise _CannotError("the best of several runs")
+        if part.kind not in kinds:
+            raise _CannotError("zero-concentrated DP" if part.kind == "zcdp" else "Laplace noise")
+    return [part for part in parts if isinstance(part, _Release)]
+
+
+def _as_dp_event(parts: list[_Release | _Choice]) -> Any:
+    import dp_accounting as dp
+    from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+    events = []
+    for part in parts:
+        if isinstance(part, _Choice):
+            law = part.runs.to_dict()
+            shape = law.get("shape", _SHAPES.get(part.runs.law))
+            if shape is None or "maximum" in law:
+                raise _CannotError("a fixed, binomial or capped number of runs")
+            base = _as_dp_event(_parts(part.event))
+            one = RepeatAndSelectDpEvent(base, float(law["mean"]), float(shape))
+        elif part.kind == "zcdp":
+            one = dp.ZCDpEvent(part.noise)
+        else:
+            release = dp.GaussianDpEvent if part.kind == "gaussian" else dp.LaplaceDpEvent
+            one = release(part.noise)
+            if part.rate < 1.0:
+                one = dp.PoissonSampledDpEvent(part.rate, one)
+        events.append(dp.SelfComposedDpEvent(one, part.times))
+    return dp.ComposedDpEvent(events)
+
+
+def _by_dp_accounting(accountant: Any, parts: list[_Release | _Choice], delta: float) -> float:
+    event = _as_dp_event(parts)
+    if not accountant.supports(event):
+        choices = any(isinstance(part, _Choice) for part in parts)
+        missing = "the best of several runs" if choices else "one of these releases"
+        raise _CannotError(missing)
+    return float(accountant.compose(event).get_epsilon(delta))
+
+
+def _dp_accounting_pld(parts: list[_Release | _Choice], delta: float) -> float:
+    from dp_accounting.pld import PLDAccountant
+
+    return _by_dp_accounting(PLDAccountant(), parts, delta)
+
+
+def _dp_accounting_rdp(parts: list[_Release | _Choice], delta: float) -> float:
+    from dp_accounting.rdp import RdpAccountant
+
+    return _by_dp_accounting(RdpAccountant(), parts, delta)
+
+
+def _autodp_rdp(parts: list[_Release | _Choice], delta: float) -> float:
+    from autodp.mechanism_zoo import ExactGaussianMechanism, LaplaceMechanism, zCDP_Mechanism
+    from autodp.transformer_zoo import AmplificationBySampling, Composition
+
+    mechanisms, counts = [], []
+    for number, part in enumerate(_plain(parts, "gaussian", "laplace", "zcdp")):
+        name = f"part{number}"
+        if part.kind == "zcdp":
+            one = zCDP_Mechanism(rho=part.noise, xi=0, name=name)
+        elif part.kind == "laplace":
+            one = LaplaceMechanism(part.noise, name=name)
+        else:
+            one = ExactGaussianMechanism(part.noise, name=name)
+        if part.rate < 1.0:
+            # Its tight rule for Poisson samples is known to hold for Gaussian noise.
+            one.replace_one = False
+            sampling = AmplificationBySampling(PoissonSampling=True)
+            one = sampling(one, part.rate, improved_bound_flag=part.kind == "gaussian")
+        mechanisms.append(one)
+        counts.append(part.times)
+    return float(Composition()(mechanisms, counts).get_approxDP(delta))
+
+
+def _opacus_rdp(parts: list[_Release | _Choice], delta: float) -> float:
+    from opacus.accountants.analysis import rdp
+
+    total = 0.0
+    for part in _plain(parts, "gaussian"):
+        total = total + rdp.compute_rdp(
+            q=part.rate, noise_multiplier=part.noise, steps=part.times, orders=_ORDERS
+        )
+    return float(rdp.get_privacy_spent(orders=_ORDERS, rdp=total, delta=delta)[0])
+
+
+def _opacus_prv(parts: list[_Release | _Choice], delta: float) -> float:
+    from opacus.accountants import PRVAccountant
+
+    accountant = PRVAccountant()
+    accountant.history = [(p.noise, p.rate, p.times) for p in _plain(parts, "gaussian")]
+    return float(accountant.get_epsilon(delta))
+
+
+TOOLS: dict[str, Callable[[list[_Release | _Choice], float], float]] = {
+    "dp-accounting PLD": _dp_accounting_pld,
+    "dp-accounting RDP": _dp_accounting_rdp,
+    "autodp RDP": _autodp_rdp,
+    "Opacus RDP": _opacus_rdp,
+    "Opacus PRV": _opacus_prv,
+}

@@ -1,0 +1,184 @@
+"""What a change of an event would cost or save in ε: each changed event is accounted anew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from privtune.accounting.accountant import Guarantee, epsilon
+from privtune.accounting.events import (
+    Adjacency,
+    Composed,
+    Event,
+    PrivateSelection,
+    Repeated,
+    ThresholdSelection,
+)
+from privtune.accounting.registry import Choice, entry, text
+from privtune.accounting.runs import RunLaw, run_law_from_dict
+from privtune.errors import PrivTuneError
+
+__all__ = ["Change", "Sensitivity", "sensitivity"]
+
+_CAP = 3.0  # of the mean number of runs, as an example of a cap
+_MOST = 8  # different noises and choices that are looked at
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change, and ε with it.
+
+    Args:
+        text: What is changed, in words.
+        epsilon: An upper bound on ε with the change; may be infinite.
+        difference: That less what the event costs unchanged: the difference of two upper bounds.
+    """
+
+    text: str
+    epsilon: float
+    difference: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        numbers = {"epsilon": self.epsilon, "difference": self.difference}
+        known = {k: v if math.isfinite(v) else "inf" for k, v in numbers.items()}
+        return {"text": self.text, **known}
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What an event costs, and what it would cost otherwise.
+
+    Args:
+        guarantee: The event's, unchanged.
+        changes: The changes, those that save most first.
+    """
+
+    guarantee: Guarantee
+    changes: tuple[Change, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        changes = [change.to_dict() for change in self.changes]
+        return {"guarantee": self.guarantee.to_dict(), "changes": changes}
+
+
+def sensitivity(
+    event: Event,
+    delta: float,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+    names: Mapping[Event, str] | None = None,
+) -> Sensitivity:
+    """Return what changes of an event would cost or save.
+
+    One run more on average, one that is charged by itself, and a cap, for each choice among runs;
+    half and twice the noise of each release; a δ ten times smaller; all of it once more.
+
+    Args:
+        event: What touches the data.
+        delta: In (0, 1).
+        adjacency: The relation of neighbouring datasets.
+        names: What to call releases of the event; others are called by their noise.
+
+    Returns:
+        ε unchanged and with each change. Every ε is an upper bound; a difference of two says what
+        is reported more or less, not what is lost.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> found = sensitivity(Gaussian(4.0), 1e-5)
+        >>> [change.text for change in found.changes if change.difference < 0]
+        ['twice the noise (gaussian, noise multiplier 4)']
+    """
+    now = epsilon(event, delta, adjacency=adjacency)
+    # Made one by one: some changes lead beyond the numbers that events may have.
+    asked: dict[str, Callable[[], Event]] = {"all of it once more": lambda: Repeated(2, event)}
+    for choice, node in _choices(event):
+        for words, other in _other_runs(choice):
+            asked[words] = partial(_replaced, event, node, other)
+        alone = f"one run more, charged by itself ({_law(choice)})"
+        asked[alone] = partial(Composed, (event, choice.selection.event))
+    for leaf in _noises(event):
+        called = (names or {}).get(leaf, text(leaf))
+        for words, factor in (("half", 0.5), ("twice", 2.0)):
+            other = partial(entry(leaf).scaled, leaf, factor)
+            asked[f"{words} the noise ({called})"] = partial(_replaced, event, leaf, other)
+    stricter = epsilon(event, delta / 10.0, adjacency=adjacency).epsilon
+    changes = [_change("δ ten times smaller", stricter, now)]
+    for words, make in asked.items():
+        try:
+            found = epsilon(make(), delta, adjacency=adjacency).epsilon
+        except PrivTuneError:
+            continue
+        changes.append(_change(words, found, now))
+    return Sensitivity(now, tuple(sorted(changes, key=lambda change: change.difference)))
+
+
+def _change(words: str, found: float, now: Guarantee) -> Change:
+    both = math.isinf(found) and math.isinf(now.epsilon)
+    return Change(words, found, 0.0 if both else found - now.epsilon)
+
+
+def _walk(event: Event, seen: dict[Event, None]) -> dict[Event, None]:
+    """Collect an event and all that is in it, each once, in the order of the tree."""
+    if event not in seen:
+        seen[event] = None
+        for child in event.children():
+            _walk(child, seen)
+    return seen
+
+
+def _replaced(event: Event, old: Event, new: Callable[[], Event]) -> Event:
+    """Return the event with one part replaced, wherever it stands."""
+    if event == old:
+        return new()
+    return event.rebuild([_replaced(child, old, new) for child in event.children()])
+
+
+def _noises(event: Event) -> list[Event]:
+    return [leaf for leaf in _walk(event, {}) if "noise_multiplier" in leaf.to_dict()][:_MOST]
+
+
+def _choices(event: Event) -> list[tuple[Choice, Event]]:
+    found = [(entry(node).choice(node), node) for node in _walk(event, {})]
+    return [(choice, node) for choice, node in found if choice is not None][:_MOST]
+
+
+def _law(choice: Choice) -> str:
+    law = choice.selection.runs
+    kind = "a threshold" if choice.threshold else law.law.replace("_", " ")
+    return f"{kind}, mean {law.expected_runs:.4g}"
+
+
+def _other_runs(choice: Choice) -> list[tuple[str, Callable[[], Event]]]:
+    """Return the choice with one run more on average, and with a cap, where that can be said."""
+    base, law = choice.selection.event, choice.selection.runs
+    if choice.threshold:
+        stop = 1.0 / (law.expected_runs + 1.0)
+        words = f"one run more at most, on average ({_law(choice)})"
+        return [(words, lambda: ThresholdSelection(base, stop))]
+    changes: list[tuple[str, Callable[[], Event]]] = [
+        (
+            f"one run more on average ({_law(choice)})",
+            lambda: PrivateSelection(base, _with(law, 1.0)),
+        )
+    ]
+    if law.cap is None and law.law != "binomial":
+        cap = round(_CAP * law.expected_runs)
+        capped = {**law.to_dict(), "maximum": cap}
+        words = f"at most {cap} runs ({_law(choice)})"
+        changes.append((words, lambda: PrivateSelection(base, run_law_from_dict(capped))))
+    return changes
+
+
+def _with(law: RunLaw, more: float) -> RunLaw:
+    """Return a law with a larger mean; of a binomial one the trials grow as well."""
+    data = dict(law.to_dict())
+    if "n" in data:
+        data["n"] = int(data["n"]) + math.ceil(more)
+    data["mean"] = float(data["mean"]) + more
+    return run_law_from_dict(data)

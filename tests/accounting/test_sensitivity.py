@@ -1,0 +1,98 @@
+"""What a change would cost is what the changed event costs, written out by hand."""
+
+import math
+
+import pytest
+
+from privtune.accounting import (
+    Adjacency,
+    Binomial,
+    Composed,
+    Gaussian,
+    Geometric,
+    Laplace,
+    NonPrivate,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    ThresholdSelection,
+    epsilon,
+)
+from privtune.accounting.sensitivity import sensitivity
+
+
+def steps(noise):
+    return Repeated(400, PoissonSampled(0.05, Gaussian(noise)))
+
+
+def trial(score=20.0, noise=2.0):
+    return Composed([steps(noise), Laplace(score)])
+
+
+EVENT = PrivateSelection(trial(), Geometric(10))
+
+
+def changes(event, **options):
+    found = sensitivity(event, 1e-5, **options)
+    return {change.text: change for change in found.changes}
+
+
+def test_every_change_is_accounted_anew():
+    by_hand = {
+        "half the noise (the score)": PrivateSelection(trial(score=10.0), Geometric(10)),
+        "twice the noise (the score)": PrivateSelection(trial(score=40.0), Geometric(10)),
+        "half the noise (gaussian, noise multiplier 2)": PrivateSelection(
+            trial(noise=1.0), Geometric(10)
+        ),
+        "twice the noise (gaussian, noise multiplier 2)": PrivateSelection(
+            trial(noise=4.0), Geometric(10)
+        ),
+        "one run more on average (geometric, mean 10)": PrivateSelection(trial(), Geometric(11)),
+        "at most 30 runs (geometric, mean 10)": PrivateSelection(
+            trial(), Geometric(10, maximum=30)
+        ),
+        "one run more, charged by itself (geometric, mean 10)": Composed([EVENT, trial()]),
+        "all of it once more": Repeated(2, EVENT),
+    }
+    found = changes(EVENT, names={Laplace(20.0): "the score"})
+    assert set(found) == {*by_hand, "δ ten times smaller"}
+    now = epsilon(EVENT, 1e-5).epsilon
+    for words, event in by_hand.items():
+        assert found[words].epsilon == epsilon(event, 1e-5).epsilon
+        assert found[words].difference == found[words].epsilon - now
+    assert found["δ ten times smaller"].epsilon == epsilon(EVENT, 1e-5 / 10).epsilon
+    ordered = [change.difference for change in sensitivity(EVENT, 1e-5).changes]
+    assert ordered == sorted(ordered)
+    assert ordered[0] < 0 < ordered[-1]
+
+
+def test_a_fixed_number_and_a_threshold():
+    fixed = PrivateSelection(steps(2.0), Binomial(5, 5.0))
+    stopped = ThresholdSelection(steps(2.0), 0.2)
+    both = changes(Composed([fixed, stopped]))
+    more = Composed([PrivateSelection(steps(2.0), Binomial(6, 6.0)), stopped])
+    found = both["one run more on average (binomial, mean 5)"]
+    assert found.epsilon == epsilon(more, 1e-5).epsilon
+    later = Composed([fixed, ThresholdSelection(steps(2.0), 1 / 6)])
+    found = both["one run more at most, on average (a threshold, mean 5)"]
+    assert found.epsilon == pytest.approx(epsilon(later, 1e-5).epsilon, rel=1e-9)
+    assert not [words for words in both if words.startswith("at most")]
+
+
+def test_what_costs_infinitely_much_costs_no_more():
+    found = changes(Composed([NonPrivate(), Gaussian(1.0)]))
+    assert {change.difference for change in found.values()} == {0.0}
+    assert all(math.isinf(change.epsilon) for change in found.values())
+
+
+def test_the_adjacency_is_the_question_s():
+    found = changes(Gaussian(4.0), adjacency=Adjacency.REPLACE_ONE)
+    twice = epsilon(Gaussian(8.0), 1e-5, adjacency=Adjacency.REPLACE_ONE).epsilon
+    assert found["twice the noise (gaussian, noise multiplier 4)"].epsilon == twice
+
+
+def test_a_change_that_no_event_can_have_is_left_out():
+    found = changes(Repeated(10**9, Repeated(10**9, Gaussian(1e100))))
+    assert "all of it once more" not in found
+    assert "twice the noise (gaussian, noise multiplier 1e+100)" not in found
+    assert "δ ten times smaller" in found
