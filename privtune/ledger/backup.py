@@ -47,6 +47,12 @@ def backup(storage: Storage, path: Path) -> Path:
     Raises:
         InvalidInputError: The storage is PostgreSQL's, the file is there, or its folder is not.
         LedgerError: There is no ledger, the copy could not be written, or is not sound.
+
+    Example:
+        >>> from privtune.ledger import Ledger
+        >>> with Ledger() as ledger:
+        ...     backup(ledger.log.storage, Path("copy.db")).name
+        'copy.db'
     """
     if storage.dialect != "sqlite":
         allowed = "is no SQLite file: PostgreSQL's own tool copies it whole"
