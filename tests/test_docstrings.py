@@ -35,6 +35,8 @@ PACKAGES = (
 # Shown by no example of their own, and why.
 NO_EXAMPLE = {
     "privtune.testing.ledgers.LedgerContract": "a suite to subclass; tests/ledger/test_contract.py does",
+    "privtune.study.Trial.close": "called by the study when the objective has returned",
+    "privtune.study.Trial.finish": "called by the study when the objective has returned",
 }
 
 Named = tuple[str, Any]
@@ -169,11 +171,12 @@ def class_debts(name: str, cls: type) -> list[str]:
     # Exceptions are met, not made, and an enumeration is its members.
     if not shown and not plain and name not in NO_EXAMPLE:
         owed.append("an example")
-    everything = "\n".join(examples(d) for d in docs)
-    for method, function in methods(cls):
-        said = "\n\n".join(said_of(method, cls))
+    handed_out = {m: (f, "\n\n".join(said_of(m, cls))) for m, f in methods(cls)}
+    everything = "\n".join(examples(d) for d in (*docs, *(said for _, said in handed_out.values())))
+    for method, (function, said) in handed_out.items():
         debts = missing(function, said)
-        if not examples(said) and not re.search(rf"\b{method}\b", everything):
+        met = re.search(rf"\b{method}\b", everything) or f"{name}.{method}" in NO_EXAMPLE
+        if not examples(said) and not met:
             debts.append("an example")
         if not said:
             debts.append("a docstring")
@@ -199,4 +202,6 @@ def test_enough_is_public() -> None:
 
 
 def test_what_is_let_off_exists() -> None:
-    assert set(NO_EXAMPLE) <= set(PUBLIC)
+    for name in NO_EXAMPLE:
+        owner, _, method = name.rpartition(".")
+        assert name in PUBLIC or hasattr(PUBLIC[owner], method)
