@@ -245,7 +245,7 @@ class Joint(Event):
     def noise_multiplier(self) -> float:
         """The noise multiplier of the one Gaussian that the Gaussian releases equal; inf if none."""
         noises = [e.noise_multiplier for e in self.events if isinstance(e, Gaussian)]
-        if len(noises) < 2:  # itself, to the last digit
+        if len(noises) < 2:  # a single one is returned as it is, not rounded
             return noises[0] if noises else math.inf
         return 1.0 / math.sqrt(math.fsum((1.0 / noise) ** 2 for noise in noises))
 

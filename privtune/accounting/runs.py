@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 _MAX_MEAN = 1e6
 _MAX_CAP = 100_000
 _LEAST_LOG_GAMMA = -600.0
-_LEAST_LOG_KEPT = -200.0  # of a cap that cuts off nearly all; below, its few masses are summed
+_LEAST_LOG_KEPT = -200.0  # log of the mass that a cap keeps; below this, its few masses are summed
 _MAX_DRAW = 2**25  # a number of runs that nobody can make
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["HyFreeDP", "HyFreeDPState"]
 
 _LOSS_BATCHES = ("same", "separate")
-_DEVIATIONS = {"gaussian": 1.0, "laplace": 2.0**0.5}  # of noise of scale 1
+_DEVIATIONS = {"gaussian": 1.0, "laplace": 2.0**0.5}  # standard deviation of noise of scale 1
 _FITS = ("tracked", "paper")
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["PUR", "PURConstant", "PUROracle", "PURState"]
 
 _REGIMES = ("non-convex", "convex", "strongly-convex")
-_ROUNDING = 1e-9  # the account may sum in another order
+_ROUNDING = 1e-9  # relative; the account may sum in another order, and round otherwise
 _ADJACENCIES = ("replace-one", "add-remove")
 
 
