@@ -161,9 +161,12 @@ class Rounds:
         >>> opened = rounds.reserve("clinic", ChargeRequest(event), count=2)  # K, drawn in secret
         >>> rounds.open(opened.charge_id, count=7) == rounds.find(opened.charge_id) == opened
         True
-        >>> while lease := rounds.lease(opened.charge_id, "worker-a"):
+        >>> [share] = rounds.lease_some(opened.charge_id, "worker-a", most=4, workers=2)
+        >>> rounds.complete(share, score=0.8, result={})
+        True
+        >>> while lease := rounds.lease(opened.charge_id, "worker-b"):
         ...     lease = rounds.renew(lease)  # a sign of life
-        ...     first = rounds.complete(lease, score=0.8 + 0.1 * lease.number, result={})
+        ...     first = rounds.complete(lease, score=0.9, result={})
         >>> rounds.open_count(opened.charge_id), [r.score for r in rounds.results(opened.charge_id)]
         (0, [0.8, 0.9])
         >>> ledger.close()
@@ -246,7 +249,15 @@ class Rounds:
             return self._find(connection, charge_id)
 
     def lease(self, charge_id: str, worker: str) -> Lease | None:
-        """Lease the first task that nobody works on: :meth:`lease_some` of one."""
+        """Lease the first task that nobody works on: :meth:`lease_some` of one.
+
+        Args:
+            charge_id: The round's charge.
+            worker: Who asks: any name that no other worker has.
+
+        Returns:
+            The lease; None when every open task is leased, or none is left.
+        """
         return next(iter(self.lease_some(charge_id, worker, most=1)), None)
 
     def lease_some(
@@ -256,14 +267,10 @@ class Rounds:
 
         Args:
             charge_id: The round's charge.
-            worker: Who asks.
+            worker: Who asks: any name that no other worker has.
             most: How many tasks at most.
             workers: How many share the round at least. Whoever comes first must not lease all
                 tasks: it gets its share of those that are free, among these or those at work.
-
-        Args:
-            charge_id: The round's charge.
-            worker: Who asks: any name that no other worker has.
 
         Returns:
             The leases; none when every open task is leased, or none is left.

@@ -426,6 +426,7 @@ def delete_study(name: str, storage: str) -> None:
         >>> import privtune
         >>> study = privtune.create_study("old", budget=privtune.Budget(4.0, 1e-5, name="clinic"))
         >>> delete_study("old", study.storage)
+        >>> from privtune.study import study_names
         >>> study_names(study.storage)
         []
     """
