@@ -23,8 +23,20 @@ __all__ = ["backup", "backup_storage"]
 def backup_storage(url: str, path: Path) -> tuple[Path, list[str]]:
     """Copy the database at a URL, of whatever version; see :func:`backup`.
 
+    Args:
+        url: The storage.
+        path: The new file.
+
     Returns:
         The file, and the names of its budgets.
+
+    Example:
+        >>> from privtune.ledger import Budget, Ledger
+        >>> with Ledger("sqlite:///privtune.db") as ledger:
+        ...     budget = ledger.create_budget(Budget(4.0, 1e-5, name="clinic"))
+        >>> path, names = backup_storage("sqlite:///privtune.db", Path("copy.db"))
+        >>> path.name, names
+        ('copy.db', ['clinic'])
     """
     with closing(Storage(url)) as storage:
         path = backup(storage, path)
