@@ -47,6 +47,24 @@ def create_study(
 
     Raises:
         PrivTuneError: If a field is not valid, the name is taken, or an arm cannot be planned.
+
+    Example:
+        >>> study = create_study(
+        ...     "digits",
+        ...     budget=Budget(8.0, 1e-5, name="digits"),
+        ...     task="digits-mlp",
+        ...     arms=[
+        ...         {
+        ...             "name": "defaults",
+        ...             "strategy": "fixed",
+        ...             "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+        ...         }
+        ...     ],
+        ...     epochs=2,
+        ...     expected_batch_size=64,
+        ... )
+        >>> study.arms, study.status()[0].state, study.spent().epsilon
+        (('defaults',), 'planned', 0.0)
     """
     spec = StudySpec.parse(
         {
@@ -79,7 +97,15 @@ def load_study(name: str, *, storage: str = _DEFAULT_STORAGE, curator: bool = Fa
         storage: Database URL of studies and budgets.
         curator: Whether you are inside the trust boundary and may see sealed trials.
 
+    Returns:
+        The study; ``run`` goes on where it was.
+
     Raises:
         PrivTuneError: If there is no such study.
+
+    Example:
+        >>> opened = create_study("own-loop", budget=Budget(4.0, 1e-5, name="clinic"))
+        >>> load_study("own-loop").remaining()
+        4.0
     """
     return Study(name, storage, curator=curator)

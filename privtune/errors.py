@@ -12,6 +12,10 @@ class PrivTuneError(Exception):
     """Root of every error that PrivTune raises on purpose.
 
     The command line prints it as one sentence and exits with 1; anything else is a bug.
+
+    Example:
+        >>> issubclass(InvalidInputError, PrivTuneError)
+        True
     """
 
 
@@ -23,6 +27,12 @@ class InvalidInputError(PrivTuneError, ValueError):
         value: The value that was refused.
         allowed: The domain, in words (``"must be a finite number above 0"``).
         remedy: What to do instead, if the domain alone does not say it.
+
+    Example:
+        >>> raise InvalidInputError("rate", 1.5, "must lie in (0, 1]", "Divide by the records.")
+        Traceback (most recent call last):
+            ...
+        privtune.errors.InvalidInputError: rate = 1.5: must lie in (0, 1]. Divide by the ...
     """
 
     def __init__(self, name: str, value: object, allowed: str, remedy: str = "") -> None:

@@ -74,6 +74,15 @@ class SearchSpace(Mapping[str, BaseDistribution]):
 
     Raises:
         DependentSamplerError: If the sampler does not declare independence.
+
+    Example:
+        >>> from privtune.training.mechanism.streams import Streams
+        >>> space = SearchSpace.from_dict(
+        ...     {"learning_rate": {"type": "float", "low": 0.01, "high": 10.0, "log": True}}
+        ... )
+        >>> streams = Streams(bytes(32))  # a secret of the operating system's, outside of an example
+        >>> space.draw(streams, 3) == space.draw(streams, 3), space.draw(streams, 4)
+        (True, {'learning_rate': 0.06051373467719626})
     """
 
     distributions: Mapping[str, BaseDistribution | Prior]
@@ -113,6 +122,13 @@ class SearchSpace(Mapping[str, BaseDistribution]):
 
     def draw(self, streams: Streams, candidate: int) -> dict[str, Any]:
         """Draw candidate number ``candidate``: a function of the streams and its number alone.
+
+        Args:
+            streams: The round's random streams.
+            candidate: Its number, from 0.
+
+        Returns:
+            A value for every hyperparameter.
 
         Raises:
             InvalidInputError: If the user's sampler leaves a hyperparameter out, or its support.
@@ -171,6 +187,15 @@ def independent_sampler(streams: Streams, candidate: int) -> RandomSampler:
 
     Each candidate has a sampler of its own, seeded from the round's secret and its index, so that
     a candidate that is drawn again after an interruption is the same one.
+
+    Args:
+        streams: The round's random streams.
+        candidate: Its number, from 0.
+
+    Example:
+        >>> from privtune.training.mechanism.streams import Streams
+        >>> type(independent_sampler(Streams(bytes(32)), 0)).__name__
+        'RandomSampler'
     """
     return RandomSampler(seed=streams.seed("search", candidate) % 2**32)
 
@@ -188,6 +213,14 @@ def require_independent_sampler(sampler: object) -> None:
 
     References:
         Papernot and Steinke 2022, arXiv 2110.03620, Theorem 2: the K runs are i.i.d.
+
+    Example:
+        >>> import optuna
+        >>> require_independent_sampler(optuna.samplers.RandomSampler())
+        >>> require_independent_sampler(optuna.samplers.TPESampler())
+        Traceback (most recent call last):
+            ...
+        privtune.spaces.DependentSamplerError: TPESampler does not draw candidates ...
     """
     # An exact type: a subclass may do anything.
     if type(sampler) is RandomSampler:

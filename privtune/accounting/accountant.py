@@ -43,6 +43,15 @@ class Guarantee:
         adjacency: The relation of neighbouring datasets.
         bounds: Every bound that was computed, by name, in the quantity that was asked for.
         reasons: Why a bound that may apply was not computed, by name.
+
+    Raises:
+        PrivTuneError: A number came out as NaN or negative: none is reported.
+
+    Example:
+        >>> print(Guarantee(1.93741, 1e-5, "pld", Adjacency.ADD_REMOVE))
+        (ε = 1.938, δ = 1e-05) under add-remove, by pld
+        >>> Guarantee(math.inf, 1e-5, "rdp", Adjacency.ADD_REMOVE).to_dict()["epsilon"]
+        'inf'
     """
 
     epsilon: float
@@ -125,6 +134,15 @@ def epsilon(
 
     Guarantee:
         Every number is an upper bound, or infinite.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, PoissonSampled, Repeated
+        >>> training = Repeated(1000, PoissonSampled(0.01, Gaussian(1.0)))
+        >>> answer = epsilon(training, 1e-5)
+        >>> print(round(answer.epsilon, 2), "by", answer.method, "under", answer.adjacency)
+        1.83 by pld under add-remove
+        >>> answer.epsilon < epsilon(training, 1e-5, method="rdp").epsilon
+        True
     """
     target = check_delta(delta)
     return _answer(event, "epsilon", target, _adjacency(adjacency), _method(method))
@@ -153,6 +171,11 @@ def delta(
 
     Guarantee:
         Every number is an upper bound; 1 says that nothing is known.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> f"{delta(Gaussian(4.0), 1.0).delta:.2e}"
+        '2.92e-06'
     """
     target = check_epsilon(epsilon)
     return _answer(event, "delta", target, _adjacency(adjacency), _method(method))
@@ -228,6 +251,12 @@ def lower_bound(
 
     Returns:
         The lower bound, 0 if nothing is known; infinite where nothing is guaranteed.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, Geometric, PrivateSelection
+        >>> best = PrivateSelection(Gaussian(4.0), Geometric(mean=10))
+        >>> 0.8 < lower_bound(best, 1e-5) / epsilon(best, 1e-5).epsilon <= 1  # how tight the account is
+        True
     """
     level = check_delta(delta)
     accounted = under(event, _adjacency(adjacency))
@@ -277,6 +306,13 @@ def group_privacy(event: Event, delta: float, *, method: str = "best") -> Guaran
 
     Returns:
         The guarantee under replace-one; its method names the conversion.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> event = Gaussian(4.0)
+        >>> replaced = group_privacy(event, 1e-5).epsilon
+        >>> replaced > epsilon(event, 1e-5, adjacency=Adjacency.REPLACE_ONE).epsilon  # exact, where known
+        True
     """
     level = check_delta(delta)
     kind = _method(method)

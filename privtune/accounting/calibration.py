@@ -49,6 +49,12 @@ class Calibration:
         event: The event, every noise multiplier multiplied by `scale`.
         scale: The factor.
         guarantee: What the accountant reports for the event; never above the target.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> found = calibrate(Gaussian(1.0), epsilon=1.0, delta=1e-5)
+        >>> round(found.scale, 2), found.event.noise_multiplier == found.scale
+        (3.73, True)
     """
 
     event: Event
@@ -65,6 +71,14 @@ class SharedBudget:
         arm_epsilons: The target ε that each arm was given.
         guarantees: What the accountant reports for each arm alone.
         total: What it reports for all arms together; never above the budget.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> def arm(target):
+        ...     return calibrate(Gaussian(1.0), epsilon=target, delta=1e-5).event
+        >>> shared = share_budget([arm, arm], epsilon=2.0, delta=1e-5)
+        >>> shared.total.epsilon <= 2.0, sum(shared.arm_epsilons) > 2.0
+        (True, True)
     """
 
     events: tuple[Event, ...]
@@ -79,6 +93,17 @@ def scale_noise(event: Event, factor: float) -> Event:
     Args:
         event: Any event; parts without a noise multiplier stay as they are.
         factor: Above 0.
+
+    Returns:
+        The event, of the same shape.
+
+    Raises:
+        InvalidInputError: The factor is not above 0.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, Repeated
+        >>> scale_noise(Repeated(100, Gaussian(2.0)), 1.5)
+        Repeated(count=100, event=Gaussian(noise_multiplier=3.0))
     """
     return scaled(event, check_number("factor", factor, above=0.0))
 
@@ -109,6 +134,13 @@ def calibrate(
 
     Guarantee:
         The reported ε of the returned event, by the accountant itself, is at most the target.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, PoissonSampled, Repeated
+        >>> training = Repeated(1000, PoissonSampled(0.01, Gaussian(1.0)))
+        >>> found = calibrate(training, epsilon=1.0, delta=1e-5)
+        >>> round(found.event.event.event.noise_multiplier, 2), 0.99 < found.guarantee.epsilon <= 1.0
+        (1.41, True)
     """
     target = check_number("epsilon", epsilon, above=0.0)
     level = check_delta(delta)
@@ -291,6 +323,14 @@ def share_budget(
 
     Guarantee:
         `total.epsilon` is at most `epsilon`, as the accountant reports it.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> def arm(target):
+        ...     return calibrate(Gaussian(1.0), epsilon=target, delta=1e-5).event
+        >>> shared = share_budget([arm, arm], epsilon=2.0, delta=1e-5, weights=[1, 3])
+        >>> [round(target, 1) for target in shared.arm_epsilons]
+        [0.6, 1.9]
     """
     target = check_number("epsilon", epsilon, above=0.0)
     level = check_delta(delta)

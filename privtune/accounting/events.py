@@ -68,6 +68,17 @@ class Event(ABC):
     """Base of all events: frozen, hashable, JSON both ways.
 
     Fields hold numbers, laws of runs, events, or tuples of them; None stands for what is left out.
+
+    Example:
+        >>> training = Repeated(1000, PoissonSampled(0.01, Gaussian(1.1)))
+        >>> training.children()[0].to_dict()
+        {'type': 'poisson_sampled', 'rate': 0.01, 'event': {'type': 'gaussian', 'noise_multiplier': 1.1}}
+        >>> training.parts() == ((training.event, 1000),), Gaussian(1.1).parts()
+        (True, None)
+        >>> training.rebuild([Gaussian(1.1)])  # the same number of releases, of all records
+        Repeated(count=1000, event=Gaussian(noise_multiplier=1.1))
+        >>> event_from_json(training.to_json()) == training, {training: "hashable"}[training]
+        (True, 'hashable')
     """
 
     type: ClassVar[str]
@@ -86,6 +97,12 @@ class Event(ABC):
 
         Args:
             children: As many as `children()` returns, in the same order.
+
+        Returns:
+            An event of the same type.
+
+        Raises:
+            InvalidInputError: Another number of children.
         """
         if len(children) != len(self.children()):
             raise InvalidInputError("children", children, "must be as many as the event has")
@@ -161,6 +178,10 @@ class Gaussian(Event):
     Args:
         noise_multiplier: Standard deviation of the noise over the L2 sensitivity of the release
             under the adjacency of the question, from 1e-100 to 1e100.
+
+    Example:
+        >>> Gaussian(noise_multiplier=1.1).to_json()
+        '{"noise_multiplier":1.1,"schema":1,"type":"gaussian"}'
     """
 
     type: ClassVar[str] = "gaussian"
@@ -176,6 +197,11 @@ class Laplace(Event):
 
     Args:
         noise_multiplier: Scale of the noise over the L1 sensitivity, from 1e-100 to 1e100.
+
+    Example:
+        >>> from privtune.accounting import epsilon
+        >>> round(epsilon(Laplace(2.0), 1e-12).epsilon, 4)  # 1 / scale, with hardly any δ
+        0.5
     """
 
     type: ClassVar[str] = "laplace"
@@ -194,6 +220,14 @@ class Joint(Event):
 
     Args:
         events: The gaussian and laplace releases, at least one.
+
+    Raises:
+        InvalidInputError: A part is neither Gaussian nor Laplace, or a joint of these.
+
+    Example:
+        >>> joint = Joint([Gaussian(1.2), Gaussian(8.0)])  # a gradient and a loss of one sample
+        >>> round(joint.noise_multiplier, 4)  # as private as one release with a little less noise
+        1.1867
     """
 
     type: ClassVar[str] = "joint"
@@ -211,7 +245,7 @@ class Joint(Event):
     def noise_multiplier(self) -> float:
         """The noise multiplier of the one Gaussian that the Gaussian releases equal; inf if none."""
         noises = [e.noise_multiplier for e in self.events if isinstance(e, Gaussian)]
-        if len(noises) < 2:  # itself, to the last digit
+        if len(noises) < 2:  # a single one is returned as it is, not rounded
             return noises[0] if noises else math.inf
         return 1.0 / math.sqrt(math.fsum((1.0 / noise) ** 2 for noise in noises))
 
@@ -234,6 +268,14 @@ class PoissonSampled(Event):
     Args:
         rate: Sampling probability of each record, in (0, 1].
         event: A gaussian, laplace or joint event.
+
+    Raises:
+        InvalidInputError: The rate is not in (0, 1], or the event is not Gaussian, Laplace or
+            joint.
+
+    Example:
+        >>> PoissonSampled(64 / 60_000, Gaussian(1.1)).event
+        Gaussian(noise_multiplier=1.1)
     """
 
     type: ClassVar[str] = "poisson_sampled"
@@ -266,6 +308,10 @@ class Repeated(Event):
     Args:
         count: Number of times, from 1 to 10^9.
         event: What is repeated.
+
+    Example:
+        >>> Repeated(3, Repeated(5, Gaussian(4.0))).parts()
+        ((Repeated(count=5, event=Gaussian(noise_multiplier=4.0)), 3),)
     """
 
     type: ClassVar[str] = "repeated"
@@ -287,6 +333,12 @@ class Composed(Event):
 
     Args:
         events: The events, in any order; may be empty.
+
+    Example:
+        >>> from privtune.accounting import epsilon
+        >>> study = Composed([Repeated(100, Gaussian(40.0)), Gaussian(8.0)])
+        >>> epsilon(study, 1e-5).epsilon < sum(epsilon(part, 1e-5).epsilon for part in study.events)
+        True
     """
 
     type: ClassVar[str] = "composed"
@@ -309,6 +361,17 @@ class WorstOf(Event):
         weights: Without: nothing is known about the choice, and the pointwise maximum is charged.
             With: the alternative is drawn by this public law, and its name is part of the output;
             the mixture is charged. Positive, one for each event, summing to 1.
+
+    Raises:
+        InvalidInputError: The weights are not one for each event, or do not sum to 1.
+
+    Example:
+        >>> from privtune.accounting import epsilon
+        >>> short, long = Repeated(100, Gaussian(40.0)), Repeated(900, Gaussian(40.0))
+        >>> round(epsilon(WorstOf([short, long]), 1e-5).epsilon, 2)
+        3.15
+        >>> round(epsilon(WorstOf([short, long], [0.999, 0.001]), 1e-5).epsilon, 2)  # drawn, and shown
+        1.58
     """
 
     type: ClassVar[str] = "worst_of"
@@ -341,6 +404,12 @@ class Parallel(Event):
 
     Args:
         events: The events, at least one; a record is touched by one of them.
+
+    Example:
+        >>> from privtune.accounting import epsilon
+        >>> counts = Parallel([Gaussian(5.0)] * 10)  # of ten regions
+        >>> round(epsilon(counts, 1e-5).epsilon, 3), round(epsilon(Gaussian(5.0), 1e-5).epsilon, 3)
+        (0.726, 0.726)
     """
 
     type: ClassVar[str] = "parallel"
@@ -356,6 +425,12 @@ class ZCDP(Event):
 
     Args:
         rho: From 0 to 1e100.
+
+    Example:
+        >>> from privtune.accounting import epsilon
+        >>> weaker = epsilon(ZCDP(0.5), 1e-5).epsilon  # what is left of Gaussian(1.0) as ρ = 1/2
+        >>> round(weaker, 1), round(epsilon(Gaussian(1.0), 1e-5).epsilon, 1)
+        (4.7, 4.4)
     """
 
     type: ClassVar[str] = "zcdp"
@@ -372,6 +447,12 @@ class ApproximateDP(Event):
     Args:
         epsilon: From 0 to 1e100.
         delta: In [0, 1).
+
+    Example:
+        >>> from privtune.accounting import epsilon
+        >>> published = Repeated(3, ApproximateDP(epsilon=0.5, delta=1e-7))
+        >>> epsilon(published, 1e-5).epsilon <= 1.5
+        True
     """
 
     type: ClassVar[str] = "approximate_dp"
@@ -390,6 +471,17 @@ class PrivateSelection(Event):
     Args:
         event: One run, its score included.
         runs: The law of K.
+
+    Raises:
+        InvalidInputError: `runs` is no law.
+
+    Example:
+        >>> from privtune.accounting import Geometric, epsilon
+        >>> run = Repeated(1000, PoissonSampled(0.01, Gaussian(2.0)))
+        >>> best = PrivateSelection(run, Geometric(mean=10))
+        >>> ratio = epsilon(best, 1e-5).epsilon / epsilon(run, 1e-5).epsilon
+        >>> 1 < ratio < 3.5  # ten runs, all shown, would cost more
+        True
     """
 
     type: ClassVar[str] = "private_selection"
@@ -415,6 +507,10 @@ class ThresholdSelection(Event):
 
     References:
         Liu and Talwar, arXiv:1811.07971, Algorithm 1, without a limit on the number of runs.
+
+    Example:
+        >>> ThresholdSelection(Gaussian(8.0), stop=0.05).to_dict()["stop"]  # 20 runs at most, on average
+        0.05
     """
 
     type: ClassVar[str] = "threshold_selection"
@@ -435,6 +531,13 @@ class SubsampledTuning(Event):
         rate: Probability that a record is in the subset, in (0, 1).
         tuning: What happens to the subset.
         training: The final training.
+
+    Example:
+        >>> from privtune.accounting import Geometric
+        >>> run = Repeated(100, PoissonSampled(0.1, Gaussian(2.0)))
+        >>> tuning = PrivateSelection(run, Geometric(mean=10))
+        >>> SubsampledTuning(variant=2, rate=0.1, tuning=tuning, training=run).rate
+        0.1
     """
 
     type: ClassVar[str] = "subsampled_tuning"
@@ -452,7 +555,13 @@ class SubsampledTuning(Event):
 
 @dataclass(frozen=True)
 class NonPrivate(Event):
-    """Data left without protection: epsilon is infinite, alone and in every composition."""
+    """Data left without protection: epsilon is infinite, alone and in every composition.
+
+    Example:
+        >>> from privtune.accounting import epsilon
+        >>> epsilon(Composed([Gaussian(8.0), NonPrivate()]), 1e-5).epsilon
+        inf
+    """
 
     type: ClassVar[str] = "non_private"
 
@@ -506,8 +615,19 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
     Args:
         data: JSON data, as `Event.to_dict` writes it; `schema`, if present, must be 1.
 
+    Returns:
+        The event, checked.
+
     Raises:
         InvalidInputError: Unknown type or field, missing field, or a value out of its range.
+
+    Example:
+        >>> event_from_dict({"type": "gaussian", "noise_multiplier": 1.1})
+        Gaussian(noise_multiplier=1.1)
+        >>> event_from_dict({"type": "gaussian", "sigma": 1.1})
+        Traceback (most recent call last):
+            ...
+        privtune.errors.InvalidInputError: field = 'sigma': gaussian knows noise_multiplier.
     """
     if isinstance(data, Mapping) and "schema" in data:
         if data["schema"] != SCHEMA_VERSION or isinstance(data["schema"], bool):
@@ -553,7 +673,21 @@ def _field(name: str, kind: object, value: Any, depth: int) -> object:
 
 
 def event_from_json(text: str) -> Event:
-    """Return the event that a JSON text describes; NaN, infinities and doubled keys are refused."""
+    """Return the event that a JSON text describes; NaN, infinities and doubled keys are refused.
+
+    Args:
+        text: JSON, as `Event.to_json` writes it.
+
+    Returns:
+        The event, checked.
+
+    Raises:
+        InvalidInputError: It is not JSON, or not an event.
+
+    Example:
+        >>> event_from_json('{"type": "zcdp", "rho": 0.1}')
+        ZCDP(rho=0.1)
+    """
     try:
         data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
     except InvalidInputError:

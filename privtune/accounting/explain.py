@@ -24,6 +24,11 @@ class Explanation:
         saved: What the composition above would cost less without this part; None outside one.
         children: The parts.
         lower: What an explicit instance of the whole costs; None for its parts.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, Repeated
+        >>> explain(Repeated(100, Gaussian(20.0)), 1e-5).to_dict()["text"]
+        '100 times'
     """
 
     text: str
@@ -62,6 +67,12 @@ def explain(
     Returns:
         The tree. Costs of parts do not add up to the cost of the whole; `saved` says what leaving
         a part out of its composition would save.
+
+    Example:
+        >>> from privtune.accounting import Composed, Gaussian, Repeated
+        >>> tree = explain(Composed([Repeated(100, Gaussian(20.0)), Gaussian(8.0)]), 1e-5)
+        >>> [(part.text, round(part.epsilon, 1)) for part in tree.children]
+        [('100 times', 2.0), ('gaussian, noise multiplier 8', 0.4)]
     """
     tree = _node(event, delta, adjacency, None)
     return replace(tree, lower=min(lower_bound(event, delta, adjacency=adjacency), tree.epsilon))

@@ -45,6 +45,11 @@ class HyFreeNoise:
         loss_batch: "same" or "separate".
         event: The event of the whole training.
         guarantee: Its guarantee, at most the target.
+
+    Example:
+        >>> noise = hyfreedp_noise(0.01, 100, interval=5, epsilon=1.0, delta=1e-5, loss_batch="same")
+        >>> noise.guarantee.epsilon <= 1.0, noise.loss_noise > noise.gradient_noise
+        (True, True)
     """
 
     gradient_noise: float
@@ -55,7 +60,16 @@ class HyFreeNoise:
 
 
 def hyfreedp_loss_steps(steps: int, interval: int) -> int:
-    """Return how many of `steps` steps release losses: steps 0, interval, 2·interval, ..."""
+    """Return how many of `steps` steps release losses: steps 0, interval, 2·interval, ...
+
+    Args:
+        steps: Number of gradient steps, at least 1.
+        interval: Steps from one release of losses to the next, at least 1.
+
+    Example:
+        >>> hyfreedp_loss_steps(100, 5), hyfreedp_loss_steps(101, 5)
+        (20, 21)
+    """
     total = check_integer("steps", steps, at_least=1, at_most=10**9)
     every = check_integer("interval", interval, at_least=1, at_most=10**9)
     return -(-total // every)
@@ -82,6 +96,17 @@ def hyfreedp_event(
         loss_batch: "same": the losses see the batch of the gradient; "separate": one batch of
             their own, drawn independently at the same rate.
         mechanism: Noise of the losses, "gaussian" or "laplace".
+
+    Returns:
+        A composition: the steps with losses, and those without.
+
+    Raises:
+        InvalidInputError: A value out of its range, or a word that is none of these.
+
+    Example:
+        >>> event = hyfreedp_event(0.01, 100, interval=5, gradient_noise=1.2, loss_noise=8.0)
+        >>> [part.count for part in event.events]
+        [80, 20]
     """
     if loss_batch not in _LOSS_BATCHES:
         raise InvalidInputError("loss_batch", loss_batch, "must be same or separate")
@@ -130,11 +155,26 @@ def hyfreedp_noise(
             to learn anything from their losses.
         mechanism: Noise of the losses, "gaussian" or "laplace".
 
+    Returns:
+        Both noises, the event of the whole and its guarantee.
+
     Raises:
         CalibrationError: No noise meets the target.
 
     Guarantee:
         `guarantee.epsilon` is at most the target, as the accountant reports it.
+
+    Example:
+        >>> noise = hyfreedp_noise(0.01, 100, interval=5, epsilon=1.0, delta=1e-5)
+        >>> noise.loss_batch, hyfreedp_event(
+        ...     0.01,
+        ...     100,
+        ...     interval=5,
+        ...     gradient_noise=noise.gradient_noise,
+        ...     loss_noise=noise.loss_noise,
+        ...     loss_batch=noise.loss_batch,
+        ... ) == noise.event
+        ('separate', True)
     """
     target = check_number("epsilon", epsilon, above=0.0)
     if loss_batch not in (*_LOSS_BATCHES, "auto"):

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 _MAX_MEAN = 1e6
 _MAX_CAP = 100_000
 _LEAST_LOG_GAMMA = -600.0
-_LEAST_LOG_KEPT = -200.0  # of a cap that cuts off nearly all; below, its few masses are summed
+_LEAST_LOG_KEPT = -200.0  # log of the mass that a cap keeps; below this, its few masses are summed
 _MAX_DRAW = 2**25  # a number of runs that nobody can make
 
 
@@ -45,6 +45,17 @@ class RunLaw(ABC):
     """A law of the number of runs, with an optional hard cap (truncated and renormalised).
 
     Subclasses give the uncapped law; the cap is applied here, once, to everything.
+
+    Example:
+        >>> law = Geometric(mean=10)
+        >>> law.pmf([1, 2]), law.quantile(0.99), law.sample(np.random.default_rng(0))
+        (array([0.1 , 0.09]), 44, 10)
+        >>> float(law.pgf_derivative(1.0)) == law.expected_runs  # φ'(1) = E[K]
+        True
+        >>> round(float(law.pgf(0.5)), 4), round(float(law.pgf_second_derivative(1.0)), 1)  # E[K (K - 1)]
+        (0.0909, 180.0)
+        >>> run_law_from_dict(law.to_dict()) == law
+        True
     """
 
     law: ClassVar[str]
@@ -87,21 +98,33 @@ class RunLaw(ABC):
         return False
 
     def pgf(self, x: ArrayLike) -> Floats:
-        """Return `φ(x) = E[x^K]` for x in [0, 1]."""
+        """Return `φ(x) = E[x^K]` for x in [0, 1].
+
+        Args:
+            x: Points in [0, 1], of any shape.
+        """
         points = np.asarray(x, dtype=np.float64)
         if self.cap is None:
             return self._pgf(points)
         return np.asarray(np.polynomial.polynomial.polyval(points, _capped_pmf(self)))
 
     def pgf_derivative(self, x: ArrayLike) -> Floats:
-        """Return `φ'(x) = E[K x^(K-1)]` for x in [0, 1]; `φ'(1)` is the expected number of runs."""
+        """Return `φ'(x) = E[K x^(K-1)]` for x in [0, 1]; `φ'(1)` is the expected number of runs.
+
+        Args:
+            x: Points in [0, 1], of any shape.
+        """
         points = np.asarray(x, dtype=np.float64)
         if self.cap is None:
             return self._pgf_derivative(points)
         return self._capped_derivative(self._pgf_derivative, points, 1)
 
     def pgf_second_derivative(self, x: ArrayLike) -> Floats:
-        """Return `φ''(x) = E[K (K-1) x^(K-2)]` for x in [0, 1]."""
+        """Return `φ''(x) = E[K (K-1) x^(K-2)]` for x in [0, 1].
+
+        Args:
+            x: Points in [0, 1], of any shape.
+        """
         points = np.asarray(x, dtype=np.float64)
         if self.cap is None:
             return self._pgf_second(points)
@@ -121,7 +144,11 @@ class RunLaw(ABC):
         return np.asarray(np.polynomial.polynomial.polyval(x, masses))
 
     def pmf(self, k: ArrayLike) -> Floats:
-        """Return `P(K = k)` for whole numbers k."""
+        """Return `P(K = k)` for whole numbers k.
+
+        Args:
+            k: Numbers of runs, of any shape.
+        """
         values = np.asarray(k, dtype=np.float64)
         lowest = 0.0 if self.can_be_zero else 1.0
         inside = (values >= lowest) & (values == np.floor(values))
@@ -152,7 +179,11 @@ class RunLaw(ABC):
         return float(self.pmf(0)) if self.can_be_zero else 0.0
 
     def quantile(self, p: float) -> int:
-        """Return the smallest k with `P(K <= k) >= p`, for p in [0, 1)."""
+        """Return the smallest k with `P(K <= k) >= p`, for p in [0, 1).
+
+        Args:
+            p: A probability.
+        """
         level = check_number("p", p, at_least=0.0, below=1.0)
         return self._invert(level, strict=False)
 
@@ -346,6 +377,11 @@ class TruncatedNegativeBinomial(NegativeBinomial):
 
     References:
         Papernot and Steinke, arXiv:2110.03620, Definition 1.
+
+    Example:
+        >>> law = TruncatedNegativeBinomial(shape=0.5, mean=10)  # between logarithmic (0) and geometric (1)
+        >>> round(float(law.pmf(1)), 3), law.quantile(0.9)
+        (0.156, 24)
     """
 
     law: ClassVar[str] = "truncated_negative_binomial"
@@ -387,6 +423,11 @@ class Geometric(NegativeBinomial):
     Args:
         mean: Expected number of runs before the cap, from 1 to 10^6.
         maximum: Hard cap on runs; the law is truncated and renormalised.
+
+    Example:
+        >>> law = Geometric(mean=10)
+        >>> round(float(law.pmf(1)), 3), law.quantile(0.9)
+        (0.1, 22)
     """
 
     law: ClassVar[str] = "geometric"
@@ -419,6 +460,11 @@ class Logarithmic(NegativeBinomial):
     Args:
         mean: Expected number of runs before the cap, from 1 to 10^6.
         maximum: Hard cap on runs; the law is truncated and renormalised.
+
+    Example:
+        >>> law = Logarithmic(mean=10)  # one run is likelier than under the geometric law, the tail longer
+        >>> round(float(law.pmf(1)), 3), law.quantile(0.9)
+        (0.269, 26)
     """
 
     law: ClassVar[str] = "logarithmic"
@@ -451,6 +497,11 @@ class Poisson(RunLaw):
     Args:
         mean: Expected number of runs before the cap, above 0, at most 10^6.
         maximum: Hard cap on runs; the law is truncated and renormalised.
+
+    Example:
+        >>> law = Poisson(mean=10)
+        >>> law.quantile(0.9), law.zero_probability < 5e-5, Poisson(10, maximum=12).most
+        (14, True, 12)
     """
 
     law: ClassVar[str] = "poisson"
@@ -500,6 +551,11 @@ class Binomial(RunLaw):
         n: Number of trials, from 1 to 10^6.
         mean: Expected number of runs before the cap, above 0, at most n.
         maximum: Hard cap on runs; the law is truncated and renormalised.
+
+    Example:
+        >>> law = Binomial(n=20, mean=10)
+        >>> law.most, law.quantile(0.9)
+        (20, 13)
     """
 
     law: ClassVar[str] = "binomial"
@@ -577,8 +633,18 @@ _LAWS: dict[str, tuple[type[RunLaw], tuple[str, ...]]] = {
 def run_law_from_dict(data: Mapping[str, Any]) -> RunLaw:
     """Return the law that `data` describes in the public format.
 
+    Args:
+        data: JSON data, as `RunLaw.to_dict` writes it.
+
+    Returns:
+        The law, checked.
+
     Raises:
         InvalidInputError: Unknown law or field, missing field, or a value out of its range.
+
+    Example:
+        >>> run_law_from_dict({"law": "geometric", "mean": 10, "maximum": 50}).expected_runs < 10
+        True
     """
     if not isinstance(data, Mapping):
         raise InvalidInputError("runs", data, "must be a JSON object with a law")

@@ -106,6 +106,11 @@ class FilterState:
         used: The divergence that it has admitted; infinite after a recorded release without one.
         delta_capacity: The δ that it may admit for charges of approximate DP.
         delta_used: The δ that it has admitted.
+
+    Example:
+        >>> state = FilterState(True, 8.0, capacity=2.0, used=0.5, delta_capacity=1e-6, delta_used=0.0)
+        >>> state.share, state.to_dict()["used"]
+        (0.25, 0.5)
     """
 
     in_force: bool

@@ -23,8 +23,20 @@ __all__ = ["backup", "backup_storage"]
 def backup_storage(url: str, path: Path) -> tuple[Path, list[str]]:
     """Copy the database at a URL, of whatever version; see :func:`backup`.
 
+    Args:
+        url: The storage.
+        path: The new file.
+
     Returns:
         The file, and the names of its budgets.
+
+    Example:
+        >>> from privtune.ledger import Budget, Ledger
+        >>> with Ledger("sqlite:///privtune.db") as ledger:
+        ...     budget = ledger.create_budget(Budget(4.0, 1e-5, name="clinic"))
+        >>> path, names = backup_storage("sqlite:///privtune.db", Path("copy.db"))
+        >>> path.name, names
+        ('copy.db', ['clinic'])
     """
     with closing(Storage(url)) as storage:
         path = backup(storage, path)
@@ -47,6 +59,12 @@ def backup(storage: Storage, path: Path) -> Path:
     Raises:
         InvalidInputError: The storage is PostgreSQL's, the file is there, or its folder is not.
         LedgerError: There is no ledger, the copy could not be written, or is not sound.
+
+    Example:
+        >>> from privtune.ledger import Ledger
+        >>> with Ledger() as ledger:
+        ...     backup(ledger.log.storage, Path("copy.db")).name
+        'copy.db'
     """
     if storage.dialect != "sqlite":
         allowed = "is no SQLite file: PostgreSQL's own tool copies it whole"

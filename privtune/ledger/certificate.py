@@ -41,8 +41,27 @@ _ROUNDING = 1e-6
 def export_certificate(storage: Storage, name: str) -> dict[str, Any]:
     """Verify a budget's log and return its certificate, ready for JSON.
 
+    Args:
+        storage: Where the log is: ``ledger.log.storage``.
+        name: The budget's name.
+
+    Returns:
+        What may be given away: entries, chain, composition; no times finer than a day.
+
     Raises:
         LedgerCorruptedError: The log does not verify; nothing is certified then.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> from privtune.ledger import Budget, ChargeRequest, Ledger
+        >>> ledger = Ledger()
+        >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        >>> charges = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
+
+        >>> certificate = export_certificate(ledger.log.storage, "clinic")
+        >>> certificate["budget"]["terms"]["epsilon"], len(certificate["entries"])
+        (3.0, 2)
+        >>> ledger.close()
     """
     entries_there = verify(storage, name).entries
     with storage.read() as connection:
@@ -70,11 +89,30 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
         certificate: The parsed file.
         head: A chain head noted elsewhere that the certificate must contain.
 
+    Returns:
+        What the certificate says.
+
     Raises:
         LedgerCorruptedError: It was edited, or never was a certificate; says where.
 
     **Guarantee**: a file in which any value was changed fails. Who rewrites all of it, hashes
     included, makes another certificate: that is told by a head noted elsewhere, or by the ledger.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> from privtune.ledger import Budget, ChargeRequest, Ledger
+        >>> ledger = Ledger()
+        >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        >>> charges = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
+
+        >>> certificate = export_certificate(ledger.log.storage, "clinic")
+        >>> ledger.close()
+        >>> verify_certificate(certificate).charges
+        1
+        >>> verify_certificate({**certificate, "exported_at": "1999-12-31"})
+        Traceback (most recent call last):
+            ...
+        privtune.ledger.errors.LedgerCorruptedError: the certificate's digest is not that of ...
     """
     version = certificate.get("version")
     if certificate.get("format") != FORMAT or version not in _READABLE:

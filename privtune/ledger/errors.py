@@ -62,6 +62,12 @@ class BudgetExceededError(LedgerError):
         remaining: ε that the odometer leaves.
         used: Which part of the filter's room is used, once it is in force; else None.
         fitting: What would fit, in words; may be empty.
+
+    Example:
+        >>> from privtune.ledger import Budget
+        >>> refusal = BudgetExceededError(Budget(3.0, 1e-5), requested=2.5, spent=1.0, remaining=2.0)
+        >>> refusal.remaining, refusal.with_fitting(["noise multiplied by 1.3"]).fitting
+        (2.0, ('noise multiplied by 1.3',))
     """
 
     def __init__(
@@ -93,7 +99,14 @@ class BudgetExceededError(LedgerError):
         super().__init__(message)
 
     def with_fitting(self, fitting: Sequence[str]) -> BudgetExceededError:
-        """Return the same refusal, with what would fit."""
+        """Return the same refusal, with what would fit.
+
+        Args:
+            fitting: What would fit, in words.
+
+        Returns:
+            A new error, with the same numbers.
+        """
         return BudgetExceededError(
             self.budget,
             requested=self.requested,

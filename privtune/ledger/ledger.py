@@ -52,6 +52,30 @@ class Ledger:
     Raises:
         LedgerSchemaError: The database holds another version of the ledger.
         LedgerConnectionError: The database cannot be opened.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, PoissonSampled, Repeated
+        >>> ledger = Ledger("sqlite:///privtune.db")
+        >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        >>> training = Repeated(1000, PoissonSampled(0.01, Gaussian(1.0)))
+        >>> [charge] = ledger.reserve("clinic", [ChargeRequest(training, arm="defaults")])
+        >>> charge.id, ledger.start(charge.id).state  # only now is data touched
+        ('clinic-1', <ChargeState.STARTED: 'started'>)
+        >>> ledger.settle(charge.id).state, ledger.filter_state("clinic").in_force
+        (<ChargeState.SETTLED: 'settled'>, True)
+        >>> spent = ledger.spent("clinic").epsilon
+        >>> round(spent, 1), spent + ledger.remaining("clinic")
+        (1.8, 3.0)
+        >>> [count] = ledger.reserve("clinic", [ChargeRequest(Gaussian(20.0), note="a count")])
+        >>> ledger.void(count.id).state, ledger.charge("clinic-2") == ledger.charges("clinic")[1]
+        (<ChargeState.VOIDED: 'voided'>, True)
+        >>> ledger.record("clinic", ChargeRequest(Gaussian(9.0), note="published last year")).basis
+        'recorded'
+        >>> ledger.close_budget("clinic")
+        >>> ledger.is_closed("clinic"), ledger.budgets() == (ledger.budget("clinic"),)
+        (True, True)
+        >>> head = ledger.head("clinic")  # write it down: with it a cut log can be told
+        >>> ledger.close()
     """
 
     def __init__(
@@ -92,6 +116,9 @@ class Ledger:
     def create_budget(self, budget: Budget) -> Budget:
         """Create a budget; with the same terms a second time, return the one that is there.
 
+        Args:
+            budget: The terms.
+
         Returns:
             The terms as stored, with the filter's order chosen.
 
@@ -121,7 +148,11 @@ class Ledger:
         return history.terms()
 
     def budget(self, name: str) -> Budget:
-        """Return the terms of a budget."""
+        """Return the terms of a budget.
+
+        Args:
+            name: The budget's name.
+        """
         return self.log.current(name).terms()
 
     def budgets(self) -> tuple[Budget, ...]:
@@ -129,7 +160,11 @@ class Ledger:
         return tuple(self.budget(name) for name in self.log.names())
 
     def close_budget(self, name: str) -> None:
-        """Close a budget for good: it admits nothing more; what it admitted may still run."""
+        """Close a budget for good: it admits nothing more; what it admitted may still run.
+
+        Args:
+            name: The budget's name.
+        """
         check_text(name, "budget")
 
         def decide(_connection: Connection, history: History) -> list[Line]:
@@ -138,7 +173,11 @@ class Ledger:
         self.log.write(name, decide)
 
     def is_closed(self, name: str) -> bool:
-        """Return whether a budget was closed for good."""
+        """Return whether a budget was closed for good.
+
+        Args:
+            name: The budget's name.
+        """
         return self.log.current(name).closed
 
     def reserve(
@@ -186,7 +225,29 @@ class Ledger:
     def reserve_started(
         self, budget: str, request: ChargeRequest, work: Callable[[Connection, str], T]
     ) -> tuple[Charge, T]:
-        """Admit and start one charge, and do more in the same transaction."""
+        """Admit and start one charge, and do more in the same transaction.
+
+        Args:
+            budget: The budget's name.
+            request: What is asked.
+            work: More to do in the transaction, given its connection and the charge's id.
+
+        Returns:
+            The charge, and what ``work`` returned.
+
+        Raises:
+            BudgetExceededError: It does not fit; says what would.
+
+        Example:
+            >>> from privtune.accounting import Gaussian
+            >>> with Ledger() as ledger:
+            ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+            ...     charge, told = ledger.reserve_started(
+            ...         "clinic", ChargeRequest(Gaussian(8.0)), lambda connection, charge_id: charge_id
+            ...     )
+            >>> charge.state, told
+            (<ChargeState.STARTED: 'started'>, 'clinic-1')
+        """
         _check_requests([request])
         self._ask(budget, [request])
         done: list[T] = []
@@ -204,6 +265,10 @@ class Ledger:
 
         Refusing would not undo it. A budget that it exceeds admits nothing more, and says so. It
         counts as released now: charges that are reserved already should not be a reaction to it.
+
+        Args:
+            budget: The budget's name.
+            request: What was released, and by whom.
 
         Returns:
             The charge, settled, with basis ``"recorded"``.
@@ -225,6 +290,12 @@ class Ledger:
     def start(self, charge_id: str) -> Charge:
         """Mark a reserved charge as started. Call it before the first access to the data.
 
+        Args:
+            charge_id: The charge's id, as ``"clinic-1"``.
+
+        Returns:
+            The charge, as it is now.
+
         Raises:
             ChargeStateError: It is not reserved: somebody else has started it, or it was voided.
         """
@@ -234,6 +305,13 @@ class Ledger:
         """Mark a started charge as settled: its releases are out, as the transcript has them.
 
         The digest of a finished round's results goes into the sealed part, under the chain.
+
+        Args:
+            charge_id: The charge's id, as ``"clinic-1"``.
+            transcript_digest: The digest of what was released.
+
+        Returns:
+            The charge, as it is now.
 
         Raises:
             ChargeStateError: It is not started.
@@ -256,6 +334,12 @@ class Ledger:
         After the budget's first start a declared charge stays in the declared block when it is
         voided: dropping it may be a reaction to what was seen, and then its share is not free.
 
+        Args:
+            charge_id: The charge's id, as ``"clinic-1"``.
+
+        Returns:
+            The charge, as it is now.
+
         Raises:
             ChargeStateError: It has started, so it is spent.
         """
@@ -276,6 +360,20 @@ class Ledger:
             kind: The state.
             sealed: What to note in the sealed part.
             work: More to do in the same transaction; False if the state is not to be appended.
+
+        Returns:
+            The charge, as it is now.
+
+        Raises:
+            ChargeStateError: The charge is not in the state before.
+
+        Example:
+            >>> from privtune.accounting import Gaussian
+            >>> with Ledger() as ledger:
+            ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+            ...     [charge] = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
+            ...     ledger.move(charge.id, Kind.STARTED, work=lambda connection: True).state
+            <ChargeState.STARTED: 'started'>
         """
         budget, number = self.parse(charge_id)
         before = ChargeState.STARTED if kind is Kind.SETTLED else ChargeState.RESERVED
@@ -294,14 +392,24 @@ class Ledger:
         return history.charges[number]
 
     def charge(self, charge_id: str) -> Charge:
-        """Return one charge."""
+        """Return one charge.
+
+        Args:
+            charge_id: The charge's id, as ``"clinic-1"``.
+        """
         budget, number = self.parse(charge_id)
         return _charge(self.log.current(budget), number)
 
     def charges(
         self, budget: str, *, study: str | None = None, arm: str | None = None
     ) -> tuple[Charge, ...]:
-        """Return the charges of a budget, oldest first; of one study or arm, if named."""
+        """Return the charges of a budget, oldest first; of one study or arm, if named.
+
+        Args:
+            budget: The budget's name.
+            study: The study that asked.
+            arm: The arm that it asked for.
+        """
         return tuple(
             charge
             for charge in self.log.current(budget).charges.values()
@@ -309,25 +417,52 @@ class Ledger:
         )
 
     def spent(self, budget: str) -> Guarantee:
-        """Return what everything charged costs together, at the budget's δ (the odometer)."""
+        """Return what everything charged costs together, at the budget's δ (the odometer).
+
+        Args:
+            budget: The budget's name.
+        """
         return odometer(self.log.current(budget))
 
     def remaining(self, budget: str) -> float:
-        """Return the ε that the odometer leaves, never below 0."""
+        """Return the ε that the odometer leaves, never below 0.
+
+        Args:
+            budget: The budget's name.
+        """
         history = self.log.current(budget)
         return max(0.0, history.terms().epsilon - odometer(history).epsilon)
 
     def filter_state(self, budget: str) -> FilterState:
-        """Return the filter beside the odometer: whether it is in force, and what it has left."""
+        """Return the filter beside the odometer: whether it is in force, and what it has left.
+
+        Args:
+            budget: The budget's name.
+        """
         return filter_state(self.log.current(budget))
 
     def head(self, budget: str) -> str:
-        """Return the hash of the log's last entry. Note it elsewhere: it proves what was there."""
+        """Return the hash of the log's last entry. Note it elsewhere: it proves what was there.
+
+        Args:
+            budget: The budget's name.
+        """
         return self.log.current(budget).head
 
     @staticmethod
     def parse(charge_id: str) -> tuple[str, int]:
-        """Return the budget's name and the charge's number of an id."""
+        """Return the budget's name and the charge's number of an id.
+
+        Args:
+            charge_id: The charge's id, as ``"clinic-1"``.
+
+        Raises:
+            InvalidInputError: It is none.
+
+        Example:
+            >>> Ledger.parse("clinic-1")
+            ('clinic', 1)
+        """
         budget, _, number = str(charge_id).rpartition("-")
         if not budget or not number.isdecimal() or len(number) > 9:
             raise InvalidInputError("charge_id", charge_id, "must be an id, like 'digits-3'")

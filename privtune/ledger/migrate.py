@@ -64,7 +64,21 @@ def upgrade(storage: Storage, *, create: bool = False) -> tuple[str | None, str]
 
 
 def upgrade_storage(url: str) -> tuple[str | None, str]:
-    """Upgrade the ledger at a URL; see :func:`upgrade`."""
+    """Upgrade the ledger at a URL; see :func:`upgrade`.
+
+    Args:
+        url: The storage.
+
+    Returns:
+        The version before and the version after.
+
+    Example:
+        >>> from privtune.ledger import Ledger
+        >>> Ledger("sqlite:///new.db").close()
+        >>> before, after = upgrade_storage("sqlite:///new.db")
+        >>> before == after  # nothing to do
+        True
+    """
     storage = Storage(url)
     try:
         return upgrade(storage)

@@ -33,7 +33,19 @@ details pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px}
 
 
 def render_certificate(certificate: Mapping[str, Any]) -> str:
-    """Return the page of a certificate. The JSON file is what can be verified, not the page."""
+    """Return the page of a certificate. The JSON file is what can be verified, not the page.
+
+    Args:
+        certificate: The parsed file.
+
+    Example:
+        >>> from privtune.ledger import Budget, Ledger, export_certificate
+        >>> with Ledger() as ledger:
+        ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        ...     page = render_certificate(export_certificate(ledger.log.storage, "clinic"))
+        >>> "ε = 3" in page, "<script" in page
+        (True, False)
+    """
     terms = certificate["budget"]["terms"]
     guarantee = certificate["guarantee"]
     name = _text(terms["name"])
@@ -107,9 +119,18 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
 def write_file(path: Path, text: str) -> None:
     """Write a file whole or not at all: whoever crashes leaves the old one, or none.
 
+    Args:
+        path: The file; its folder exists.
+        text: All of it.
+
     Raises:
         LedgerFullError: The disk is full.
         LedgerReadOnlyError: The folder cannot be written.
+
+    Example:
+        >>> write_file(Path("certificate.html"), "<p>ε ≤ 3</p>")
+        >>> Path("certificate.html").read_text(encoding="utf-8")
+        '<p>ε ≤ 3</p>'
     """
     if not path.name:
         raise LedgerReadOnlyError(f"{path} is no file that can be written.")

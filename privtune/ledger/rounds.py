@@ -74,6 +74,11 @@ class OpenRound:
         charge_id: The charge that pays for it.
         tasks: K, the number of trials. A secret.
         secret: What the seeds derive from. A secret.
+
+    Example:
+        >>> opened = OpenRound("clinic-1", 20, bytes(32))
+        >>> opened, opened.seed(3) == opened.seed(3), len(opened.seed(3))  # no secret is shown
+        (OpenRound(charge_id='clinic-1'), True, 32)
     """
 
     charge_id: str
@@ -81,7 +86,11 @@ class OpenRound:
     secret: bytes = field(repr=False)
 
     def seed(self, number: int) -> bytes:
-        """Return the 32 bytes that a task's random streams derive from; the same at every attempt."""
+        """Return the 32 bytes that a task's random streams derive from; the same at every attempt.
+
+        Args:
+            number: The task, from 0.
+        """
         return Streams(self.secret).key("trial", number)
 
 
@@ -96,6 +105,10 @@ class Lease:
         attempt: 1 at first, more after a takeover.
         expires: When it ends, in Unix time of the storage's clock.
         seed: The task's seed, the same at every attempt.
+
+    Example:
+        >>> Lease("clinic-1", 3, "worker-a", attempt=1, expires=1.8e9, seed=bytes(32)).attempt
+        1
     """
 
     charge_id: str
@@ -114,6 +127,10 @@ class TaskResult:
         number: The task.
         score: Its score; −∞ for weights that are not finite.
         result: What the worker stored, JSON-ready.
+
+    Example:
+        >>> max([TaskResult(0, 0.91, {}), TaskResult(1, -math.inf, {})], key=lambda r: r.score).number
+        0
     """
 
     number: int
@@ -133,6 +150,26 @@ class Rounds:
         lease_seconds: How long a lease lasts; the same for all who work on a round.
         max_attempts: How many workers a task may kill before its round is stuck.
         clock: Unix time, for tests; else the storage's clock.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, Geometric, PrivateSelection
+        >>> from privtune.ledger import Budget
+        >>> ledger = Ledger()
+        >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        >>> event = PrivateSelection(Gaussian(10.0), Geometric(5.0))
+        >>> rounds = Rounds(ledger, lease_seconds=60.0)
+        >>> opened = rounds.reserve("clinic", ChargeRequest(event), count=2)  # K, drawn in secret
+        >>> rounds.open(opened.charge_id, count=7) == rounds.find(opened.charge_id) == opened
+        True
+        >>> [share] = rounds.lease_some(opened.charge_id, "worker-a", most=4, workers=2)
+        >>> rounds.complete(share, score=0.8, result={})
+        True
+        >>> while lease := rounds.lease(opened.charge_id, "worker-b"):
+        ...     lease = rounds.renew(lease)  # a sign of life
+        ...     first = rounds.complete(lease, score=0.9, result={})
+        >>> rounds.open_count(opened.charge_id), [r.score for r in rounds.results(opened.charge_id)]
+        (0, [0.8, 0.9])
+        >>> ledger.close()
     """
 
     def __init__(
@@ -158,6 +195,9 @@ class Rounds:
             request: The selection's event, and who asks.
             count: K, drawn in secret from the event's law; 0 is a round that is over at once.
             secret: 32 bytes that the seeds derive from; None takes the operating system's entropy.
+
+        Returns:
+            The round, open.
 
         Raises:
             BudgetExceededError: The budget does not hold it.
@@ -200,12 +240,24 @@ class Rounds:
         return done[-1]
 
     def find(self, charge_id: str) -> OpenRound | None:
-        """Return the round of a charge, None if it was not opened."""
+        """Return the round of a charge, None if it was not opened.
+
+        Args:
+            charge_id: The charge's id, as ``"clinic-1"``.
+        """
         with self._ledger.log.storage.read() as connection:
             return self._find(connection, charge_id)
 
     def lease(self, charge_id: str, worker: str) -> Lease | None:
-        """Lease the first task that nobody works on: :meth:`lease_some` of one."""
+        """Lease the first task that nobody works on: :meth:`lease_some` of one.
+
+        Args:
+            charge_id: The round's charge.
+            worker: Who asks: any name that no other worker has.
+
+        Returns:
+            The lease; None when every open task is leased, or none is left.
+        """
         return next(iter(self.lease_some(charge_id, worker, most=1)), None)
 
     def lease_some(
@@ -215,7 +267,7 @@ class Rounds:
 
         Args:
             charge_id: The round's charge.
-            worker: Who asks.
+            worker: Who asks: any name that no other worker has.
             most: How many tasks at most.
             workers: How many share the round at least. Whoever comes first must not lease all
                 tasks: it gets its share of those that are free, among these or those at work.
@@ -254,7 +306,14 @@ class Rounds:
         )
 
     def renew(self, lease: Lease) -> Lease | None:
-        """Prolong a lease; None when somebody else has taken the task over, or finished it."""
+        """Prolong a lease; None when somebody else has taken the task over, or finished it.
+
+        Args:
+            lease: What is worked on.
+
+        Returns:
+            The lease with its new end, or None.
+        """
         with self._ledger.log.storage.write() as connection:
             self._lock(connection, lease.charge_id)
             expires = self._now(connection) + self._seconds
@@ -313,12 +372,19 @@ class Rounds:
             return accepted
 
     def open_count(self, charge_id: str) -> int:
-        """Return how many tasks have no result yet. Sealed, like everything here."""
+        """Return how many tasks have no result yet. Sealed, like everything here.
+
+        Args:
+            charge_id: The round's charge.
+        """
         with self._ledger.log.storage.read() as connection:
             return self._open_tasks(connection, charge_id)
 
     def results(self, charge_id: str) -> tuple[TaskResult, ...]:
         """Return every task's result, once all are there.
+
+        Args:
+            charge_id: The round's charge.
 
         Raises:
             RoundNotFinishedError: Some are missing: there is no early look.

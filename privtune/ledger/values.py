@@ -69,9 +69,14 @@ class Budget:
             depend on what was released, and passes a privacy filter.
         order: The Rényi order of the filter, above 1; None chooses the best one for the target.
 
+    Raises:
+        InvalidInputError: If a term is outside its domain.
+
     Example:
         >>> Budget(4.0, 1e-5, name="digits").admission
         <Admission.ADAPTIVE: 'adaptive'>
+        >>> Budget(4.0, 1e-5, name="digits").to_dict()["adjacency"]
+        'add-remove'
     """
 
     epsilon: float
@@ -130,6 +135,14 @@ class ChargeRequest:
         plan_digest: The digest of the plan that will run, so that the plan can be held against it.
         public: What the charge's number rests on that is declared public, by name. It is part of
             certificates, under the chain.
+
+    Raises:
+        InvalidInputError: If the event is none or nested too deeply, or a text cannot be stored.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> ChargeRequest(Gaussian(8.0), note="a table of counts", public={"regions": "12"}).note
+        'a table of counts'
     """
 
     event: Event
@@ -173,6 +186,15 @@ class Charge:
         started_at: When it was started.
         closed_at: When it was settled or voided.
         transcript_digest: The digest of the transcript that settled it.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> from privtune.ledger import Ledger
+        >>> with Ledger() as ledger:
+        ...     budget = ledger.create_budget(Budget(4.0, 1e-5, name="digits"))
+        ...     [charge] = ledger.reserve("digits", [ChargeRequest(Gaussian(8.0))])
+        >>> charge.id, charge.state, charge.basis
+        ('digits-1', <ChargeState.RESERVED: 'reserved'>, 'declared')
     """
 
     id: str
@@ -193,8 +215,15 @@ class Charge:
 def check_unit(unit: str) -> str:
     """Return a unit of privacy that a new budget may promise.
 
+    Args:
+        unit: What one neighbour adds, removes or replaces.
+
     Raises:
         InvalidInputError: If it is not the record: no training would enforce it.
+
+    Example:
+        >>> check_unit("record")
+        'record'
     """
     if unit != RECORD:
         raise InvalidInputError(
@@ -209,6 +238,9 @@ def check_unit(unit: str) -> str:
 
 def unit_note(unit: str) -> str:
     """Return what to say of a budget whose unit nothing enforces; empty for the record.
+
+    Args:
+        unit: The unit of a budget.
 
     Example:
         >>> unit_note("hospital")

@@ -46,6 +46,13 @@ class Verification:
             releases that were recorded after the fact are in it whatever they cost.
         warnings: What the reader must know, a sentence each; the first says that the budget is
             broken, if it is.
+
+    Example:
+        >>> from privtune.ledger import Budget, Ledger
+        >>> with Ledger() as ledger:
+        ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        ...     verify(ledger.log.storage, "clinic").to_dict()["guarantee"]["epsilon"]
+        0.0
     """
 
     budget: str
@@ -77,6 +84,9 @@ def verify(storage: Storage, name: str, *, head: str | None = None) -> Verificat
         name: The budget.
         head: A chain head noted earlier, from a certificate; the log must contain it.
 
+    Returns:
+        What the log says.
+
     Raises:
         LedgerCorruptedError: Something is wrong; names the first wrong entry and says why.
 
@@ -84,6 +94,18 @@ def verify(storage: Storage, name: str, *, head: str | None = None) -> Verificat
     rewritten from there to its end by somebody who computed all the hashes anew, or cut off at its
     end; with a head noted before, these are found too. The heads that a SQLite ledger notes in a
     file beside the database count as noted, as long as that file is there.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> from privtune.ledger import Budget, ChargeRequest, Ledger
+        >>> ledger = Ledger()
+        >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        >>> charges = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
+
+        >>> report = verify(ledger.log.storage, "clinic", head=ledger.head("clinic"))
+        >>> report.charges, report.within_budget, report.warnings
+        (1, True, ())
+        >>> ledger.close()
     """
     check_text(name, "budget")
     seen = storage.witness.seen(name)

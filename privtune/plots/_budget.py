@@ -54,6 +54,10 @@ def plot_budget(study: Study) -> go.Figure:
 
     Returns:
         A figure. The parts are increments of the composition, in the order of charging.
+
+    Example:
+        >>> [bar.name for bar in plot_budget(study).data]
+        ['defaults', 'selection', 'left']
     """
     import plotly.graph_objects as go
 
@@ -102,6 +106,10 @@ def plot_epsilon_spent(study: Study) -> go.Figure:
 
     Returns:
         A figure; empty if every arm is sealed.
+
+    Example:
+        >>> [line.name for line in plot_epsilon_spent(study).data]  # the sealed arm is left out
+        ['defaults']
     """
     import plotly.graph_objects as go
 

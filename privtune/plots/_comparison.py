@@ -55,6 +55,10 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
         reported when the search is forgotten.
         Arms at the same ε are moved apart a little; hovering shows the exact ε. An arm without any
         guarantee has no place on the axis.
+
+    Example:
+        >>> plot_utility(study).layout.xaxis.title.text
+        'ε of the arm (δ = 1e-05)'
     """
     import plotly.graph_objects as go
 
@@ -130,6 +134,10 @@ def plot_cost(study: Study) -> go.Figure:
     Returns:
         A figure with two panels. Hatched bars are the plan's expectation: the cost of a sealed
         round would tell its number of runs.
+
+    Example:
+        >>> [bar.marker.pattern.shape for bar in plot_cost(study).data if bar.name == "selection"]
+        ['/', '/']
     """
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots

@@ -56,6 +56,11 @@ def plot_runs(study: Study, *, arm: str | None = None) -> go.Figure:
 
     Raises:
         PrivTuneError: If no such arm draws its number of runs.
+
+    Example:
+        >>> law, costs = plot_runs(study, arm="selection").data
+        >>> law.x[0], round(float(law.y[0]), 3), costs.y[0] < costs.y[-1]
+        (1, 0.25, True)
     """
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots

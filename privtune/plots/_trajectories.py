@@ -26,6 +26,10 @@ def plot_trajectories(study: Study) -> go.Figure:
 
     Returns:
         A figure; without panels if there is no curve. Quantities above 0 are on a logarithmic axis.
+
+    Example:
+        >>> sorted({line.name for line in plot_trajectories(study).data})
+        ['defaults']
     """
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots

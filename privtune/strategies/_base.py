@@ -45,6 +45,11 @@ class TrialResult:
             left out of whatever is released.
         shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``;
             empty where they are not known.
+
+    Example:
+        >>> import torch
+        >>> TrialResult(index=0, params={"learning_rate": 0.5}, weights=torch.zeros(3), score=0.91).failed
+        ''
     """
 
     index: int
@@ -66,6 +71,10 @@ class Outcome:
         result: The released trial; ``None`` where the law drew no run at all.
         trials: Every trial, where all of them are paid for.
         note: One sentence about the release, if it needs one.
+
+    Example:
+        >>> Outcome(None, note="The law drew no run at all.").trials
+        ()
     """
 
     result: TrialResult | None
@@ -78,6 +87,17 @@ class Round(Protocol):
 
     Asking again for trials that are done returns the same results: a round survives interruption
     without a second charge, because every trial derives from the round's secret and its index.
+
+    Example:
+        What strategies ask of a round, each in its ``run``:
+
+        >>> def selection(plan: Plan, trials: Round) -> TrialResult:
+        ...     return best_of(trials.select(plan), trials.streams)
+        >>> def one_training(plan: Plan, trials: Round) -> TrialResult:
+        ...     return trials.train(plan, plan.training, plan.params, name="final")
+        >>> def one_more(plan: Plan, trials: Round, number: int) -> None:
+        ...     params = trials.ask(number, lambda space: optuna.samplers.TPESampler())
+        ...     trials.tell(number, trials.train(plan, plan.training, params, name=str(number)))
     """
 
     @property
@@ -92,6 +112,9 @@ class Round(Protocol):
 
     def select(self, plan: Plan) -> Sequence[TrialResult]:
         """Run the sealed round: K i.i.d. candidates of the plan's search, K drawn once.
+
+        Args:
+            plan: The arm's plan; it has a law of runs.
 
         Returns:
             Results in the order of their index. If the plan has a threshold, those up to the first
@@ -108,20 +131,57 @@ class Round(Protocol):
         name: str,
         scored: bool = False,
     ) -> TrialResult:
-        """Train one candidate under a name of its own, and score it if asked."""
+        """Train one candidate under a name of its own, and score it if asked.
+
+        Args:
+            plan: The arm's plan.
+            training: What to run of it.
+            params: The candidate.
+            name: What the training is known by in its round; its streams derive from it.
+            scored: Whether to score it as the plan says.
+
+        Returns:
+            The trial's result.
+        """
         ...
 
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
-        """Draw trial ``number`` with an Optuna sampler made for the space; it sees earlier scores."""
+        """Draw trial ``number`` with an Optuna sampler made for the space; it sees earlier scores.
+
+        Args:
+            number: The trial, from 0.
+            make: Makes the sampler.
+
+        Returns:
+            The candidate.
+        """
         ...
 
     def tell(self, number: int, result: TrialResult) -> None:
-        """Tell the sampler how trial ``number`` ended: its score, or that it was pruned."""
+        """Tell the sampler how trial ``number`` ended: its score, or that it was pruned.
+
+        Args:
+            number: The trial, from 0.
+            result: What came of it.
+        """
         ...
 
 
 class Strategy(Protocol):
-    """A way of choosing hyperparameters: a frozen dataclass of its options."""
+    """A way of choosing hyperparameters: a frozen dataclass of its options.
+
+    Example:
+        >>> from privtune.strategies import Fixed
+        >>> strategy = Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0})
+        >>> plan = strategy.plan(study.spec.planning_context(), epsilon=2.0)  # touches no data
+        >>> plan.event.type, plan.params
+        ('repeated', {'learning_rate': 0.5, 'max_grad_norm': 1.0})
+        >>> class Untrained:  # stands for the round of trials that the study provides
+        ...     def train(self, plan, training, params, *, name):
+        ...         return TrialResult(index=0, params=params, weights=None, score=None)
+        >>> strategy.run(plan, Untrained()).result.params
+        {'learning_rate': 0.5, 'max_grad_norm': 1.0}
+    """
 
     name: ClassVar[str]
     """Name in specs and on the command line."""
@@ -157,6 +217,16 @@ class Strategy(Protocol):
 
         **Guarantee**: everything about the data that reaches the return value is covered by the
         plan's event.
+
+        Args:
+            plan: What :meth:`plan` returned, charged and started.
+            trials: The arm's trials: all access to the data.
+
+        Returns:
+            What leaves the trust boundary, and nothing else.
+
+        Raises:
+            InvalidInputError: If the plan is not one of the strategy's.
         """
         ...
 

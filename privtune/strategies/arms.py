@@ -31,10 +31,21 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
         context: Public facts.
         epsilon: Target of the whole arm.
 
+    Returns:
+        The plan, what is beyond the reach charged.
+
     Raises:
         StrategyError: If the study lacks what the strategy needs, or more than a tenth of δ lies
             beyond the reach.
         PrivTuneError: If the strategy cannot plan it.
+
+    Example:
+        >>> context = study.spec.planning_context()
+
+        >>> from privtune.strategies import make_strategy
+        >>> plan = plan_arm(make_strategy("dog", arm="dog", options={}), context, epsilon=2.0)
+        >>> plan.training.method.name, plan.is_sealed, plan.beyond_reach < 1e-8
+        ('dog', False, True)
     """
     plan = strategy.plan(context, epsilon=epsilon).with_noise(context.noise)
     check_needs(strategy, context, plan)

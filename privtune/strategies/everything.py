@@ -49,6 +49,14 @@ class Everything(Drawing):
         sampler: Any of Optuna's: ``tpe``, ``random``, ``gp``, ``cmaes``, ``qmc``, ``grid``. It sees
             the noised scores of earlier trials, which are paid for.
         pruner: Refused: a task's trials report no score to prune by.
+
+    Example:
+        >>> context = study.spec.planning_context()
+
+        >>> strategy = Everything(trials=3, sampler="tpe", parameters={"max_grad_norm": 1.0})
+        >>> plan = strategy.plan(context, epsilon=4.0)
+        >>> plan.search.trials, plan.is_sealed
+        (3, False)
     """
 
     name: ClassVar[str] = "everything"
@@ -170,9 +178,23 @@ def grid_of(space: SearchSpace, points: int = 5) -> dict[str, list[Any]]:
 def selection_instead(plan: Plan, *, delta: float, adjacency: Adjacency) -> Guarantee | None:
     """Return what private selection would have cost at the same noise, for i.i.d. candidates.
 
+    Args:
+        plan: A plan of ``everything``.
+        delta: In (0, 1).
+        adjacency: The relation of neighbouring datasets.
+
     Returns:
         The guarantee of releasing the best alone, of as many runs in the mean; ``None`` if the
         plan's sampler does not draw independently.
+
+    Example:
+        >>> context = study.spec.planning_context()
+
+        >>> strategy = Everything(trials=10, sampler="random", parameters={"max_grad_norm": 1.0})
+        >>> plan = strategy.plan(context, epsilon=4.0)
+        >>> best_alone = selection_instead(plan, delta=1e-5, adjacency=context.adjacency)
+        >>> best_alone.epsilon < 4.0  # at the same noise
+        True
     """
     if plan.search is None or plan.search.trials is None or plan.details.get("sampler") != "random":
         return None

@@ -28,6 +28,13 @@ class InRun:
         method: Name of a training method (``privtune strategies`` lists them).
         parameters: Hyperparameters that the method leaves to the user.
         options: Further options of the method (``interval``, ``loss_batch``, ...).
+
+    Example:
+        >>> context = study.spec.planning_context()
+
+        >>> strategy = InRun(arm="quantile", method="quantile-clipping", parameters={"learning_rate": 0.5})
+        >>> strategy.plan(context, epsilon=2.0).released
+        ('the model', 'its hyperparameters', 'every noisy step and what follows from it')
     """
 
     name: ClassVar[str] = "in-run"
@@ -74,7 +81,21 @@ class InRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(InRun):
-    """Train once with hyperparameters given in advance, chosen without looking at the data."""
+    """Train once with hyperparameters given in advance, chosen without looking at the data.
+
+    Args:
+        arm: Name of the arm.
+        method: Name of a training method.
+        parameters: Its hyperparameters.
+        options: Further options of the method.
+
+    Example:
+        >>> context = study.spec.planning_context()
+
+        >>> strategy = Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0})
+        >>> strategy.plan(context, epsilon=2.0).training.method.name
+        'dpsgd'
+    """
 
     name: ClassVar[str] = "fixed"
     summary: ClassVar[str] = "one training with hyperparameters given in advance"

@@ -86,13 +86,24 @@ class OptionsOfLaw:
     maximum: int | None = None
 
     def run_law(self) -> RunLaw:
-        """Return the law of the number of runs, where it is given."""
+        """Return the law of the number of runs, where it is given.
+
+        Raises:
+            InvalidInputError: If the options are not those of a law.
+        """
         if self.training_epsilon is not None:
             raise unused_price(self.training_epsilon)
         return self.law_of_mean(10.0 if self.mean_runs is None else self.mean_runs)
 
     def law_of_mean(self, mean: float | str) -> RunLaw:
-        """Return the law with this mean number of runs."""
+        """Return the law with this mean number of runs.
+
+        Args:
+            mean: Mean number of runs, at least 1.
+
+        Raises:
+            InvalidInputError: If the options are not those of a law.
+        """
         if self.power is not None:
             raise InvalidInputError("power", self.power, "is taken with law: auto only")
         fields: dict[str, Any] = {"law": self.law, "mean": mean}

@@ -36,6 +36,13 @@ class LinearScaling(Searching):
 
     References:
         Panda et al. 2024, arXiv 2212.04486, Algorithm 1 (with the number of steps held fixed).
+
+    Example:
+        >>> context = study.spec.planning_context()
+
+        >>> plan = LinearScaling(trials=2, parameters={"max_grad_norm": 1.0}).plan(context, epsilon=4.0)
+        >>> [part.type for part in plan.event.events], plan.final
+        (['composed', 'repeated'], True)
     """
 
     name: ClassVar[str] = "linear-scaling"

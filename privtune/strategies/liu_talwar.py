@@ -38,6 +38,14 @@ class LiuTalwar(Selection):
 
     References:
         Liu and Talwar 2019, arXiv 1811.07971, Algorithm 1 (threshold) and Section 4 (best).
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> best, first = LiuTalwar(gamma=0.1), LiuTalwar(gamma=0.1, threshold=0.9)
+        >>> round(best.run_law().expected_runs)  # 1 / γ
+        10
+        >>> [s.whole(Gaussian(8.0), s.run_law()).type for s in (best, first)]
+        ['private_selection', 'threshold_selection']
     """
 
     name: ClassVar[str] = "liu-talwar"
@@ -51,7 +59,11 @@ class LiuTalwar(Selection):
     threshold: float | None = None
 
     def run_law(self) -> RunLaw:
-        """Return the geometric law of the number of runs."""
+        """Return the geometric law of the number of runs.
+
+        Raises:
+            InvalidInputError: If neither or both of ``gamma`` and ``mean_runs`` are given.
+        """
         if self.training_epsilon is not None:
             raise unused_price(self.training_epsilon)
         if self.gamma is not None and self.mean_runs is not None:

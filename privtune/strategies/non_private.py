@@ -33,6 +33,13 @@ class NonPrivateGrid(Searching):
 
     Args:
         points: Points of each hyperparameter that is not categorical.
+
+    Example:
+        >>> context = study.spec.planning_context()
+
+        >>> plan = NonPrivateGrid(points=5, parameters={"max_grad_norm": 1.0}).plan(context, epsilon=2.0)
+        >>> plan.is_private, plan.search.trials
+        (False, 5)
     """
 
     name: ClassVar[str] = "non-private-grid"

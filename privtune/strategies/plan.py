@@ -43,6 +43,14 @@ class PlanningContext:
         scoring: How trials are scored.
         define_by_run: Whether the space is defined by the user's own training loop.
         noise: Where the noise of trainings comes from, and how it is treated.
+
+    Example:
+        >>> context = study.spec.planning_context()
+
+        >>> context.schedule.records, context.delta, list(context.space)
+        (90, 1e-05, ['learning_rate'])
+        >>> round(context.plan_score(epsilon=1.0).noise_multiplier, 2)
+        3.73
     """
 
     task: Task
@@ -56,6 +64,12 @@ class PlanningContext:
 
     def plan_score(self, epsilon: float) -> ScorePlan:
         """Plan one score at ``epsilon``, exact on a validation split that is public.
+
+        Args:
+            epsilon: What one score may cost, above 0; unused where the split is public.
+
+        Returns:
+            The plan of a score.
 
         Raises:
             InvalidInputError: If a record that is replaced could leave the training records and
@@ -91,6 +105,13 @@ class TrainingPlan:
         method: The method, with its noise.
         part: Which records it sees: ``all``, the ``subset`` drawn for tuning, or the ``rest``.
         noise: Where its noise comes from, and how it is treated.
+
+    Example:
+        >>> training = study.plans[0].training
+        >>> TrainingPlan.from_dict(training.to_dict()) == training
+        True
+        >>> training.scaled(2.0).method.noise_multiplier / training.method.noise_multiplier
+        2.0
     """
 
     schedule: Schedule
@@ -99,7 +120,11 @@ class TrainingPlan:
     noise: NoiseOptions = field(default_factory=NoiseOptions)
 
     def scaled(self, factor: float) -> TrainingPlan:
-        """Return the plan with every noise multiplier times ``factor``."""
+        """Return the plan with every noise multiplier times ``factor``.
+
+        Args:
+            factor: Above 0.
+        """
         method: Method[Any] = scale_noise_of(self.method, factor)
         return dataclasses.replace(self, method=method)
 
@@ -125,7 +150,14 @@ class TrainingPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainingPlan:
-        """Read what :meth:`to_dict` wrote."""
+        """Read what :meth:`to_dict` wrote.
+
+        Args:
+            data: What :meth:`to_dict` wrote.
+
+        Returns:
+            The plan.
+        """
         fields = dict(data["method"])
         method = METHODS[fields.pop("name")](**fields)
         noise = NoiseOptions.of(data.get("noise"))
@@ -141,6 +173,15 @@ class SearchPlan:
         points: The grid's points, in the same order: values of the hyperparameters that change the
             guarantee. One empty point where there is a single training.
         trials: How many trials there are; ``None`` where the number is drawn from the plan's law.
+
+    Example:
+        >>> from privtune import NoiseOptions
+        >>> search = study.plans[1].search
+        >>> search.trials, SearchPlan.from_dict(search.to_dict()) == search  # None: drawn in secret
+        (None, True)
+        >>> secure = search.with_noise(NoiseOptions.of("secure"))
+        >>> secure.training_of({"learning_rate": 0.3}).noise.source
+        'chacha20'
     """
 
     trainings: tuple[TrainingPlan, ...]
@@ -148,14 +189,25 @@ class SearchPlan:
     trials: int | None = None
 
     def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
-        """Return what a candidate runs."""
+        """Return what a candidate runs.
+
+        Args:
+            params: A candidate.
+
+        Raises:
+            InvalidInputError: If the candidate is no point of the grid.
+        """
         for training, point in zip(self.trainings, self.points, strict=True):
             if all(params.get(name) == value for name, value in point.items()):
                 return training
         raise InvalidInputError("candidate", dict(params), "must be a point of the plan's grid")
 
     def with_noise(self, noise: NoiseOptions) -> SearchPlan:
-        """Return the plan with the noise of every training from this source."""
+        """Return the plan with the noise of every training from this source.
+
+        Args:
+            noise: Where noise comes from, and how it is treated.
+        """
         return dataclasses.replace(
             self, trainings=tuple(dataclasses.replace(t, noise=noise) for t in self.trainings)
         )
@@ -176,7 +228,14 @@ class SearchPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SearchPlan:
-        """Read what :meth:`to_dict` wrote."""
+        """Read what :meth:`to_dict` wrote.
+
+        Args:
+            data: What :meth:`to_dict` wrote.
+
+        Returns:
+            The plan.
+        """
         trainings = tuple(TrainingPlan.from_dict(d) for d in data["trainings"])
         return cls(trainings, tuple(data["points"]), data["trials"])
 
@@ -199,6 +258,16 @@ class Plan:
         final: Whether the released model is trained after the search, and not one of its trials.
         rate: Probability that a record is in the subset that is tuned on; ``None`` without subset.
         details: What else there is to say about the plan, JSON-ready.
+
+    Example:
+        >>> from privtune import NoiseOptions
+        >>> plan = study.plans[1]
+        >>> plan.strategy, plan.event.type, plan.is_sealed, round(plan.expected_runs)
+        ('papernot-steinke', 'private_selection', True, 4)
+        >>> Plan.from_dict(plan.to_dict()).digest() == plan.digest()  # the digest is kept with the charge
+        True
+        >>> plan.with_noise(NoiseOptions.of("secure")).digest() == plan.digest()
+        False
     """
 
     arm: str
@@ -244,7 +313,11 @@ class Plan:
         return self.details.get("threshold")
 
     def with_noise(self, noise: NoiseOptions) -> Plan:
-        """Return the plan with the noise of every training from this source."""
+        """Return the plan with the noise of every training from this source.
+
+        Args:
+            noise: Where noise comes from, and how it is treated.
+        """
         return dataclasses.replace(
             self,
             training=dataclasses.replace(self.training, noise=noise),
@@ -293,7 +366,14 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Read what :meth:`to_dict` wrote."""
+        """Read what :meth:`to_dict` wrote.
+
+        Args:
+            data: What :meth:`to_dict` wrote.
+
+        Returns:
+            The plan.
+        """
         return cls(
             arm=data["arm"],
             strategy=data["strategy"],

@@ -87,6 +87,16 @@ def make_strategy(name: str, *, arm: str, options: Mapping[str, Any]) -> Strateg
     Raises:
         InvalidInputError: If the name or an option is unknown.
         EntryPointError: If an installed package registers the name, but nothing that can be used.
+
+    Example:
+        >>> options = {"mean_runs": 20, "parameters": {"max_grad_norm": 1.0}}
+        >>> strategy = make_strategy("papernot-steinke", arm="selection", options=options)
+        >>> strategy.run_law().law
+        'geometric'
+        >>> make_strategy("papernot-steinke", arm="selection", options={"mean_run": 20})
+        Traceback (most recent call last):
+            ...
+        privtune.errors.InvalidInputError: options of strategy 'papernot-steinke' = ...
     """
     where = f"arm {arm!r}"
     if name in METHODS and name not in STRATEGIES:
@@ -114,7 +124,15 @@ def make_strategy(name: str, *, arm: str, options: Mapping[str, Any]) -> Strateg
 
 
 def registered() -> Iterator[Registered]:
-    """Load and return what installed packages register, in the order of names; problems included."""
+    """Load and yield what installed packages register, in the order of names; problems included.
+
+    Returns:
+        One entry a name.
+
+    Example:
+        >>> [found.name for found in registered() if found.problem]
+        []
+    """
     for name, points in sorted(_entry_points().items()):
         source = ", ".join(sorted(map(_source, points)))
         try:

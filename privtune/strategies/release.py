@@ -25,6 +25,11 @@ class Cost:
             number is the sum of the sizes of Poisson samples, which is private.
         wall_seconds: Time; the plan's estimate for a sealed arm. ``None`` if it is not known.
         expected: Whether the time is the plan's estimate rather than a measurement.
+
+    Example:
+        >>> cost = study.release("selection").cost
+        >>> cost.expected  # a measured time would tell the number of runs
+        True
     """
 
     gradient_evaluations: float
@@ -51,6 +56,13 @@ class Release:
         trials: Every trial, where all of them are paid for; else empty.
         note: One sentence about the release, if it needs one.
         shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``.
+
+    Example:
+        >>> release = study.release("defaults")
+        >>> release.params, release.sealed, round(release.guarantee.delta, 5)
+        ({'learning_rate': 0.5, 'max_grad_norm': 1.0}, False, 1e-05)
+        >>> {name: tuple(values.shape) for name, values in release.state_dict().items()}
+        {'weight': (3, 4), 'bias': (3,)}
     """
 
     arm: str

@@ -29,6 +29,15 @@ class Scoring:
 
     Raises:
         InvalidInputError: If a field is outside its domain.
+
+    Example:
+        >>> from privtune.accounting import Adjacency
+        >>> terms = {"epsilon": 1.0, "delta": 1e-5, "adjacency": Adjacency.ADD_REMOVE}
+        >>> scoring = Scoring.from_dict({"metric": "loss", "bound": 4.0})
+        >>> score = scoring.plan(records=1000, public=False, **terms)
+        >>> round(score.noise_multiplier, 2), round(score.standard_deviation, 4)
+        (3.73, 0.0149)
+        >>> scoring.plan(records=1000, public=True, **terms).noise_multiplier
     """
 
     metric: str = "accuracy"
@@ -65,7 +74,17 @@ class Scoring:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Scoring:
-        """Read the ``scoring`` of a spec."""
+        """Read the ``scoring`` of a spec.
+
+        Args:
+            data: Fields by name.
+
+        Returns:
+            The scoring, checked.
+
+        Raises:
+            InvalidInputError: If a field is unknown, or outside its domain.
+        """
         known = ("metric", "mechanism", "bound", "folds")
         if unknown := sorted(set(data) - set(known)):
             raise InvalidInputError("scoring", unknown, f"knows {', '.join(known)}")
@@ -81,7 +100,18 @@ class Scoring:
         delta: float,
         adjacency: Adjacency,
     ) -> ScorePlan:
-        """Plan one score: at most (epsilon, delta), or exact on a split declared public."""
+        """Plan one score: at most (epsilon, delta), or exact on a split declared public.
+
+        Args:
+            records: Declared number of validation records, at least 1.
+            public: Whether the split is declared public.
+            epsilon: What one score may cost, above 0.
+            delta: In (0, 1).
+            adjacency: The relation of neighbouring datasets.
+
+        Returns:
+            The plan, noise included.
+        """
         bound = 1.0 if self.metric == "accuracy" else self.bound
         if public:
             return ScorePlan(records, None, self.mechanism, self.metric, bound)
@@ -104,6 +134,11 @@ class ScorePlan:
         mechanism: ``gaussian`` or ``laplace``.
         metric: ``accuracy`` or ``loss``.
         bound: Largest value that one record adds.
+
+    Example:
+        >>> score = ScorePlan(records=1000, noise_multiplier=4.0)
+        >>> score.event, score.standard_deviation, score.scaled(2.0).standard_deviation
+        (Gaussian(noise_multiplier=4.0), 0.004, 0.008)
     """
 
     records: int
@@ -128,7 +163,11 @@ class ScorePlan:
         return self.noise_multiplier * self.bound / self.records
 
     def scaled(self, factor: float) -> ScorePlan:
-        """Return the plan with its noise times ``factor``."""
+        """Return the plan with its noise times ``factor``.
+
+        Args:
+            factor: Above 0.
+        """
         if self.noise_multiplier is None:
             return self
         noise = self.noise_multiplier * factor

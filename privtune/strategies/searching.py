@@ -33,7 +33,14 @@ class Searching:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def check_parameters(self, context: PlanningContext) -> None:
-        """Refuse hyperparameters that are missing, unknown, or given twice."""
+        """Refuse hyperparameters that are missing, unknown, or given twice.
+
+        Args:
+            context: Public facts: task, schedule, space, δ, scoring.
+
+        Raises:
+            InvalidInputError: Naming them.
+        """
         if context.define_by_run:
             return
         if overlap := sorted(set(self.parameters) & set(context.space)):
@@ -59,7 +66,16 @@ class Drawing(Searching):
     guarantee: str | None = None
 
     def search(self, context: PlanningContext, *, epsilon: float, part: str = "all") -> SearchPlan:
-        """Plan what candidates run, each training at about ``epsilon``."""
+        """Plan what candidates run, each training at about ``epsilon``.
+
+        Args:
+            context: Public facts: task, schedule, space, δ, scoring.
+            epsilon: What each training may cost alone.
+            part: The records it sees: ``all``, ``subset`` or ``rest``.
+
+        Returns:
+            The plan of the search.
+        """
         return search_plan(
             context,
             arm=self.arm,
@@ -71,7 +87,11 @@ class Drawing(Searching):
         )
 
     def trial_event(self, search: SearchPlan) -> Event:
-        """Return what one trial costs its training records."""
+        """Return what one trial costs its training records.
+
+        Args:
+            search: What a candidate runs.
+        """
         return search_event(search, weighted=self.guarantee == "weighted")
 
 
@@ -88,6 +108,13 @@ class IndependentDrawing(Drawing):
     pruner: str | None = None
 
     def check(self, context: PlanningContext) -> None:
-        """Refuse what private selection does not cover, while planning."""
+        """Refuse what private selection does not cover, while planning.
+
+        Args:
+            context: Public facts: task, schedule, space, δ, scoring.
+
+        Raises:
+            StrategyError: If a sampler or pruner lets candidates depend on each other.
+        """
         require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
         self.check_parameters(context)

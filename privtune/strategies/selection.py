@@ -56,12 +56,22 @@ class Selection(IndependentDrawing):
     needs: ClassVar[Needs] = Needs(score=True, independent=True)
 
     def run_event(self, search: SearchPlan, score: ScorePlan) -> Event:
-        """Return what one run costs: training and validation records are disjoint."""
+        """Return what one run costs: training and validation records are disjoint.
+
+        Args:
+            search: What a candidate runs.
+            score: How it is scored.
+        """
         training = self.trial_event(search)
         return training if score.event is None else Parallel((training, score.event))
 
     def whole(self, base: Event, law: RunLaw) -> Event:
-        """Return what the selection costs, all its runs together."""
+        """Return what the selection costs, all its runs together.
+
+        Args:
+            base: What one run costs.
+            law: The law of the number of runs.
+        """
         return PrivateSelection(base, law)
 
     def plan_selection(
@@ -72,7 +82,17 @@ class Selection(IndependentDrawing):
         epsilon: float,
         details: Mapping[str, Any] | None = None,
     ) -> Plan:
-        """Plan a selection of at most ``epsilon`` as a whole."""
+        """Plan a selection of at most ``epsilon`` as a whole.
+
+        Args:
+            context: Public facts: task, schedule, space, δ, scoring.
+            law: The law of the number of runs.
+            epsilon: Target of the whole arm, above 0.
+            details: What the plan notes besides.
+
+        Returns:
+            The plan; noise of trainings and scores scaled by one factor.
+        """
         # A first guess for one run at half the target fixes the ratio of training to score noise;
         # the whole is then scaled by one factor until the selection meets the target.
         search = self.search(context, epsilon=epsilon / 2)
@@ -102,6 +122,9 @@ class Selection(IndependentDrawing):
             training_epsilon: What each run costs alone, at the context's δ.
             epsilon: Target of the whole selection.
             details: What the plan notes besides.
+
+        Returns:
+            The plan.
 
         Raises:
             InvalidInputError: If ``training_epsilon`` is missing or no finite number above 0.
@@ -180,6 +203,12 @@ class PapernotSteinke(OptionsOfLaw, Selection):
 
     References:
         Papernot and Steinke 2022, arXiv 2110.03620; Liu and Talwar 2019, arXiv 1811.07971.
+
+    Example:
+        >>> strategy = PapernotSteinke(mean_runs=20)
+        >>> law = strategy.run_law()
+        >>> round(law.expected_runs), law.quantile(0.99)  # the secret number of candidates
+        (20, 90)
     """
 
     name: ClassVar[str] = "papernot-steinke"

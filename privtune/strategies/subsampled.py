@@ -52,6 +52,12 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
 
     References:
         Koskela and Kulkarni 2023, arXiv 2301.11989.
+
+    Example:
+        >>> from privtune.strategies import SubsampledTuning
+        >>> strategy = SubsampledTuning(variant=2, rate=0.1, mean_runs=20)
+        >>> strategy.run_law().quantile(0.99), strategy.extrapolation
+        (90, 'scale-learning-rate')
     """
 
     name: ClassVar[str] = "subsampled-tuning"

@@ -309,7 +309,15 @@ class Results:
 
 
 def study_names(url: str) -> list[str]:
-    """Return the names of the studies in a storage."""
+    """Return the names of the studies in a storage.
+
+    Args:
+        url: Database URL of studies and budgets.
+
+    Example:
+        >>> study_names(study.storage)
+        ['shown']
+    """
     with Ledger(url) as ledger:
         return StudyStore(ledger.log.storage).names()
 

@@ -42,6 +42,35 @@ class Study:
 
     Make one with :func:`privtune.create_study` or :func:`privtune.load_study`. A study survives
     interruption: :meth:`run` goes on where it was, without a second charge.
+
+    Args:
+        name: Name of a study that is there.
+        storage: Database URL of studies and budgets.
+        curator: Whether you are inside of the trust boundary and may see sealed trials.
+
+    Example:
+        A study of two arms that have run; ``selection`` is a sealed one:
+
+        >>> study.arms, [status.state for status in study.status()]
+        (('defaults', 'selection'), ['settled', 'settled'])
+        >>> study.spent().epsilon <= 6.0, study.spent().epsilon + study.remaining()
+        (True, 6.0)
+        >>> study.release("defaults").params, len(study.releases())
+        ({'learning_rate': 0.5, 'max_grad_norm': 1.0}, 2)
+        >>> list(study.compare().columns)[:4]
+        ['strategy', 'state', 'epsilon', 'delta']
+        >>> sorted(study.export()), study.model_path("defaults").name
+        (['arms', 'certificate', 'format', 'spec', 'version'], 'model.safetensors')
+        >>> len(study.certificate()["charges"])
+        2
+        >>> study.sealed_trials("selection")
+        Traceback (most recent call last):
+            ...
+        privtune.study._study.SealedTrialsError: The trials of study 'shown' are sealed: ...
+        >>> study.run()
+        Traceback (most recent call last):
+            ...
+        privtune.study.lifecycle.StudyFinishedError: Study 'shown' is finished: every arm ...
     """
 
     def __init__(self, name: str, storage: str, *, curator: bool = False) -> None:
@@ -57,9 +86,26 @@ class Study:
     def create(cls, spec: StudySpec, storage: str) -> Study:
         """Plan the study, create its budget if needed, and store it. Touches no data, spends nothing.
 
+        Args:
+            spec: The study.
+            storage: Database URL of studies and budgets.
+
+        Returns:
+            The study, planned.
+
         Raises:
             PrivTuneError: If the name is taken, the budget exists with other terms, or an arm
                 cannot be planned.
+
+        Example:
+            >>> spec = StudySpec.parse(
+            ...     {"name": "open", "budget": {"name": "clinic", "epsilon": 4.0, "delta": 1e-5}}
+            ... )
+            >>> study = Study.create(spec, "sqlite:///privtune.db")
+            >>> study.remaining()
+            4.0
+            >>> study.delete()
+            >>> study.close()
         """
         store_study(spec, storage)
         return cls(spec.name, storage)
@@ -162,6 +208,29 @@ class Study:
 
         **Guarantee**: what is released is covered by the arm's event, if the objective touches the
         training records through ``make_private`` and the validation records through ``score`` only.
+
+        Example:
+            >>> import torch
+            >>> from torch.nn.functional import cross_entropy
+            >>> import privtune
+            >>> x = torch.randn(200, 2)
+            >>> y = (x[:, 0] > 0).long()
+            >>> def loss_of(model, x, y):  # of one record
+            ...     return cross_entropy(model(x), y, reduction="none")
+
+            >>> def objective(trial):
+            ...     model = torch.nn.Linear(2, 2)
+            ...     optimizer = torch.optim.SGD(model.parameters(), lr=trial.suggest_float("rate", 0.1, 9))
+            ...     trial.make_private(model, optimizer, (x[:150], y[:150])).fit(loss_of)
+            ...     return trial.score(model, (x[150:], y[150:]))
+            >>> study = privtune.create_study("loop", budget=privtune.Budget(8.0, 1e-5, name="loop"))
+            >>> release = study.optimize(
+            ...     objective,
+            ...     strategy=privtune.strategies.Fixed(parameters={"rate": 2.0}),
+            ...     training=privtune.DPSGD(records=150, epochs=1, expected_batch_size=75),
+            ... )
+            >>> release.params, round(release.guarantee.epsilon, 2)
+            ({'rate': 2.0}, 8.0)
         """
         from privtune.study._optimize import optimize
 
@@ -262,6 +331,9 @@ class Study:
     def release(self, arm: str) -> Release:
         """Return the release of one arm.
 
+        Args:
+            arm: Name of the arm.
+
         Raises:
             PrivTuneError: If there is no such arm, or it has not been released.
         """
@@ -277,6 +349,12 @@ class Study:
     def sealed_trials(self, arm: str) -> Sequence[Mapping[str, Any]]:
         """Return the trials of an arm with their scores. For the curator alone, never to be shown.
 
+        Args:
+            arm: Name of the arm.
+
+        Returns:
+            For each trial its ``number``, ``state``, ``params`` and ``score``.
+
         Raises:
             SealedTrialsError: Outside of the trust boundary.
         """
@@ -289,14 +367,26 @@ class Study:
     def failures(self, arm: str) -> Sequence[Mapping[str, Any]]:
         """Return what stopped an arm: ``time`` and ``traceback``. For the curator alone.
 
+        Args:
+            arm: Name of the arm.
+
         Raises:
             SealedTrialsError: Outside of the trust boundary.
+
+        Example:
+            >>> from privtune import load_study
+            >>> load_study(study.name, storage=study.storage, curator=True).failures("selection")
+            []
         """
         self._check_curator()
         return self._life.failures(arm)
 
     def model_path(self, arm: str) -> Path:
-        """Return where the released model of an arm is, as safetensors."""
+        """Return where the released model of an arm is, as safetensors.
+
+        Args:
+            arm: Name of the arm.
+        """
         return self._life.write(arm, MODEL)
 
     def spent(self) -> Guarantee:
@@ -325,8 +415,20 @@ def delete_study(name: str, storage: str) -> None:
 
     Its charges are the ledger's and stay: what was released cannot be taken back.
 
+    Args:
+        name: Name of the study.
+        storage: Database URL of studies and budgets.
+
     Raises:
         StudyNotFoundError: If there is no such study.
+
+    Example:
+        >>> import privtune
+        >>> study = privtune.create_study("old", budget=privtune.Budget(4.0, 1e-5, name="clinic"))
+        >>> delete_study("old", study.storage)
+        >>> from privtune.study import study_names
+        >>> study_names(study.storage)
+        []
     """
     with closing(Life(name, storage)) as life:
         life.delete()

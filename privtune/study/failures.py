@@ -44,7 +44,7 @@ def stopping(study: str, arm: str, record: Callable[[str, Exception], None]) -> 
         yield
     except PrivTuneError:
         raise
-    except WorkerStoppedError:  # which has kept what stopped it
+    except WorkerStoppedError:  # the worker has kept what stopped it
         stopped = True
     except Exception as error:
         record(arm, error)
@@ -54,4 +54,4 @@ def stopping(study: str, arm: str, record: Callable[[str, Exception], None]) -> 
         try:
             raise stop from None
         finally:
-            stop.__context__ = None  # which would hold what happened for whoever looks there
+            stop.__context__ = None  # it would show the failure to whoever looks at the error

@@ -12,23 +12,64 @@ __all__ = ["ArmStatus", "NullObserver", "Observer"]
 
 
 class Observer(Protocol):
-    """Hears of a running study. A sealed arm tells it when it begins and ends, and nothing else."""
+    """Hears of a running study. A sealed arm tells it when it begins and ends, and nothing else.
+
+    Example:
+        >>> class Bell:
+        ...     def arm_started(self, plan):
+        ...         print(plan.arm, "begins")
+        ...     def step(self, plan, done, steps):
+        ...         print(f"{done} of {steps} steps")
+        ...     def released(self, plan, release):
+        ...         print(plan.arm, "is out:", release.params)
+        ...     def arm_failed(self, plan):
+        ...         print(plan.arm, "stopped; its charge stays")
+        >>> Bell().released(study.plans[0], study.release("defaults"))
+        defaults is out: {'learning_rate': 0.5, 'max_grad_norm': 1.0}
+    """
 
     def arm_started(self, plan: Plan) -> None:
-        """An arm has been charged and begins."""
+        """An arm has been charged and begins.
+
+        Args:
+            plan: The arm's plan.
+        """
 
     def step(self, plan: Plan, done: int, steps: int) -> None:
-        """A step of an arm that is not sealed is done."""
+        """A step of an arm that is not sealed is done.
+
+        Args:
+            plan: The arm's plan.
+            done: Steps that are done.
+            steps: Steps that there will be.
+        """
 
     def released(self, plan: Plan, release: Release) -> None:
-        """An arm has been released."""
+        """An arm has been released.
+
+        Args:
+            plan: The arm's plan.
+            release: What was released.
+        """
 
     def arm_failed(self, plan: Plan) -> None:
-        """An arm was interrupted; its charge stays."""
+        """An arm was interrupted; its charge stays.
+
+        Args:
+            plan: The arm's plan.
+        """
 
 
 class NullObserver:
-    """Hears and does nothing."""
+    """Hears and does nothing.
+
+    Example:
+        >>> class Bell(NullObserver):
+        ...     def released(self, plan, release):
+        ...         print(plan.arm, "is out")
+        >>> Bell().released(study.plans[0], study.release("defaults"))
+        defaults is out
+    """
 
     def arm_started(self, plan: Plan) -> None:
         """Do nothing."""
@@ -52,6 +93,10 @@ class ArmStatus:
         guarantee: What it costs alone.
         state: ``planned``, the state of its charge, or ``not charged`` without any guarantee.
         release: Its release, once there is one.
+
+    Example:
+        >>> [(status.plan.arm, status.state, status.release is None) for status in study.status()]
+        [('defaults', 'settled', False), ('selection', 'settled', False)]
     """
 
     plan: Plan

@@ -29,6 +29,13 @@ class StudyPlan:
         plans: One an arm, in the spec's order.
         guarantees: What each arm costs alone, at the budget's δ.
         total: What they cost together: the composition, not the sum.
+
+    Example:
+        >>> planned = plan_study(study.spec)
+        >>> [plan.arm for plan in planned.plans], planned.total.epsilon <= 6.0
+        (['defaults', 'selection'], True)
+        >>> sum(alone.epsilon for alone in planned.guarantees) > planned.total.epsilon
+        True
     """
 
     plans: tuple[Plan, ...]
@@ -49,6 +56,11 @@ def plan_study(spec: StudySpec) -> StudyPlan:
 
     Raises:
         PrivTuneError: If an arm cannot be planned.
+
+    Example:
+        >>> plan = plan_study(study.spec).plans[1]
+        >>> plan.is_sealed, round(plan.runs.expected_runs)
+        (True, 4)
     """
     context = spec.planning_context()
     strategies = [arm.to_strategy() for arm in spec.arms]

@@ -203,12 +203,13 @@ def _redirect(log: Path) -> None:
     for descriptor in (1, 2):
         try:
             before = os.dup(descriptor)
-        except OSError:  # closed, as a daemon's
+        except OSError:  # the stream is closed, as those of a daemon are
             continue
         os.dup2(file.fileno(), descriptor)
         _undo.callback(os.close, before)
         _undo.callback(os.dup2, before, descriptor)
-    # What waits in a buffer was printed inside: emptied before anything is put back.
+    # Text that waits in a buffer was printed under the seal: it goes to the log, before the
+    # streams are put back.
     _undo.callback(_flush)
     _replace(sys, "stdout", file)
     _replace(sys, "stderr", file)

@@ -56,7 +56,19 @@ class SpecError(PrivTuneError):
 
 
 class BudgetSpec(BaseModel):
-    """The budget that a study draws on; created with the study if it does not exist."""
+    """The budget that a study draws on; created with the study if it does not exist.
+
+    Args:
+        name: Name of the budget.
+        epsilon: ε, above 0.
+        delta: δ, in (0, 1).
+        adjacency: ``add-remove`` or ``replace-one``.
+        unit: ``record``, which trainings enforce.
+
+    Example:
+        >>> BudgetSpec(name="digits", epsilon=8.0, delta=1e-5).to_budget().adjacency
+        <Adjacency.ADD_REMOVE: 'add-remove'>
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -88,6 +100,11 @@ class ArmSpec(BaseModel):
         name: Name of the arm.
         strategy: How it chooses.
         weight: The arm's target ε in proportion to those of the other arms; equal unless given.
+
+    Example:
+        >>> arm = ArmSpec(name="selection", strategy="papernot-steinke", mean_runs=20)
+        >>> arm.to_strategy().mean_runs
+        20
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -97,7 +114,11 @@ class ArmSpec(BaseModel):
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     def to_strategy(self) -> Strategy:
-        """Build the strategy; its options are checked here."""
+        """Build the strategy; its options are checked here.
+
+        Returns:
+            The strategy, of this arm's name.
+        """
         return make_strategy(self.strategy, arm=self.name, options=dict(self.model_extra or {}))
 
 
@@ -122,6 +143,34 @@ class StudySpec(BaseModel):
         compile: Whether to compile the training: for long studies of small models.
         executor: Who trains the rounds of selections, as in ``Study.run``.
         seed: Makes the study reproducible, and its guarantee void against whoever knows the seed.
+
+    Example:
+        >>> spec = StudySpec.parse(
+        ...     {
+        ...         "name": "digits",
+        ...         "task": "digits-mlp",
+        ...         "budget": {"name": "digits", "epsilon": 8.0, "delta": 1e-5},
+        ...         "space": {"learning_rate": {"type": "float", "low": 0.01, "high": 10.0, "log": True}},
+        ...         "arms": [
+        ...             {
+        ...                 "name": "defaults",
+        ...                 "strategy": "fixed",
+        ...                 "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+        ...             }
+        ...         ],
+        ...         "epochs": 10,
+        ...         "expected_batch_size": 64,
+        ...     }
+        ... )
+
+        >>> spec.load_task().train_records, spec.planning_context().schedule.steps
+        (1077, 169)
+        >>> list(spec.search_space())
+        ['learning_rate']
+        >>> StudySpec.parse({**spec.model_dump(), "epoch": 3})
+        Traceback (most recent call last):
+            ...
+        privtune.study.spec.SpecError: Study spec, epoch: is not a field of it; epochs is.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -193,6 +242,9 @@ class StudySpec(BaseModel):
             stored: Whether it comes from a store; one that an older version wrote may hold names
                 that break the rule of today.
 
+        Returns:
+            The spec.
+
         Raises:
             SpecError: One sentence: where, what, and what is allowed.
         """
@@ -205,8 +257,21 @@ class StudySpec(BaseModel):
     def from_file(cls, path: Path) -> StudySpec:
         """Read a YAML file.
 
+        Args:
+            path: The file.
+
+        Returns:
+            The spec.
+
         Raises:
             SpecError: If the file cannot be read, is not YAML, or is not a study spec.
+
+        Example:
+            >>> from importlib import resources
+            >>> with resources.as_file(resources.files("privtune.tasks") / "digits-demo.yaml") as path:
+            ...     spec = StudySpec.from_file(path)
+            >>> spec.name, [arm.strategy for arm in spec.arms]
+            ('digits-demo', ['fixed', 'papernot-steinke', 'hyfreedp'])
         """
         try:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -261,6 +326,9 @@ class StudySpec(BaseModel):
 
     def planning_context(self) -> PlanningContext:
         """Return the public facts that the arms plan with.
+
+        Returns:
+            Task, schedule, space, δ and adjacency, scoring, noise.
 
         Raises:
             CompileError: If the training is to be compiled and there is no compiler here.

@@ -54,6 +54,38 @@ class Trial:
         initialised: Told when the model is made.
         rehearsal: Whether records are made up and two steps are taken: before the charge.
         facts: Public ranges of whole numbers, as the rehearsal found them.
+
+    Example:
+        >>> import torch
+        >>> from torch.nn.functional import cross_entropy
+        >>> import privtune
+        >>> x = torch.randn(200, 2)
+        >>> y = (x[:, 0] > 0).long()
+        >>> def loss_of(model, x, y):  # of one record
+        ...     return cross_entropy(model(x), y, reduction="none")
+
+        >>> def objective(trial):
+        ...     width = trial.suggest_int("width", 2, 4)
+        ...     rate = trial.suggest_float("rate", 0.1, 10.0, log=True)
+        ...     decay = trial.suggest("decay", privtune.LogNormal(median=1e-3, sigma=1.0))
+        ...     heavy = 0.9 if trial.suggest_categorical("heavy", [True, False]) else 0.0
+        ...     model = torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.Linear(width, 2))
+        ...     optimizer = torch.optim.SGD(model.parameters(), rate, heavy, weight_decay=decay)
+        ...     private = trial.make_private(model, optimizer, (x[:150], y[:150]), max_grad_norm=1.0)
+        ...     private.fit(loss_of)
+        ...     score = trial.score(model, (x[150:], y[150:]))
+        ...     trial.set_user_attr("weights", sum(p.numel() for p in model.parameters()))
+        ...     trial.report(score, step=1)
+        ...     return score if not trial.should_prune() else 0.0
+        >>> study = privtune.create_study("one-loop", budget=privtune.Budget(8.0, 1e-5, name="clinic"))
+        >>> release = study.optimize(
+        ...     objective,
+        ...     strategy=privtune.strategies.Everything(trials=1),
+        ...     training=privtune.DPSGD(records=150, epochs=1, expected_batch_size=75),
+        ...     validation=privtune.Validation(records=50, public=True),
+        ... )
+        >>> sorted(release.params)
+        ['decay', 'heavy', 'rate', 'width']
     """
 
     def __init__(
@@ -102,21 +134,59 @@ class Trial:
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """Suggest a number, as Optuna's trials do."""
+        """Suggest a number, as Optuna's trials do.
+
+        Args:
+            name: Name of the hyperparameter.
+            low: Least value.
+            high: Largest value.
+            step: Distance of the values; any value unless given.
+            log: Whether the logarithm is uniform; ``low`` is above 0 then.
+
+        Returns:
+            The value; the same one whenever the trial asks for this name.
+        """
         return float(self._suggest(name, FloatDistribution(low, high, log=log, step=step)))
 
     def suggest_int(
         self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
     ) -> int:
-        """Suggest a whole number, as Optuna's trials do."""
+        """Suggest a whole number, as Optuna's trials do.
+
+        Args:
+            name: Name of the hyperparameter.
+            low: Least value.
+            high: Largest value, included.
+            step: Distance of the values.
+            log: Whether the logarithm is uniform; ``low`` is at least 1 then.
+
+        Returns:
+            The value; the same one whenever the trial asks for this name.
+        """
         return int(self._suggest(name, IntDistribution(low, high, log=log, step=step)))
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """Suggest one of some choices, as Optuna's trials do."""
+        """Suggest one of some choices, as Optuna's trials do.
+
+        Args:
+            name: Name of the hyperparameter.
+            choices: None, booleans, numbers or texts.
+
+        Returns:
+            One of them; the same one whenever the trial asks for this name.
+        """
         return self._suggest(name, CategoricalDistribution(choices))
 
     def suggest(self, name: str, prior: Prior) -> Any:
-        """Suggest a value of a public prior: log-normal, a mixture, one of your own."""
+        """Suggest a value of a public prior: log-normal, a mixture, one of your own.
+
+        Args:
+            name: Name of the hyperparameter.
+            prior: Its law.
+
+        Returns:
+            The value; the same one whenever the trial asks for this name.
+        """
         return self._suggest(name, prior.distribution, prior)
 
     def make_private(
@@ -244,6 +314,10 @@ class Trial:
     def report(self, value: float, step: int) -> None:
         """Report an intermediate score to the pruner; only what ``score`` gave, on a public split.
 
+        Args:
+            value: What ``score`` gave.
+            step: How far the training is; the pruner compares trials at equal steps.
+
         Raises:
             StrategyError: If the split is private, or the number is not one that ``score`` gave.
         """
@@ -277,11 +351,23 @@ class Trial:
             self._private.close()
 
     def set_user_attr(self, name: str, value: Any) -> None:
-        """Keep a value with the trial, inside the trust boundary, until the trial ends."""
+        """Keep a value with the trial, inside the trust boundary, until the trial ends.
+
+        Args:
+            name: Its name.
+            value: Anything.
+        """
         self.user_attrs[name] = value
 
     def finish(self, value: object, index: int) -> TrialResult:
         """Check what the objective did and returned, and return the trial's result.
+
+        Args:
+            value: What the objective returned.
+            index: The trial's place among the arm's results.
+
+        Returns:
+            Parameters, weights, score, curves, and the digest of what was released.
 
         Raises:
             SealedTrialError: If nothing was trained privately, or the value is not the score's.

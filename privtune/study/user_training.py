@@ -48,6 +48,13 @@ class Validation:
         records: Number of its records, declared public.
         public: Whether it may be shown to everybody. If not, every score is noised and charged.
         scoring: Metric, mechanism and bound.
+
+    Raises:
+        InvalidInputError: If there is no record.
+
+    Example:
+        >>> Validation(records=500, scoring=Scoring(metric="loss", bound=4.0)).public
+        False
     """
 
     records: int

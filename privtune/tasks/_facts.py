@@ -31,6 +31,11 @@ class PublicFacts:
         input_shape: Shape of an input; None where it is not declared.
         classes: Number of classes, or all their names; None where they are not declared.
         bounds: By feature, the bounds that it is clipped to or known to keep.
+
+    Example:
+        >>> facts = PublicFacts(train_records=60_000, classes=10, bounds={"age": (0.0, 120.0)})
+        >>> facts.to_dict()["training records"], facts.to_dict()["bounds"]
+        ('60,000, private', 'age [0, 120]')
     """
 
     train_records: int

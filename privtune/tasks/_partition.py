@@ -34,8 +34,17 @@ _ROWS = 256  # records whose bytes are made at once
 class Sizes:
     """Sizes of the three splits, declared public: what each is expected to hold.
 
+    Args:
+        train: Expected training records, at least 1.
+        validation: Expected validation records, at least 1.
+        test: Expected test records, at least 1.
+
     Raises:
         InvalidInputError: If a size is below 1.
+
+    Example:
+        >>> Sizes(train=1000, validation=100, test=100)
+        Sizes(train=1000, validation=100, test=100)
     """
 
     train: int
@@ -116,6 +125,16 @@ def split(
 
     Returns:
         The splits, whose true sizes are sealed.
+
+    Example:
+        >>> import numpy as np
+        >>> x, y = np.arange(1200.0)[:, None], np.zeros(1200)
+        >>> data = split(x, y, Sizes(train=1000, validation=100, test=100))
+        >>> len(data.train), len(data.validation), len(data.test)
+        (990, 122, 88)
+        >>> fewer = split(x[1:], y[1:], Sizes(train=1000, validation=100, test=100))
+        >>> bool(np.isin(fewer.train.x, data.train.x).all())  # one record less moved no other
+        True
     """
     import numpy as np
     import torch

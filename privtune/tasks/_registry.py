@@ -40,6 +40,14 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
 
     Raises:
         InvalidInputError: If there is no such task, or the factory returns something else.
+
+    Example:
+        >>> get_task("digits-mlp").description
+        "MLP 64-64-10 on scikit-learn's 1,797 handwritten digits (bundled)"
+        >>> get_task("digits")
+        Traceback (most recent call last):
+            ...
+        privtune.errors.InvalidInputError: task = 'digits': must be one of ...
     """
     if isinstance(name, Mapping):
         if name.get("type") != "tabular":

@@ -23,7 +23,19 @@ class TaskDataError(PrivTuneError):
 
 @dataclass(frozen=True)
 class TaskData:
-    """The three splits of a task, in memory."""
+    """The three splits of a task, in memory.
+
+    Args:
+        train: Private: inputs ``x`` of shape ``[N, ...]``, targets ``y`` of shape ``[N]``.
+        validation: What trials are scored on.
+        test: What releases are judged on, if it is public.
+
+    Example:
+        >>> from privtune.tasks import get_task
+        >>> data = get_task("synthetic-logistic").load()
+        >>> data.train.x.shape[1:], data.train.y.dtype
+        (torch.Size([20]), torch.int64)
+    """
 
     train: TensorData
     validation: TensorData
@@ -61,6 +73,15 @@ class Task:
 
     Raises:
         InvalidInputError: If a size is below 1, or the partition is unknown.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from privtune.tasks import get_task
+        >>> task = replace(get_task("synthetic-logistic"), name="mine", public_validation=True)
+        >>> task.facts.to_dict()["validation records"]
+        '1,000, all of it public'
+        >>> task.load_checked().train.sealed_size  # how many records it has is private
+        True
     """
 
     name: str

@@ -76,7 +76,7 @@ class _Table:
         number = {_label(value): index for index, value in enumerate(self.classes)}
         labels = np.array([number.get(_label(value), -1) for value in table[self.target]])
         x, y = np.stack(features, axis=1), np.where(broken, -1, labels)
-        x[y < 0] = 0.0  # what is no record is the same whatever it says, and in one split
+        x[y < 0] = 0.0  # unusable rows are made alike: they share a split
         ids = None if self.id is None else [_id_text(value) for value in table[self.id]]
         return split(x, y, self.sizes, ids=ids, key=self.key)
 
@@ -140,7 +140,7 @@ class _Parquet:
         return columns
 
 
-_UNREADABLE = "\0"  # no number, no class
+_UNREADABLE = "\0"  # stands for what cannot be read: neither a number nor a class
 
 
 def _open(path: Path) -> _Csv | _Parquet:

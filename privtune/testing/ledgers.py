@@ -29,7 +29,16 @@ __all__ = ["LedgerContract", "request"]
 
 
 def request(sigma: float, **fields: Any) -> ChargeRequest:
-    """Return a request for one Gaussian release."""
+    """Return a request for one Gaussian release.
+
+    Args:
+        sigma: Noise multiplier, above 0.
+        **fields: Other fields of :class:`privtune.ledger.ChargeRequest`.
+
+    Example:
+        >>> request(8.0, arm="defaults").event
+        Gaussian(noise_multiplier=8.0)
+    """
     return ChargeRequest(Gaussian(sigma), **fields)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from privtune.errors import PrivTuneError
 from privtune.training.engine.graph.capture import run_one
-from privtune.training.engine.graph.intercept import Site
+from privtune.training.engine.graph.tape import Site
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.kernel import Kernel, Layout, LossOf, Rows
 from privtune.training.mechanism.streams import Streams

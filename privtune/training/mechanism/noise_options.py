@@ -31,6 +31,12 @@ class NoiseOptions:
 
     Raises:
         InvalidInputError: If a word is not one of these.
+
+    Example:
+        >>> NoiseOptions(source="chacha20", floating_point="grid") == NoiseOptions.of("secure")
+        True
+        >>> NoiseOptions.of("secure").to_dict()
+        {'source': 'chacha20', 'floating_point': 'grid'}
     """
 
     source: Source = "fast"

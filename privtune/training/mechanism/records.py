@@ -20,7 +20,7 @@ from privtune.errors import PrivTuneError
 
 __all__ = ["NO_FACTS", "Lookups", "RecordFacts", "blames_records", "find_facts", "find_raising"]
 
-_ANY = torch.iinfo(torch.int64).max  # no range: the number looks nothing up
+_ANY = torch.iinfo(torch.int64).max  # for a number that is no index into a table: it has no range
 
 
 @dataclass(frozen=True, eq=False)

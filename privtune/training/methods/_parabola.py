@@ -17,7 +17,7 @@ __all__ = ["Fit", "fit_paper", "fit_tracked", "next_bound"]
 _BOUND_CEILING = 1e6
 _BOUND_SHRINK = 0.5  # the bound at most halves at an update: a noisy sum may be far too small
 _SATURATED = 0.9  # losses above this part of their bound are flat because they were clipped
-_GROWTH = 4.0  # of the reach, while no curvature is visible
+_GROWTH = 4.0  # factor on the reach while no curvature is visible
 _DRIFT = 0.3  # relative change of slope and curvature from one update to the next
 
 

@@ -51,6 +51,9 @@ class SampledGradient:
             delta: Target, in (0, 1).
             options: Other fields of the method.
 
+        Returns:
+            The method with its noise multiplier.
+
         Raises:
             PrivTuneError: If an option is not a field, or no noise meets the target.
         """

@@ -64,6 +64,10 @@ class AdaCliP(SampledGradient):
 
     References:
         Pichapati et al. 2019, Theorem 1, Algorithm 1, equations (4) and (5).
+
+    Example:
+        >>> AdaCliP(1.1, mean_decay=0.9).parameters
+        ('learning_rate', 'largest_variance')
     """
 
     mean_decay: float = 0.99
@@ -84,7 +88,11 @@ class AdaCliP(SampledGradient):
         check_positive("smallest_variance", self.smallest_variance)
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> AdaCliPState:
-        """Make the state of K candidates; each gives learning_rate and largest_variance."""
+        """Make the state of K candidates; each gives learning_rate and largest_variance.
+
+        Raises:
+            InvalidInputError: If h₂ is below h₁.
+        """
         largest = candidate_column(candidates, "largest_variance", params)
         if bool((largest < self.smallest_variance).any()):
             raise InvalidInputError(

@@ -58,11 +58,20 @@ class ADADP(SampledGradient):
         decay: Factor of the decay (5.1) for each epoch after that, at least 0.
         learning_rate: Initial rate η₀, above 0, for candidates that give none.
 
+    Raises:
+        InvalidInputError: If a field is out of its range.
+
     **Guarantee**: T Poisson-sampled Gaussian releases (Theorem 9: two for each iteration). Both
     steps, the error, accepting and the rate are post-processing.
 
     References:
         Koskela & Honkela 2020, Algorithm 2, Theorem 9 and Section 4.2.
+
+    Example:
+        >>> from privtune.training.mechanism.schedule import Schedule
+        >>> schedule = Schedule(records=1000, sample_rate=0.05, steps=20)  # ten iterations
+        >>> ADADP(1.1).event(schedule)  # what DP-SGD costs
+        Repeated(count=20, event=PoissonSampled(rate=0.05, event=Gaussian(noise_multiplier=1.1)))
     """
 
     tolerance: float | None = None

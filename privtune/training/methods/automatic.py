@@ -40,6 +40,10 @@ class AutomaticClipping(SampledGradient):
         weight_decay: Weight of the L2 penalty, at least 0.
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    Example:
+        >>> AutomaticClipping.parameters, AutomaticClipping.adapts  # no clipping norm to tune
+        (('learning_rate',), ('max_grad_norm',))
     """
 
     stabilizer: float = 0.01

@@ -53,6 +53,10 @@ class DAdaptation(FreeGradient):
         initial_distance: d_0, above 0.
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    Example:
+        >>> DAdaptation(1.1).adapts, DAdaptation.open_ended
+        (('learning_rate', 'max_grad_norm'), True)
     """
 
     learning_rate: float = 1.0

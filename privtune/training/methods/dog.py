@@ -43,8 +43,15 @@ class DoG(FreeGradient):
         averaging: γ of the polynomial-decay average that is released (8 in the paper); None
             releases the last iterate.
 
+    Raises:
+        InvalidInputError: If a field is out of its range.
+
     **Guarantee**: as DP-SGD with the same noise multiplier. The norms are of noisy gradients, which
     hold about ``sqrt(P) * noise`` however small the true ones are.
+
+    Example:
+        >>> DoG(1.1).adapts, DoG(1.1, max_grad_norm=0.5).parameters  # nothing is left to tune
+        (('learning_rate', 'max_grad_norm'), ())
     """
 
     initial_distance: float = 1e-6

@@ -39,6 +39,10 @@ class DoWG(FreeGradient):
         initial_distance: r_ε, above 0; 1e-4 is the default of the authors' code.
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    Example:
+        >>> DoWG(1.1).initial_distance, DoWG(1.1, max_grad_norm=0.5).parameters
+        (0.0001, ())
     """
 
     initial_distance: float = 1e-4

@@ -34,6 +34,10 @@ class DPAdam(SampledGradient):
         decoupled: True decays the parameters (AdamW), False adds the decay to the gradient (Adam).
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    Example:
+        >>> DPAdam(1.1, beta2=0.99).decoupled, DPAdam.parameters
+        (True, ('learning_rate', 'max_grad_norm'))
     """
 
     beta1: float = 0.9

@@ -40,6 +40,13 @@ class FixedDPSGD(SampledGradient):
         weight_decay: Weight of the L2 penalty, at least 0; it touches no data.
 
     **Guarantee**: each step is one Poisson-sampled Gaussian release.
+
+    Example:
+        >>> from privtune.training.mechanism.schedule import Schedule
+        >>> schedule = Schedule.from_epochs(records=60_000, expected_batch_size=600, epochs=10)
+        >>> method = FixedDPSGD.for_budget(schedule, epsilon=1.0, delta=1e-5, momentum=0.9)
+        >>> round(method.noise_multiplier, 3)
+        1.415
     """
 
     momentum: float = 0.0

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["HyFreeDP", "HyFreeDPState"]
 
 _LOSS_BATCHES = ("same", "separate")
-_DEVIATIONS = {"gaussian": 1.0, "laplace": 2.0**0.5}  # of noise of scale 1
+_DEVIATIONS = {"gaussian": 1.0, "laplace": 2.0**0.5}  # standard deviation of noise of scale 1
 _FITS = ("tracked", "paper")
 
 
@@ -84,12 +84,22 @@ class HyFreeDP:
         momentum: Momentum of the optimizer ``"sgd"``.
         weight_decay: Weight decay of the optimizer; None takes 0 for SGD and 0.01 for AdamW.
 
+    Raises:
+        InvalidInputError: If a field is out of its range.
+
     **Guarantee**: each step is one Poisson-sampled Gaussian release; with ``loss_batch="same"``
     a step that also releases losses is one joint release. A record moves a loss sum by its bound
     at most, in either norm.
 
     References:
         Bu & Liu 2025, Algorithm 1 and 2; Bu et al. 2023, arXiv 2206.07136 (automatic clipping).
+
+    Example:
+        >>> from privtune.training.mechanism.schedule import Schedule
+        >>> method = HyFreeDP(gradient_noise_multiplier=1.2, loss_noise_multiplier=8.0, interval=5)
+        >>> event = method.event(Schedule(records=1000, sample_rate=0.05, steps=20))
+        >>> [(part.count, part.event.event.type) for part in event.events]  # losses every fifth step
+        [(16, 'gaussian'), (4, 'joint')]
     """
 
     gradient_noise_multiplier: float
@@ -150,6 +160,9 @@ class HyFreeDP:
                 of batch that needs less noise on the losses. ``gradient_noise_factor``, above 1, is
                 the gradient noise over that of DP-SGD: 1.01 in the paper; small batches do better
                 with 1.05.
+
+        Returns:
+            The method with both noise multipliers, and the kind of batch that was chosen.
 
         Raises:
             PrivTuneError: If an option is not a field, or no noise meets the target.

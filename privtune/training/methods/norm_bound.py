@@ -47,6 +47,11 @@ class NormBound(SampledGradient):
             clipping to it, so a wrong proof costs accuracy and not privacy.
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    Example:
+        >>> import math  # logistic loss on inputs of norm 1 and a constant: a gradient's norm is below √2
+        >>> NormBound(1.1, gradient_bound=round(math.sqrt(2), 4))
+        NormBound(noise_multiplier=1.1, gradient_bound=1.4142)
     """
 
     gradient_bound: float = 1.0

@@ -55,6 +55,10 @@ class Prodigy(FreeGradient):
         initial_distance: d_0, above 0.
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    Example:
+        >>> Prodigy(1.1).learning_rate, Prodigy.adapts
+        (1.0, ('learning_rate', 'max_grad_norm'))
     """
 
     learning_rate: float = 1.0

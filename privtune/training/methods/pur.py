@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["PUR", "PURConstant", "PUROracle", "PURState"]
 
 _REGIMES = ("non-convex", "convex", "strongly-convex")
-_ROUNDING = 1e-9  # the account may sum in another order
+_ROUNDING = 1e-9  # relative; the account may sum in another order, and round otherwise
 _ADJACENCIES = ("replace-one", "add-remove")
 
 
@@ -121,7 +121,12 @@ class _FullBatchDescent:
         return float(schedule.records * self._updates(schedule))
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> PURState:
-        """Make the state of K candidates; a candidate gives nothing."""
+        """Make the state of K candidates; a candidate gives nothing.
+
+        Raises:
+            InvalidInputError: If the model has another number of parameters, or a candidate gives
+                anything.
+        """
         if params.shape[1] != self.dimension:
             raise InvalidInputError(
                 "dimension", self.dimension, f"must be the model's, {params.shape[1]}"
@@ -179,7 +184,20 @@ class PUR(_FullBatchDescent):
         strong_convexity: μ; needed for ``"strongly-convex"``.
         noise_multiplier: Factor on every σ_t; 1 is the paper's schedule.
 
+    Raises:
+        InvalidInputError: If a field is out of its range, or one that the regime needs is missing.
+
     **Guarantee**: one Gaussian release about all records in each update.
+
+    Example:
+        >>> from privtune.training.mechanism.schedule import Schedule
+        >>> schedule = Schedule(records=10_000, sample_rate=1.0, steps=500)
+        >>> method = PUR.for_budget(
+        ...     schedule, epsilon=1.0, delta=1e-5, lipschitz=1.0, smoothness=0.25, dimension=20,
+        ...     regime="convex", distance=3.0,
+        ... )
+        >>> method.horizon, [round(method.deviation(step), 3) for step in (0, 1, method.horizon - 1)]
+        (133, [0.671, 0.335, 0.005])
     """
 
     regime: str = "strongly-convex"
@@ -211,6 +229,15 @@ class PUR(_FullBatchDescent):
     ) -> Self:
         """Build the method with the longest horizon that stays at (epsilon, delta).
 
+        Args:
+            schedule: Number of records, and steps at most.
+            epsilon: Target, above 0.
+            delta: Target, in (0, 1).
+            **options: Fields, but for the horizon.
+
+        Returns:
+            The method with its horizon.
+
         Raises:
             PrivTuneError: If an option is not a field, or not even one step fits.
         """
@@ -233,7 +260,14 @@ class PUR(_FullBatchDescent):
         return schedule.steps
 
     def deviation(self, step: int) -> float:
-        """Return σ of update number ``step``, from 0: Proposition 3 at ``t = step + 1``."""
+        """Return σ of update number ``step``, from 0: Proposition 3 at ``t = step + 1``.
+
+        Args:
+            step: The update, from 0.
+
+        Returns:
+            Standard deviation of the noise on the mean gradient.
+        """
         t = step + 1
         if self.regime == "strongly-convex":
             mu = self.strong_convexity or 0.0
@@ -277,6 +311,14 @@ class PURConstant(_FullBatchDescent):
         noise_multiplier: Noise standard deviation over the sensitivity of the mean, at least 0.
 
     **Guarantee**: one Gaussian release about all records in each update.
+
+    Example:
+        >>> from privtune.training.mechanism.schedule import Schedule
+        >>> schedule = Schedule(records=10_000, sample_rate=1.0, steps=500)
+        >>> bounds = {"lipschitz": 1.0, "smoothness": 0.25, "dimension": 20, "horizon": 100}
+        >>> method = PURConstant.for_budget(schedule, epsilon=1.0, delta=1e-5, **bounds)
+        >>> round(method.noise_multiplier, 2), method.gradient_evaluations(schedule)
+        (37.31, 1000000.0)
     """
 
     noise_multiplier: float = 1.0
@@ -294,7 +336,17 @@ class PURConstant(_FullBatchDescent):
     def for_budget(
         cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
-        """Build the method with the least noise that keeps its steps at (epsilon, delta)."""
+        """Build the method with the least noise that keeps its steps at (epsilon, delta).
+
+        Args:
+            schedule: Number of records, and steps at most.
+            epsilon: Target, above 0.
+            delta: Target, in (0, 1).
+            **options: Other fields.
+
+        Returns:
+            The method with its noise multiplier.
+        """
         from privtune.accounting import Adjacency, calibrate
 
         unit = build(cls, options, noise_multiplier=1.0)
@@ -327,6 +379,19 @@ class PUROracle(_FullBatchDescent):
 
     **It is not private.** The norm is asked for without noise, so its event is ``non_private`` and
     only a study that is marked so may run it.
+
+    Args:
+        lipschitz: L, what a record's gradient is clipped to, above 0.
+        smoothness: M, above 0.
+        dimension: d, the number of parameters.
+        horizon: Updates that release anything.
+        regularisation: λ, added to the gradient as ``λ θ``.
+        adjacency: ``"replace-one"`` or ``"add-remove"``.
+
+    Example:
+        >>> from privtune.training.mechanism.schedule import Schedule
+        >>> PUROracle(1.0, 0.25, 20).event(Schedule(records=1000, sample_rate=1.0, steps=50))
+        NonPrivate()
     """
 
     name: ClassVar[str] = "pur-oracle"
@@ -343,7 +408,20 @@ class PUROracle(_FullBatchDescent):
         delta: float,  # noqa: ARG003
         **options: Any,  # noqa: ARG003
     ) -> Self:
-        """Refuse: no budget pays for it."""
+        """Refuse: no budget pays for it.
+
+        Args:
+            schedule: Ignored.
+            epsilon: Ignored.
+            delta: Ignored.
+            **options: Ignored.
+
+        Returns:
+            Never.
+
+        Raises:
+            InvalidInputError: Always.
+        """
         raise InvalidInputError(
             "strategy", cls.name, "is not private, so no budget pays for it", "Use pur instead."
         )

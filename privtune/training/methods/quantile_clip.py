@@ -51,10 +51,20 @@ class QuantileClipping:
         momentum: Momentum in [0, 1) on the noisy gradient.
         max_grad_norm: Initial clipping norm, above 0, for candidates that give none.
 
+    Raises:
+        InvalidInputError: If a field is out of its range.
+
     A candidate gives ``learning_rate``.
 
     **Guarantee**: each step is one Poisson-sampled joint Gaussian release. The paper divides the
     count by the realised batch size; here both means divide by the public expected one.
+
+    Example:
+        >>> from privtune.training.mechanism.schedule import Schedule
+        >>> schedule = Schedule.from_epochs(records=60_000, expected_batch_size=600, epochs=10)
+        >>> method = QuantileClipping.for_budget(schedule, epsilon=1.0, delta=1e-5, quantile=0.3)
+        >>> round(method.noise_multiplier, 3), method.count_noise_multiplier  # DP-SGD: 1.415
+        (1.415, 60.0)
     """
 
     noise_multiplier: float
@@ -88,6 +98,15 @@ class QuantileClipping:
         cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
         """Build the method with a count noise of B/20 (more for small batches) and what is left.
+
+        Args:
+            schedule: Records, rate and number of steps.
+            epsilon: Target, above 0.
+            delta: Target, in (0, 1).
+            **options: Other fields.
+
+        Returns:
+            The method with both noise multipliers.
 
         Raises:
             PrivTuneError: If an option is not a field, or no noise meets the target.

@@ -12,13 +12,10 @@ and every sample that was drawn is released.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from inspect import Parameter, signature
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import _get_current_function_mode
 from torch.utils.data import Dataset
 
 from privtune.accounting import Event
@@ -36,7 +33,9 @@ from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods import Candidate, Method
+from privtune.training.own_loop.batch import Batch, OpenSample
 from privtune.training.own_loop.hooked import HookedModel
+from privtune.training.own_loop.optimizer import UserOptimizer, checked
 from privtune.training.own_loop.record_loss import RecordLossKernel, numbers_in
 from privtune.training.own_loop.replay import (
     Following,
@@ -55,97 +54,6 @@ _CHECKS = "A step may be taken with the losses of its own batch alone."
 
 class PlanExhaustedError(PrivTuneError):
     """A loop asked for more than its plan charged. No data was touched for it."""
-
-
-class Batch:
-    """One planned sample: hand it to ``step`` as it is, or read its inputs and targets from it.
-
-    It is drawn when it is first read. One that the loop never reads is drawn by the step itself. It
-    is no sequence, so that a trainer that moves batches about leaves it as it is.
-    """
-
-    def __init__(self, read: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._read = read
-        self._tensors: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._versions: tuple[int, ...] = ()
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """Return the inputs (0) or the targets (1)."""
-        if self._tensors is None:
-            self._tensors = self._read(self)
-            self._versions = tuple(t._version for t in self._tensors)
-        return self._tensors[index]
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        """Give inputs, then targets."""
-        return iter((self[0], self[1]))
-
-    def __len__(self) -> int:
-        return 2
-
-    def holds(self, batch: object) -> bool:
-        """Say whether something is this batch, whole or as its two tensors, as they were read."""
-        if batch is self:
-            return True
-        pair = isinstance(batch, tuple | list) and len(batch) == 2 and self._tensors is not None
-        return pair and all(
-            a is b and b._version == version
-            for a, b, version in zip(batch, self._tensors or (), self._versions, strict=True)  # type: ignore[call-overload]
-        )
-
-
-@dataclass
-class _Open:
-    """The sample that the loop holds: how far it was read, and what was computed of it."""
-
-    batch: Batch
-    sample: Sample | None = None
-    start: int = 0
-    shown: int = 0
-    last: bool = True
-    mask: torch.Tensor | None = None
-    draws: Intercept | None = None
-    lookups: Lookups | None = None
-    recording: Recording | None = None
-
-    def watch(self) -> None:
-        """Begin to watch the loop: it has records in its hands now."""
-        if self.draws is not None:
-            self.draws.__enter__()  # type: ignore[no-untyped-call]
-        if self.lookups is not None:
-            self.lookups.__enter__()  # type: ignore[no-untyped-call]
-        if self.recording is not None:
-            self.recording.start()
-
-    def leave(self) -> None:
-        """Watch it no more."""
-        if self.recording is not None:
-            self.recording.stop()
-        entered = [mode for mode in (self.lookups, self.draws) if mode is not None]
-        self.draws = self.lookups = None
-        for mode in entered:
-            top = _get_current_function_mode()  # type: ignore[no-untyped-call]
-            if top is not mode:
-                raise LoopError(
-                    "A torch function mode was entered between a batch and its step and is still "
-                    "open. Close it before the step."
-                )
-            mode.__exit__(None, None, None)
-
-
-@dataclass(frozen=True)
-class _UserOptimizer:
-    """Steps of the loop's own optimizer along noisy clipped mean gradients.
-
-    Args:
-        optimizer: Over exactly the trainable parameters.
-        clipping: Fixed for the whole run.
-        noise_multiplier: Noise standard deviation over the clipping's sensitivity.
-    """
-
-    optimizer: torch.optim.Optimizer
-    clipping: Clipping
-    noise_multiplier: float
 
 
 class _LoopOracle(StackOracle):
@@ -223,7 +131,7 @@ class PrivateTraining:
         self._model = model
         self._steps = schedule.steps if limit is None else min(limit, schedule.steps)
         self._physical = max_physical_batch_size
-        held = None if optimizer is None else _held(optimizer, model)
+        held = None if optimizer is None else checked(optimizer, model)
         self._weights = WatchedWeights(model, self.layout)
         flat = self._weights.flat
         local = local.to(flat.device)
@@ -253,20 +161,20 @@ class PrivateTraining:
         self._rehearsed = limit is not None
         self.facts = facts
         self._method = method
-        self._own: _UserOptimizer | None = None
+        self._own: UserOptimizer | None = None
         self._state: Any = None
         self._history: list[Mapping[str, torch.Tensor]] = []
         if optimizer is None:
             self._state = method.init(flat.clone().unsqueeze(0), [dict(candidate or {})])
         elif held is not None and clipping is not None:
             multiplier: float = method.noise_multiplier  # type: ignore[attr-defined]
-            self._own = _UserOptimizer(held, clipping, multiplier)
+            self._own = UserOptimizer(held, clipping, multiplier)
             held.register_step_pre_hook(self._refuse_step)
         else:
             raise InvalidInputError("clipping", clipping, "must be given with an optimizer")
         self._releasing = False
         self._taken = 0
-        self._open: _Open | None = None
+        self._open: OpenSample | None = None
         self._hooked: HookedModel | None = None
         self._unhookable: InvalidInputError | None = None
         self._total = torch.zeros_like(flat)
@@ -335,7 +243,7 @@ class PrivateTraining:
                 self._weights.check_parts()
                 batch = Batch(self._read)
                 if self._open is None:
-                    self._open = _Open(batch)
+                    self._open = OpenSample(batch)
                 else:
                     self._open.batch = batch
                 yield batch
@@ -448,7 +356,7 @@ class PrivateTraining:
         for tensor in (recording.x, recording.y, *recording.lying_in(found)):
             self._held.add(tensor)
 
-    def _watch_after(self, opened: _Open) -> None:
+    def _watch_after(self, opened: OpenSample) -> None:
         """Go on to follow a loop that still has the batch in its hands."""
         if opened.recording is not None:
             self._after = Following(self._held)
@@ -483,7 +391,7 @@ class PrivateTraining:
 
     # The form step(batch, loss_of): the loop hands over the loss of one record.
 
-    def _step_by_record(self, opened: _Open, batch: object, loss_of: LossOf) -> bool:
+    def _step_by_record(self, opened: OpenSample, batch: object, loss_of: LossOf) -> bool:
         if not opened.batch.holds(batch):
             raise LoopError(
                 "step was given another batch than the one that batches() yielded last, as it was "
@@ -523,7 +431,7 @@ class PrivateTraining:
         self._watch_after(opened)
         return True
 
-    def _descend(self, own: _UserOptimizer, gradient: torch.Tensor) -> None:
+    def _descend(self, own: UserOptimizer, gradient: torch.Tensor) -> None:
         parts = torch.split(gradient, self.layout.lengths)
         for parameter, part in zip(self._weights.params, parts, strict=True):
             parameter.grad = part.view_as(parameter)
@@ -581,7 +489,7 @@ class PrivateTraining:
         opened.watch()
         return x, y
 
-    def _step_on_losses(self, opened: _Open, losses: torch.Tensor) -> bool:
+    def _step_on_losses(self, opened: OpenSample, losses: torch.Tensor) -> bool:
         own = self._own
         if own is None:
             raise InvalidInputError(
@@ -657,27 +565,6 @@ def _uncompiled(model: nn.Module) -> nn.Module:
     """Return what ``torch.compile`` has wrapped: passes of single records are compiled otherwise."""
     inner = model._modules.get("_orig_mod")
     return model if inner is None else inner
-
-
-def _held(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer, if it holds exactly the trainable parameters."""
-    trainable = {id(p) for p in model.parameters() if p.requires_grad}
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if held != trainable:
-        raise InvalidInputError(
-            "optimizer",
-            f"{len(held)} parameters",
-            f"must hold exactly the {len(trainable)} trainable parameters of the model",
-        )
-    closure = signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is Parameter.empty:
-        raise InvalidInputError(
-            "optimizer",
-            type(optimizer).__name__,
-            "must step along the gradient that it is given, but asks for more of them",
-            "Use SGD, Adam, or another one whose step() needs no closure.",
-        )
-    return optimizer
 
 
 def _tensors_of(data: object) -> tuple[torch.Tensor, ...]:

@@ -18,8 +18,9 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from privtune.errors import InvalidInputError
-from privtune.training.engine.graph.intercept import Entry, Intercept, Levels, Site
+from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.engine.graph.polish import polish
+from privtune.training.engine.graph.tape import Entry, Levels, Site
 from privtune.training.engine.layers.uses import CopyUse, Use
 from privtune.training.mechanism.kernel import Layout, LossOf
 
