@@ -1,20 +1,31 @@
-"""What the learning-rate-free baselines share: how their gradients are clipped."""
+"""What the learning-rate-free baselines share: how they clip, and Adam at an estimated distance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Automatic, Clipping, Flat
-from privtune.training.methods._common import check_positive
+from privtune.training.methods._common import (
+    check_fraction,
+    check_nonnegative,
+    check_positive,
+)
 from privtune.training.methods._sampled import SampledGradient
 
 if TYPE_CHECKING:
+    import torch
+
     from privtune.training.methods._base import Candidate
 
-__all__ = ["FreeGradient"]
+__all__ = ["DistanceAdam", "FreeGradient"]
+
+
+class _WithDistance(Protocol):
+    @property
+    def distance(self) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,10 @@ class FreeGradient(SampledGradient):
     """
 
     max_grad_norm: float | None = None
+
+    adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
+    parameters: ClassVar[tuple[str, ...]] = ()
+    releases: ClassVar[str] = "one normalised noisy gradient"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,3 +57,38 @@ class FreeGradient(SampledGradient):
                 raise InvalidInputError(
                     "candidate", dict(candidate), "must be empty: the method sets everything itself"
                 )
+
+
+@dataclass(frozen=True)
+class DistanceAdam(FreeGradient):
+    """Adam whose rate is an estimate of the distance to the solution.
+
+    Args:
+        noise_multiplier: Noise standard deviation over the clipping's sensitivity, at least 0.
+        max_grad_norm: Clipping norm; None normalises every gradient.
+        learning_rate: Factor on the estimated rate; 1 is the authors' advice.
+        beta1: Decay of the average gradient, in [0, 1).
+        beta2: Decay of the average squared gradient, in [0, 1).
+        stability: Added to the root of the second moment, above 0.
+        weight_decay: Decoupled, at least 0.
+        initial_distance: d_0, above 0.
+    """
+
+    learning_rate: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    stability: float = 1e-8
+    weight_decay: float = 0.0
+    initial_distance: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("learning_rate", "stability", "initial_distance"):
+            check_positive(name, getattr(self, name))
+        check_fraction("beta1", self.beta1)
+        check_fraction("beta2", self.beta2)
+        check_nonnegative("weight_decay", self.weight_decay)
+
+    def report(self, state: _WithDistance) -> Mapping[str, torch.Tensor]:
+        """Return the learning rate."""
+        return {"learning_rate": self.learning_rate * state.distance}

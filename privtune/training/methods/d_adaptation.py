@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from privtune.training.methods._common import (
-    check_fraction,
-    check_nonnegative,
-    check_positive,
-    rows,
-)
-from privtune.training.methods._free import FreeGradient
+from privtune.training.methods._common import rows
+from privtune.training.methods._free import DistanceAdam
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +31,7 @@ class DAdaptationState:
 
 
 @dataclass(frozen=True)
-class DAdaptation(FreeGradient):
+class DAdaptation(DistanceAdam):
     """Adam on noisy gradients whose rate is a growing lower bound on the distance.
 
     The update of ``dadaptation.DAdaptAdam`` with its defaults, for K candidates at once on an
@@ -59,26 +54,8 @@ class DAdaptation(FreeGradient):
         (('learning_rate', 'max_grad_norm'), True)
     """
 
-    learning_rate: float = 1.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    stability: float = 1e-8
-    weight_decay: float = 0.0
-    initial_distance: float = 1e-6
-
     name: ClassVar[str] = "d-adaptation"
     summary: ClassVar[str] = "Adam whose rate is a growing lower bound on the distance"
-    adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
-    parameters: ClassVar[tuple[str, ...]] = ()
-    releases: ClassVar[str] = "one normalised noisy gradient"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("learning_rate", "stability", "initial_distance"):
-            check_positive(name, getattr(self, name))
-        check_fraction("beta1", self.beta1)
-        check_fraction("beta2", self.beta2)
-        check_nonnegative("weight_decay", self.weight_decay)
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> DAdaptationState:
         """Make the state of K candidates; a candidate gives nothing."""
@@ -122,7 +99,3 @@ class DAdaptation(FreeGradient):
             distance=torch.maximum(state.distance, estimate),
             numerator=torch.where(known, numerator, state.numerator),
         )
-
-    def report(self, state: DAdaptationState) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate."""
-        return {"learning_rate": self.learning_rate * state.distance}

@@ -59,9 +59,6 @@ class DoG(FreeGradient):
 
     name: ClassVar[str] = "dog"
     summary: ClassVar[str] = "SGD with the distance travelled over the gradients seen as rate"
-    adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
-    parameters: ClassVar[tuple[str, ...]] = ()
-    releases: ClassVar[str] = "one normalised noisy gradient"
 
     def __post_init__(self) -> None:
         super().__post_init__()

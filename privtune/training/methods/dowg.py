@@ -49,9 +49,6 @@ class DoWG(FreeGradient):
 
     name: ClassVar[str] = "dowg"
     summary: ClassVar[str] = "SGD with distance over distance-weighted gradients as rate"
-    adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
-    parameters: ClassVar[tuple[str, ...]] = ()
-    releases: ClassVar[str] = "one normalised noisy gradient"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-from privtune.training.mechanism.clipping import Flat
-from privtune.training.methods._common import candidate_column, descend
 from privtune.training.methods._optimizers import AdamW
-from privtune.training.methods._sampled import SampledGradient
-from privtune.training.methods.dpsgd import DPSGDState
-
-if TYPE_CHECKING:
-    import torch
-
-    from privtune.training.mechanism.oracle import Oracle
-    from privtune.training.methods._base import Candidate
+from privtune.training.methods.dpsgd import FixedRates
 
 __all__ = ["DPAdam"]
 
 
 @dataclass(frozen=True)
-class DPAdam(SampledGradient):
+class DPAdam(FixedRates):
     """Adam fed the noisy gradient: everything after the release is post-processing.
 
     Args:
@@ -49,32 +39,6 @@ class DPAdam(SampledGradient):
     name: ClassVar[str] = "dp-adam"
     summary: ClassVar[str] = "Adam or AdamW on clipped noisy gradients"
     adapts: ClassVar[tuple[str, ...]] = ("step size of each coordinate",)
-    parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
-    releases: ClassVar[str] = "one clipped noisy gradient"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._optimizer()
 
     def _optimizer(self) -> AdamW:
         return AdamW(self.beta1, self.beta2, self.stability, self.weight_decay, self.decoupled)
-
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> DPSGDState:
-        """Make the state of K candidates; each gives learning_rate and max_grad_norm."""
-        return DPSGDState(
-            params=params,
-            learning_rate=candidate_column(candidates, "learning_rate", params),
-            max_grad_norm=candidate_column(candidates, "max_grad_norm", params),
-            moments=self._optimizer().init(params),
-        )
-
-    def update(self, state: DPSGDState, oracle: Oracle) -> DPSGDState:
-        """Take one Adam step on the noisy clipped gradient."""
-        gradient = self._gradient(oracle, state.params, Flat(state.max_grad_norm))
-        direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
-        params = descend(state.params, state.learning_rate, direction)
-        return replace(state, params=params, moments=moments)
-
-    def report(self, state: DPSGDState) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate and the clipping norm: constants."""
-        return {"learning_rate": state.learning_rate, "max_grad_norm": state.max_grad_norm}

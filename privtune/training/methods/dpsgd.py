@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.methods._common import candidate_column, descend
-from privtune.training.methods._optimizers import SGD, Moments
+from privtune.training.methods._optimizers import SGD, InnerOptimizer, Moments
 from privtune.training.methods._sampled import SampledGradient
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
 
-__all__ = ["DPSGDState", "FixedDPSGD"]
+__all__ = ["DPSGDState", "FixedDPSGD", "FixedRates"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,43 @@ class DPSGDState:
 
 
 @dataclass(frozen=True)
-class FixedDPSGD(SampledGradient):
+class FixedRates(SampledGradient, ABC):
+    """A fixed learning rate and a fixed clipping norm; what differs is the optimizer."""
+
+    parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
+    releases: ClassVar[str] = "one clipped noisy gradient"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._optimizer()
+
+    @abstractmethod
+    def _optimizer(self) -> InnerOptimizer:
+        """Return the optimizer that the noisy gradients are fed to; checks its fields."""
+
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> DPSGDState:
+        """Make the state of K candidates; each gives learning_rate and max_grad_norm."""
+        return DPSGDState(
+            params=params,
+            learning_rate=candidate_column(candidates, "learning_rate", params),
+            max_grad_norm=candidate_column(candidates, "max_grad_norm", params),
+            moments=self._optimizer().init(params),
+        )
+
+    def update(self, state: DPSGDState, oracle: Oracle) -> DPSGDState:
+        """Take one step of the optimizer on the noisy clipped gradient."""
+        gradient = self._gradient(oracle, state.params, Flat(state.max_grad_norm))
+        direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
+        params = descend(state.params, state.learning_rate, direction)
+        return replace(state, params=params, moments=moments)
+
+    def report(self, state: DPSGDState) -> Mapping[str, torch.Tensor]:
+        """Return the learning rate and the clipping norm: constants."""
+        return {"learning_rate": state.learning_rate, "max_grad_norm": state.max_grad_norm}
+
+
+@dataclass(frozen=True)
+class FixedDPSGD(FixedRates):
     """Noisy gradient descent on Poisson samples, each gradient clipped to a fixed norm.
 
     Args:
@@ -55,32 +92,6 @@ class FixedDPSGD(SampledGradient):
     name: ClassVar[str] = "dpsgd"
     summary: ClassVar[str] = "DP-SGD with a fixed learning rate and a fixed clipping norm"
     adapts: ClassVar[tuple[str, ...]] = ()
-    parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
-    releases: ClassVar[str] = "one clipped noisy gradient"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._optimizer()
 
     def _optimizer(self) -> SGD:
         return SGD(self.momentum, self.weight_decay)
-
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> DPSGDState:
-        """Make the state of K candidates; each gives learning_rate and max_grad_norm."""
-        return DPSGDState(
-            params=params,
-            learning_rate=candidate_column(candidates, "learning_rate", params),
-            max_grad_norm=candidate_column(candidates, "max_grad_norm", params),
-            moments=self._optimizer().init(params),
-        )
-
-    def update(self, state: DPSGDState, oracle: Oracle) -> DPSGDState:
-        """Take one step along the noisy clipped gradient."""
-        gradient = self._gradient(oracle, state.params, Flat(state.max_grad_norm))
-        direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
-        params = descend(state.params, state.learning_rate, direction)
-        return replace(state, params=params, moments=moments)
-
-    def report(self, state: DPSGDState) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate and the clipping norm: constants."""
-        return {"learning_rate": state.learning_rate, "max_grad_norm": state.max_grad_norm}
