@@ -1,10 +1,18 @@
-"""Fixtures for doctests, the README's included."""
+"""What every test runs under, doctests and the README's included."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+
+from tests.tiers import check_floor
+
+# Before anything imports torch: one thread a process, so that numbers are the same on every machine
+# and the workers of pytest-xdist do not fight for cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Alembic runs these itself; they cannot be imported.
 collect_ignore_glob = ["privtune/ledger/migrations/*"]
@@ -17,3 +25,13 @@ def _own_folder(
     """Run an example in a folder of its own, so that its default storage is a fresh one."""
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.chdir(tmp_path)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, items: list[pytest.Item]
+) -> Generator[None]:
+    """Count what was collected, before any of it is deselected."""
+    collected = len(items)
+    yield
+    items += check_floor(session, collected)
