@@ -14,6 +14,8 @@ from privtune.spaces import (
 )
 from privtune.training.mechanism.streams import Streams
 
+pytestmark = pytest.mark.quick
+
 SPACE = SearchSpace.from_dict(
     {
         "learning_rate": {"type": "float", "low": 1e-2, "high": 10.0, "log": True},

@@ -183,22 +183,6 @@ class Ledger:
         history, _ = self.log.write(budget, decide)
         return tuple(history.charges[number] for number in numbers)
 
-    def reserve_started(
-        self, budget: str, request: ChargeRequest, work: Callable[[Connection, str], T]
-    ) -> tuple[Charge, T]:
-        """Admit and start one charge, and do more in the same transaction."""
-        _check_requests([request])
-        self._ask(budget, [request])
-        done: list[T] = []
-
-        def decide(connection: Connection, history: History) -> list[Line]:
-            [line] = _reservations(history, [request], admit(history, [request.event]))
-            done.append(work(connection, f"{budget}-{line.charge}"))
-            return [line, Line(Kind.STARTED, line.charge)]
-
-        history, written = self.log.write(budget, decide)
-        return history.charges[written[0].charge], done[-1]
-
     def record(self, budget: str, request: ChargeRequest) -> Charge:
         """Record a release that has happened already, whether or not the budget holds it.
 

@@ -43,7 +43,6 @@ from privtune.ledger.chain import Kind, canonical
 from privtune.ledger.errors import LedgerError, UnknownChargeError
 from privtune.ledger.ledger import Ledger
 from privtune.ledger.schema import rounds, tasks
-from privtune.ledger.values import ChargeRequest
 from privtune.training.mechanism.streams import Streams
 
 __all__ = [
@@ -147,28 +146,6 @@ class Rounds:
         self._seconds = lease_seconds
         self._max_attempts = max_attempts
         self._clock = clock
-
-    def reserve(
-        self, budget: str, request: ChargeRequest, *, count: int, secret: bytes | None = None
-    ) -> OpenRound:
-        """Charge a round and open it, in one transaction.
-
-        Args:
-            budget: The budget's name.
-            request: The selection's event, and who asks.
-            count: K, drawn in secret from the event's law; 0 is a round that is over at once.
-            secret: 32 bytes that the seeds derive from; None takes the operating system's entropy.
-
-        Raises:
-            BudgetExceededError: The budget does not hold it.
-        """
-        _check_count(count)
-
-        def insert(connection: Connection, charge_id: str) -> OpenRound:
-            return _insert(connection, charge_id, count, secret)
-
-        _, opened = self._ledger.reserve_started(budget, request, insert)
-        return opened
 
     def open(self, charge_id: str, *, count: int, secret: bytes | None = None) -> OpenRound:
         """Start a reserved charge and insert its task rows, in one transaction.

@@ -9,6 +9,8 @@ from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
 from privtune.ledger.admission import filter_room, filter_state, odometer
 from privtune.ledger.privacy_filter import APPROXIMATE_SHARE, ODOMETER_SHARE, tabulate, total_delta
 
+pytestmark = pytest.mark.quick
+
 EPSILON, DELTA = 3.0, 1e-5
 
 

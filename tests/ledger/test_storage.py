@@ -31,6 +31,7 @@ from privtune.ledger import (
     LedgerReadOnlyError,
     verify,
 )
+from privtune.ledger.chain import Kind
 from privtune.ledger.storage import Storage, checked_url
 from privtune.ledger.urls import masked, masked_url
 from privtune.study import study_names
@@ -304,9 +305,13 @@ def test_an_error_in_mid_transaction_writes_nothing(ledger_url: str) -> None:
             raise PrivTuneError("in between")
 
         with pytest.raises(PrivTuneError, match="in between"):
-            ledger.reserve_started("b", ASKED, fail)
+            ledger.reserve("b", [ASKED], work=fail)
         assert ledger.charges("b") == ()
-    intact(ledger_url, charges=0)
+        [charge] = ledger.reserve("b", [ASKED])
+        with pytest.raises(PrivTuneError, match="in between"):
+            ledger.move(charge.id, Kind.STARTED, work=fail)
+        assert ledger.charge(charge.id).state == "reserved"
+    intact(ledger_url)
 
 
 class Clock:

@@ -182,6 +182,7 @@ def test_mlflow_that_is_imported_inside_is_sealed_too(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.quick
 def test_a_seal_imports_no_tracker(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from privtune.study.seal import sealed\n"
@@ -193,6 +194,7 @@ def test_a_seal_imports_no_tracker(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "inside\n"
 
 
+@pytest.mark.quick
 def test_seals_nest_and_open_with_the_last_even_after_an_error(tmp_path: Path) -> None:
     before = sys.stdout, sys.stderr, list(sys.meta_path), os.environ.get("MLFLOW_TRACKING_URI")
 
@@ -224,6 +226,7 @@ def test_a_stream_that_was_opened_before_stays_open(
     assert WORD not in shown
 
 
+@pytest.mark.quick
 def test_a_notebook_displays_nothing_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from privtune.study.lifecycle import Life, carry_on, new_arm
 from privtune.training.mechanism.streams import Streams
 from tests.study.conftest import toy_spec
 
+pytestmark = pytest.mark.quick
+
 MADE_UP = 1234.5  # seconds
 
 

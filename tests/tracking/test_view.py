@@ -9,7 +9,10 @@ import pytest
 from privtune.tracking.view import VIEW_KEY, VIEW_TAG, experiment_url, run_url, saved_view
 from tests.tracked import Tracked
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.quick,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 
 def state_of(value: str) -> dict:

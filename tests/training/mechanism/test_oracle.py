@@ -14,11 +14,14 @@ from privtune.training.mechanism import noise as noise_module
 from privtune.training.mechanism.clipping import Automatic, Clipping, Flat, PerLayer
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import Layout
-from privtune.training.mechanism.noise import NoiseOptions, NoiseSource
+from privtune.training.mechanism.noise import NoiseSource
+from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.sampling import PoissonSampler
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
+
+pytestmark = pytest.mark.quick
 
 CPU = torch.device("cpu")
 SIZE, RECORDS, RATE = 500, 40, 0.5
