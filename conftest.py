@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -25,6 +27,16 @@ def _own_folder(
     """Run an example in a folder of its own, so that its default storage is a fresh one."""
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Start the global generators anew: a test's numbers are the same in any order, on any worker."""
+    random.seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

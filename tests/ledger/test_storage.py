@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -242,10 +241,8 @@ def test_a_locked_database(sqlite_path: Path) -> None:
     holder = sqlite3.connect(sqlite_path)
     holder.execute("BEGIN IMMEDIATE")
     with Ledger(url, patience=0.3) as ledger:
-        begin = time.monotonic()
         with pytest.raises(LedgerBusyError, match="nothing was written"):
-            ledger.reserve("b", [ASKED])
-        assert time.monotonic() - begin < 5
+            ledger.reserve("b", [ASKED])  # or it would wait for the holder, who never lets go
         assert len(ledger.charges("b")) == 1
         holder.rollback()
         ledger.reserve("b", [ASKED])
