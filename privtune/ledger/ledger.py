@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from sqlalchemy.engine import Connection
 
@@ -32,8 +32,6 @@ from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState, c
 from privtune.names import check_name, check_text
 
 __all__ = ["Ledger"]
-
-T = TypeVar("T")
 
 
 class Ledger:

@@ -17,7 +17,11 @@ from tests.mutants.table import MUTANTS, ROOT, Mutant
 
 COPIED = ("privtune", "tests", "docs", "studies", "conftest.py", "pyproject.toml", "README.md")
 SECONDS = 300  # for the tests of one mutant; who needs longer has not found it
-HEAVY = ("torch.func", "opacus", "scipy.stats", "sqlalchemy", "optuna", "pandas")
+HEAVY = (
+    *("torch.func", "opacus", "scipy.stats", "pandas", "optuna", "dp_accounting.pld"),
+    *("sqlalchemy", "alembic.command", "pydantic", "mlflow", "hypothesis", "pytest"),
+)
+LOADED = "ignore::pytest.PytestAssertRewriteWarning"  # pytest would rewrite plugins that it imports
 NO_TESTS = (4, 5)  # pytest: wrong usage, nothing collected
 
 
@@ -88,7 +92,7 @@ def _test(mutant: Mutant, project: Path, said: Path) -> None:
     import pytest
 
     base = f"--basetemp={project.parent / 'tmp'}"
-    code = pytest.main(["-x", "-p", "no:xdist", "-p", "no:randomly", base, *mutant.tests])
+    code = pytest.main(["-x", "-p", "no:xdist", "-W", LOADED, base, *mutant.tests])
     import privtune
 
     if not str(privtune.__file__).startswith(str(project)):
