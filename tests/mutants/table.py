@@ -833,7 +833,7 @@ _in(
     ),
     (
         "a task kills workers for ever",
-        "if row.attempts >= self._max_attempts:",
+        "if rows and rows[0].attempts >= self._max_attempts:",
         "if False:",
         f"{_ROUNDS}::test_a_task_that_kills_its_workers_stops_the_round_and_is_no_result",
     ),
