@@ -30,6 +30,8 @@ def test_a_declared_block_is_the_budget_and_no_hundredth_more(ledger: Ledger) ->
     with pytest.raises(BudgetExceededError):
         ledger.reserve("b", [costing(1.008 * EPSILON)])
     ledger.reserve("b", [costing(0.995 * EPSILON)])
+    with pytest.raises(BudgetExceededError):
+        ledger.reserve("b", [costing(0.5)])
     assert ledger.spent("b").epsilon <= EPSILON
 
 

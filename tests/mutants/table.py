@@ -44,13 +44,10 @@ _ORACLE = "tests/training/mechanism/test_oracle.py"
 _NOISE = "tests/training/methods/test_noise.py"
 _CONTRACT = "tests/training/methods/test_contract.py"
 _ENGINE = "tests/training/engine/test_engine.py"
-_LAYERS = "tests/training/engine/test_layers.py"
 _NORMS = "tests/training/engine/test_extreme_norms.py"
 _PATHS = "tests/training/engine/test_paths.py"
 _LOOP = "tests/training/own_loop/test_own_loop.py"
 _SENSITIVITY = f"{_NOISE}::test_one_record_moves_no_sum_by_more_than_its_sensitivity"
-_VARIANCE = f"{_NOISE}::test_variance_of_every_release_matches_the_charge"
-_POISON = f"{_NOISE}::test_a_poisoned_record_counts_as_zero"
 _TRANSCRIPT = f"{_CONTRACT}::test_transcript_equals_the_event_exactly"
 _FACTS = f"{_UNUSABLE}::test_whatever_is_wrong_with_a_record_no_release_changes_by_a_bit"
 
@@ -320,7 +317,7 @@ _in(
         "means are divided by the realised size",
         "return drawn.rate * self.schedule.records",
         "return max(1.0, float(drawn.sizes.max()))",
-        f"{_ORACLE}::test_every_release_has_its_noise",
+        f"{_ORACLE}::test_a_mean_is_over_the_expected_size",
     ),
     (
         "losses are not clipped from above",
@@ -590,7 +587,7 @@ _in(
         "worker processes inherit an address of MLflow",
         'os.environ[_URI] = "privtune-sealed://round"',
         "before = before",
-        _SEAL,
+        f"{_SEAL}::test_a_child_of_a_round_inherits_no_address",
     ),
     (
         "everybody can read the curator's log",
@@ -711,18 +708,23 @@ _in(
     ),
 )
 
-_LEDGER = "tests/ledger/test_contract.py"
+_LEDGER = "tests/ledger/test_contract.py::TestLedger"
 _FILTER = "tests/ledger/test_filter.py"
 _ADMIT = "tests/ledger/test_admission.py"
 
 _in(
     "ledger/admission.py",
-    ("a closed budget admits", "    if history.closed:\n", "    if False:\n", _LEDGER),
+    (
+        "a closed budget admits",
+        "    if history.closed:\n",
+        "    if False:\n",
+        f"{_LEDGER}::test_a_closed_budget_admits_nothing",
+    ),
     (
         "a declared budget admits after its start",
         "if history.frozen and budget.admission is Admission.DECLARED:",
         "if False:",
-        _LEDGER,
+        f"{_LEDGER}::test_a_declared_budget_is_closed_by_its_first_start",
     ),
     (
         "a hundredth more than the budget is admitted",
@@ -734,19 +736,19 @@ _in(
         "what was charged before is forgotten",
         "_composed((*history.block.values(), *asked), budget)",
         "_composed(tuple(asked), budget)",
-        _LEDGER,
+        f"{_ADMIT}::test_a_declared_block_is_the_budget_and_no_hundredth_more",
     ),
     (
         "the filter does not count δ",
         "return sum(w for w, _ in exact) <= room and sum(d for _, d in exact) <= room_delta",
         "return sum(w for w, _ in exact) <= room",
-        _LEDGER,
+        f"{_LEDGER}::test_approximate_dp_passes_the_filter_up_to_its_share",
     ),
     (
         "the filter does not count divergences",
         "return sum(w for w, _ in exact) <= room and sum(d for _, d in exact) <= room_delta",
         "return sum(d for _, d in exact) <= room_delta",
-        _LEDGER,
+        f"{_LEDGER}::test_a_started_charge_stays_spent",
     ),
     (
         "the filter uses δ that pays for something else",
@@ -758,7 +760,7 @@ _in(
         "the filter forgets what it admitted",
         "Fraction(state.capacity) - history.used,",
         "Fraction(state.capacity),",
-        _LEDGER,
+        f"{_LEDGER}::test_a_started_charge_stays_spent",
     ),
     (
         "what was recorded without a bound leaves room",
@@ -776,7 +778,7 @@ _in(
         "later charges pass as declared",
         "return BASIS_FILTER if history.frozen else BASIS_DECLARED",
         "return BASIS_DECLARED",
-        _LEDGER,
+        f"{_LEDGER}::test_the_filter_takes_over_after_the_first_start",
     ),
 )
 
@@ -861,7 +863,7 @@ _in(
         "half the Rényi divergence of a Gaussian",
         "return ORDERS / (2.0 * event.noise_multiplier**2)",
         "return ORDERS / (4.0 * event.noise_multiplier**2)",
-        _RDP,
+        f"{_ACCOUNTANT}::test_gaussian_compositions_are_exact {_RDP}",
     ),
     (
         "Laplace releases cost half",
@@ -886,7 +888,7 @@ _in(
         "the filter does not count failures of approximate DP",
         "    def fails(self, event: ApproximateDP) -> bool:\n        return True",
         "    def fails(self, event: ApproximateDP) -> bool:\n        return False",
-        f"{_FILTER}::test_weights {_LEDGER}",
+        f"{_FILTER}::test_weights",
     ),
     (
         "the cheapest of several is charged",
@@ -916,13 +918,13 @@ _in(
         "the final training costs nothing",
         "return amplified_curve(ORDERS, tuning, event.rate) + training",
         "return amplified_curve(ORDERS, tuning, event.rate)",
-        "tests/accounting/test_subsampled.py",
+        "tests/accounting/test_subsampled.py::test_renyi_bounds_by_enumeration",
     ),
     (
         "what is not private has a guarantee",
         "class _NonPrivate(_Known[NonPrivate]):\n    private = False\n",
         "class _NonPrivate(_Known[NonPrivate]):\n    private = True\n",
-        f"{_ACCOUNTANT}::test_non_private_is_infinite_everywhere {_LEDGER}",
+        f"{_ACCOUNTANT}::test_non_private_is_infinite_everywhere",
     ),
     (
         "a release of all records passes as one of a sample",

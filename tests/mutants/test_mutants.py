@@ -10,6 +10,7 @@ from tests.mutants.table import MUTANTS, ROOT, Mutant
 
 pytestmark = pytest.mark.quick
 
+CONTRACT = ROOT / "privtune" / "testing" / "ledgers.py"
 GUARANTEE = (
     "privtune/training/mechanism/",
     "privtune/study/seal.py",
@@ -35,6 +36,6 @@ def test_a_mutant_applies(mutant: Mutant) -> None:
     compile(text.replace(mutant.old, mutant.new), mutant.file, "exec")
     for test in mutant.tests:
         file, *names = test.split("::")
-        source = (ROOT / file).read_text(encoding="utf-8")
+        source = (ROOT / file).read_text(encoding="utf-8") + CONTRACT.read_text(encoding="utf-8")
         for name in names:
             assert f"def {name.split('[')[0]}(" in source or f"class {name}" in source, test

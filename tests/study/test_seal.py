@@ -213,6 +213,28 @@ def test_seals_nest_and_open_with_the_last_even_after_an_error(tmp_path: Path) -
     assert (tmp_path / "log").read_text() == "inner\nouter\n"
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("before", [None, "http://theirs"])
+def test_a_child_of_a_round_inherits_no_address(
+    before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that a trial starts are not sealed by this one: they must not know a server."""
+    name = "MLFLOW_TRACKING_URI"
+    if before is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, before)
+    with sealed(tmp_path / "log"):
+        found = subprocess.run(
+            [sys.executable, "-S", "-c", f"import os; print(os.environ['{name}'])"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    assert found.stdout.startswith("privtune-sealed:")
+    assert os.environ.get(name) == before
+
+
 def test_a_stream_that_was_opened_before_stays_open(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,19 @@ def test_a_loss_counts_from_zero_to_its_bound(loss: float, counted: float) -> No
     assert given.item() == pytest.approx(counted)
 
 
+def test_a_mean_is_over_the_expected_size() -> None:
+    """The realised size is private: it is the sum that varies, not what it is divided by."""
+    asked, params = oracle(loss=1.0), torch.zeros(1, SIZE)
+    sums = set()
+    for _ in range(20):
+        mean = asked.losses(
+            asked.sample(), [params], bound=torch.tensor([2.0]), noise_multiplier=0.0
+        )
+        sums.add(mean.item() * RATE * RECORDS)
+    assert len(sums) > 3
+    assert all(value == pytest.approx(round(value)) for value in sums)
+
+
 def test_a_full_batch_is_no_sample() -> None:
     """What everybody is in has no amplification: the transcript says at which rate it was drawn."""
     asked, params = oracle(), torch.zeros(1, SIZE)
