@@ -417,7 +417,7 @@ _in(
         "releases that were not made pass",
         "missing = looks_of(event) - self.looks()",
         "missing = Counter[Look]()",
-        f"{_LOOP}::test_steps_that_are_missing_are_refused_unless_paid_for_numbers_stopped_it",
+        f"{_ORACLE}::test_what_was_charged_and_not_released_is_missed",
     ),
     (
         "a candidate that stays gets another's transcript",
@@ -612,7 +612,7 @@ _in(
     "study/lifecycle.py",
     (
         "no arm is sealed",
-        "return sealed(self._log(plan)) if plan.is_sealed else nullcontext()",
+        "return sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()",
         "return nullcontext()",
         _TALK,
     ),
@@ -624,7 +624,7 @@ _in(
     ),
     (
         "the rehearsal goes on outside of the seal",
-        "            with life.seal(plan):\n                seconds",
+        "            with life.seal(plan, rehearsal=True):\n                seconds",
         "            with nullcontext():\n                seconds",
         _TALK,
     ),

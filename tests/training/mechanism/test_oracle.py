@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from privtune.accounting import Gaussian, PoissonSampled, Repeated
 from privtune.training.mechanism import noise as noise_module
 from privtune.training.mechanism.clipping import Automatic, Clipping, Flat, PerLayer
 from privtune.training.mechanism.data import TensorData
@@ -20,6 +21,7 @@ from privtune.training.mechanism.sampling import PoissonSampler
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.transcript import TranscriptMismatchError
 
 pytestmark = pytest.mark.quick
 
@@ -166,6 +168,23 @@ def test_who_stays_draws_on_from_a_source_of_its_own() -> None:
         (index, sizes), (same, size) = together(), alone()
         assert sizes.tolist() == size.tolist()
         assert np.array_equal(index[0, : size[0]], same[0, : size[0]])
+
+
+def test_what_was_charged_and_not_released_is_missed() -> None:
+    """A training that released less may have let some of it go another way."""
+    step = PoissonSampled(RATE, Gaussian(2.0))
+    asked = oracle()
+    for _ in range(2):
+        asked.gradient(
+            asked.sample(), torch.zeros(1, SIZE), clipping=Flat(1.0), noise_multiplier=2.0
+        )
+    transcript = asked.transcripts()[0]
+    transcript.check_whole(Repeated(2, step))
+    transcript.check_within(Repeated(3, step))
+    with pytest.raises(TranscriptMismatchError, match="charged 1 more samples"):
+        transcript.check_whole(Repeated(3, step))
+    with pytest.raises(TranscriptMismatchError, match="released"):
+        transcript.check_within(step)
 
 
 class Asked(Streams):
