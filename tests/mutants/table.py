@@ -876,7 +876,7 @@ _in(
         "half of what zero-concentrated DP says",
         "return event.rho * ORDERS\n",
         "return 0.5 * event.rho * ORDERS\n",
-        f"{_RDP} {_ACCOUNTANT}::test_known_mechanisms",
+        f"{_ACCOUNTANT}::test_known_mechanisms",
     ),
     (
         "approximate DP that never fails",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from privtune.execution.executor import Executor
 from privtune.execution.table import make_rounds
 from privtune.ledger.rounds import OpenRound
 from privtune.ledger.schema import tasks
@@ -53,7 +54,7 @@ class Watching:
 
 def test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time(life: Life) -> None:
     task = life.spec.load_task()
-    trainer = _TaskTrainer(life, task, NullObserver(), life.spec.compute, 1)
+    trainer = _TaskTrainer(life, task, NullObserver(), life.spec.compute, Executor())
     watching = Watching(life, trainer)
     plans = [arm.plan for arm in life.arms().values()]
     releases = carry_on(life, plans, watching, NullObserver())
