@@ -876,7 +876,7 @@ _in(
         "half of what zero-concentrated DP says",
         "return event.rho * ORDERS\n",
         "return 0.5 * event.rho * ORDERS\n",
-        f"{_ACCOUNTANT}::test_known_mechanisms",
+        f"{_RDP}::test_conversions_are_inverse_and_above_the_truth",
     ),
     (
         "approximate DP that never fails",
