@@ -1,10 +1,10 @@
-# PrivTune: `make demo` runs the main job on real data, `make test` runs the suite.
+# PrivTune: `make demo` runs the main job on real data, `make test` runs the suite, `make test-quick` a part of it.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format install clean
+.PHONY: demo test test-quick mutants lint format install clean
 
 install: $(STAMP)
 
@@ -17,8 +17,17 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python -m privtune.cli demo
 
+# Files stay whole, so that what a file's tests share is made once. One worker a physical core.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
+
+# Some tests of every room in one process; three minutes of CPU at most.
+test-quick: $(STAMP)
+	$(BIN)/python -m pytest -m "quick and not slow" tests
+
+# Plants mistakes in what the guarantee rests on; the tests must find every one.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

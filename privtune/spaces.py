@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DependentSamplerError",
     "SearchSpace",
-    "independent_sampler",
     "require_independent_sampler",
 ]
 
@@ -180,24 +179,6 @@ def _inside(distribution: BaseDistribution, value: Any) -> bool:
         return bool(distribution._contains(distribution.to_internal_repr(value)))
     except (TypeError, ValueError):
         return False
-
-
-def independent_sampler(streams: Streams, candidate: int) -> RandomSampler:
-    """Return the sampler that draws candidate number ``candidate`` of a define-by-run round.
-
-    Each candidate has a sampler of its own, seeded from the round's secret and its index, so that
-    a candidate that is drawn again after an interruption is the same one.
-
-    Args:
-        streams: The round's random streams.
-        candidate: Its number, from 0.
-
-    Example:
-        >>> from privtune.training.mechanism.streams import Streams
-        >>> type(independent_sampler(Streams(bytes(32)), 0)).__name__
-        'RandomSampler'
-    """
-    return RandomSampler(seed=streams.seed("search", candidate) % 2**32)
 
 
 def require_independent_sampler(sampler: object) -> None:

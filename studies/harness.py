@@ -23,7 +23,9 @@ import yaml
 from torch import nn
 from torch.nn import functional as F
 
-from privtune.training.engine.train import TensorData, TrainingResult, load_params, train
+from privtune.training.engine.train import TrainingResult, train
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.schedule import Schedule
 
 __all__ = ["Split", "accuracies", "cross_entropy", "fit", "mnist", "secrets_for", "study"]

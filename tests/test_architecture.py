@@ -65,6 +65,7 @@ def floor(module: str) -> int | None:
     return FLOORS.get(parts[1]) if parts[0] == "privtune" and len(parts) > 1 else None
 
 
+@pytest.mark.quick
 def test_imports_point_downwards() -> None:
     wrong = []
     for path in modules():
@@ -79,6 +80,7 @@ def test_imports_point_downwards() -> None:
     assert not wrong
 
 
+@pytest.mark.quick
 def test_imports_inside_of_training_point_downwards() -> None:
     wrong = []
     for path in sorted((PACKAGE / "training").rglob("*.py")):
@@ -91,6 +93,7 @@ def test_imports_inside_of_training_point_downwards() -> None:
     assert not wrong
 
 
+@pytest.mark.quick
 def test_no_modules_import_each_other_in_a_circle() -> None:
     names = {
         ".".join(("privtune", *path.relative_to(PACKAGE).with_suffix("").parts)): path
@@ -105,6 +108,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not arrows, f"in or above a circle: {sorted(arrows)}"
 
 
+@pytest.mark.quick
 def test_floors_are_real() -> None:
     # The walk above passes on an empty package: make sure that it sees imports at all.
     seen = sum(1 for path in modules() for _, m in imports(path) if floor(m) is not None)
@@ -112,6 +116,7 @@ def test_floors_are_real() -> None:
     assert seen > 100
 
 
+@pytest.mark.quick
 def test_libraries_have_one_home() -> None:
     wrong = []
     for path in modules():

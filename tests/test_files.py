@@ -132,6 +132,8 @@ def watched(path, flags, mode=0o777, **kwargs):
     return real(path, flags, mode, **kwargs)
 os.open = watched
 from privtune.ledger import Budget, Ledger
+
+pytestmark = pytest.mark.quick
 with Ledger("sqlite:///{tmp_path}/a.db") as ledger:
     ledger.create_budget(Budget(4.0, 1e-5, name="b"))
 """

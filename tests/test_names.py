@@ -16,6 +16,8 @@ from privtune.study import SpecError, Study, StudyNotFoundError, StudySpec
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
 
+pytestmark = pytest.mark.quick
+
 __all__ = ["cli"]
 
 GOOD = ["a", "digits-mlp", "A.b_c-9", "0", "x" * 100, "mlflow2", "a..b"]

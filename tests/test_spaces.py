@@ -9,10 +9,11 @@ from privtune.errors import InvalidInputError
 from privtune.spaces import (
     DependentSamplerError,
     SearchSpace,
-    independent_sampler,
     require_independent_sampler,
 )
 from privtune.training.mechanism.streams import Streams
+
+pytestmark = pytest.mark.quick
 
 SPACE = SearchSpace.from_dict(
     {
@@ -71,13 +72,7 @@ def test_a_subclass_of_the_random_sampler_may_do_anything_and_is_refused() -> No
 
 
 def draw(secret: bytes, count: int) -> list[dict]:
-    study = optuna.create_study()
-    streams = Streams(secret)
-    drawn = []
-    for index in range(count):
-        study.sampler = independent_sampler(streams, index)
-        drawn.append(study.ask(dict(SPACE)).params)
-    return drawn
+    return [SPACE.draw(Streams(secret), index) for index in range(count)]
 
 
 def test_a_candidate_depends_on_the_secret_and_its_index_alone() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from privtune.study import Study
 from privtune.tasks import Task, TaskData
-from privtune.training.engine.train import TensorData
+from privtune.training.mechanism.data import TensorData
 
 LOADS: list[str] = []
 """Every load of the data, so that tests can see whether data was touched."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.tasks import Task, TaskData
-    from privtune.training.engine.train import TensorData
+    from privtune.training.mechanism.data import TensorData
 
 __all__ = ["accuracy", "dry_run", "held_to_classes", "part_of", "pruned", "train_trials"]
 
@@ -181,7 +181,7 @@ def held_to_classes(data: TensorData, classes: int) -> TensorData:
 
 def _model(task: Task, weights: torch.Tensor) -> torch.nn.Module:
     """Return the task's model with these weights, in evaluation mode."""
-    from privtune.training.engine.train import load_params
+    from privtune.training.mechanism.kernel import load_params
 
     model = task.model()
     load_params(model, weights)
@@ -205,7 +205,8 @@ def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int =
     """
     import torch
 
-    from privtune.training.engine.train import TensorData, train
+    from privtune.training.engine.train import train
+    from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods import FixedDPSGD
 

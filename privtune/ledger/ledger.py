@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from sqlalchemy.engine import Connection
 
@@ -32,8 +32,6 @@ from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState, c
 from privtune.names import check_name, check_text
 
 __all__ = ["Ledger"]
-
-T = TypeVar("T")
 
 
 class Ledger:
@@ -221,44 +219,6 @@ class Ledger:
 
         history, _ = self.log.write(budget, decide)
         return tuple(history.charges[number] for number in numbers)
-
-    def reserve_started(
-        self, budget: str, request: ChargeRequest, work: Callable[[Connection, str], T]
-    ) -> tuple[Charge, T]:
-        """Admit and start one charge, and do more in the same transaction.
-
-        Args:
-            budget: The budget's name.
-            request: What is asked.
-            work: More to do in the transaction, given its connection and the charge's id.
-
-        Returns:
-            The charge, and what ``work`` returned.
-
-        Raises:
-            BudgetExceededError: It does not fit; says what would.
-
-        Example:
-            >>> from privtune.accounting import Gaussian
-            >>> with Ledger() as ledger:
-            ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
-            ...     charge, told = ledger.reserve_started(
-            ...         "clinic", ChargeRequest(Gaussian(8.0)), lambda connection, charge_id: charge_id
-            ...     )
-            >>> charge.state, told
-            (<ChargeState.STARTED: 'started'>, 'clinic-1')
-        """
-        _check_requests([request])
-        self._ask(budget, [request])
-        done: list[T] = []
-
-        def decide(connection: Connection, history: History) -> list[Line]:
-            [line] = _reservations(history, [request], admit(history, [request.event]))
-            done.append(work(connection, f"{budget}-{line.charge}"))
-            return [line, Line(Kind.STARTED, line.charge)]
-
-        history, written = self.log.write(budget, decide)
-        return history.charges[written[0].charge], done[-1]
 
     def record(self, budget: str, request: ChargeRequest) -> Charge:
         """Record a release that has happened already, whether or not the budget holds it.

@@ -43,7 +43,6 @@ from privtune.ledger.chain import Kind, canonical
 from privtune.ledger.errors import LedgerError, UnknownChargeError
 from privtune.ledger.ledger import Ledger
 from privtune.ledger.schema import rounds, tasks
-from privtune.ledger.values import ChargeRequest
 from privtune.training.mechanism.streams import Streams
 
 __all__ = [
@@ -153,12 +152,13 @@ class Rounds:
 
     Example:
         >>> from privtune.accounting import Gaussian, Geometric, PrivateSelection
-        >>> from privtune.ledger import Budget
+        >>> from privtune.ledger import Budget, ChargeRequest
         >>> ledger = Ledger()
         >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
         >>> event = PrivateSelection(Gaussian(10.0), Geometric(5.0))
         >>> rounds = Rounds(ledger, lease_seconds=60.0)
-        >>> opened = rounds.reserve("clinic", ChargeRequest(event), count=2)  # K, drawn in secret
+        >>> [charge] = ledger.reserve("clinic", [ChargeRequest(event)])
+        >>> opened = rounds.open(charge.id, count=2)  # K, drawn in secret
         >>> rounds.open(opened.charge_id, count=7) == rounds.find(opened.charge_id) == opened
         True
         >>> [share] = rounds.lease_some(opened.charge_id, "worker-a", most=4, workers=2)
@@ -184,31 +184,6 @@ class Rounds:
         self._seconds = lease_seconds
         self._max_attempts = max_attempts
         self._clock = clock
-
-    def reserve(
-        self, budget: str, request: ChargeRequest, *, count: int, secret: bytes | None = None
-    ) -> OpenRound:
-        """Charge a round and open it, in one transaction.
-
-        Args:
-            budget: The budget's name.
-            request: The selection's event, and who asks.
-            count: K, drawn in secret from the event's law; 0 is a round that is over at once.
-            secret: 32 bytes that the seeds derive from; None takes the operating system's entropy.
-
-        Returns:
-            The round, open.
-
-        Raises:
-            BudgetExceededError: The budget does not hold it.
-        """
-        _check_count(count)
-
-        def insert(connection: Connection, charge_id: str) -> OpenRound:
-            return _insert(connection, charge_id, count, secret)
-
-        _, opened = self._ledger.reserve_started(budget, request, insert)
-        return opened
 
     def open(self, charge_id: str, *, count: int, secret: bytes | None = None) -> OpenRound:
         """Start a reserved charge and insert its task rows, in one transaction.

@@ -12,7 +12,7 @@ from privtune.tasks._facts import PARTITIONS, PublicFacts
 if TYPE_CHECKING:
     import torch
 
-    from privtune.training.engine.train import TensorData
+    from privtune.training.mechanism.data import TensorData
 
 __all__ = ["Task", "TaskData", "TaskDataError"]
 

@@ -82,7 +82,7 @@ def _save(study: Study, release: Release, run: str, register: str | None) -> Any
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "utc_time_created": day})
 
-    from privtune.training.engine.train import load_params
+    from privtune.training.mechanism.kernel import load_params
 
     task = study.spec.load_task()
     module = task.model()

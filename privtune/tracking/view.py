@@ -13,7 +13,7 @@ from typing import Any
 
 from privtune.files import midnight
 
-__all__ = ["VIEW_KEY", "VIEW_VERSIONS", "experiment_url", "knows_view", "run_url", "saved_view"]
+__all__ = ["VIEW_KEY", "VIEW_VERSIONS", "experiment_url", "knows_view", "saved_view"]
 
 VIEW_KEY = "privtune"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
@@ -59,13 +59,6 @@ def experiment_url(
     if charts:
         url += "&compareRunsMode=CHART"
     return f"{url}&viewStateShareKey={VIEW_KEY}" if view else url
-
-
-def run_url(base: str, experiment_id: str, run_id: str, artifact: str = "") -> str:
-    """Return the address of an arm's run in MLflow's UI, or of one of its artifacts."""
-    url = f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
-    url += f"/artifacts/{artifact}" if artifact else ""
-    return f"{url}?workflowType=machine_learning"
 
 
 def saved_view(*, params: Sequence[str], curves: Sequence[str], utility: str = "acc/test") -> str:

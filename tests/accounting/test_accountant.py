@@ -100,6 +100,7 @@ def test_gaussian_compositions_are_exact(adjacency):
     assert delta(event, 1.0).delta == pytest.approx(gaussian_delta(mu, 1.0), rel=1e-12)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("sigma", "value"), [(1.0, 4.377178), (2.0, 1.993), (0.5, 9.997)])
 def test_gaussian_mechanism_by_the_analytic_formula(sigma, value):
     """Balle and Wang, Theorem 8."""
@@ -115,6 +116,7 @@ def test_gaussian_extremes():
     assert gaussian_delta(0.0, 1.0) == 0.0
 
 
+@pytest.mark.quick
 def test_known_mechanisms():
     assert epsilon(ApproximateDP(0.7, 1e-6), 1e-5).epsilon <= 0.7 * 1.001
     assert math.isinf(epsilon(ApproximateDP(0.7, 1e-4), 1e-5).epsilon)
@@ -198,6 +200,7 @@ def test_monotone_in_noise_rate_and_steps(level):
     assert counts == sorted(counts)
 
 
+@pytest.mark.quick
 def test_parallel_is_the_maximum_and_worst_of_too():
     cheap, dear = steps(0.01, 2.0, 100), steps(0.02, 1.0, 400)
     alone = epsilon(dear, 1e-5).epsilon

@@ -31,6 +31,8 @@ from privtune.accounting.events import flatten
 from privtune.errors import InvalidInputError
 from tests.accounting.helpers import events
 
+pytestmark = pytest.mark.quick
+
 
 @given(events)
 @settings(max_examples=200, deadline=None)

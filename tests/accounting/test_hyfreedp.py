@@ -20,6 +20,8 @@ from privtune.accounting import (
 )
 from privtune.errors import InvalidInputError
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("target", "same", "separate"), [(1.0, 8.28, 5.45), (3.0, 5.06, 1.88), (8.0, 3.53, 1.19)]

@@ -51,6 +51,8 @@ from privtune.errors import InvalidInputError
 from privtune.ledger.weights import weigh
 from tests.accounting.helpers import events, steps
 
+pytestmark = pytest.mark.quick
+
 ONE_OF_EACH = [
     Gaussian(3.0),
     Laplace(3.0),

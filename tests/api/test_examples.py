@@ -13,9 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from privtune.accounting import Gaussian, PoissonSampled, Repeated
-from privtune.training.engine.train import flatten_params
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from privtune.training.own_loop.private_training import PrivateTraining

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from privtune.tracking.view import experiment_url, run_url
+from privtune.tracking.view import experiment_url
 from tests.browser.conftest import Browser
 from tests.tracked import Tracked
 from tests.tracking.servers import Server
@@ -16,6 +16,13 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
+
+
+def run_url(base: str, experiment_id: str, run_id: str, artifact: str = "") -> str:
+    """Return the address of an arm's run in MLflow's UI, or of one of its artifacts."""
+    url = f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+    url += f"/artifacts/{artifact}" if artifact else ""
+    return f"{url}?workflowType=machine_learning"
 
 
 def address(ui: Server) -> str:

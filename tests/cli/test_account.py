@@ -20,6 +20,8 @@ from privtune.accounting import (
 from privtune.cli.account import app
 from privtune.errors import InvalidInputError
 
+pytestmark = pytest.mark.quick
+
 BASE = Repeated(400, PoissonSampled(0.05, Gaussian(2.0)))
 TUNED = PrivateSelection(BASE, Geometric(20))
 EVENT = Composed([TUNED, Gaussian(5.0)])

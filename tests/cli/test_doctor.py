@@ -14,6 +14,8 @@ from tests.cli.conftest import Cli
 from tests.ledger.conftest import postgres_url
 from tests.ledger.old import make_old
 
+pytestmark = pytest.mark.quick
+
 __all__ = ["postgres_url"]
 
 

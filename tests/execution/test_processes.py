@@ -27,7 +27,8 @@ def url(tmp_path: Path) -> str:
 
 
 def open_round(ledger: Ledger, count: int) -> str:
-    return make_rounds(ledger).reserve("b", ChargeRequest(EVENT), count=count).charge_id
+    [charge] = ledger.reserve("b", [ChargeRequest(EVENT)])
+    return make_rounds(ledger).open(charge.id, count=count).charge_id
 
 
 def test_two_processes_finish_a_round(url: str) -> None:

@@ -15,9 +15,10 @@ from privtune.execution.training import part_of, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
 from privtune.training.engine import train as engine
 from privtune.training.engine.compute import CompileError, Compute
-from privtune.training.engine.train import load_params, train
+from privtune.training.engine.train import train
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.scoring import score
 from privtune.training.mechanism.streams import Streams
@@ -25,6 +26,8 @@ from privtune.training.mechanism.transcript import TranscriptMismatchError
 from privtune.training.methods import FixedDPSGD
 from tests.strategies.world import context
 from tests.toy import blobs
+
+pytestmark = pytest.mark.quick
 
 TASK = blobs()
 DATA = TASK.load()

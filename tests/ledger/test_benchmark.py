@@ -1,4 +1,4 @@
-"""The benchmark runs, and one charge costs about the same however long the log is."""
+"""The benchmark runs, and one charge asks the database as often however long the log is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+
+from privtune.accounting import Gaussian
+from privtune.ledger import Budget, ChargeRequest, Ledger
 
 SCRIPT = Path(__file__).parents[2] / "studies" / "benchmarks" / "ledger" / "benchmark.py"
 
@@ -18,5 +22,29 @@ def test_the_smoke_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runpy.run_path(str(SCRIPT), run_name="__main__")
     rows = json.loads(output.read_text())
     assert [row["charges"] for row in rows] == [10, 100]
-    # A loose bound: continuous integration shares its disk. The README has the measured figures.
-    assert all(row["charge"] < 200 for row in rows)
+    # How long it takes is in the README: what else runs on this machine is no matter of tests.
+    assert all(row["charge"] > 0 for row in rows)
+
+
+def test_a_charge_reads_and_writes_as_much_however_long_the_log_is(sqlite_url: str) -> None:
+    asked: list[int] = []
+
+    def count(_conn, _cursor, _statement, parameters, _context, many) -> None:
+        asked.append(len(parameters) if many else 1)
+
+    def charge(ledger: Ledger) -> int:
+        asked.clear()
+        ledger.reserve("b", [ChargeRequest(Gaussian(100.0))])
+        return sum(asked)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", count)
+    try:
+        with Ledger(sqlite_url) as ledger:
+            ledger.create_budget(Budget(8.0, 1e-5, name="b"))
+            ledger.settle(
+                ledger.start(ledger.reserve("b", [ChargeRequest(Gaussian(9.0))])[0].id).id
+            )
+            costs = [charge(ledger) for _ in range(40)]
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", count)
+    assert 0 < costs[-1] <= costs[1]

@@ -22,6 +22,8 @@ from privtune.ledger import (
 )
 from tests.ledger.old import make_hospital
 
+pytestmark = pytest.mark.quick
+
 FACTS = {"training records": "1,077, private", "classes": "ill, <b>well</b>"}
 
 

@@ -24,6 +24,8 @@ from privtune.ledger import (
     write_file,
 )
 
+pytestmark = pytest.mark.quick
+
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,6 +21,9 @@ from privtune.ledger import (
     RoundStuckError,
     UnknownChargeError,
 )
+from privtune.ledger.rounds import OpenRound
+
+pytestmark = pytest.mark.quick
 
 
 class Clock:
@@ -49,18 +52,30 @@ def rounds(ledger: Ledger, clock: Clock) -> Rounds:
 
 
 ASKED = ChargeRequest(Gaussian(4.0), study="s", arm="selection")
+Begin = Callable[..., OpenRound]
 
 
-def test_one_charge_pays_for_all_rows(ledger: Ledger, rounds: Rounds) -> None:
-    opened = rounds.reserve("b", ASKED, count=5)
+@pytest.fixture
+def begin(ledger: Ledger, rounds: Rounds) -> Begin:
+    """Reserve a charge and open its round, as an arm does."""
+
+    def begun(count: int, asked: ChargeRequest = ASKED) -> OpenRound:
+        [charge] = ledger.reserve("b", [asked])
+        return rounds.open(charge.id, count=count)
+
+    return begun
+
+
+def test_one_charge_pays_for_all_rows(ledger: Ledger, rounds: Rounds, begin: Begin) -> None:
+    opened = begin(5)
     [charge] = ledger.charges("b")
     assert (charge.id, charge.state) == (opened.charge_id, "started")
     assert rounds.open_count(charge.id) == 5
 
 
-def test_a_refused_round_leaves_no_rows(ledger: Ledger, rounds: Rounds) -> None:
+def test_a_refused_round_leaves_no_rows(ledger: Ledger, rounds: Rounds, begin: Begin) -> None:
     with pytest.raises(BudgetExceededError):
-        rounds.reserve("b", ChargeRequest(Gaussian(0.1)), count=5)
+        begin(5, ChargeRequest(Gaussian(0.1)))
     assert ledger.charges("b") == ()
     with pytest.raises(UnknownChargeError):
         rounds.lease("b-1", "w")
@@ -86,9 +101,9 @@ def test_a_round_needs_its_charge(ledger: Ledger, rounds: Rounds) -> None:
 
 
 def test_leases_are_exclusive_until_they_expire(
-    ledger: Ledger, rounds: Rounds, clock: Clock
+    ledger: Ledger, rounds: Rounds, clock: Clock, begin: Begin
 ) -> None:
-    charge_id = rounds.reserve("b", ASKED, count=2).charge_id
+    charge_id = begin(2).charge_id
     first, second = rounds.lease(charge_id, "w1"), rounds.lease(charge_id, "w2")
     assert first is not None
     assert second is not None
@@ -106,10 +121,10 @@ def test_leases_are_exclusive_until_they_expire(
 
 @pytest.mark.parametrize("back", [5, 10, 15, 86_400, 1e9])
 def test_a_lease_is_bounded_whatever_the_clock_does(
-    rounds: Rounds, clock: Clock, back: float
+    rounds: Rounds, clock: Clock, back: float, begin: Begin
 ) -> None:
     """Its worker is dead and the clock is set back: the row is free within twice the lease."""
-    charge_id = rounds.reserve("b", ASKED, count=1).charge_id
+    charge_id = begin(1).charge_id
     assert rounds.lease(charge_id, "dead") is not None
     clock.now -= back
     waited = 0.0
@@ -119,8 +134,10 @@ def test_a_lease_is_bounded_whatever_the_clock_does(
     assert waited <= 20
 
 
-def test_whoever_comes_first_leases_its_share_and_no_more(rounds: Rounds, clock: Clock) -> None:
-    charge_id = rounds.reserve("b", ASKED, count=10).charge_id
+def test_whoever_comes_first_leases_its_share_and_no_more(
+    rounds: Rounds, clock: Clock, begin: Begin
+) -> None:
+    charge_id = begin(10).charge_id
     first = rounds.lease_some(charge_id, "a", most=16, workers=2)
     assert [lease.number for lease in first] == [0, 1, 2, 3, 4]
     assert len({lease.seed for lease in first}) == 5
@@ -133,8 +150,10 @@ def test_whoever_comes_first_leases_its_share_and_no_more(rounds: Rounds, clock:
     assert len(rounds.lease_some(charge_id, "d", most=16)) == 10, "dead workers share nothing"
 
 
-def test_a_clock_that_is_set_back_a_little_ends_no_lease(rounds: Rounds, clock: Clock) -> None:
-    charge_id = rounds.reserve("b", ASKED, count=1).charge_id
+def test_a_clock_that_is_set_back_a_little_ends_no_lease(
+    rounds: Rounds, clock: Clock, begin: Begin
+) -> None:
+    charge_id = begin(1).charge_id
     lease = rounds.lease(charge_id, "w1")
     assert lease is not None
     clock.now -= 2
@@ -142,8 +161,8 @@ def test_a_clock_that_is_set_back_a_little_ends_no_lease(rounds: Rounds, clock: 
     assert rounds.renew(lease) is not None
 
 
-def test_the_first_result_stays(rounds: Rounds, clock: Clock) -> None:
-    charge_id = rounds.reserve("b", ASKED, count=1).charge_id
+def test_the_first_result_stays(rounds: Rounds, clock: Clock, begin: Begin) -> None:
+    charge_id = begin(1).charge_id
     slow = rounds.lease(charge_id, "slow")
     clock.now += 11
     fast = rounds.lease(charge_id, "fast")
@@ -156,8 +175,8 @@ def test_the_first_result_stays(rounds: Rounds, clock: Clock) -> None:
     assert (result.score, result.result) == (0.5, {"by": "fast"})
 
 
-def test_no_early_look(rounds: Rounds) -> None:
-    charge_id = rounds.reserve("b", ASKED, count=2).charge_id
+def test_no_early_look(rounds: Rounds, begin: Begin) -> None:
+    charge_id = begin(2).charge_id
     lease = rounds.lease(charge_id, "w")
     assert lease is not None
     rounds.complete(lease, 1.0, {})
@@ -165,8 +184,8 @@ def test_no_early_look(rounds: Rounds) -> None:
         rounds.results(charge_id)
 
 
-def test_a_score_that_is_not_a_number_is_the_worst(rounds: Rounds) -> None:
-    charge_id = rounds.reserve("b", ASKED, count=3).charge_id
+def test_a_score_that_is_not_a_number_is_the_worst(rounds: Rounds, begin: Begin) -> None:
+    charge_id = begin(3).charge_id
     leases = [rounds.lease(charge_id, "w") for _ in range(3)]
     assert all(leases)
     rounds.complete(leases[0], -math.inf, {})
@@ -177,9 +196,9 @@ def test_a_score_that_is_not_a_number_is_the_worst(rounds: Rounds) -> None:
 
 
 def test_a_task_that_kills_its_workers_stops_the_round_and_is_no_result(
-    rounds: Rounds, clock: Clock
+    rounds: Rounds, clock: Clock, begin: Begin
 ) -> None:
-    charge_id = rounds.reserve("b", ASKED, count=2).charge_id
+    charge_id = begin(2).charge_id
     seeds = set()
     for attempt in (1, 2, 3):
         lease = rounds.lease(charge_id, "w")
@@ -199,16 +218,16 @@ def test_a_task_that_kills_its_workers_stops_the_round_and_is_no_result(
     assert rounds.renew(lease) is not None, "what somebody works on is left alone"
 
 
-def test_no_trial_at_all(rounds: Rounds) -> None:
+def test_no_trial_at_all(rounds: Rounds, begin: Begin) -> None:
     """K = 0 must be allowed to happen: redrawing would be another law."""
-    charge_id = rounds.reserve("b", ASKED, count=0).charge_id
+    charge_id = begin(0).charge_id
     assert rounds.lease(charge_id, "w") is None
     assert rounds.results(charge_id) == ()
 
 
-def test_seeds_are_secret_and_fixed(rounds: Rounds) -> None:
-    one = rounds.reserve("b", ASKED, count=7)
-    other = rounds.reserve("b", ChargeRequest(Gaussian(9.0)), count=7)
+def test_seeds_are_secret_and_fixed(rounds: Rounds, begin: Begin) -> None:
+    one = begin(7)
+    other = begin(7, ChargeRequest(Gaussian(9.0)))
     seeds = [one.seed(n) for n in range(7)]
     assert len(set(seeds)) == len(seeds)
     assert one.seed(0) != other.seed(0)
@@ -220,22 +239,26 @@ def test_seeds_are_secret_and_fixed(rounds: Rounds) -> None:
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, True, 10**7])
-def test_a_wrong_count_is_refused_without_being_told(rounds: Rounds, count: int) -> None:
+def test_a_wrong_count_is_refused_without_being_told(
+    rounds: Rounds, count: int, begin: Begin
+) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        rounds.reserve("b", ASKED, count=count)
+        begin(count)
     assert repr(count) not in str(caught.value)
 
 
-def test_the_log_says_nothing_about_the_rows(ledger: Ledger, rounds: Rounds) -> None:
+def test_the_log_says_nothing_about_the_rows(ledger: Ledger, rounds: Rounds, begin: Begin) -> None:
     """Neither K nor a result reaches the chain, so neither reaches a certificate."""
-    rounds.reserve("b", ASKED, count=3)
+    begin(3)
     assert [charge.state for charge in ledger.charges("b")] == ["started"]
     history = ledger.log.current("b")
     assert history.seq == 3
 
 
-def test_a_result_can_end_its_round_and_leaves_the_rows_before_it_open(rounds: Rounds) -> None:
-    charge = rounds.reserve("b", ASKED, count=6).charge_id
+def test_a_result_can_end_its_round_and_leaves_the_rows_before_it_open(
+    rounds: Rounds, begin: Begin
+) -> None:
+    charge = begin(6).charge_id
     leases = [rounds.lease(charge, "a") for _ in range(4)]
     assert all(lease is not None for lease in leases)
     assert rounds.complete(leases[2], 0.9, {}, last=True)

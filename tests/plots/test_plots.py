@@ -14,7 +14,10 @@ from privtune.plots._comparison import wilson_interval
 from privtune.study import Study
 from tests.tracked import Tracked
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.quick,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 
 @pytest.fixture(scope="module")

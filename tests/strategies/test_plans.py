@@ -82,11 +82,13 @@ def test_a_plan_meets_its_target_and_survives_json(strategy: Strategy, space: di
     assert plan.is_sealed == (plan.runs is not None)
 
 
+@pytest.mark.quick
 def test_every_strategy_has_a_case() -> None:
     covered = {strategy.name for strategy, _ in CASES} | {"non-private-grid"}
     assert covered == set(STRATEGIES)
 
 
+@pytest.mark.quick
 def test_what_is_charged_is_what_runs() -> None:
     plan = PapernotSteinke(mean_runs=4).plan(context(), epsilon=2.0)
     assert plan.search is not None

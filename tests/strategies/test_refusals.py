@@ -11,6 +11,8 @@ from privtune.errors import PrivTuneError
 from privtune.strategies import Scoring, make_strategy
 from tests.strategies.world import BOTH, RATE, context
 
+pytestmark = pytest.mark.quick
+
 EPOCHS = {**BOTH, "epochs": {"type": "categorical", "choices": [1, 2]}}
 LOOSE = {**BOTH, "epochs": {"type": "int", "low": 1, "high": 3}}
 RUNGS = {

@@ -27,6 +27,7 @@ def test_smoke(name, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == results
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", STUDIES)
 def test_recorded_results_pass_their_own_check(name):
     """``results.json`` is the run that the README reports; ``expected.json`` must agree with it."""
@@ -36,6 +37,7 @@ def test_recorded_results_pass_their_own_check(name):
     assert module.compare(results, expected) == []
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_wrong_result_is_noticed(name):
     module = importlib.import_module(f"studies.{name}.run")
@@ -50,6 +52,7 @@ def test_a_wrong_result_is_noticed(name):
     assert module.compare(shifted(results), expected)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_folder_holds_all_that_a_reproduction_needs(name):
     present = {path.name for path in (FOLDER / name).iterdir()}

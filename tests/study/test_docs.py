@@ -11,6 +11,8 @@ import yaml
 from privtune.errors import PrivTuneError
 from privtune.study import StudySpec, plan_study
 
+pytestmark = pytest.mark.quick
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

@@ -15,9 +15,9 @@ from privtune.strategies import Fixed
 from privtune.testing.honest import HONEST, RECORDS, Honest, table
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.graph.capture import run_one
-from privtune.training.engine.train import flatten_params
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from privtune.training.own_loop.private_training import PrivateTraining

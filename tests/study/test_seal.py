@@ -182,6 +182,7 @@ def test_mlflow_that_is_imported_inside_is_sealed_too(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.quick
 def test_a_seal_imports_no_tracker(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from privtune.study.seal import sealed\n"
@@ -193,6 +194,7 @@ def test_a_seal_imports_no_tracker(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "inside\n"
 
 
+@pytest.mark.quick
 def test_seals_nest_and_open_with_the_last_even_after_an_error(tmp_path: Path) -> None:
     before = sys.stdout, sys.stderr, list(sys.meta_path), os.environ.get("MLFLOW_TRACKING_URI")
 
@@ -211,6 +213,28 @@ def test_seals_nest_and_open_with_the_last_even_after_an_error(tmp_path: Path) -
     assert (tmp_path / "log").read_text() == "inner\nouter\n"
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("before", [None, "http://theirs"])
+def test_a_child_of_a_round_inherits_no_address(
+    before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that a trial starts are not sealed by this one: they must not know a server."""
+    name = "MLFLOW_TRACKING_URI"
+    if before is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, before)
+    with sealed(tmp_path / "log"):
+        found = subprocess.run(
+            [sys.executable, "-S", "-c", f"import os; print(os.environ['{name}'])"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    assert found.stdout.startswith("privtune-sealed:")
+    assert os.environ.get(name) == before
+
+
 def test_a_stream_that_was_opened_before_stays_open(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,6 +248,7 @@ def test_a_stream_that_was_opened_before_stays_open(
     assert WORD not in shown
 
 
+@pytest.mark.quick
 def test_a_notebook_displays_nothing_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from tests.study.conftest import toy_spec
 from tests.study.make_old_store import LOOP, objective
 from tests.toy import LOADS
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("changes", "message"),

@@ -9,7 +9,7 @@ import torch
 
 from privtune.study._store import Results
 from privtune.study.split import Split, SplitError
-from privtune.training.engine.train import TensorData
+from privtune.training.mechanism.data import TensorData
 
 TRAIN, SPLIT, OTHER = (
     TensorData(torch.full((8, 2), value), torch.zeros(8, dtype=torch.long))

@@ -34,6 +34,7 @@ def states(study: Study) -> list[str]:
     return [status.state for status in study.status()]
 
 
+@pytest.mark.quick
 def test_a_study_runs_to_its_releases(storage: str) -> None:
     before = len(LOADS)
     study = Study.create(toy_spec(seed=2), storage)

@@ -32,6 +32,8 @@ from tests.strategies.world import context
 from tests.study.conftest import toy_spec
 from tests.tasks.test_tasks import records, table
 
+pytestmark = pytest.mark.quick
+
 Edit = Callable[[np.ndarray], np.ndarray]
 PARTS = ("train", "validation", "test")
 

@@ -18,9 +18,9 @@ from privtune.testing import traps
 from privtune.testing.trap import HONEST, Toy, Trap, linear, sgd
 from privtune.testing.trap_loops import momentum_encoder
 from privtune.testing.traps import TRAPS, run
-from privtune.training.engine.train import flatten_params
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from privtune.training.own_loop.private_training import PrivateTraining
@@ -118,6 +118,7 @@ def test_what_nothing_can_see_runs_and_is_on_the_page(trap: Trap, tmp_path: Path
     assert f"**{trap.name}".lower() in section.lower()
 
 
+@pytest.mark.quick
 def test_the_page_counts_them() -> None:
     numbers = Counter(trap.verdict for trap in TRAPS)
     before = sum(trap.when == "before" for trap in BY_VERDICT["refused"])
@@ -151,6 +152,7 @@ def test_a_study_keeps_the_charge_of_what_it_refuses_and_releases_nothing(
         assert len(ledger.charges(traps.BUDGET.name)) == (trap.when == "after")
 
 
+@pytest.mark.quick
 def test_the_share_of_a_coupled_loss_is_found_to_be_too_large() -> None:
     """The reference can fail: without the checks, a mean over the batch is seen as unbounded."""
     x, y = (t[:12] for t in Toy().train)

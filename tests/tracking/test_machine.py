@@ -9,6 +9,8 @@ import pytest
 
 from privtune.tracking.machine import SEALED_STATE, MachineSampler, machine_state
 
+pytestmark = pytest.mark.quick
+
 
 class NVMLError(Exception):
     pass

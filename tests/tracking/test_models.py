@@ -60,7 +60,7 @@ def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracke
     requirements = (folder / "requirements.txt").read_text()
     assert "torch==" in requirements
 
-    from privtune.training.engine.train import load_params
+    from privtune.training.mechanism.kernel import load_params
 
     module = tracked.study.spec.load_task().model().eval()
     load_params(module, release.weights)

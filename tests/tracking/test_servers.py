@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import shutil
 import sqlite3
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,10 +181,8 @@ def test_a_server_that_goes_away_does_not_stop_the_study(
             super().arm_started(plan)
 
     observer = LosesItsServer(study, uri=server.url)
-    started = time.monotonic()
     try:
         assert len(study.run(observer)) == 2
-        assert time.monotonic() - started < 90
         assert observer.unavailable is not None
         assert server.url in str(observer.unavailable)
         assert [s.state for s in study.status()] == ["settled", "settled"]

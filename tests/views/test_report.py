@@ -70,6 +70,7 @@ def page(html: str) -> Page:
     return Page(html)
 
 
+@pytest.mark.quick
 def test_the_page_is_well_formed_and_needs_no_network(html: str, page: Page) -> None:
     assert not page.open
     assert page.loads == ["data:,"]
@@ -120,6 +121,7 @@ def test_what_is_declared_public_is_the_plans_list(page: Page, tracked: Tracked)
     assert charged == [dict(facts)] * 3
 
 
+@pytest.mark.quick
 def test_a_unit_that_is_not_enforced_is_not_promised(tmp_path: Path) -> None:
     storage = make_hospital(f"sqlite:///{tmp_path / 'privtune.db'}")
     budget = {"name": "old", "epsilon": 3.0, "delta": 1e-5}
@@ -141,6 +143,7 @@ def test_figures_speak(page: Page) -> None:
         assert len(str(image["aria-label"])) > 40
 
 
+@pytest.mark.quick
 def test_no_sealed_number_is_in_the_page(html: str, tracked: Tracked) -> None:
     winner = tracked.study.release("selection").params
     assert forms(winner["learning_rate"])[1] or True
@@ -162,6 +165,7 @@ def test_a_study_that_has_not_run_has_a_page_too(tmp_path: Path, cli: Cli) -> No
     assert "Nothing yet." in page.text
 
 
+@pytest.mark.quick
 def test_what_others_wrote_is_escaped() -> None:
     evil = "<script>alert(1)</script>"
     shown = str(table(["a"], [[evil]], caption=evil))

@@ -24,20 +24,17 @@ from privtune.training.engine.stacks import (
     run_stack,
     split,
 )
-from privtune.training.mechanism.data import Data, TensorData, targets_are_classes
+from privtune.training.mechanism.data import Data, targets_are_classes
 from privtune.training.mechanism.kernel import (
-    FallbackWarning,
     Kernel,
     Layout,
     Loss,
     LossOf,
     OfOutputs,
-    flatten_params,
-    load_params,
     same_fixed,
     say_once,
 )
-from privtune.training.mechanism.noise import NoiseOptions
+from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.records import find_facts
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
@@ -48,11 +45,7 @@ if TYPE_CHECKING:
     from privtune.training.methods._base import Candidate, Method
 
 __all__ = [
-    "FallbackWarning",
-    "TensorData",
     "TrainingResult",
-    "flatten_params",
-    "load_params",
     "train",
 ]
 

@@ -21,7 +21,7 @@ from privtune.training.mechanism import tails
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.streams import Streams
 
-__all__ = ["NoiseOptions", "NoiseSource", "add_noise", "noise_scale"]
+__all__ = ["NoiseSource", "add_noise", "noise_scale"]
 
 _AHEAD = 2**14  # about how many values of a candidate are drawn at once when releases are small
 _TAILS = 64  # tail values that are drawn at once

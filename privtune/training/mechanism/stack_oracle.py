@@ -14,7 +14,8 @@ from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
 from privtune.training.mechanism.data import Data, synthetic
 from privtune.training.mechanism.kernel import Kernel, Rows
-from privtune.training.mechanism.noise import NoiseOptions, NoiseSource, add_noise, noise_scale
+from privtune.training.mechanism.noise import NoiseSource, add_noise, noise_scale
+from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.oracle import Sample
 from privtune.training.mechanism.records import RecordFacts, find_raising
 from privtune.training.mechanism.sampling import GRANULE, PoissonSampler, padded

@@ -47,7 +47,7 @@ from privtune.training.own_loop.replay import (
 )
 from privtune.training.own_loop.weights import LoopError, WatchedWeights
 
-__all__ = ["Batch", "LoopError", "PlanExhaustedError", "PrivateTraining"]
+__all__ = ["Batch", "PlanExhaustedError", "PrivateTraining"]
 
 _CHECKS = "A step may be taken with the losses of its own batch alone."
 

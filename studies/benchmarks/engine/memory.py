@@ -20,7 +20,8 @@ from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.stacks import memory_model
 from privtune.training.engine.train import longest_sample
 from privtune.training.mechanism.kernel import OfOutputs
-from privtune.training.mechanism.noise import NoiseOptions, NoiseSource
+from privtune.training.mechanism.noise import NoiseSource
+from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 

@@ -10,8 +10,9 @@ from privtune.training.engine import compiling
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.compiling import CompiledSums
 from privtune.training.engine.compute import CompileError, require_compiler
-from privtune.training.engine.train import TensorData, train
+from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Automatic, Flat, PerLayer
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, Rows
 from privtune.training.mechanism.schedule import Schedule
 from tests.training.simple import (

@@ -4,11 +4,15 @@ import pytest
 import torch
 
 from privtune.errors import InvalidInputError
-from privtune.training.engine.train import TensorData, flatten_params, load_params, train
+from privtune.training.engine.train import train
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import flatten_params, load_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import TranscriptMismatchError
 from privtune.training.methods.hyfreedp import HyFreeDP
 from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, mlp, secrets
+
+pytestmark = pytest.mark.quick
 
 
 def run(

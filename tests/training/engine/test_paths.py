@@ -22,11 +22,17 @@ from privtune.training.engine import train as engine
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.opacus_adapter import OpacusKernel
 from privtune.training.engine.stacks import memory_model, stack_sizes
-from privtune.training.engine.train import FallbackWarning, flatten_params, load_params, train
+from privtune.training.engine.train import train
 from privtune.training.mechanism import kernel as kernels
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
 from privtune.training.mechanism.data import DatasetData, TensorData
-from privtune.training.mechanism.kernel import OfOutputs, Rows
+from privtune.training.mechanism.kernel import (
+    FallbackWarning,
+    OfOutputs,
+    Rows,
+    flatten_params,
+    load_params,
+)
 from privtune.training.mechanism.sampling import PoissonSampler
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle

@@ -10,9 +10,12 @@ import torch
 from scipy import stats
 
 from privtune.errors import InvalidInputError
-from privtune.training.mechanism.noise import NoiseOptions, NoiseSource, add_noise, noise_scale
+from privtune.training.mechanism.noise import NoiseSource, add_noise, noise_scale
+from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.sampling import PoissonSampler, padded
 from privtune.training.mechanism.streams import Streams
+
+pytestmark = pytest.mark.quick
 
 CPU = torch.device("cpu")
 OPTIONS = [

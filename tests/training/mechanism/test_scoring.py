@@ -20,6 +20,8 @@ from privtune.training.mechanism.scoring import score
 from privtune.training.mechanism.streams import Streams
 from tests.training.simple import blobs, cross_entropy, mlp
 
+pytestmark = pytest.mark.quick
+
 EXACT = ScorePlan(60, None)
 LOSS = ScorePlan(60, None, "gaussian", "loss", 0.7)
 DATA = TensorData(*blobs(60))

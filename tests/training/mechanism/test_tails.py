@@ -11,7 +11,8 @@ from scipy import stats
 
 from privtune.accounting.reach import GAUSSIAN_REACH, LAPLACE_REACH
 from privtune.training.mechanism import tails
-from privtune.training.mechanism.noise import NoiseOptions, NoiseSource
+from privtune.training.mechanism.noise import NoiseSource
+from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.streams import Streams
 
 CPU = torch.device("cpu")
@@ -31,6 +32,7 @@ def ones(size):
     return np.full(size, 1.0 - 2.0**-53)
 
 
+@pytest.mark.quick
 def test_the_reach_is_what_plans_count_on():
     assert tails.gaussian_tail(zeros, 1)[0] > GAUSSIAN_REACH
     assert abs(tails.gaussian(zeros, 1)[0]) > GAUSSIAN_REACH
@@ -114,6 +116,7 @@ def test_what_is_drawn_again_has_the_right_law(options, monkeypatch):
     assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 4.5 / math.sqrt(len(first))
 
 
+@pytest.mark.quick
 def test_tails_keep_signs_and_all_else(monkeypatch):
     plain = NoiseSource([Streams(bytes(32))], CPU).gaussian(70_000)
     monkeypatch.setattr(tails, "EDGE", 2.0)

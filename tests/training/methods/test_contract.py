@@ -14,7 +14,8 @@ import torch
 
 from privtune.accounting import Adjacency, NonPrivate, epsilon
 from privtune.errors import InvalidInputError
-from privtune.training.engine.train import TensorData, train
+from privtune.training.engine.train import train
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import TranscriptMismatchError, looks_of
 from privtune.training.methods import METHODS, PUR, PUROracle
@@ -108,6 +109,7 @@ def check_transcript(method, schedule, x, y):
     assert not any(result.diverged)
 
 
+@pytest.mark.quick
 @every(METHODS)
 def test_transcript_equals_the_event_exactly(name):
     x, y = blobs()
@@ -240,6 +242,7 @@ def test_scaled_noise_is_the_scaled_event(name):
     assert scaled.event(schedule) == scale_noise(method.event(schedule), 2.0)
 
 
+@pytest.mark.quick
 @every(METHODS)
 def test_every_method_says_what_it_does(name):
     method = METHODS[name]

@@ -88,6 +88,7 @@ def test_the_learning_rate_free_are_their_libraries(method, make, decay, capsys)
     assert (states[-1].distance > 1e-4).all()
 
 
+@pytest.mark.quick
 def test_adadp_is_two_step_extrapolation():
     """Lemma 1: 2 |half steps - full step| is the local error of a gradient step to third order."""
     errors = []
@@ -143,6 +144,7 @@ def test_hyfreedp_without_noise_is_gen(fit):
         assert rate == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.quick
 def test_hyfreedp_guards():
     """A bad fit moves nothing: negative slope, negative curvature, losses that are not finite."""
     from privtune.training.methods._parabola import Fit, fit_paper, fit_tracked, next_bound

@@ -14,19 +14,16 @@ from privtune.accounting import Gaussian, NonPrivate, PoissonSampled, Repeated
 from privtune.errors import InvalidInputError
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.opacus_adapter import OpacusKernel
-from privtune.training.engine.train import flatten_params, train
+from privtune.training.engine.train import train
 from privtune.training.mechanism import kernel
 from privtune.training.mechanism.clipping import Flat, PerLayer
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs
+from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS, FixedDPSGD
-from privtune.training.own_loop.private_training import (
-    LoopError,
-    PlanExhaustedError,
-    PrivateTraining,
-)
+from privtune.training.own_loop.private_training import PlanExhaustedError, PrivateTraining
+from privtune.training.own_loop.weights import LoopError
 from tests.training.methods.test_contract import DIMENSION, candidate, planned
 from tests.training.simple import blobs, clipped_sum, cross_entropy, mlp, per_sample_gradients
 
@@ -72,6 +69,7 @@ def loss_of(model, x, y):
     return cross_entropy(model(x), y)
 
 
+@pytest.mark.quick
 def test_a_step_is_the_clipped_mean():
     private = start()
     model = mlp()
@@ -83,6 +81,7 @@ def test_a_step_is_the_clipped_mean():
         torch.testing.assert_close(moved * 20.0, clipped_sum(own, 0.5), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick
 def test_by_layer():
     private = start(clipping=PerLayer(torch.tensor([0.1, 0.2])), steps=1)
     for x, y in private.batches():
@@ -95,6 +94,7 @@ def test_by_layer():
         torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick
 def test_transcript_is_the_plan_and_more_steps_are_refused():
     private = start(noise=1.5, data=TensorDataset(*blobs()))
     count = 0
@@ -216,6 +216,7 @@ def test_a_physical_batch_has_a_record():
         start(max_physical_batch_size=0)
 
 
+@pytest.mark.quick
 def test_a_mean_loss_is_refused():
     private = start()
     x, y = next(private.batches())

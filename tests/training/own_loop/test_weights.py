@@ -12,6 +12,8 @@ from torch.nn.utils import parametrizations
 from privtune.training.mechanism.kernel import Layout
 from privtune.training.own_loop.weights import LoopError, WatchedWeights
 
+pytestmark = pytest.mark.quick
+
 
 def model():
     torch.manual_seed(0)

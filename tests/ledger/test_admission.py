@@ -1,0 +1,66 @@
+"""What a budget admits, to the hundredth, and what it does once it is broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from privtune.accounting import Event, Gaussian, NonPrivate, calibrate, delta
+from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
+from privtune.ledger.admission import filter_room, filter_state, odometer
+from privtune.ledger.privacy_filter import APPROXIMATE_SHARE, ODOMETER_SHARE, tabulate, total_delta
+
+pytestmark = pytest.mark.quick
+
+EPSILON, DELTA = 3.0, 1e-5
+
+
+def costing(epsilon: float) -> ChargeRequest:
+    """A request for one Gaussian release of this ε, from just below."""
+    return ChargeRequest(calibrate(Gaussian(1.0), epsilon=epsilon, delta=DELTA).event)
+
+
+@pytest.fixture
+def ledger(sqlite_url: str) -> Ledger:
+    opened = Ledger(sqlite_url)
+    opened.create_budget(Budget(EPSILON, DELTA, name="b"))
+    return opened
+
+
+def test_a_declared_block_is_the_budget_and_no_hundredth_more(ledger: Ledger) -> None:
+    with pytest.raises(BudgetExceededError):
+        ledger.reserve("b", [costing(1.008 * EPSILON)])
+    ledger.reserve("b", [costing(0.995 * EPSILON)])
+    with pytest.raises(BudgetExceededError):
+        ledger.reserve("b", [costing(0.5)])
+    assert ledger.spent("b").epsilon <= EPSILON
+
+
+@pytest.mark.parametrize("first", [costing(0.5).event, costing(2.5).event])
+def test_block_and_filter_and_odometer_share_one_delta(ledger: Ledger, first: Event) -> None:
+    """What the filter may admit, with all that is paid beside it, stays within the budget's δ."""
+    [charge] = ledger.reserve("b", [ChargeRequest(first)])
+    ledger.start(charge.id)
+    state = filter_state(ledger.log.current("b"))
+    assert state.capacity is not None
+    # Finer than the filter's own, so that it is nearer to the truth from above.
+    profile = tabulate(lambda at: delta(first, at).delta, 12.0, points=1500)
+    used = total_delta(profile, state.order, state.capacity, EPSILON)
+    assert used + (APPROXIMATE_SHARE + ODOMETER_SHARE) * DELTA <= DELTA * (1 + 1e-6)
+    more = total_delta(profile, state.order, 1.05 * state.capacity, EPSILON)
+    assert more + (APPROXIMATE_SHARE + ODOMETER_SHARE) * DELTA > DELTA
+
+
+@pytest.mark.parametrize("event", [NonPrivate(), Gaussian(0.1)])
+def test_a_broken_budget_shows_that_it_is_broken(ledger: Ledger, event: Event) -> None:
+    [charge] = ledger.reserve("b", [costing(0.5)])
+    ledger.start(charge.id)
+    before = ledger.log.current("b")
+    assert min(filter_room(before)) > 0
+    assert odometer(before).epsilon <= EPSILON
+    ledger.record("b", ChargeRequest(event))
+    broken = ledger.log.current("b")
+    assert min(filter_room(broken)) < 0
+    assert odometer(broken).epsilon > EPSILON
+    assert "filter" not in odometer(broken).bounds
+    with pytest.raises(BudgetExceededError):
+        ledger.reserve("b", [ChargeRequest(Gaussian(1000.0))])

@@ -1,0 +1,943 @@
+"""The mistakes: where, what is written instead, which tests must find it, and what it would break."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake.
+
+    Attributes:
+        file: The file, from the root of the repository.
+        old: The text that is there exactly once.
+        new: What is put in its place.
+        tests: What must find it: files or tests, as pytest names them.
+        why: What would be broken.
+    """
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    why: str
+
+
+MUTANTS: list[Mutant] = []
+
+
+def _in(file: str, *rows: tuple[str, str, str, str]) -> None:
+    """Add the mutants of a file: (why, old, new, tests apart by blanks)."""
+    for why, old, new, tests in rows:
+        MUTANTS.append(Mutant(f"privtune/{file}", old, new, tuple(tests.split()), why))
+
+
+_RANDOM = "tests/training/mechanism/test_randomness.py"
+_SCORING = "tests/training/mechanism/test_scoring.py"
+_TAILS = "tests/training/mechanism/test_tails.py"
+_UNUSABLE = "tests/training/mechanism/test_unusable.py"
+_ORACLE = "tests/training/mechanism/test_oracle.py"
+_NOISE = "tests/training/methods/test_noise.py"
+_CONTRACT = "tests/training/methods/test_contract.py"
+_ENGINE = "tests/training/engine/test_engine.py"
+_NORMS = "tests/training/engine/test_extreme_norms.py"
+_PATHS = "tests/training/engine/test_paths.py"
+_LOOP = "tests/training/own_loop/test_own_loop.py"
+_SENSITIVITY = f"{_NOISE}::test_one_record_moves_no_sum_by_more_than_its_sensitivity"
+_TRANSCRIPT = f"{_CONTRACT}::test_transcript_equals_the_event_exactly"
+_FACTS = f"{_UNUSABLE}::test_whatever_is_wrong_with_a_record_no_release_changes_by_a_bit"
+
+_in(
+    "training/mechanism/clipping.py",
+    (
+        "twice the bound is clipped to",
+        "(limits / norms).clamp_(max=1.0)",
+        "(2.0 * limits / norms).clamp_(max=1.0)",
+        _SENSITIVITY,
+    ),
+    (
+        "a gradient that is no number is not clipped",
+        ".masked_fill_(~norms.isfinite(), 0.0)",
+        ".masked_fill_(~norms.isfinite(), 1.0)",
+        f"{_ORACLE}::test_a_norm_that_is_no_number_counts_nothing",
+    ),
+    (
+        "automatic clipping states half its sensitivity",
+        '_column("max_grad_norm", 1.0, candidates)',
+        '_column("max_grad_norm", 0.5, candidates)',
+        f"{_ORACLE}::test_a_norm_that_is_no_number_counts_nothing",
+    ),
+    (
+        "automatic clipping multiplies by its stabilizer",
+        "(norms + limits).reciprocal_()",
+        "(norms * limits).reciprocal_()",
+        f"{_ORACLE}::test_a_norm_that_is_no_number_counts_nothing",
+    ),
+    (
+        "the largest layer's bound is taken for all layers'",
+        ".square().sum(dim=1).sqrt()",
+        ".amax(dim=1)",
+        f"{_ORACLE}::test_layers_together_have_the_root_of_their_squares",
+    ),
+    (
+        "transformed gradients are clipped to twice what is stated",
+        '_column("max_norm", self.max_norm, candidates)',
+        '_column("max_norm", self.max_norm / 2, candidates)',
+        _SENSITIVITY,
+    ),
+    (
+        "a bound that was written over is remembered",
+        "(known[0] is value and known[1] == version)",
+        "known[0] is value",
+        f"{_ORACLE}::test_a_bound_that_is_written_over_is_read_anew",
+    ),
+    (
+        "a bound that float32 cannot see is taken",
+        "_SMALLEST = 1e-15",
+        "_SMALLEST = 0.0",
+        f"{_NORMS}::test_a_bound_that_float32_does_not_see_is_refused",
+    ),
+)
+
+_in(
+    "training/mechanism/noise.py",
+    (
+        "noise does not know the sensitivity",
+        "torch.where(silent, 0.0, multiplier * sensitivity)",
+        "torch.where(silent, 0.0, multiplier)",
+        f"{_RANDOM}::test_noise_scale_is_multiplier_times_sensitivity",
+    ),
+    (
+        "half the noise",
+        "torch.where(silent, 0.0, multiplier * sensitivity)",
+        "torch.where(silent, 0.0, 0.5 * multiplier * sensitivity)",
+        f"{_ORACLE}::test_every_release_has_its_noise",
+    ),
+    (
+        "a negative multiplier is taken",
+        "(multiplier >= 0.0)",
+        "(multiplier >= -9.0)",
+        f"{_RANDOM}::test_noise_scale_is_multiplier_times_sensitivity",
+    ),
+    (
+        "noise on what has no finite sensitivity",
+        "if not bool((silent | sensitivity.isfinite()).all()):",
+        "if False:",
+        f"{_RANDOM}::test_noise_scale_is_multiplier_times_sensitivity",
+    ),
+    (
+        "losses get half the noise",
+        "return torch.addcmul(total, noise, column)",
+        "return torch.addcmul(total, noise, column, value=0.5)",
+        f"{_ORACLE}::test_every_release_has_its_noise",
+    ),
+    (
+        "half the noise on the grid",
+        "exact = total.double() + noise * column",
+        "exact = total.double() + 0.5 * noise * column",
+        f"{_ORACLE}::test_every_release_has_its_noise",
+    ),
+    (
+        "the grid rounds nothing",
+        "torch.where(column > 0.0, rounded, exact)",
+        "exact",
+        f"{_RANDOM}::test_the_grid_hides_the_lowest_bits",
+    ),
+    (
+        "noise is given out twice",
+        "return self._ahead[key].pop()",
+        "return self._ahead[key][-1]",
+        f"{_RANDOM}::test_candidates_and_steps_are_independent",
+    ),
+    (
+        "Gaussian and Laplace noise are of one stream",
+        'name = f"noise/{kind}/{size}"',
+        'name = f"noise/{size}"',
+        f"{_ORACLE}::test_no_two_sources_of_noise_have_one_key",
+    ),
+    (
+        "all candidates have the same noise",
+        "[make(s, name, self._device) for s in self._streams]",
+        "[make(self._streams[0], name, self._device) for s in self._streams]",
+        f"{_RANDOM}::test_candidates_and_steps_are_independent",
+    ),
+    (
+        "a candidate that stays gets another's noise",
+        "self._sources[name] = [sources[row] for row in rows]",
+        "self._sources[name] = sources[: len(rows)]",
+        f"{_ORACLE}::test_who_stays_keeps_noise_samples_and_transcript",
+    ),
+    (
+        "what lies beyond the edge stays as float32 drew it",
+        "part[place] = math.copysign(source.beyond(), value)",
+        "part[place] = value",
+        _TAILS,
+    ),
+    (
+        "tails come from another candidate's stream",
+        "source = sources[(start + place) // width]",
+        "source = sources[start // width]",
+        f"{_TAILS}::test_tails_do_not_depend_on_the_stack",
+    ),
+    (
+        "every key of the cipher is the first",
+        "self._keys += 1",
+        "self._keys += 0",
+        f"{_ORACLE}::test_no_two_sources_of_noise_have_one_key",
+    ),
+    (
+        "the cipher's uniform numbers end at a half",
+        "(words >> np.uint64(11))",
+        "(words >> np.uint64(12))",
+        f"{_RANDOM}::test_gaussian_noise_is_standard_normal",
+    ),
+    (
+        "releases of all sizes share the numbers of their tails",
+        'self._fine = streams.numpy(f"{name}/fine")',
+        'self._fine = streams.numpy("fine")',
+        f"{_ORACLE}::test_no_two_sources_of_noise_have_one_key",
+    ),
+)
+
+_in(
+    "training/mechanism/tails.py",
+    (
+        "noise ends where the generator of float32 ends",
+        "EDGE = 4.5\n",
+        "EDGE = 5.9\n",
+        _TAILS,
+    ),
+    (
+        "fine numbers are as coarse as any",
+        "_WORDS = 16 ",
+        "_WORDS = 1 ",
+        _TAILS,
+    ),
+    (
+        "tails begin further out than they are cut",
+        "special.ndtr(-EDGE))",
+        "special.ndtr(-EDGE - 0.5))",
+        _TAILS,
+    ),
+    (
+        "noise of scores has one sign",
+        "uniform(len(values)) < 0.5",
+        "uniform(len(values)) < 0.0",
+        _TAILS,
+    ),
+    (
+        "negative tails are not drawn again",
+        "while abs(values[place := largest(values)]) > EDGE:",
+        "while values[place := largest(values)] > EDGE:",
+        _TAILS,
+    ),
+    (
+        "half the Laplace noise on scores",
+        "-np.log(_fine(uniform, size))",
+        "-0.5 * np.log(_fine(uniform, size))",
+        _TAILS,
+    ),
+)
+
+_in(
+    "training/mechanism/streams.py",
+    (
+        "candidates share a stream",
+        "str(int(candidate)).encode()",
+        'b"0"',
+        f"{_RANDOM}::test_streams_differ_by_name_candidate_and_secret",
+    ),
+    (
+        "purposes share a stream",
+        "(_DOMAIN, name.encode(), ",
+        '(_DOMAIN, b"", ',
+        f"{_RANDOM}::test_streams_differ_by_name_candidate_and_secret",
+    ),
+    (
+        "names run into numbers",
+        'b"\\0".join',
+        'b"".join',
+        f"{_RANDOM}::test_streams_differ_by_name_candidate_and_secret",
+    ),
+    (
+        "a generator holds 32 bits of its key",
+        "hashlib.shake_256(key)",
+        "hashlib.shake_256(key[:4])",
+        f"{_ORACLE}::test_a_source_holds_the_whole_key",
+    ),
+    (
+        "numpy's generator holds 32 bits of its key",
+        "int.from_bytes(self.key(name, candidate))))",
+        "int.from_bytes(self.key(name, candidate)[:4])))",
+        f"{_ORACLE}::test_a_source_holds_the_whole_key",
+    ),
+    (
+        "a fresh secret is a known one",
+        "secret = secrets.token_bytes(32)",
+        "secret = bytes(32)",
+        f"{_RANDOM}::test_streams_differ_by_name_candidate_and_secret",
+    ),
+)
+
+_in(
+    "training/mechanism/sampling.py",
+    (
+        "records join a sample twice",
+        "/ scale) + 1.0",
+        "/ scale)",
+        f"{_RANDOM}::test_inclusions_are_independent_bernoulli",
+    ),
+    (
+        "more records join than the rate says",
+        "scale = -math.log1p(-rate) if",
+        "scale = -1.2 * math.log1p(-rate) if",
+        f"{_RANDOM}::test_inclusions_are_independent_bernoulli",
+    ),
+    (
+        "all candidates draw from one source",
+        "_successes(line, self._rate, rng) for rng in self._rngs",
+        "_successes(line, self._rate, self._rngs[0]) for rng in self._rngs",
+        f"{_RANDOM}::test_samples_do_not_depend_on_the_stack",
+    ),
+    (
+        "a candidate that stays draws another's samples",
+        "self._rngs = [self._rngs[row] for row in rows]",
+        "self._rngs = self._rngs[: len(rows)]",
+        f"{_ORACLE}::test_who_stays_draws_on_from_a_source_of_its_own",
+    ),
+)
+
+_in(
+    "training/mechanism/stack_oracle.py",
+    (
+        "means are divided by the realised size",
+        "return drawn.rate * self.schedule.records",
+        "return max(1.0, float(drawn.sizes.max()))",
+        f"{_ORACLE}::test_a_mean_is_over_the_expected_size",
+    ),
+    (
+        "losses are not clipped from above",
+        "values.clamp_(min=0.0).minimum(limit)",
+        "values.clamp_(min=0.0)",
+        f"{_ORACLE}::test_a_loss_counts_from_zero_to_its_bound",
+    ),
+    (
+        "losses are not clipped from below",
+        "values.clamp_(min=0.0).minimum(limit)",
+        "values.minimum(limit)",
+        f"{_ORACLE}::test_a_loss_counts_from_zero_to_its_bound",
+    ),
+    (
+        "a loss that is no number counts",
+        "> 0) & values.isfinite()",
+        "> 0)",
+        f"{_ORACLE}::test_a_loss_counts_from_zero_to_its_bound",
+    ),
+    (
+        "half the noise on the count of records not clipped",
+        "torch.full((self.candidates,), 0.5,",
+        "torch.full((self.candidates,), 0.25,",
+        f"{_ORACLE}::test_every_release_has_its_noise",
+    ),
+    (
+        "releases are missing in the transcript",
+        "self._log.record(drawn.number, kind, known[1])",
+        "known[1]",
+        f"{_ORACLE}::test_a_full_batch_is_no_sample",
+    ),
+    (
+        "the noise of another sensitivity is remembered",
+        "or known[0] is not sensitivity\n",
+        "",
+        f"{_ORACLE}::test_every_release_has_its_noise",
+    ),
+    (
+        "the transcript claims twice the noise",
+        "own = float(noise_multiplier)",
+        "own = 2.0 * float(noise_multiplier)",
+        f"{_ORACLE}::test_a_full_batch_is_no_sample",
+    ),
+    (
+        "half the noise on gradients",
+        "noise.mul_(scale.unsqueeze(1))",
+        "noise.mul_(0.5 * scale.unsqueeze(1))",
+        f"{_ORACLE}::test_every_release_has_its_noise",
+    ),
+    (
+        "no noise on the grid",
+        "out = add_noise(out, noise, scale, self._noise.options)",
+        "out = out.clone()",
+        f"{_ORACLE}::test_every_release_has_its_noise",
+    ),
+    (
+        "a record that breaks public facts counts",
+        "mask = mask * ~lost.view(index.shape)",
+        "mask = mask * 1",
+        _FACTS,
+    ),
+    (
+        "what stands in for a record that raises counts",
+        "y=own[1], mask=rows.mask * kept)",
+        "y=own[1], mask=rows.mask)",
+        _FACTS,
+    ),
+    (
+        "no noise on sums of a loop's own",
+        "noise = self._noise.gaussian(total.shape[1])",
+        "noise = torch.zeros_like(total)",
+        f"{_ORACLE}::test_every_release_has_its_noise",
+    ),
+    (
+        "data of another size than the schedule's",
+        "if len(data) != schedule.records and not data.sealed_size:",
+        "if False:",
+        f"{_ENGINE}::test_data_must_have_the_size_of_the_schedule",
+    ),
+    (
+        "a full batch is written down as a sample",
+        "return self._open(1.0, index, mask,",
+        "return self._open(self.schedule.sample_rate, index, mask,",
+        f"{_ORACLE}::test_a_full_batch_is_no_sample",
+    ),
+)
+
+_in(
+    "training/mechanism/transcript.py",
+    (
+        "one release more than charged passes",
+        "if count > charged.get(look, 0):",
+        "if count > charged.get(look, 0) + 1:",
+        f"{_CONTRACT}::test_early_stop_is_within_and_one_step_more_is_not",
+    ),
+    (
+        "releases that were not made pass",
+        "missing = looks_of(event) - self.looks()",
+        "missing = Counter[Look]()",
+        f"{_ORACLE}::test_what_was_charged_and_not_released_is_missed",
+    ),
+    (
+        "a candidate that stays gets another's transcript",
+        "own = multiplier[member]",
+        "own = multiplier[candidate]",
+        f"{_ORACLE}::test_who_stays_keeps_noise_samples_and_transcript",
+    ),
+)
+
+_in(
+    "training/mechanism/scoring.py",
+    (
+        "half the noise on scores",
+        "[0]) * plan.standard_deviation",
+        "[0]) * 0.5 * plan.standard_deviation",
+        f"{_SCORING}::test_the_noise_has_the_charged_deviation",
+    ),
+    (
+        "losses of a score are not clipped",
+        "posinf=bound).clamp(0.0, bound)",
+        "posinf=bound)",
+        f"{_SCORING}::test_one_record_moves_a_score_by_its_bound_at_most",
+    ),
+    (
+        "a score is divided by the size of the split",
+        ".sum()) / plan.records",
+        ".sum()) / len(data)",
+        f"{_SCORING}::test_the_sum_is_divided_by_what_was_declared",
+    ),
+    (
+        "a record that breaks public facts counts in a score",
+        "parts.append(found if lost is None else found.masked_fill(lost, 0.0))",
+        "parts.append(found)",
+        f"{_SCORING}::test_a_record_that_cannot_be_used_adds_exactly_nothing",
+    ),
+    (
+        "a record leaves traces for the next in buffers",
+        "own = {name: buffer.clone() for",
+        "own = {name: buffer for",
+        f"{_SCORING}::test_a_model_that_mixes_records_mixes_nothing"
+        f" {_SCORING}::test_a_model_is_left_as_it_was",
+    ),
+    (
+        "Laplace scores get Gaussian noise",
+        'tails.gaussian if plan.mechanism == "gaussian" else tails.laplace',
+        "tails.gaussian",
+        f"{_SCORING}::test_the_noise_is_the_stream_s_next_draw_times_the_charged_scale",
+    ),
+)
+
+_in(
+    "training/mechanism/records.py",
+    (
+        "a record must break two facts to be refused",
+        "broken = broken | targets",
+        "broken = broken & targets",
+        _UNUSABLE,
+    ),
+    (
+        "negative numbers pass as classes",
+        "((values < 0) | (values >= sizes))",
+        "(values >= sizes)",
+        _UNUSABLE,
+    ),
+    (
+        "a program's mistake is blamed on records",
+        "if not blames_records(error) or raises(0, 0):",
+        "if not blames_records(error):",
+        f"{_UNUSABLE}::test_a_mistake_of_the_program_is_no_records_fault",
+    ),
+)
+
+_in(
+    "training/mechanism/data.py",
+    (
+        "a record of a dataset that breaks public facts counts",
+        "lost = unread if broken is None else unread | broken",
+        "lost = unread",
+        f"{_UNUSABLE}::test_a_dataset_with_one_bad_record",
+    ),
+)
+
+_in(
+    "training/mechanism/kernel.py",
+    (
+        "a mean over the batch is taken for losses of records",
+        "if losses.shape != x.shape[:1]:",
+        "if losses.ndim > 1:",
+        f"{_LOOP}::test_a_mean_loss_is_refused"
+        f" {_PATHS}::test_losses_that_couple_records_are_refused",
+    ),
+)
+
+_in(
+    "study/_round.py",
+    (
+        "the final training reuses the noise of trial 0",
+        "TRIALS, _FINAL = 10_000_000, 20_000_000",
+        "TRIALS, _FINAL = 10_000_000, 10_000_000",
+        "tests/study/test_failures.py::test_the_trainings_of_an_arm_have_noise_of_their_own",
+    ),
+)
+
+_SEAL = "tests/study/test_seal.py"
+_SEALED = "tests/tracking/test_sealed.py::test_a_sealed_objective_cannot_log"
+_TALK = f"{_SEAL}::test_what_a_sealed_function_prints_goes_to_the_curators_log"
+_LATE = f"{_SEAL}::test_mlflow_that_is_imported_inside_is_sealed_too"
+_NEST = f"{_SEAL}::test_seals_nest_and_open_with_the_last_even_after_an_error"
+
+_in(
+    "study/seal.py",
+    (
+        "a run that is active goes on around a round",
+        "            _refuse_listeners()\n",
+        "",
+        "tests/study/test_optimize.py::test_the_users_own_logging_is_stopped",
+    ),
+    (
+        "autologging goes on around a round",
+        'options.get("disable") is False',
+        'options.get("disable") is None',
+        "tests/study/test_optimize.py::test_the_users_own_logging_is_stopped",
+    ),
+    (
+        "MLflow is open inside a round",
+        "                _close_mlflow()\n",
+        "",
+        _SEALED,
+    ),
+    (
+        "MLflow that is imported inside is open",
+        "sys.meta_path.insert(0, watch)",
+        "sys.meta_path.append(watch)",
+        _LATE,
+    ),
+    (
+        "artifacts can be logged inside a round",
+        '("TrackingServiceClient", "_get_artifact_repo")',
+        '("TrackingServiceClient", "store")',
+        _SEALED,
+    ),
+    (
+        "what is printed inside is shown",
+        "                _redirect(log)\n",
+        "",
+        _TALK,
+    ),
+    (
+        "what C prints to its error stream is shown",
+        "for descriptor in (1, 2):",
+        "for descriptor in (1,):",
+        _TALK,
+    ),
+    (
+        "a seal opens with the first that leaves",
+        "            if _depth == 0:\n                _undo.close()",
+        "            _undo.close()",
+        _NEST,
+    ),
+    (
+        "a seal stays shut after an error",
+        "    try:\n        yield\n    finally:\n",
+        "    yield\n    if True:\n",
+        _NEST,
+    ),
+    (
+        "worker processes inherit an address of MLflow",
+        'os.environ[_URI] = "privtune-sealed://round"',
+        "before = before",
+        f"{_SEAL}::test_a_child_of_a_round_inherits_no_address",
+    ),
+    (
+        "everybody can read the curator's log",
+        "os.O_APPEND, 0o600)",
+        "os.O_APPEND, 0o644)",
+        _TALK,
+    ),
+    (
+        "a notebook displays bars",
+        "                _close_notebook()\n",
+        "",
+        f"{_SEAL}::test_a_notebook_displays_nothing_inside",
+    ),
+)
+
+_STUDY = "tests/study/test_study.py"
+_CYCLE = "tests/study/test_lifecycle.py"
+_STEPS = "tests/study/test_transitions.py"
+_GONE = f"{_STUDY}::test_the_secret_and_the_losers_are_gone_after_the_release"
+
+_in(
+    "study/lifecycle.py",
+    (
+        "no arm is sealed",
+        "return sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()",
+        "return nullcontext()",
+        _TALK,
+    ),
+    (
+        "training goes on outside of the seal",
+        "with stopping(life.name, plan.arm, life.record_failure), life.seal(plan):",
+        "with stopping(life.name, plan.arm, life.record_failure):",
+        _TALK,
+    ),
+    (
+        "the rehearsal goes on outside of the seal",
+        "            with life.seal(plan, rehearsal=True):\n                seconds",
+        "            with nullcontext():\n                seconds",
+        _TALK,
+    ),
+    (
+        "one row more than was drawn",
+        "count=count, secret=secret)",
+        "count=count + 1, secret=secret)",
+        f"{_STEPS}::test_a_round_has_the_rows_that_were_drawn_and_the_seeds_of_its_arm",
+    ),
+    (
+        "rows have seeds of another secret",
+        "count=count, secret=secret)",
+        "count=count)",
+        f"{_STEPS}::test_a_round_has_the_rows_that_were_drawn_and_the_seeds_of_its_arm",
+    ),
+    (
+        "the secret of an arm is kept",
+        "            self._store.forget_secret(connection, self.name, plan.arm)\n",
+        "",
+        _GONE,
+    ),
+    (
+        "the secret of a round is kept",
+        "                forget_secret(connection, charge.id)\n",
+        "                pass\n",
+        f"{_STEPS}::test_the_secret_of_a_round_is_forgotten_with_its_arms",
+    ),
+    (
+        "models that lost are kept",
+        "            self.sealed(plan.arm).forget(connection)\n",
+        "",
+        _GONE,
+    ),
+    (
+        "every arm has the same known secret",
+        "secrets.token_bytes(32))",
+        "bytes(32))",
+        f"{_STEPS}::test_every_arm_has_a_secret_of_its_own",
+    ),
+    (
+        "arms of a seed share their noise",
+        '.key(f"arm/{plan.arm}")',
+        '.key("arm")',
+        f"{_STEPS}::test_every_arm_has_a_secret_of_its_own",
+    ),
+    (
+        "an arm changes its plan",
+        "if there.digest() != plan.digest():",
+        "if False:",
+        "tests/study/test_optimize.py::test_an_arm_does_not_change_its_plan",
+    ),
+    (
+        "an arm trains before its charge has started",
+        "self._move(charge, Kind.STARTED)",
+        "pass",
+        f"{_STEPS}::test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time",
+    ),
+    (
+        "a sealed arm's release says how long it took",
+        "            if not plan.is_sealed:\n",
+        "            if True:\n",
+        f"{_STEPS}::test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time",
+    ),
+    (
+        "two processes run one study",
+        "            if not alone:\n",
+        "            if False:\n",
+        f"{_CYCLE}::test_a_second_runner_is_told_in_one_sentence",
+    ),
+    (
+        "arms are charged one by one",
+        "    life.charge(plans)\n    releases = []\n    for plan in plans:\n",
+        "    releases = []\n    for plan in plans:\n        life.charge([plan])\n",
+        f"{_STUDY}::test_all_arms_are_charged_before_data_is_touched",
+    ),
+    (
+        "an arm trains before it is charged",
+        "            life.start(plan)\n            _train(life, plan,",
+        "            _train(life, plan,",
+        f"{_STEPS}::test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time",
+    ),
+)
+
+_LEDGER = "tests/ledger/test_contract.py::TestLedger"
+_FILTER = "tests/ledger/test_filter.py"
+_ADMIT = "tests/ledger/test_admission.py"
+
+_in(
+    "ledger/admission.py",
+    (
+        "a closed budget admits",
+        "    if history.closed:\n",
+        "    if False:\n",
+        f"{_LEDGER}::test_a_closed_budget_admits_nothing",
+    ),
+    (
+        "a declared budget admits after its start",
+        "if history.frozen and budget.admission is Admission.DECLARED:",
+        "if False:",
+        f"{_LEDGER}::test_a_declared_budget_is_closed_by_its_first_start",
+    ),
+    (
+        "a hundredth more than the budget is admitted",
+        ".epsilon <= budget.epsilon\n",
+        ".epsilon <= 1.01 * budget.epsilon\n",
+        f"{_ADMIT}::test_a_declared_block_is_the_budget_and_no_hundredth_more",
+    ),
+    (
+        "what was charged before is forgotten",
+        "_composed((*history.block.values(), *asked), budget)",
+        "_composed(tuple(asked), budget)",
+        f"{_ADMIT}::test_a_declared_block_is_the_budget_and_no_hundredth_more",
+    ),
+    (
+        "the filter does not count δ",
+        "return sum(w for w, _ in exact) <= room and sum(d for _, d in exact) <= room_delta",
+        "return sum(w for w, _ in exact) <= room",
+        f"{_LEDGER}::test_approximate_dp_passes_the_filter_up_to_its_share",
+    ),
+    (
+        "the filter does not count divergences",
+        "return sum(w for w, _ in exact) <= room and sum(d for _, d in exact) <= room_delta",
+        "return sum(d for _, d in exact) <= room_delta",
+        f"{_LEDGER}::test_a_started_charge_stays_spent",
+    ),
+    (
+        "the filter uses δ that pays for something else",
+        "FILTER_SHARE * budget.delta)",
+        "budget.delta)",
+        f"{_ADMIT}::test_block_and_filter_and_odometer_share_one_delta",
+    ),
+    (
+        "the filter forgets what it admitted",
+        "Fraction(state.capacity) - history.used,",
+        "Fraction(state.capacity),",
+        f"{_LEDGER}::test_a_started_charge_stays_spent",
+    ),
+    (
+        "what was recorded without a bound leaves room",
+        "if history.unbounded or state.capacity is None:",
+        "if state.capacity is None:",
+        f"{_ADMIT}::test_a_broken_budget_shows_that_it_is_broken",
+    ),
+    (
+        "the odometer shows the budget although its filter is broken",
+        "if room >= 0 and room_delta >= 0:",
+        "if True:",
+        f"{_ADMIT}::test_a_broken_budget_shows_that_it_is_broken",
+    ),
+    (
+        "later charges pass as declared",
+        "return BASIS_FILTER if history.frozen else BASIS_DECLARED",
+        "return BASIS_DECLARED",
+        f"{_LEDGER}::test_the_filter_takes_over_after_the_first_start",
+    ),
+)
+
+_in(
+    "ledger/privacy_filter.py",
+    (
+        "the block's profile forgets what is below 0",
+        "-math.expm1(-e) + math.exp(-e) * d",
+        "math.exp(-e) * d",
+        _FILTER,
+    ),
+    (
+        "the conversion takes what is spent for less",
+        "+ epsilon - spent",
+        "+ epsilon - spent / 2",
+        _FILTER,
+    ),
+    (
+        "every rung of the odometer has the whole share",
+        "(epsilon * k / _RUNGS, share / _RUNGS)",
+        "(epsilon * k / _RUNGS, share)",
+        f"{_FILTER}::test_the_ladder_keeps_its_share_of_delta",
+    ),
+)
+
+_ROUNDS = "tests/ledger/test_rounds.py"
+
+_in(
+    "ledger/rounds.py",
+    (
+        "a second result replaces the first",
+        ".where(*_task(charge_id, number), tasks.c.done == 0)",
+        ".where(*_task(charge_id, number))",
+        f"{_ROUNDS}::test_the_first_result_stays",
+    ),
+    (
+        "results can be read early",
+        "            if self._open_tasks(connection, charge_id):\n                raise Round",
+        "            if False:\n                raise Round",
+        f"{_ROUNDS}::test_no_early_look",
+    ),
+    (
+        "all trials have one seed",
+        '.key("trial", number)',
+        '.key("trial", 0)',
+        f"{_ROUNDS}::test_seeds_are_secret_and_fixed",
+    ),
+    (
+        "K is drawn again",
+        "done.append(there or _insert(connection, charge_id, count, secret))",
+        "done.append(OpenRound(charge_id, count, there.secret) if there else"
+        " _insert(connection, charge_id, count, secret))",
+        f"{_ROUNDS}::test_the_number_of_trials_is_never_drawn_twice",
+    ),
+    (
+        "a task kills workers for ever",
+        "if rows and rows[0].attempts >= self._max_attempts:",
+        "if False:",
+        f"{_ROUNDS}::test_a_task_that_kills_its_workers_stops_the_round_and_is_no_result",
+    ),
+    (
+        "a score that is no number wins",
+        "None if math.isnan(score) or score == -math.inf else score",
+        "None if score == -math.inf else 1e9 if math.isnan(score) else score",
+        f"{_ROUNDS}::test_a_score_that_is_not_a_number_is_the_worst",
+    ),
+    (
+        "rows before the last are closed, too",
+        "tasks.c.number > lease.number",
+        "tasks.c.number >= 0",
+        f"{_ROUNDS}::test_a_result_can_end_its_round_and_leaves_the_rows_before_it_open",
+    ),
+)
+
+_ACCOUNTANT = "tests/accounting/test_accountant.py"
+_RDP = "tests/accounting/test_rdp.py"
+_REGISTRY = "tests/accounting/test_registry.py"
+
+_in(
+    "accounting/registry.py",
+    (
+        "half the Rényi divergence of a Gaussian",
+        "return ORDERS / (2.0 * event.noise_multiplier**2)",
+        "return ORDERS / (4.0 * event.noise_multiplier**2)",
+        f"{_ACCOUNTANT}::test_gaussian_compositions_are_exact {_RDP}",
+    ),
+    (
+        "Laplace releases cost half",
+        "return 1.0 / event.noise_multiplier, 0.0",
+        "return 0.5 / event.noise_multiplier, 0.0",
+        f"{_ACCOUNTANT}::test_laplace_agrees_with_dp_accounting"
+        f" {_ACCOUNTANT}::test_known_mechanisms",
+    ),
+    (
+        "half of what zero-concentrated DP says",
+        "return event.rho * ORDERS\n",
+        "return 0.5 * event.rho * ORDERS\n",
+        f"{_RDP}::test_conversions_are_inverse_and_above_the_truth",
+    ),
+    (
+        "approximate DP that never fails",
+        "np.full_like(ORDERS, np.inf) if event.delta > 0.0 else pure_curve(event.epsilon)",
+        "pure_curve(event.epsilon)",
+        _RDP,
+    ),
+    (
+        "the filter does not count failures of approximate DP",
+        "    def fails(self, event: ApproximateDP) -> bool:\n        return True",
+        "    def fails(self, event: ApproximateDP) -> bool:\n        return False",
+        f"{_FILTER}::test_weights",
+    ),
+    (
+        "the cheapest of several is charged",
+        "return np.asarray(curves.max(axis=0))",
+        "return np.asarray(curves.min(axis=0))",
+        f"{_ACCOUNTANT}::test_parallel_is_the_maximum_and_worst_of_too {_RDP}",
+    ),
+    (
+        "the cheapest part of the data is charged",
+        "np.asarray(np.max([of(child) for child in event.events], axis=0))",
+        "np.asarray(np.min([of(child) for child in event.events], axis=0))",
+        f"{_ACCOUNTANT}::test_parallel_is_the_maximum_and_worst_of_too {_RDP}",
+    ),
+    (
+        "a replaced record stays in its part",
+        "        counts = Counter(event.events)\n        if len(event.events) == 1:\n",
+        "        counts = Counter(event.events)\n        if True:\n",
+        f"{_ACCOUNTANT}::test_a_replaced_record_may_move_to_another_part",
+    ),
+    (
+        "what is accounted under add-remove is asked under replace-one",
+        "    if not known.replace_one:\n",
+        "    if False:\n",
+        f"{_ACCOUNTANT}::test_sampled_events_have_no_replace_one_account",
+    ),
+    (
+        "the final training costs nothing",
+        "return amplified_curve(ORDERS, tuning, event.rate) + training",
+        "return amplified_curve(ORDERS, tuning, event.rate)",
+        "tests/accounting/test_subsampled.py::test_renyi_bounds_by_enumeration",
+    ),
+    (
+        "what is not private has a guarantee",
+        "class _NonPrivate(_Known[NonPrivate]):\n    private = False\n",
+        "class _NonPrivate(_Known[NonPrivate]):\n    private = True\n",
+        f"{_ACCOUNTANT}::test_non_private_is_infinite_everywhere",
+    ),
+    (
+        "a release of all records passes as one of a sample",
+        "return Counter({(event.rate, atoms): n",
+        "return Counter({(1.0, atoms): n",
+        f"{_TRANSCRIPT} {_REGISTRY}",
+    ),
+    (
+        "a threshold that never gives up",
+        "PrivateSelection(event.event, Geometric(1.0 / event.stop))",
+        "PrivateSelection(event.event, Geometric(1.0))",
+        "tests/accounting/test_selection.py::test_threshold_by_exact_enumeration"
+        " tests/accounting/test_selection.py"
+        "::test_a_known_threshold_costs_less_than_the_best_of_as_many",
+    ),
+)

@@ -1,0 +1,105 @@
+"""What each transition in an arm's life must have done before the next one begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from privtune.execution.executor import Executor
+from privtune.execution.table import make_rounds
+from privtune.ledger.rounds import OpenRound
+from privtune.ledger.schema import tasks
+from privtune.study import NullObserver, Study
+from privtune.study._run import _TaskTrainer
+from privtune.study.lifecycle import Life, carry_on, new_arm
+from privtune.training.mechanism.streams import Streams
+from tests.study.conftest import toy_spec
+
+pytestmark = pytest.mark.quick
+
+MADE_UP = 1234.5  # seconds
+
+
+@pytest.fixture
+def life(storage: str) -> Iterator[Life]:
+    Study.create(toy_spec(seed=1), storage).close()
+    with closing(Life("toy", storage)) as opened:
+        yield opened
+
+
+@dataclass
+class Watching:
+    """A trainer that notes how far each arm's charge is when its code is given the data."""
+
+    life: Life
+    trainer: _TaskTrainer
+    seen: dict[str, str] = field(default_factory=dict)
+
+    def rehearse(self, plan: Any) -> float:
+        self.trainer.rehearse(plan)
+        return MADE_UP
+
+    def prepare(self, plan: Any) -> Any:
+        self.seen[plan.arm] = str(self.life.charges()[plan.arm].state)
+        return self.trainer.prepare(plan)
+
+    def finish(self, outcome: Any) -> tuple[Any, Mapping[str, float]]:
+        return self.trainer.finish(outcome)
+
+
+def test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time(life: Life) -> None:
+    task = life.spec.load_task()
+    trainer = _TaskTrainer(life, task, NullObserver(), life.spec.compute, Executor())
+    watching = Watching(life, trainer)
+    plans = [arm.plan for arm in life.arms().values()]
+    releases = carry_on(life, plans, watching, NullObserver())
+    assert watching.seen == {plan.arm: "started" for plan in plans}
+    for plan, release in zip(plans, releases, strict=True):
+        # What a sealed arm took tells how many runs it made: its rehearsal is all that is known.
+        assert (release.wall_seconds == MADE_UP) is plan.is_sealed
+    assert {plan.is_sealed for plan in plans} == {True, False}
+
+
+def test_a_round_has_the_rows_that_were_drawn_and_the_seeds_of_its_arm(life: Life) -> None:
+    """K comes from the plan's law, and rows, seeds and K from the arm's own secret."""
+    plans = [arm.plan for arm in life.arms().values()]
+    (plan,) = (plan for plan in plans if plan.runs is not None)
+    life.charge(plans)
+    life.start(plan)
+    charge, secret = life.charge_of(plan), life.secret(plan)
+    assert charge is not None
+    count = plan.runs.sample(Streams(secret).numpy("runs", 0))
+    rounds = make_rounds(life.ledger)
+    assert rounds.find(charge.id) == OpenRound(charge.id, count, secret)
+    with life.ledger.log.storage.read() as connection:
+        rows = connection.execute(sa.select(tasks.c.number).order_by(tasks.c.number)).all()
+    assert [row.number for row in rows] == list(range(count))
+    leases = [rounds.lease(charge.id, "w") for _ in range(count)]
+    for number, lease in enumerate(leases):
+        assert lease is not None
+        assert lease.seed == Streams(secret).key("trial", number)
+    assert rounds.lease(charge.id, "w") is None
+
+
+def test_the_secret_of_a_round_is_forgotten_with_its_arms(storage: str) -> None:
+    study = Study.create(toy_spec(), storage)
+    study.run()
+    with closing(Life("toy", storage)) as life:
+        found = [make_rounds(life.ledger).find(charge.id) for charge in life.charges().values()]
+        opened = [each for each in found if each is not None]
+        assert opened
+        assert all(each.secret == b"" for each in opened)
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_every_arm_has_a_secret_of_its_own(life: Life, seed: int | None) -> None:
+    spec = life.spec.model_copy(update={"seed": seed})
+    plans = [arm.plan for arm in life.arms().values()]
+    first, again = ([new_arm(spec, "uid", plan).secret for plan in plans] for _ in range(2))
+    assert len({*first}) == len(plans)
+    assert (first == again) is (seed is not None)
