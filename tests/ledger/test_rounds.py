@@ -105,18 +105,38 @@ def test_leases_are_exclusive_until_they_expire(
 
 
 @pytest.mark.parametrize("back", [5, 10, 15, 86_400, 1e9])
-def test_a_lease_is_bounded_whatever_the_clock_does(
-    rounds: Rounds, clock: Clock, back: float
+@pytest.mark.parametrize("pace", [1.0, 0.0, -1.0])
+def test_nobody_waits_longer_than_a_lease_whatever_the_clock_does(
+    rounds: Rounds, clock: Clock, back: float, pace: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker is dead and the clock is set back: the row is free within twice the lease."""
-    charge_id = rounds.reserve("b", ASKED, count=1).charge_id
-    assert rounds.lease(charge_id, "dead") is not None
-    clock.now -= back
+    """Its worker is dead and the clock is set back; then it goes on, stands still, or runs back."""
     waited = 0.0
-    while rounds.lease(charge_id, "next") is None:
-        clock.now += 0.5
-        waited += 0.5
-    assert waited <= 20
+    monkeypatch.setattr("privtune.ledger.rounds.time.monotonic", lambda: waited)
+    charge_id = rounds.reserve("b", ASKED, count=2).charge_id
+    for _ in range(2):
+        assert rounds.lease(charge_id, "dead") is not None
+    clock.now -= back
+    for _ in range(2):
+        while rounds.lease(charge_id, "next") is None:
+            clock.now += 0.5 * pace
+            waited += 0.5
+    assert waited <= 10.5
+
+
+def test_a_lease_that_is_renewed_is_not_overdue(
+    rounds: Rounds, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = 0.0
+    monkeypatch.setattr("privtune.ledger.rounds.time.monotonic", lambda: waited)
+    charge_id = rounds.reserve("b", ASKED, count=1).charge_id
+    lease = rounds.lease(charge_id, "alive")
+    clock.now -= 86_400
+    for _ in range(10):
+        waited += 3
+        clock.now += 3
+        assert lease is not None
+        lease = rounds.renew(lease)
+        assert rounds.lease(charge_id, "next") is None
 
 
 def test_whoever_comes_first_leases_its_share_and_no_more(rounds: Rounds, clock: Clock) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.training.engine.compiling import CompiledSums
+from privtune.training.engine.compiling import CompiledSums, Shape
 from privtune.training.engine.compute import CompileError, require_compiler
 from privtune.training.engine.graph.capture import (
     PassPlan,
@@ -286,6 +286,11 @@ class BatchedKernel:
     def drops(self) -> bool:
         """Whether a pass draws from the streams of dropout."""
         return bool(self.plan.sites)
+
+    @property
+    def seen(self) -> Counter[Shape]:
+        """How often each shape was seen by what compiles passes; empty where nothing does."""
+        return Counter() if self._compiled is None else self._compiled.seen
 
     @property
     def convolves(self) -> bool:
