@@ -89,7 +89,7 @@ def command(url: str) -> list[str]:
 @contextmanager
 def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
     """Call a function before and after every commit, and before every transition; keep every step."""
-    count, stage = [0], [""]
+    count, stage = [0], ["open"]
     originals: list[tuple[Any, str, Any]] = []
 
     def patch(owner: Any, name: str, value: Any) -> None:

@@ -176,7 +176,7 @@ def test_a_study_that_is_killed_anywhere_goes_on_to_the_same_release(
     ]
     spec = toy_spec(seed=2, epochs=1, arms=arms)
     context = processes()
-    context.set_forkserver_preload(["tests.study.driven"])
+    context.set_forkserver_preload(["tests.study.warmed"])
 
     def made() -> str:
         url = fresh()
@@ -184,9 +184,9 @@ def test_a_study_that_is_killed_anywhere_goes_on_to_the_same_release(
         return url
 
     def run(target: Callable[..., None], *args: Any) -> int | None:
-        process = context.Process(target=target, args=args)
+        process = context.Process(target=target, args=args, daemon=True)
         process.start()
-        process.join(120)
+        process.join(300)
         return process.exitcode
 
     url, seen = made(), context.SimpleQueue()
@@ -214,6 +214,7 @@ def test_a_study_that_is_killed_anywhere_goes_on_to_the_same_release(
             study.run(stack=1)
         assert outputs(url) == expected, at
         assert charges(url, "toy") == ["settled"] * 3, at
+        LOG.info(f"killed at {at}: nothing lost or doubled, the same release")
     LOG.info(f"{url.split(':', maxsplit=1)[0]}: kills {dict(kinds)} at {len(where)} points")
 
 

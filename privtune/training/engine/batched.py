@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -247,13 +248,15 @@ class BatchedKernel:
             add_sums(uses, saved, coefficients, layout.split(out), layout=layout)
             return _count(clipping, norms, rows, bad, halves)
 
-    def row_bytes(self, rows: int = 32) -> tuple[float, float]:
+    @cached_property
+    def row_bytes(self) -> tuple[float, float]:
         """Return the bytes of work space that a record takes in a step, and while it is captured.
 
         The pass itself is followed tensor by tensor; what norms and sums add is the cache of the
         layers in the direct form, and the scaled copy of the largest output gradient. A capture
         holds every tensor of a pass, and its results once more to compare them.
         """
+        rows = 32
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
         masks = tuple(s.empty((1, rows), example) for s in self.plan.sites)
         x, y = synthetic(self._x, self._y, (1, rows), self._device)

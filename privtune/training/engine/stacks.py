@@ -82,7 +82,7 @@ def memory_model(kernel: Kernel, *, longest: int) -> Memory:
     gradient = 4.0 * kernel.layout.size
     row = captured = gradient
     if isinstance(kernel, BatchedKernel):
-        row, captured = kernel.row_bytes()
+        row, captured = kernel.row_bytes
     piece = max(8, min(max(longest, 1024), int(_PIECE_BYTES / max(row, 1.0))))
     return Memory(row, captured, _VECTORS * 4 * kernel.layout.size, min(longest, piece), piece)
 

@@ -168,7 +168,7 @@ def test_a_compiled_training_goes_on_bit_for_bit(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(compiling, "_COMMON", 4)
     undisturbed = run("dpsgd", compiled=True)
-    check_same(undisturbed, stopped_and_resumed([3, 25], "dpsgd", compiled=True))
+    check_same(undisturbed, stopped_and_resumed([25], "dpsgd", compiled=True))
     with pytest.raises(AssertionError):
         check_same(undisturbed, run("dpsgd"))
 
