@@ -77,7 +77,7 @@ class Checkpoint:
 
     Args:
         keeper: Where it lies.
-        training: Everything that tells the training from others, as text.
+        training: Everything that tells the training from others, its streams included, as text.
         start: The method's state before the first step.
         oracle: Its oracle, before the first step.
         seen: What the kernel counts, if that changes how it rounds.

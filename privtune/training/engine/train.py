@@ -170,7 +170,8 @@ def train(
         state = method.init(params, [candidates[k] for k in members])
         checkpoint = None
         if keeper is not None and len(candidates) == 1:
-            about = repr((method, oracle.schedule, candidates, noise, len(local)))
+            own = streams[0].key("checkpoint").hex()
+            about = repr((own, method, oracle.schedule, candidates, noise, len(local)))
             seen = kernel.seen if isinstance(kernel, BatchedKernel) else Counter[Shape]()
             checkpoint = Checkpoint(keeper, about, state, oracle, seen)
         done = run_stack(

@@ -195,11 +195,23 @@ def test_a_checkpoint_that_cannot_be_used_is_left_with_a_sentence(
     assert drawer.times - before == STEPS - 1
 
 
-def test_a_checkpoint_of_another_training_is_not_used() -> None:
+def zeros() -> nn.Module:
+    model = mlp()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+@pytest.mark.parametrize("options", [{"secret": 1}, {"loss_noise": "laplace"}])
+def test_a_checkpoint_of_another_training_is_not_used(options: dict) -> None:
+    """Not even of one that begins with the same weights: its noise would be drawn twice."""
     drawer = Drawer()
     with pytest.raises(Stop):
-        run("dpsgd", drawer=drawer, stop=20)
-    check_same(run("dpsgd", secret=1), run("dpsgd", drawer=drawer, secret=1))
+        run("hyfreedp", drawer=drawer, stop=20, model=zeros)
+    own = run("hyfreedp", model=zeros, **options)
+    check_same(own, run("hyfreedp", drawer=drawer, model=zeros, **options))
+    with pytest.raises(AssertionError):
+        check_same(own, run("hyfreedp", model=zeros))
 
 
 def test_a_checkpoint_is_no_pickle_and_holds_no_record() -> None:
