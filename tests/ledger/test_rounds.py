@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from privtune.accounting import Gaussian
+from privtune.accounting import Gaussian, epsilon
 from privtune.errors import InvalidInputError
 from privtune.ledger import (
     SKIPPED,
@@ -21,6 +21,7 @@ from privtune.ledger import (
     RoundStuckError,
     UnknownChargeError,
 )
+from privtune.ledger.history import History
 
 
 class Clock:
@@ -271,3 +272,31 @@ def test_a_result_can_end_its_round_and_leaves_the_rows_before_it_open(rounds: R
     assert [SKIPPED in r.result for r in results] == [False] * 3 + [True] * 3
     assert [r.score for r in results[:3]] == [0.1, 0.8, 0.9]
     assert all(r.score == -math.inf for r in results[3:])
+
+
+def test_a_plan_that_somebody_charges_meanwhile_is_not_refused(
+    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each plan takes the whole budget: who asks for the same one gets the charge that is there."""
+    asked = [ChargeRequest(Gaussian(_whole(ledger)), plan_digest="same")]
+    current, there = ledger.log.current, []
+
+    def overtaken(budget: str) -> History:
+        found = current(budget)
+        monkeypatch.setattr(ledger.log, "current", current)
+        with Ledger(ledger_url) as other:
+            there.extend(other.reserve("b", asked))
+        return found
+
+    monkeypatch.setattr(ledger.log, "current", overtaken)
+    assert list(ledger.reserve("b", asked)) == there
+    assert len(ledger.charges("b")) == 1
+
+
+def _whole(ledger: Ledger) -> float:
+    """Return the noise multiplier of a release that fits once and not twice."""
+    budget = ledger.budget("b")
+    sigma = 0.1
+    while epsilon(Gaussian(sigma), budget.delta).epsilon > 0.9 * budget.epsilon:
+        sigma *= 1.1
+    return sigma
