@@ -2,53 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import logging
 import os
 import shlex
+import signal
 import sys
 import warnings
-from functools import cache
 
-import typer
-
-__all__ = ["app", "main", "mount"]
-
-app = typer.Typer(
-    name="privtune",
-    help="Tune hyperparameters under differential privacy: one budget, every trial charged.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-)
-
-
-@cache
-def mount() -> typer.Typer:
-    """Return the command line with all of its commands."""
-    for name, text in (
-        ("account", "What an event costs: epsilon, delta, calibration."),
-        ("budget", "Budgets and their charges."),
-        ("study", "Studies: create, plan, run, compare."),
-    ):
-        module = importlib.import_module(f"privtune.cli.{name}")
-        app.add_typer(module.app, name=name, help=text, no_args_is_help=True)
-    importlib.import_module("privtune.cli.catalogue")
-    importlib.import_module("privtune.cli.demo")
-    importlib.import_module("privtune.cli.doctor")
-    importlib.import_module("privtune.cli.sync")
-    importlib.import_module("privtune.cli.ui")
-    importlib.import_module("privtune.cli.worker")
-    return app
+__all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 0 done; 1 refused or failed, with one sentence on standard error; 2 usage.
+    Exit codes: 0 done; 1 refused or failed, with one sentence on standard error; 2 usage; 130
+    stopped, by Ctrl-C or by SIGTERM, with one sentence that says how to go on.
     """
     try:
+        # Schedulers stop a job with SIGTERM first: it is told how to go on like whoever sits there.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        from privtune.cli._app import mount
         from privtune.errors import PrivTuneError
 
         _quieten()

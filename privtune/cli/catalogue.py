@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from privtune.cli import app
+from privtune.cli._app import app
 from privtune.cli._common import AsJson, console, emit_json
 
 __all__ = ["strategies", "tasks"]

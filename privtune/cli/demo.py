@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from privtune.cli import app
+from privtune.cli._app import app
 from privtune.cli._common import console
 from privtune.files import private_folder
 

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from privtune.cli import app
+from privtune.cli._app import app
 from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
 
 __all__ = ["doctor"]

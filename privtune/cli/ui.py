@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from privtune.cli import app
+from privtune.cli._app import app
 from privtune.cli._common import DEFAULT_STORAGE, Storage, console
 from privtune.errors import PrivTuneError
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from privtune.cli import app
+from privtune.cli._app import app
 from privtune.cli._common import DEFAULT_STORAGE, Storage, console
 from privtune.training.engine.compute import check_stack
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.tasks import Task, TaskData
+    from privtune.training.engine.checkpoint import Keeper
     from privtune.training.mechanism.data import TensorData
 
 __all__ = ["accuracy", "dry_run", "held_to_classes", "part_of", "pruned", "train_trials"]
@@ -53,6 +54,7 @@ def train_trials(
     compute: Compute = _COMPUTE,
     on_step: OnStep | None = None,
     validated: bool = False,
+    keeper: Keeper | None = None,
 ) -> list[TrialResult]:
     """Train the given trials as one stack and score each.
 
@@ -69,6 +71,7 @@ def train_trials(
         validated: Whether to note the validation accuracy by step, in the curve ``val_accuracy``,
             NaN where it was not looked at. Only for a public validation split and trials that are
             released whole: it is neither noised nor charged.
+        keeper: Where a trial that is trained alone keeps its checkpoint, and finds it.
 
     Returns:
         One result a trial, in the order of ``trials``. Weights that are not finite are a result
@@ -105,6 +108,7 @@ def train_trials(
         noise=training.noise,
         on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
         snapshots_at=training.schedule.checkpoints() if validated else (),
+        keeper=keeper,
     )
     results = []
     for row, (index, params) in enumerate(trials.items()):

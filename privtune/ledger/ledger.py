@@ -204,7 +204,8 @@ class Ledger:
         again for a plan (by its digest) returns the charge that is there: nothing is charged twice.
         """
         _check_requests(requests)
-        self._ask(budget, _numbered(self.log.current(budget), requests)[1])
+        now = self.log.current(budget)
+        self._ask(now, _numbered(now, requests)[1])
         numbers: list[int] = []
 
         def decide(connection: Connection, history: History) -> list[Line]:
@@ -428,15 +429,21 @@ class Ledger:
             raise InvalidInputError("charge_id", charge_id, "must be an id, like 'digits-3'")
         return budget, int(number)
 
-    def _ask(self, budget: str, requests: Sequence[ChargeRequest]) -> None:
+    @staticmethod
+    def _ask(history: History, requests: Sequence[ChargeRequest]) -> None:
         """Decide outside of the lock, and say what would fit.
 
         A composition may take seconds. Inside the lock it is found in the cache, unless somebody
         else was faster.
+
+        Args:
+            history: The log as it was when it was seen that these are not charged yet: what somebody
+                else has charged since may be the same.
+            requests: What is asked.
         """
         if not requests:
             return
-        history, events = self.log.current(budget), [request.event for request in requests]
+        events = [request.event for request in requests]
         try:
             admit(history, events)
         except BudgetExceededError as error:

@@ -184,6 +184,7 @@ class Rounds:
         self._seconds = lease_seconds
         self._max_attempts = max_attempts
         self._clock = clock
+        self._since: dict[tuple[str, int, float], float] = {}
 
     def open(self, charge_id: str, *, count: int, secret: bytes | None = None) -> OpenRound:
         """Start a reserved charge and insert its task rows, in one transaction.
@@ -260,6 +261,7 @@ class Rounds:
                 free, others = self._at_work(connection, charge_id, worker, now)
                 most = max(1, min(most, math.ceil(free / max(workers, others + 1))))
             rows = self._first_free(connection, charge_id, now, most)
+            rows = rows or self._overdue(connection, charge_id)[:most]
             if rows and rows[0].attempts >= self._max_attempts:
                 raise RoundStuckError(
                     f"workers of charge {charge_id} died again and again at one task. Nothing was "
@@ -423,14 +425,16 @@ class Rounds:
         self, connection: Connection, charge_id: str, now: float, most: int
     ) -> list[Row[Any]]:
         """Return the first open tasks that nobody works on: few rows, however many there are."""
-        query = sa.select(tasks).where(*_round(charge_id), tasks.c.done == 0, self._free(now))
+        query = sa.select(tasks).where(
+            *_round(charge_id), tasks.c.done == 0, tasks.c.leased_until <= now
+        )
         return list(connection.execute(query.order_by(tasks.c.number).limit(most)))
 
     def _at_work(
         self, connection: Connection, charge_id: str, worker: str, now: float
     ) -> tuple[int, int]:
         """Return how many open tasks are free, and how many other workers hold one."""
-        mine, free = _round(charge_id), self._free(now)
+        mine, free = _round(charge_id), tasks.c.leased_until <= now
         count = sa.select(sa.func.count()).select_from(tasks)
         others = sa.select(sa.func.count(sa.distinct(tasks.c.worker)))
         held = others.where(*mine, tasks.c.done == 0, sa.not_(free), tasks.c.worker != worker)
@@ -440,9 +444,18 @@ class Rounds:
             int(connection.execute(held).scalar_one()),
         )
 
-    def _free(self, now: float) -> sa.ColumnElement[bool]:
-        # A lease that ends later than any can was taken before the clock was set back.
-        return sa.or_(tasks.c.leased_until <= now, tasks.c.leased_until > now + 2 * self._seconds)
+    def _overdue(self, connection: Connection, charge_id: str) -> list[Row[Any]]:
+        """Return the tasks whose leases have stood for their length without being renewed.
+
+        However the storage's clock was set, whoever waits measures that by a clock of its own.
+        """
+        query = sa.select(tasks).where(*_round(charge_id), tasks.c.done == 0)
+        rows = connection.execute(query.order_by(tasks.c.number)).all()
+        now = time.monotonic()
+        since = {(charge_id, row.number, row.leased_until): now for row in rows}
+        self._since = since | {held: seen for held, seen in self._since.items() if held in since}
+        stood = zip(rows, self._since.values(), strict=True)
+        return [row for row, seen in stood if now - seen > self._seconds]
 
     def _now(self, connection: Connection) -> float:
         if self._clock is not None:

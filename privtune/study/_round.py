@@ -124,7 +124,13 @@ class TrialFiles(Files):
         secrets: Mapping[int, bytes],
         scored: bool,
     ) -> list[TrialResult]:
-        """Train some candidates together."""
+        """Train some candidates together; a training with a name goes on from its checkpoint."""
+        from privtune.training.engine.checkpoint import Keeper
+
+        name = "checkpoint"
+        keeper = Keeper(
+            partial(self.results.get, name), partial(self.results.put, name, replace=True)
+        )
         return train_trials(
             training,
             task=self.task,
@@ -137,6 +143,8 @@ class TrialFiles(Files):
             on_step=self.on_step,
             # Sealed trials and private splits have no curves: nothing would have paid for them.
             validated=self.task.public_validation and not self.plan.is_sealed,
+            # Rows are trained again whole: another worker may be at the same one.
+            keeper=keeper if min(trials) >= TRIALS else None,
         )
 
 

@@ -244,16 +244,27 @@ class Results:
         """Where files of these results are, if there are any."""
         return self._row.folder / self._within
 
-    def put(self, name: str, content: bytes, connection: Connection | None = None) -> None:
-        """Store a result, unless there is one of this name."""
+    def put(
+        self,
+        name: str,
+        content: bytes,
+        connection: Connection | None = None,
+        *,
+        replace: bool = False,
+    ) -> None:
+        """Store a result, unless there is one of this name that is not to be replaced."""
         if connection is None:
             with self._storage.write() as own:
-                self.put(name, content, own)
+                self.put(name, content, own, replace=replace)
             return
         large = len(content) > _LARGE
         row = {"study": self._row.name, "name": self._within + name}
-        new = _insert_new(connection, blobs, {**row, "data": None if large else content})
-        if new and large:
+        data = None if large else content
+        stored = _insert_new(connection, blobs, {**row, "data": data})
+        if replace and not stored:
+            connection.execute(sa.update(blobs).where(*self._mine(name)).values(data=data))
+            stored = True
+        if stored and large:
             write_file(self.folder / name, content)
 
     def replace(self, name: str, content: bytes) -> None:

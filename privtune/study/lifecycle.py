@@ -223,7 +223,12 @@ class Life:
             try:
                 yield
             except KeyboardInterrupt as error:
-                again = f"privtune study run {self.name}" if arm is None else "the same call"
+                again = f"privtune study run {self.name}"
+                if arm is not None:
+                    again = (
+                        "the same call. Trials that are done stay; one that was stopped begins again "
+                        "from its seed, and ends with the same release."
+                    )
                 error.add_note(f"What was charged stays charged; go on with: {again}")
                 raise
 

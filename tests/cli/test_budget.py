@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privtune.accounting import Gaussian
-from privtune.cli import mount
+from privtune.cli._app import mount
 from privtune.ledger import ChargeRequest, Ledger
 from privtune.ledger.schema import HEAD
 from tests.cli.conftest import Cli

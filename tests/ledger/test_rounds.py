@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from privtune.accounting import Gaussian
+from privtune.accounting import Gaussian, epsilon
 from privtune.errors import InvalidInputError
 from privtune.ledger import (
     SKIPPED,
@@ -21,6 +21,7 @@ from privtune.ledger import (
     RoundStuckError,
     UnknownChargeError,
 )
+from privtune.ledger.history import History
 from privtune.ledger.rounds import OpenRound
 
 pytestmark = pytest.mark.quick
@@ -120,18 +121,43 @@ def test_leases_are_exclusive_until_they_expire(
 
 
 @pytest.mark.parametrize("back", [5, 10, 15, 86_400, 1e9])
-def test_a_lease_is_bounded_whatever_the_clock_does(
-    rounds: Rounds, clock: Clock, back: float, begin: Begin
+@pytest.mark.parametrize("pace", [1.0, 0.0, -1.0])
+def test_nobody_waits_longer_than_a_lease_whatever_the_clock_does(
+    rounds: Rounds,
+    clock: Clock,
+    back: float,
+    pace: float,
+    begin: Begin,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its worker is dead and the clock is set back: the row is free within twice the lease."""
-    charge_id = begin(1).charge_id
-    assert rounds.lease(charge_id, "dead") is not None
-    clock.now -= back
+    """Its worker is dead and the clock is set back; then it goes on, stands still, or runs back."""
     waited = 0.0
-    while rounds.lease(charge_id, "next") is None:
-        clock.now += 0.5
-        waited += 0.5
-    assert waited <= 20
+    monkeypatch.setattr("privtune.ledger.rounds.time.monotonic", lambda: waited)
+    charge_id = begin(2).charge_id
+    for _ in range(2):
+        assert rounds.lease(charge_id, "dead") is not None
+    clock.now -= back
+    for _ in range(2):
+        while rounds.lease(charge_id, "next") is None:
+            clock.now += 0.5 * pace
+            waited += 0.5
+    assert waited <= 10.5
+
+
+def test_a_lease_that_is_renewed_is_not_overdue(
+    rounds: Rounds, clock: Clock, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = 0.0
+    monkeypatch.setattr("privtune.ledger.rounds.time.monotonic", lambda: waited)
+    charge_id = begin(1).charge_id
+    lease = rounds.lease(charge_id, "alive")
+    clock.now -= 86_400
+    for _ in range(10):
+        waited += 3
+        clock.now += 3
+        assert lease is not None
+        lease = rounds.renew(lease)
+        assert rounds.lease(charge_id, "next") is None
 
 
 def test_whoever_comes_first_leases_its_share_and_no_more(
@@ -274,3 +300,31 @@ def test_a_result_can_end_its_round_and_leaves_the_rows_before_it_open(
     assert [SKIPPED in r.result for r in results] == [False] * 3 + [True] * 3
     assert [r.score for r in results[:3]] == [0.1, 0.8, 0.9]
     assert all(r.score == -math.inf for r in results[3:])
+
+
+def test_a_plan_that_somebody_charges_meanwhile_is_not_refused(
+    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each plan takes the whole budget: who asks for the same one gets the charge that is there."""
+    asked = [ChargeRequest(Gaussian(_whole(ledger)), plan_digest="same")]
+    current, there = ledger.log.current, []
+
+    def overtaken(budget: str) -> History:
+        found = current(budget)
+        monkeypatch.setattr(ledger.log, "current", current)
+        with Ledger(ledger_url) as other:
+            there.extend(other.reserve("b", asked))
+        return found
+
+    monkeypatch.setattr(ledger.log, "current", overtaken)
+    assert list(ledger.reserve("b", asked)) == there
+    assert len(ledger.charges("b")) == 1
+
+
+def _whole(ledger: Ledger) -> float:
+    """Return the noise multiplier of a release that fits once and not twice."""
+    budget = ledger.budget("b")
+    sigma = 0.1
+    while epsilon(Gaussian(sigma), budget.delta).epsilon > 0.9 * budget.epsilon:
+        sigma *= 1.1
+    return sigma

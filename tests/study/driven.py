@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from sqlalchemy.engine import Connection
 
+from privtune.cli import main
 from privtune.errors import PrivTuneError
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed
-from privtune.study import NullObserver, Study, _round
+from privtune.study import Study, _round, _run
 from privtune.study.lifecycle import Life
+from privtune.training.engine import checkpoint
 from tests.study.make_old_store import LOOP, objective
 
 PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
@@ -60,23 +63,33 @@ def _tell(results: Any, act: Callable[[], list[str]]) -> None:
 
 
 def die(url: str, point: int) -> None:
-    """Run the study `toy`, and die at one of the points that :func:`points` counts."""
+    """Run the study `toy` by its command, and die at one of the points that :func:`points` counts."""
     with _watched(lambda number, _: number == point and os.kill(os.getpid(), signal.SIGKILL)):
-        Study("toy", url).run(stack=1)
+        _command(url)
 
 
-def points(url: str) -> list[str]:
-    """Run the study `toy` to its end, and return where it could have died, in order."""
+def points(url: str, results: Any) -> None:
+    """Run the study `toy` by its command, and tell where it could have died, in order."""
     seen: list[str] = []
-    with _watched(lambda _, stage: seen.append(stage)), closing(Study("toy", url)) as study:
-        study.run(stack=1)
-    return seen
+    with _watched(lambda _, stage: seen.append(stage)), suppress(SystemExit):
+        _command(url)
+    results.put(seen)
+
+
+def _command(url: str) -> None:
+    sys.argv = ["privtune", *command(url)]
+    main()
+
+
+def command(url: str) -> list[str]:
+    """Return the words of the command that runs the study `toy`."""
+    return ["study", "run", "toy", "--storage", url, "--no-mlflow", "--stack", "1"]
 
 
 @contextmanager
 def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
-    """Call a function before and after every commit, and before every training and announcement."""
-    count, stage = [0], [""]
+    """Call a function before and after every commit, and before every transition; keep every step."""
+    count, stage = [0], ["open"]
     originals: list[tuple[Any, str, Any]] = []
 
     def patch(owner: Any, name: str, value: Any) -> None:
@@ -110,8 +123,10 @@ def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
     patch(Storage, "write", committing)
     for name in ("charge", "start", "keep", "settle", "announce"):
         patch(Life, name, named(name, getattr(Life, name)))
+    patch(_run, "dry_run", named("plan", _run.dry_run))
     patch(_round, "train_trials", named("train", _round.train_trials))
-    patch(NullObserver, "released", named("released", NullObserver.released))
+    patch(checkpoint, "_SECONDS", 0.0)
+    patch(checkpoint, "_SHARE", 1e9)
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import privtune
-from privtune.cli import mount
+from privtune.cli._app import mount
 from privtune.errors import PrivTuneError
 from privtune.execution.processes import run_in_processes
 from privtune.execution.supervise import WorkerStoppedError

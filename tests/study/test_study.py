@@ -186,6 +186,69 @@ def test_an_interrupted_study_goes_on_without_a_second_charge(
         assert len(ledger.charges("toy")) == 3
 
 
+class Stopping(NullObserver):
+    """Interrupts each arm at its step."""
+
+    def __init__(self, **at: int) -> None:
+        self.at, self.steps = at, []
+
+    def step(self, plan: Plan, done: int, steps: int) -> None:
+        self.steps.append((plan.arm, done))
+        if done == self.at.get(plan.arm):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_long_training_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    monkeypatch.setattr("privtune.training.engine.checkpoint._SECONDS", 0.0)
+    monkeypatch.setattr("privtune.training.engine.checkpoint._SHARE", 1e9)
+    if large:
+        monkeypatch.setattr("privtune.study._store._LARGE", 100)
+    spec = toy_spec(seed=2)
+    (tmp_path / "whole").mkdir()
+    whole = Study.create(spec, f"sqlite:///{tmp_path / 'whole' / 'privtune.db'}").run()
+    storage = f"sqlite:///{tmp_path / 'privtune.db'}"
+    Study.create(spec, storage).close()
+    observers = [Stopping(defaults=7), Stopping(hyfree=4), Stopping(hyfree=15), Stopping()]
+    for observer in observers[:-1]:
+        with pytest.raises(KeyboardInterrupt):
+            Study("toy", storage).run(observer)
+    life = Life("toy", storage)
+    assert life.sealed("defaults").names() == []
+    assert life.sealed("hyfree").names() == ["checkpoint"]
+    releases = Study("toy", storage).run(observers[-1])
+    assert observers[1].steps[0] == ("defaults", 7)
+    assert observers[2].steps[0] == ("hyfree", 4)
+    assert observers[3].steps[0] == ("hyfree", 15)
+    for one, other in zip(whole, releases, strict=True):
+        assert torch.equal(one.weights, other.weights)
+        assert (one.params, one.curves) == (other.params, other.curves)
+    assert life.sealed("hyfree").names() == []
+    assert not (tmp_path / "toy" / "sealed" / "hyfree").exists()
+    digests = [charge.transcript_digest for charge in life.ledger.charges("toy")]
+    with Ledger(f"sqlite:///{tmp_path / 'whole' / 'privtune.db'}") as ledger:
+        assert [charge.transcript_digest for charge in ledger.charges("toy")] == digests
+
+
+def test_an_interrupted_loop_of_ones_own_says_that_it_begins_again(storage: str) -> None:
+    import privtune
+    from tests.study.make_old_store import LOOP, objective
+
+    def stopped(trial: Any) -> float:
+        if trial._rehearsal:
+            return objective(trial)
+        raise KeyboardInterrupt
+
+    study = privtune.create_study("open", budget=Budget(4.0, 1e-5, name="open"), storage=storage)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        study.optimize(stopped, strategy=privtune.strategies.Fixed(), training=LOOP)
+    (note,) = caught.value.__notes__
+    assert "go on with: the same call" in note
+    assert "begins again from its seed" in note
+
+
 def test_a_retried_arm_repeats_its_output(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study.create(toy_spec(), storage)
     outputs: list[torch.Tensor] = []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.training.engine.compiling import CompiledSums
+from privtune.training.engine.compiling import CompiledSums, Shape
 from privtune.training.engine.compute import CompileError, require_compiler
 from privtune.training.engine.graph.capture import (
     PassPlan,
@@ -247,13 +248,15 @@ class BatchedKernel:
             add_sums(uses, saved, coefficients, layout.split(out), layout=layout)
             return _count(clipping, norms, rows, bad, halves)
 
-    def row_bytes(self, rows: int = 32) -> tuple[float, float]:
+    @cached_property
+    def row_bytes(self) -> tuple[float, float]:
         """Return the bytes of work space that a record takes in a step, and while it is captured.
 
         The pass itself is followed tensor by tensor; what norms and sums add is the cache of the
         layers in the direct form, and the scaled copy of the largest output gradient. A capture
         holds every tensor of a pass, and its results once more to compare them.
         """
+        rows = 32
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
         masks = tuple(s.empty((1, rows), example) for s in self.plan.sites)
         x, y = synthetic(self._x, self._y, (1, rows), self._device)
@@ -286,6 +289,11 @@ class BatchedKernel:
     def drops(self) -> bool:
         """Whether a pass draws from the streams of dropout."""
         return bool(self.plan.sites)
+
+    @property
+    def seen(self) -> Counter[Shape]:
+        """How often each shape was seen by what compiles passes; empty where nothing does."""
+        return Counter() if self._compiled is None else self._compiled.seen
 
     @property
     def convolves(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from privtune.training.mechanism.kernel import FallbackWarning, Layout, LossOf, 
 __all__ = ["CompiledSums"]
 
 Tensors = tuple[torch.Tensor, ...]
+Shape = tuple[int, int, bool, str]
 Rule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _COMMON = 48  # times that a shape is seen before a program for it is made
@@ -54,8 +55,10 @@ class CompiledSums:
     ) -> None:
         self._module, self._loss_of, self._layout, self._plan = module, loss_of, layout, plan
         self._x, self._y = x, y
-        self._seen: Counter[Hashable] = Counter()
-        self._programs: dict[Hashable, Callable[..., Tensors] | None] = {}
+        self.seen: Counter[Shape] = Counter()
+        """How often each shape was seen. A program rounds otherwise than what it replaces, so what
+        goes on from a checkpoint goes on from these counts."""
+        self._programs: dict[Shape, Callable[..., Tensors] | None] = {}
         self.patience = 0
         """Times that a shape is seen before a program is made for it; errors are raised at 0."""
 
@@ -68,11 +71,11 @@ class CompiledSums:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return clipped sums ``[K, P]`` and norms ``[G, K, B]``, or None without a program."""
         shape = (rows.mask.shape[0], rows.mask.shape[1])
-        key = (shape, clipping.by_layer, clipping.rule)
-        self._seen[key] += 1
+        key = (*shape, clipping.by_layer, clipping.rule.__qualname__)
+        self.seen[key] += 1
+        if self.seen[key] <= self.patience:
+            return None
         if key not in self._programs:
-            if self._seen[key] <= self.patience:
-                return None
             self._programs[key] = self._make(shape, clipping, params.device)
         program = self._programs[key]
         if program is None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.checkpoint import Checkpoint, Middle
 from privtune.training.mechanism.kernel import Kernel
 from privtune.training.mechanism.sampling import padded
 from privtune.training.mechanism.schedule import Schedule
@@ -81,7 +82,7 @@ def memory_model(kernel: Kernel, *, longest: int) -> Memory:
     gradient = 4.0 * kernel.layout.size
     row = captured = gradient
     if isinstance(kernel, BatchedKernel):
-        row, captured = kernel.row_bytes()
+        row, captured = kernel.row_bytes
     piece = max(8, min(max(longest, 1024), int(_PIECE_BYTES / max(row, 1.0))))
     return Memory(row, captured, _VECTORS * 4 * kernel.layout.size, min(longest, piece), piece)
 
@@ -175,6 +176,7 @@ def run_stack(
     steps: Sequence[int],
     on_step: OnStep | None,
     snapshots_at: Collection[int] = (),
+    checkpoint: Checkpoint | None = None,
 ) -> list[Trained]:
     """Train one stack from its initial state; candidates leave it when their steps are done.
 
@@ -185,13 +187,19 @@ def run_stack(
         steps: Steps of each candidate.
         on_step: Called after every step.
         snapshots_at: Steps after which to keep a copy of the parameters.
+        checkpoint: Where a stack of one goes on from, and what it keeps.
     """
     alive = list(range(len(steps)))
     outcomes: dict[int, Trained] = {}
     reports: list[dict[str, torch.Tensor]] = [{} for _ in steps]
     snapshots: list[dict[int, torch.Tensor]] = [{} for _ in steps]
     history: list[Mapping[str, torch.Tensor]] = []
-    for step in range(max(steps)):
+    first = 0
+    if checkpoint is not None:
+        kept = checkpoint.load()
+        first, state, history = kept.step, kept.state, list(kept.history)
+        snapshots[0].update(kept.snapshots)
+    for step in range(first, max(steps)):
         state = method.update(state, oracle)
         history.append(method.report(state))
         if on_step is not None:
@@ -201,6 +209,8 @@ def run_stack(
                 snapshots[k][step] = state.params[row].detach().to("cpu", copy=True)
         done = [row for row, k in enumerate(alive) if steps[k] == step + 1]
         if not done:
+            if checkpoint is not None:
+                checkpoint.after(Middle(step + 1, state, history, snapshots[0]))
             continue
         for row, k in enumerate(alive):
             _extend(reports[k], history, row)

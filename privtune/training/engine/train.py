@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,8 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
+from privtune.training.engine.checkpoint import Checkpoint, Keeper
+from privtune.training.engine.compiling import Shape
 from privtune.training.engine.compute import check_stack
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.opacus_adapter import OpacusKernel
@@ -91,6 +94,7 @@ def train(
     noise: NoiseOptions | None = None,
     on_step: OnStep | None = None,
     snapshots_at: Collection[int] = (),
+    keeper: Keeper | None = None,
 ) -> TrainingResult:
     """Train candidates of one architecture, each with its own samples, noise and privacy.
 
@@ -111,6 +115,7 @@ def train(
         noise: Where noise comes from and how it is treated; None for the defaults.
         on_step: Called after every step with its number and the stack's report.
         snapshots_at: Steps, counted from 0, after which to keep a copy of the parameters.
+        keeper: Where a training of one candidate keeps its checkpoint, and finds it.
 
     Returns:
         The results, in the order of ``candidates``.
@@ -155,13 +160,21 @@ def train(
             noise=noise,
         )
         params = torch.stack([_initial(model, s, kernel) for s in streams]).to(place)
+        state = method.init(params, [candidates[k] for k in members])
+        checkpoint = None
+        if keeper is not None and len(candidates) == 1:
+            own = streams[0].key("checkpoint").hex()
+            about = repr((own, method, oracle.schedule, candidates, noise, len(local)))
+            seen = kernel.seen if isinstance(kernel, BatchedKernel) else Counter[Shape]()
+            checkpoint = Checkpoint(keeper, about, state, oracle, seen)
         done = run_stack(
             method,
-            method.init(params, [candidates[k] for k in members]),
+            state,
             oracle,
             steps=[counts[k] for k in members],
             on_step=on_step,
             snapshots_at=snapshots_at,
+            checkpoint=checkpoint,
         )
         outcomes.update(zip(members, done, strict=True))
     for k, count in enumerate(counts):

@@ -19,7 +19,14 @@ import torch
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.streams import (
+    Streams,
+    Tensors,
+    of_prefix,
+    prefixed,
+    set_state,
+    state_of,
+)
 
 __all__ = ["NoiseSource", "add_noise", "noise_scale"]
 
@@ -120,32 +127,68 @@ class NoiseSource:
             self._sources[name] = [sources[row] for row in rows]
             self._ahead[name] = [block[list(rows)] for block in self._ahead[name]]
 
-    def _next(self, kind: str, size: int) -> torch.Tensor:
-        """Take the next release of a kind and size from what was drawn ahead."""
+    def position(self) -> Tensors:
+        """Return where the sources are, and what was drawn ahead."""
+        found: Tensors = {}
+        for (kind, size), sources in self._sources.items():
+            for k, source in enumerate(sources):
+                found |= prefixed(f"{kind}.{size}.{k}", source.position())
+            ahead = self._ahead[kind, size]
+            left = torch.stack(ahead) if ahead else torch.empty(0, len(sources), size)
+            found[f"{kind}.{size}.ahead"] = left.cpu()
+        return found
+
+    def go_to(self, position: Tensors) -> None:
+        """Go on from a position: no value is drawn twice."""
+        for name, ahead in position.items():
+            kind, size, last = name.split(".", maxsplit=2)
+            if last != "ahead":
+                continue
+            for k, source in enumerate(self._open(kind, int(size))):
+                source.go_to(of_prefix(f"{kind}.{size}.{k}", position))
+            # In their places in a block: sums round otherwise where memory is aligned otherwise.
+            block = self._block(int(size))
+            block[:, block.shape[1] - len(ahead) :] = ahead.flip(0).transpose(0, 1).to(block)
+            self._ahead[kind, int(size)] = list(block.unbind(1)[::-1][: len(ahead)])
+
+    def _block(self, size: int) -> torch.Tensor:
+        """Return an empty block of releases, shape ``[K, count, size]``."""
+        count = max(1, _AHEAD // size)
+        shape = (len(self._streams), count, size)
+        return torch.empty(shape, device=self._device, dtype=self._dtype)
+
+    def _open(self, kind: str, size: int) -> list[_Source]:
+        """Return the sources of a kind and size of release."""
         key = (kind, size)
         if key not in self._sources:
             name = f"noise/{kind}/{size}"
             make = _ChaCha20 if self.options.source == "chacha20" else _Generator
             self._sources[key] = [make(s, name, self._device) for s in self._streams]
             self._ahead[key] = []
+        return self._sources[key]
+
+    def _next(self, kind: str, size: int) -> torch.Tensor:
+        """Take the next release of a kind and size from what was drawn ahead."""
+        key = (kind, size)
+        sources = self._open(kind, size)
         if not self._ahead[key]:
-            self._ahead[key] = list(reversed(self._draw(kind, size, self._sources[key])))
+            self._ahead[key] = list(reversed(self._draw(kind, size, sources)))
         return self._ahead[key].pop()
 
     def _draw(self, kind: str, size: int, sources: Sequence[_Source]) -> tuple[torch.Tensor, ...]:
         """Draw a block of releases for every candidate."""
-        count = max(1, _AHEAD // size)
-        out = torch.empty(len(sources), count * size, device=self._device, dtype=self._dtype)
+        block = self._block(size)
+        out = block.flatten(1)
         if kind == "laplace":
             for row, source in zip(out, sources, strict=True):
                 row.copy_(torch.from_numpy(tails.laplace(source.uniform, len(row))))
         elif self.options.floating_point == "four-draws":
-            parts = out.new_empty(len(sources), 4 * count * size)
+            parts = out.new_empty(len(sources), 4 * out.shape[1])
             _gaussian(parts, sources)
             torch.sum(parts.view(len(sources), 4, -1), dim=1, out=out).mul_(0.5)
         else:
             _gaussian(out, sources)
-        return out.view(len(sources), count, size).unbind(1)
+        return block.unbind(1)
 
 
 def _gaussian(out: torch.Tensor, sources: Sequence[_Source]) -> None:
@@ -188,6 +231,14 @@ class _Source(ABC):
     def uniform(self, size: int) -> tails.Floats:
         """Return uniform values in [0, 1), multiples of 2^-53."""
 
+    def position(self) -> Tensors:
+        """Return where the source is."""
+        return {"beyond": torch.tensor(self._beyond, dtype=torch.float64)}
+
+    def go_to(self, position: Tensors) -> None:
+        """Go on from a position."""
+        self._beyond = position["beyond"].tolist()
+
     def beyond(self) -> float:
         """Return the next value above ``tails.EDGE``, in place of one that was drawn there."""
         if not self._beyond:
@@ -209,6 +260,15 @@ class _Generator(_Source):
     def uniform(self, size: int) -> tails.Floats:
         return self._fine.random(size)
 
+    def position(self) -> Tensors:
+        states = {"generator": self._generator.get_state(), "fine": state_of(self._fine)}
+        return {**super().position(), **states}
+
+    def go_to(self, position: Tensors) -> None:
+        super().go_to(position)
+        self._generator.set_state(position["generator"])
+        set_state(self._fine, position["fine"])
+
 
 class _ChaCha20(_Source):
     """The keystream of ChaCha20, turned into noise in float64."""
@@ -218,13 +278,23 @@ class _ChaCha20(_Source):
         self._streams, self._name, self._keys = streams, name, 0
         self._rekey()
 
-    def _rekey(self) -> None:
+    def position(self) -> Tensors:
+        return {**super().position(), "keystream": torch.tensor([self._keys - 1, self._used])}
+
+    def go_to(self, position: Tensors) -> None:
+        super().go_to(position)
+        self._keys, used = position["keystream"].tolist()
+        self._rekey(block=used // 64)
+        self._stream.update(bytes(used % 64))
+        self._used = used
+
+    def _rekey(self, block: int = 0) -> None:
         """Start the keystream of the next key: one block counter must never come round."""
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
         key = self._streams.key(f"{self._name}/chacha20/{self._keys}")
-        self._stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+        self._stream = Cipher(ChaCha20(key, block.to_bytes(16, "little")), mode=None).encryptor()
         self._keys += 1
         self._used = 0
 

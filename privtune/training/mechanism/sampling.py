@@ -13,8 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from privtune.errors import InvalidInputError
+from privtune.training.mechanism.streams import Tensors, set_state, state_of
 
 __all__ = ["GRANULE", "PoissonSampler", "padded"]
 
@@ -67,6 +69,23 @@ class PoissonSampler:
         """Go on with these candidates alone."""
         self._rngs = [self._rngs[row] for row in rows]
         self._ready = [(index[list(rows)], sizes[list(rows)]) for index, sizes in self._ready]
+
+    def position(self) -> Tensors:
+        """Return where the sources are, and what was drawn ahead."""
+        found = {f"rng.{k}": state_of(rng) for k, rng in enumerate(self._rngs)}
+        for i, (index, sizes) in enumerate(self._ready):
+            found[f"index.{i}"] = torch.from_numpy(index.copy())
+            found[f"sizes.{i}"] = torch.from_numpy(sizes.copy())
+        return found
+
+    def go_to(self, position: Tensors) -> None:
+        """Go on from a position: no sample is drawn twice."""
+        for k, rng in enumerate(self._rngs):
+            set_state(rng, position[f"rng.{k}"])
+        ahead = (len(position) - len(self._rngs)) // 2
+        self._ready = [
+            (position[f"index.{i}"].numpy(), position[f"sizes.{i}"].numpy()) for i in range(ahead)
+        ]
 
     def _draw(self) -> list[tuple[Indices, Indices]]:
         """Draw a block of samples: one line of ``steps * records`` coin flips a candidate."""

@@ -20,7 +20,7 @@ from privtune.training.mechanism.oracle import Sample
 from privtune.training.mechanism.records import RecordFacts, find_raising
 from privtune.training.mechanism.sampling import GRANULE, PoissonSampler, padded
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
 from privtune.training.mechanism.transcript import StackTranscript, Transcript
 
 __all__ = ["StackOracle"]
@@ -225,6 +225,29 @@ class StackOracle:
     def compute_at_once(self, rows: int) -> None:
         """Compute at most this many rows of a candidate at once from here on."""
         self._physical_rows = padded(rows)
+
+    def position(self) -> Tensors:
+        """Return where all streams are, what was counted and what was released, by name."""
+        found = {
+            "evaluations": torch.from_numpy(self.gradient_evaluations.copy()),
+            "nonfinite": self.nonfinite.clone(),
+            **{f"dropout.{k}": stream.get_state() for k, stream in enumerate(self._dropout)},
+        }
+        for name, part in self._parts().items():
+            found |= prefixed(name, part.position())
+        return found
+
+    def go_to(self, position: Tensors) -> None:
+        """Go on from a position that an oracle of the same streams was at, and draw nothing twice."""
+        self.gradient_evaluations = position["evaluations"].numpy()
+        self.nonfinite = position["nonfinite"]
+        for k, stream in enumerate(self._dropout):
+            stream.set_state(position[f"dropout.{k}"])
+        for name, part in self._parts().items():
+            part.go_to(of_prefix(name, position))
+
+    def _parts(self) -> dict[str, PoissonSampler | NoiseSource | StackTranscript]:
+        return {"sampler": self._sampler, "noise": self._noise, "transcript": self._log}
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these candidates alone; the others are done."""

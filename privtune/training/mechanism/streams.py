@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import secrets
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,10 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Streams"]
+__all__ = ["Streams", "Tensors", "of_prefix", "prefixed", "set_state", "state_of"]
+
+Tensors: TypeAlias = "dict[str, torch.Tensor]"
+"""Where something is, by name: what a checkpoint keeps of it."""
 
 _DOMAIN = b"privtune.stream.v1"
 _WORDS = 624  # state words of the Mersenne Twister
@@ -95,3 +98,34 @@ class Streams:
         state[24 : 24 + 8 * _WORDS] = words.astype("<u8").tobytes()
         generator.set_state(torch.frombuffer(state, dtype=torch.uint8).clone())
         return generator
+
+
+def state_of(rng: np.random.Generator) -> torch.Tensor:
+    """Return the whole state of a stream's NumPy generator."""
+    import torch
+
+    state = rng.bit_generator.state
+    words = [*state["state"]["state"].tolist(), state["has_uint32"], state["uinteger"]]
+    return torch.from_numpy(np.array(words, dtype=np.uint64).view(np.int64))
+
+
+def set_state(rng: np.random.Generator, state: torch.Tensor) -> None:
+    """Put a stream's NumPy generator where ``state_of`` found it."""
+    *words, has, kept = state.numpy().view(np.uint64)
+    rng.bit_generator.state = {
+        "bit_generator": "SFC64",
+        "state": {"state": np.array(words, dtype=np.uint64)},
+        "has_uint32": int(has),
+        "uinteger": int(kept),
+    }
+
+
+def prefixed(prefix: str, tensors: Tensors) -> Tensors:
+    """Return tensors under longer names."""
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def of_prefix(prefix: str, tensors: Tensors) -> Tensors:
+    """Return the tensors that ``prefixed`` gave this prefix, under their own names."""
+    start = f"{prefix}."
+    return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}

@@ -11,12 +11,20 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from privtune.accounting import Event, NonPrivate
 from privtune.accounting.registry import Atom, Look, UnknownEventError, looks
 from privtune.errors import PrivTuneError
 
 __all__ = ["Atom", "Look", "StackTranscript", "Transcript", "TranscriptMismatchError", "looks_of"]
+
+if TYPE_CHECKING:
+    from privtune.training.mechanism.streams import Tensors
+
+_KINDS = ("gaussian", "laplace")
 
 
 class TranscriptMismatchError(PrivTuneError):
@@ -128,6 +136,32 @@ class StackTranscript:
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these candidates alone."""
         self._members = tuple(self._members[row] for row in rows)
+
+    def position(self) -> Tensors:
+        """Return what was released, as tensors; all candidates are still there."""
+        import torch
+
+        given = [
+            tuple(own[member] for member in self._members) if isinstance(own, dict) else own
+            for _, _, own in self._records
+        ]
+        table = np.empty((len(given), len(self._members)))
+        for row, own in zip(table, given, strict=True):
+            row[:] = own
+        return {
+            "rates": torch.tensor(self._rates, dtype=torch.float64),
+            "samples": torch.tensor([record[0] for record in self._records], dtype=torch.int64),
+            "kinds": torch.tensor([_KINDS.index(r[1]) for r in self._records], dtype=torch.uint8),
+            "multipliers": torch.from_numpy(table),
+        }
+
+    def go_to(self, position: Tensors) -> None:
+        """Go on after what was released."""
+        self._rates = position["rates"].tolist()
+        self._records = []
+        columns = (position[name].tolist() for name in ("samples", "kinds", "multipliers"))
+        for sample, kind, own in zip(*columns, strict=True):
+            self.record(sample, _KINDS[kind], tuple(own))
 
     def of(self, candidate: int) -> Transcript:
         """Return the transcript of one of the candidates that are still there."""

@@ -1,0 +1,202 @@
+"""The state of a training in mid-way, so that one that was stopped goes on where it was.
+
+A checkpoint holds the method's state, the position of every random stream, what was drawn ahead,
+counted, reported and released: nothing is drawn twice, and what comes out is the same to the last
+bit. It stays inside the trust boundary. When one is kept depends on the clock, and nothing that is
+released depends on when one was kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+import privtune
+from privtune.errors import PrivTuneError
+from privtune.training.mechanism.kernel import say_once
+from privtune.training.mechanism.streams import Tensors, of_prefix, prefixed
+from privtune.training.methods._checkpoint import restore_state, state_tensors
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from privtune.training.engine.compiling import Shape
+    from privtune.training.mechanism.stack_oracle import StackOracle
+
+__all__ = ["Checkpoint", "Keeper", "Middle"]
+
+_SECONDS = 10.0
+"""Least time between two checkpoints: what a death costs at most, beside the next number."""
+
+_SHARE = 0.01
+"""Most of a training's time that keeping checkpoints may take."""
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Where the checkpoint of a training lies.
+
+    Args:
+        load: Returns what was kept last, ``None`` for nothing.
+        keep: Puts a checkpoint in the place of the one before, whole or not at all.
+    """
+
+    load: Callable[[], bytes | None]
+    keep: Callable[[bytes], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Middle:
+    """A training in mid-way.
+
+    Args:
+        step: How many steps are done.
+        state: The method's state.
+        history: What the method reported, by step.
+        snapshots: Copies of the parameters, by step.
+    """
+
+    step: int
+    state: Any
+    history: Sequence[Mapping[str, torch.Tensor]]
+    snapshots: Mapping[int, torch.Tensor]
+
+
+class Checkpoint:
+    """The checkpoint of one training of one candidate.
+
+    Args:
+        keeper: Where it lies.
+        training: Everything that tells the training from others, its streams included, as text.
+        start: The method's state before the first step.
+        oracle: Its oracle, before the first step.
+        seen: What the kernel counts, if that changes how it rounds.
+
+    **Guarantee**: a checkpoint of another training, program or machine is not used, and neither is a
+    damaged one: the training then begins again from its seed, with the same law of what is released.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        training: str,
+        start: Any,
+        oracle: StackOracle,
+        seen: Counter[Shape],
+    ) -> None:
+        self._keeper, self._start, self._oracle, self._seen = keeper, start, oracle, seen
+        self._device = start.params.device
+        first = hashlib.sha256()
+        for name, tensor in sorted(state_tensors(start).items()):
+            first.update(name.encode() + bytes(tensor.cpu().flatten().view(torch.uint8).numpy()))
+        self._about = {"training": training, "start": first.hexdigest()}
+        self._where = _where(self._device)
+        self._next = time.perf_counter() + _SECONDS
+
+    def load(self) -> Middle:
+        """Return the training as it was kept, its oracle at that position; or as it begins."""
+        beginning = Middle(0, self._start, [], {})
+        try:
+            content = self._keeper.load()
+        except PrivTuneError:
+            return self._unused(beginning, "is a file that cannot be reached from here")
+        if content is None:
+            return beginning
+        body = content[32:]
+        if hashlib.sha256(body).digest() != content[:32]:
+            return self._unused(beginning, "is damaged")
+        header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+        facts = json.loads(header["__metadata__"]["checkpoint"])
+        if facts["about"] != self._about:
+            return beginning  # that of the training before this one, in the same arm
+        if facts["where"] != self._where:
+            return self._unused(beginning, "is of another version or machine")
+        # Copies: matrix products round otherwise where memory is aligned otherwise.
+        tensors = {n: tensor.clone() for n, tensor in safetensors.torch.load(body).items()}
+        self._oracle.go_to(of_prefix("oracle", tensors))
+        self._seen.clear()
+        self._seen.update({tuple(shape): count for shape, count in facts["seen"]})
+        report = of_prefix("report", tensors)
+        return Middle(
+            facts["step"],
+            restore_state(self._start, of_prefix("state", tensors)),
+            [
+                {name: column[step].to(self._device) for name, column in report.items()}
+                for step in range(facts["step"])
+            ],
+            {int(step): kept for step, kept in of_prefix("snapshot", tensors).items()},
+        )
+
+    def after(self, middle: Middle) -> None:
+        """Keep a checkpoint, between two steps, if it is time for one."""
+        started = time.perf_counter()
+        if started < self._next:
+            return
+        self._keeper.keep(self._pack(middle))
+        ended = time.perf_counter()
+        self._next = ended + max(_SECONDS, (ended - started) / _SHARE)
+
+    def _pack(self, middle: Middle) -> bytes:
+        report = {
+            name: torch.stack([entry[name].detach() for entry in middle.history])
+            for name in middle.history[0]
+        }
+        snapshots = {str(step): kept for step, kept in middle.snapshots.items()}
+        tensors: Tensors = {
+            **prefixed("state", state_tensors(middle.state)),
+            **prefixed("oracle", self._oracle.position()),
+            **prefixed("report", report),
+            **prefixed("snapshot", snapshots),
+        }
+        facts = {
+            "about": self._about,
+            "where": self._where,
+            "step": middle.step,
+            "seen": list(self._seen.items()),
+        }
+        body = safetensors.torch.save(
+            {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
+            metadata={"checkpoint": json.dumps(facts)},
+        )
+        return hashlib.sha256(body).digest() + body
+
+    @staticmethod
+    def _unused(beginning: Middle, reason: str) -> Middle:
+        say_once(
+            f"The checkpoint of a training that was stopped {reason} and is not used: the training "
+            "begins again from its seed, at no further charge."
+        )
+        return beginning
+
+
+def _where(device: torch.device) -> dict[str, Any]:
+    """Return what may change the bits of a training: the program, and what it runs on."""
+    cuda = device.type == "cuda"
+    return {
+        "privtune": privtune.__version__,
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "numpy": np.__version__,
+        "machine": f"{platform.machine()} {_processor()}",
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+    }
+
+
+def _processor() -> str:
+    """Return the processor's name."""
+    facts = Path("/proc/cpuinfo")
+    if not facts.exists():
+        return platform.processor()
+    named = (line for line in facts.read_text().splitlines() if line.startswith("model name"))
+    return next(named, platform.processor())

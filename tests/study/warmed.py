@@ -1,0 +1,20 @@
+"""Imported before processes are forked that run studies: each then starts where this one ends."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from privtune.study import Study
+from tests.study import driven
+from tests.study.conftest import toy_spec
+
+with tempfile.TemporaryDirectory() as folder:
+    arms = [
+        {"name": "fixed", "strategy": "fixed", "parameters": driven.PARAMETERS},
+        {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
+    ]
+    url = f"sqlite:///{Path(folder) / 'privtune.db'}"
+    with closing(Study.create(toy_spec(seed=2, epochs=1, arms=arms), url)) as study:
+        study.run(stack=1)

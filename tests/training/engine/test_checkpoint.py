@@ -1,0 +1,261 @@
+"""A training that is stopped anywhere goes on from its checkpoint and ends with the same bits."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from privtune.training.engine import checkpoint
+from privtune.training.engine import train as engine
+from privtune.training.engine.checkpoint import Keeper
+from privtune.training.engine.train import TrainingResult, train
+from privtune.training.mechanism import kernel
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import FallbackWarning
+from privtune.training.mechanism.noise import NoiseOptions
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.transcript import looks_of
+from privtune.training.methods import METHODS
+from tests.training.methods.test_contract import DIMENSION, candidate, planned
+from tests.training.simple import blobs, cross_entropy, mlp, secrets
+
+STEPS = 37  # more than are drawn ahead at once, and more than one capture takes
+
+
+class Stop(BaseException):
+    """What stops a training: neither an error nor a record's doing."""
+
+
+class Drawer:
+    """Keeps one checkpoint."""
+
+    def __init__(self) -> None:
+        self.content: bytes | None = None
+        self.times = 0
+
+    def keep(self, content: bytes) -> None:
+        self.content, self.times = content, self.times + 1
+
+    @property
+    def keeper(self) -> Keeper:
+        return Keeper(lambda: self.content, self.keep)
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", 1e9)
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 3))
+
+
+class OneByOne(nn.Module):
+    """A model that the batched engine cannot take: how it computes hangs on the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = dropping()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) if float(x.detach().abs().sum()) >= 0 else x
+
+
+def run(
+    name: str,
+    *,
+    drawer: Drawer | None = None,
+    stop: int | None = None,
+    model=mlp,
+    secret: int = 0,
+    loss_noise: str = "gaussian",
+    **options,
+) -> TrainingResult:
+    """Train one candidate in what is as good as a fresh process."""
+    engine._kernels.clear()
+    x, y = blobs()
+    x[5] = float("nan")  # counted, whenever it is drawn
+    schedule = Schedule(len(x), 0.1, STEPS)
+    method = planned(name, schedule, DIMENSION)
+    if loss_noise == "laplace":
+        method = type(method).for_budget(schedule, epsilon=4.0, delta=1e-5, loss_noise=loss_noise)
+
+    def on_step(step: int, report) -> None:
+        if step == stop:
+            raise Stop
+
+    return train(
+        method,
+        schedule,
+        model=model,
+        loss=cross_entropy,
+        data=TensorData(x, y),
+        candidates=[candidate(method)],
+        secrets=[secrets(1, tag=secret)[0]],
+        device="cpu",
+        on_step=on_step,
+        snapshots_at=(2, 20, STEPS - 1),
+        keeper=None if drawer is None else drawer.keeper,
+        **options,
+    )
+
+
+def check_same(one: TrainingResult, other: TrainingResult) -> None:
+    assert torch.equal(one.params, other.params)
+    assert one.report.keys() == other.report.keys()
+    for name, values in one.report.items():
+        assert torch.equal(values.nan_to_num(-7.0), other.report[name].nan_to_num(-7.0)), name
+    assert one.transcripts == other.transcripts
+    assert one.gradient_evaluations == other.gradient_evaluations
+    assert one.nonfinite == other.nonfinite
+    assert one.snapshots[0].keys() == other.snapshots[0].keys()
+    for step, kept in one.snapshots[0].items():
+        assert torch.equal(kept, other.snapshots[0][step])
+
+
+def stopped_and_resumed(stops: list[int], name: str, **options) -> TrainingResult:
+    drawer = Drawer()
+    for stop in stops:
+        with pytest.raises(Stop):
+            run(name, drawer=drawer, stop=stop, **options)
+    assert drawer.times == max(stops)
+    return run(name, drawer=drawer, **options)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_goes_on_bit_for_bit(name: str) -> None:
+    stops = sorted(random.Random(name).sample(range(1, STEPS - 1), 2))
+    undisturbed = run(name)
+    resumed = stopped_and_resumed(stops, name)
+    check_same(undisturbed, resumed)
+    assert undisturbed.nonfinite[0] > 0
+    if name != "pur-oracle":  # which is charged as having no guarantee
+        schedule = Schedule(200, 0.1, STEPS)
+        event = planned(name, schedule, DIMENSION).event(schedule)
+        assert resumed.transcripts[0].looks() == looks_of(event)
+
+
+@pytest.mark.filterwarnings("ignore::privtune.training.engine.train.FallbackWarning")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"noise": NoiseOptions(source="chacha20")},
+        {"noise": NoiseOptions(floating_point="four-draws")},
+        {"noise": NoiseOptions(floating_point="grid")},
+        {"model": dropping},
+        {"model": OneByOne},
+    ],
+    ids=["chacha20", "four-draws", "grid", "dropout", "one by one"],
+)
+@pytest.mark.parametrize("name", ["dpsgd", "hyfreedp"])
+def test_every_stream_goes_on_where_it_was(name: str, options: dict) -> None:
+    check_same(run(name, **options), stopped_and_resumed([3, 19], name, **options))
+
+
+def test_laplace_noise_goes_on_where_it_was() -> None:
+    options = {"loss_noise": "laplace"}
+    check_same(run("hyfreedp", **options), stopped_and_resumed([6, 23], "hyfreedp", **options))
+
+
+@pytest.mark.slow
+def test_a_compiled_training_goes_on_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled pass rounds otherwise: it must set in at the step at which it would have."""
+    from privtune.training.engine import compiling
+
+    monkeypatch.setattr(compiling, "_COMMON", 4)
+    undisturbed = run("dpsgd", compiled=True)
+    check_same(undisturbed, stopped_and_resumed([25], "dpsgd", compiled=True))
+    with pytest.raises(AssertionError):
+        check_same(undisturbed, run("dpsgd"))
+
+
+@pytest.mark.parametrize("change", ["version", "damage", "cut"])
+def test_a_checkpoint_that_cannot_be_used_is_left_with_a_sentence(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawer = Drawer()
+    with pytest.raises(Stop):
+        run("dpsgd", drawer=drawer, stop=20)
+    assert drawer.content is not None
+    if change == "version":
+        monkeypatch.setattr("privtune.__version__", "0.0.1")
+    elif change == "damage":
+        drawer.content = drawer.content[:-1] + bytes([drawer.content[-1] ^ 1])
+    else:
+        drawer.content = drawer.content[: len(drawer.content) // 2]
+    kernel._said.clear()
+    before = drawer.times
+    with pytest.warns(FallbackWarning, match="begins again from its seed"):
+        again = run("dpsgd", drawer=drawer)
+    check_same(run("dpsgd"), again)
+    assert drawer.times - before == STEPS - 1
+
+
+def zeros() -> nn.Module:
+    model = mlp()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+@pytest.mark.parametrize("options", [{"secret": 1}, {"loss_noise": "laplace"}])
+def test_a_checkpoint_of_another_training_is_not_used(options: dict) -> None:
+    """Not even of one that begins with the same weights: its noise would be drawn twice."""
+    drawer = Drawer()
+    with pytest.raises(Stop):
+        run("hyfreedp", drawer=drawer, stop=20, model=zeros)
+    own = run("hyfreedp", model=zeros, **options)
+    check_same(own, run("hyfreedp", drawer=drawer, model=zeros, **options))
+    with pytest.raises(AssertionError):
+        check_same(own, run("hyfreedp", model=zeros))
+
+
+def test_a_checkpoint_is_no_pickle_and_holds_no_record() -> None:
+    drawer = Drawer()
+    with pytest.raises(Stop):
+        run("adadp", drawer=drawer, stop=20)
+    assert drawer.content is not None
+    tensors = safetensors.torch.load(drawer.content[32:])
+    x, _ = blobs()
+    rows = {tuple(row.tolist()) for row in x}
+    for tensor in tensors.values():
+        if tensor.ndim and tensor.shape[-1] == x.shape[1]:
+            assert not rows & {tuple(row.tolist()) for row in tensor.reshape(-1, x.shape[1])}
+
+
+def test_checkpoints_wait_for_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(checkpoint, "_SHARE", 0.01)
+    kept: list[float] = []
+
+    def keep(content: bytes) -> None:
+        kept.append(clock[0])
+        clock[0] += 1.0
+
+    x, y = blobs()
+    schedule = Schedule(len(x), 0.1, 300)
+    method = planned("dpsgd", schedule, DIMENSION)
+
+    def on_step(step: int, report) -> None:
+        clock[0] += 1.0
+
+    train(
+        replace(method),
+        schedule,
+        model=mlp,
+        loss=cross_entropy,
+        data=TensorData(x, y),
+        candidates=[candidate(method)],
+        secrets=secrets(1),
+        device="cpu",
+        on_step=on_step,
+        keeper=Keeper(lambda: None, keep),
+    )
+    assert kept == [1.0, 102.0, 203.0]
