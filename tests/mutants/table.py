@@ -486,7 +486,7 @@ _in(
         "a program's mistake is blamed on records",
         "if not blames_records(error) or raises(0, 0):",
         "if not blames_records(error):",
-        f"{_UNUSABLE}::test_a_mistake_of_the_program_is_no_records_fault",
+        f"{_UNUSABLE}::test_what_made_up_records_raise_too_is_no_records_fault",
     ),
 )
 
@@ -496,7 +496,7 @@ _in(
         "a record of a dataset that breaks public facts counts",
         "lost = unread if broken is None else unread | broken",
         "lost = unread",
-        f"{_UNUSABLE}::test_a_dataset_with_one_bad_record",
+        f"{_UNUSABLE}::test_a_dataset_marks_records_that_break_public_facts",
     ),
 )
 

@@ -141,7 +141,7 @@ def test_every_method_goes_on_bit_for_bit(name: str) -> None:
         assert resumed.transcripts[0].looks() == looks_of(event)
 
 
-@pytest.mark.filterwarnings("ignore::privtune.training.engine.train.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
 @pytest.mark.parametrize(
     "options",
     [

@@ -16,7 +16,7 @@ from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import DatasetData, TensorData
 from privtune.training.mechanism.kernel import OfOutputs
-from privtune.training.mechanism.records import NO_FACTS, find_facts
+from privtune.training.mechanism.records import NO_FACTS, RecordFacts, find_facts, find_raising
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
@@ -198,7 +198,7 @@ def moody(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return cross_entropy(outputs, y.clamp(max=2))
 
 
-@pytest.mark.filterwarnings("ignore::privtune.training.engine.train.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
 @pytest.mark.parametrize("method", [SimpleDPSGD(), HyFreeDP(1.0, 1.0)])
 def test_a_training_of_a_model_that_raises_by_value(
     method: Any, capfd: pytest.CaptureFixture[str]
@@ -237,6 +237,22 @@ def test_a_mistake_of_the_program_is_no_records_fault() -> None:
 
     with pytest.raises(RuntimeError, match="not of any record"):
         answers("hooks", mlp, numbers(), loss=wrong)
+
+
+def test_what_made_up_records_raise_too_is_no_records_fault() -> None:
+    def attempt(kept: torch.Tensor) -> None:
+        raise RuntimeError("whatever it is given")
+
+    with pytest.raises(RuntimeError, match="at first"):
+        find_raising(RuntimeError("at first"), 4, attempt)
+
+
+def test_a_dataset_marks_records_that_break_public_facts() -> None:
+    data = DatasetData(Files("class"), facts=RecordFacts(targets=torch.tensor(3)))
+    _, y, lost = data.fetch(torch.tensor([PLACE, 0, PLACE]))
+    assert lost is not None
+    assert lost.tolist() == [True, False, True]
+    assert y[0] == y[2] == 0
 
 
 @pytest.mark.parametrize(
