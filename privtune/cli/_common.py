@@ -26,6 +26,7 @@ __all__ = [
     "program",
     "read_bytes",
     "read_json",
+    "write_page",
     "write_report",
 ]
 
@@ -91,13 +92,19 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def write_page(path: Path, page: str) -> None:
+    """Write a self-contained page."""
+    from privtune.ledger import write_file
+
+    write_file(path, page)
+    console.print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)
+
+
 def write_report(study: Study, path: Path) -> None:
     """Write the self-contained page of a study."""
-    from privtune.ledger import write_file
     from privtune.views.report import render_study
 
-    write_file(path, render_study(study))
-    console.print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)
+    write_page(path, render_study(study))
 
 
 def changes_table(found: Sensitivity) -> Table:
