@@ -142,8 +142,21 @@ def check_signature(
     Raises:
         SignatureError: One of the three does not fit the others; says which.
 
+    Returns:
+        What was signed, by which key, on which day.
+
     **Guarantee**: who does not have the private key cannot make another certificate, or another day,
     that passes. Whether what was signed is sound is :func:`verify_certificate`'s to say.
+
+    Example:
+        >>> key = Ed25519PrivateKey.generate()
+        >>> signature = sign_certificate({"epsilon": 4.0}, key, signed_on="2026-11-22")
+        >>> check_signature({"epsilon": 4.0}, signature, key.public_key()).signed_on
+        '2026-11-22'
+        >>> check_signature({"epsilon": 1.0}, signature, key.public_key())
+        Traceback (most recent call last):
+            ...
+        privtune.ledger.signature.SignatureError: the certificate is not the one that was signed: ...
     """
     if any(signature.get(name) != value for name, value in _FIXED.items()):
         raise SignatureError(f"this is no {FORMAT} of version 1 by Ed25519.")

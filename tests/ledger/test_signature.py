@@ -30,6 +30,8 @@ from privtune.ledger.signature import (
     sign_certificate,
 )
 
+pytestmark = pytest.mark.quick
+
 KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 OTHER = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32))
 
