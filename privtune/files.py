@@ -8,7 +8,16 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["create_private", "forget_times", "midnight", "open_private", "private_folder"]
+from privtune.errors import InvalidInputError
+
+__all__ = [
+    "create_private",
+    "forget_times",
+    "midnight",
+    "open_private",
+    "private_folder",
+    "read_private",
+]
 
 _DAY = 86_400
 
@@ -46,6 +55,28 @@ def open_private(path: Path, mode: str = "w", encoding: str | None = "utf-8") ->
         encoding: As for ``open``; None for bytes.
     """
     return open(path, mode, encoding=encoding, opener=_opener)
+
+
+def read_private(path: Path) -> bytes:
+    """Read a file that must be its owner's alone, such as a private key.
+
+    Raises:
+        InvalidInputError: It cannot be read, or others may read or write it too.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            content = file.read()
+    except OSError as error:
+        raise InvalidInputError("file", str(path), f"cannot be read ({error.strerror})") from None
+    if mode & 0o077:
+        raise InvalidInputError(
+            "file",
+            str(path),
+            f"must be readable by its owner alone, and has mode {mode:04o}",
+            f"Run: chmod 600 {path}",
+        )
+    return content
 
 
 def midnight() -> int:

@@ -24,6 +24,9 @@ __all__ = [
     "console",
     "emit_json",
     "program",
+    "read_bytes",
+    "read_json",
+    "write_page",
     "write_report",
 ]
 
@@ -56,13 +59,52 @@ def emit_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
+def read_bytes(path: Path) -> bytes:
+    """Read a file that the user named."""
+    from privtune.errors import InvalidInputError
+
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInputError("file", str(path), f"cannot be read ({error.strerror})") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object, each name in it once."""
+    from privtune.errors import InvalidInputError
+
+    try:
+        value = json.loads(read_bytes(path).decode(), object_pairs_hook=_once)
+    except ValueError as error:
+        raise InvalidInputError("file", str(path), f"is no readable JSON ({error})") from None
+    except RecursionError:
+        raise InvalidInputError("file", str(path), "is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise InvalidInputError("file", str(path), "must hold one JSON object")
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a name that stands twice: programs differ in which of the two values they read."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return found
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a self-contained page."""
+    from privtune.ledger import write_file
+
+    write_file(path, page)
+    console.print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)
+
+
 def write_report(study: Study, path: Path) -> None:
     """Write the self-contained page of a study."""
-    from privtune.ledger import write_file
     from privtune.views.report import render_study
 
-    write_file(path, render_study(study))
-    console.print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)
+    write_page(path, render_study(study))
 
 
 def changes_table(found: Sensitivity) -> Table:

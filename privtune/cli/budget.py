@@ -12,7 +12,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
+from privtune.cli._common import (
+    DEFAULT_STORAGE,
+    AsJson,
+    Storage,
+    console,
+    emit_json,
+    read_json,
+)
+from privtune.cli._signing import check, sign
 
 if TYPE_CHECKING:
     from privtune.ledger import Budget, Charge, Ledger
@@ -211,13 +219,19 @@ def void(
 
 
 @app.command()
-def verify(
+def verify(  # noqa: PLR0917 (the command line passes them by name)
     name: MaybeName = None,
     certificate: Annotated[
         Path | None, typer.Option(help="Check this exported certificate, from the file alone.")
     ] = None,
     head: Annotated[
         str | None, typer.Option(help="A chain head noted earlier, which the log must contain.")
+    ] = None,
+    signature: Annotated[
+        Path | None, typer.Option(help="The certificate's signature, checked with --key.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="The signer's public key in PEM, which you trust.")
     ] = None,
     storage: Storage = DEFAULT_STORAGE,
     as_json: AsJson = False,
@@ -232,9 +246,14 @@ def verify(
 
     if name is None and certificate is None:
         raise typer.BadParameter("name a budget, or a certificate with --certificate")
-    verified = None
+    if (signature is None) != (key is None) or (key is not None and certificate is None):
+        raise typer.BadParameter("--signature and --key go together, with --certificate")
+    verified = signed = None
     if certificate is not None:
-        verified = verify_certificate(_read(certificate), head=head)
+        value = read_json(certificate)
+        if signature is not None and key is not None:
+            signed = check(value, signature, key)
+        verified = verify_certificate(value, head=head)
         head = verified.head
     if name is not None:
         with _ledger(storage) as ledger:
@@ -242,7 +261,8 @@ def verify(
     if verified is None:
         return
     if as_json:
-        emit_json({"valid": True, **verified.to_dict()})
+        also = {} if signed is None else {"signature": signed.to_dict()}
+        emit_json({"valid": True, **verified.to_dict(), **also})
     else:
         what = "log" if name is not None else "certificate"
         sound = (
@@ -255,6 +275,11 @@ def verify(
             soft_wrap=True,
         )
         console.print(f"Chain head: {verified.head}", soft_wrap=True)
+        if signed is not None:
+            console.print(
+                f"Signed on {signed.signed_on} (by the signer's clock) with {signed.key}.",
+                soft_wrap=True,
+            )
         for warning in verified.warnings[0 if verified.within_budget else 1 :]:
             console.print(f"[bold]Mind:[/] {escape(warning)}", soft_wrap=True, highlight=False)
     if not verified.within_budget:
@@ -292,6 +317,9 @@ def export(
         return
     console.print(f"Wrote {output}{f' and {html}' if html else ''}.", soft_wrap=True)
     console.print(f"Chain head, to be noted elsewhere: {certificate['head']}", soft_wrap=True)
+
+
+app.command()(sign)
 
 
 @app.command()
@@ -349,24 +377,10 @@ def _ledger(storage: str) -> Ledger:
     return Ledger(storage)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    from privtune.errors import InvalidInputError
-
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInputError("file", str(path), f"is no readable JSON ({error})") from None
-    except RecursionError:
-        raise InvalidInputError("file", str(path), "is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise InvalidInputError("file", str(path), "must hold one JSON object")
-    return value
-
-
 def _event(path: Path) -> Any:
     from privtune.accounting import event_from_dict
 
-    return event_from_dict(_read(path))
+    return event_from_dict(read_json(path))
 
 
 def _document(ledger: Ledger, budget: Budget) -> dict[str, Any]:

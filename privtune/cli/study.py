@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -236,11 +237,38 @@ def compare(
 
 
 @app.command()
-def export(name: Name, storage: Storage = DEFAULT_STORAGE) -> None:
+def export(
+    name: Name,
+    registry: Annotated[
+        bool, typer.Option("--registry", help="As a draft for OpenDP's deployments registry, YAML.")
+    ] = False,
+    evaluation: Annotated[
+        bool, typer.Option("--sp800-226", help="As answers to NIST SP 800-226, Markdown.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="With --sp800-226: write a page here instead.")
+    ] = None,
+    storage: Storage = DEFAULT_STORAGE,
+) -> None:
     """Print all that may leave the trust boundary: spec, plans, releases, the budget's certificate."""
+    if (registry and evaluation) or (html is not None and not evaluation):
+        raise typer.BadParameter("give --registry, or --sp800-226 (which --html goes with)")
     study = _load(name, storage)
     try:
-        emit_json(study.export())
+        if registry:
+            from privtune.views.registry import to_yaml
+
+            sys.stdout.write(to_yaml(study))
+        elif evaluation:
+            from privtune.cli._common import write_page
+            from privtune.views.officer import to_html, to_markdown
+
+            if html is not None:
+                write_page(html, to_html(study))
+            else:
+                sys.stdout.write(to_markdown(study))
+        else:
+            emit_json(study.export())
     finally:
         study.close()
 

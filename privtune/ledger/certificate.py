@@ -96,7 +96,8 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
         LedgerCorruptedError: It was edited, or never was a certificate; says where.
 
     **Guarantee**: a file in which any value was changed fails. Who rewrites all of it, hashes
-    included, makes another certificate: that is told by a head noted elsewhere, or by the ledger.
+    included, makes another certificate: that is told by its signature (``privtune.ledger.signature``),
+    by a head noted elsewhere, or by the ledger.
 
     Example:
         >>> from privtune.accounting import Gaussian

@@ -40,6 +40,7 @@ figure{margin:1rem 0 0}
 figcaption{color:var(--quiet);font-size:.92rem}
 .plot{width:100%;min-width:0}
 details{margin:.4rem 0}
+li{overflow-wrap:anywhere}
 summary{cursor:pointer;color:var(--accent)}
 ul.tree{list-style:none;margin:.2rem 0;padding-left:1.1rem;border-left:1px solid var(--line)}
 code{font:.9em ui-monospace,monospace;overflow-wrap:anywhere}

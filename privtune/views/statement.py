@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from privtune.study import ArmStatus, Study
     from privtune.views.record import BudgetView
 
-__all__ = ["privacy_statement", "run_and_procedure"]
+__all__ = ["meaning", "privacy_statement", "run_and_procedure"]
 
 _NEIGHBOURS = {
     Adjacency.ADD_REMOVE: "is in the data or not",
@@ -67,7 +67,7 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
             f"Every {RECORD} of {dataset} ({budget.adjacency})."
             + (f" {note[:1].upper()}{note[1:]}." if note else ""),
         ),
-        _paragraph("What the number means.", _meaning(spent, budget.delta)),
+        _paragraph("What the number means.", meaning(spent, budget.delta)),
         _paragraph(
             "Why there are two numbers.",
             "Choosing hyperparameters looks at the data again and again. The ε of one training, "
@@ -89,7 +89,8 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
     )
 
 
-def _meaning(spent: float, delta: float) -> str:
+def meaning(spent: float, delta: float) -> str:
+    """Return what (ε, δ) means for one person's record, in words."""
     if not math.isfinite(spent):
         return "Nothing: something that was charged has no guarantee at all."
     factor = math.exp(min(spent, 700.0))
@@ -97,7 +98,7 @@ def _meaning(spent: float, delta: float) -> str:
     # Shown with enough digits that it never rounds up to certainty.
     digits = max(1, math.ceil(-math.log10(max(1.0 - certainty, 1e-12))) - 1)
     return (
-        f"No outcome becomes more than e^{spent:.3f} = {factor:,.1f} times as likely through one "
+        f"No outcome becomes more than e^{spent:.3f} = {ceil_to(factor, 1):,.1f} times as likely through one "
         f"person's record, but for a part of probability {delta:g}. Somebody who is 50% sure that a "
         "person is in the data, who knows everything else and can compute without limits, is right "
         f"at most {certainty:.{digits}%} of the time after seeing all releases. This is a worst case; "

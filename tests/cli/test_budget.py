@@ -280,6 +280,7 @@ def test_help_and_the_storage_option(tmp_path: Path) -> None:
         "void",
         "verify",
         "export",
+        "sign",
         "backup",
         "close",
         "upgrade",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,12 @@ def test_a_documented_refusal_is_what_is_printed(fields: str, printed: str) -> N
     with pytest.raises(PrivTuneError) as caught:
         plan_study(StudySpec.parse({**BASE, **yaml.safe_load(fields)}))
     assert str(caught.value) == " ".join(printed.split())
+
+
+def test_the_citation_names_this_version() -> None:
+    cited = yaml.safe_load((DOCS.parent / "CITATION.cff").read_text("utf-8"))
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
 
 
 def test_the_guide_s_objective_takes_25_lines_and_compiles() -> None:

@@ -1,0 +1,198 @@
+"""Signatures of certificates: Ed25519, detached, by a key that stays with whoever signs.
+
+A certificate proves that it is consistent, not whose it is: who rewrites all of it, hashes included,
+has another one that verifies by itself. A signature ties it to a key. No file, clock or storage is
+touched here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from privtune.ledger.chain import canonical
+from privtune.ledger.errors import LedgerError
+
+__all__ = [
+    "FORMAT",
+    "SignatureError",
+    "Signed",
+    "check_signature",
+    "fingerprint",
+    "private_key",
+    "public_key",
+    "sign_certificate",
+]
+
+FORMAT = "privtune-signature"
+_FIXED = {"format": FORMAT, "version": 1, "algorithm": "ed25519"}
+_SAID = ("certificate", "key", "signed_on")
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+
+
+class SignatureError(LedgerError):
+    """A signature does not fit its certificate or its key, or a key is none."""
+
+
+@dataclass(frozen=True)
+class Signed:
+    """What a signature that fits says.
+
+    Attributes:
+        certificate: SHA-256 of the certificate's canonical bytes.
+        key: The public key's fingerprint: see :func:`fingerprint`.
+        signed_on: The day, by the clock of whoever signed; nothing proves it.
+    """
+
+    certificate: str
+    key: str
+    signed_on: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return it ready for JSON."""
+        return asdict(self)
+
+
+def private_key(pem: bytes, passphrase: bytes | None = None) -> Ed25519PrivateKey:
+    """Read a private key, as ``openssl genpkey -algorithm ed25519`` writes it.
+
+    Raises:
+        SignatureError: It is none, of another kind, or the passphrase does not open it.
+    """
+    try:
+        key = load_pem_private_key(pem, passphrase)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise SignatureError(
+            "this is no private key in PEM, or its passphrase is another one; openssl genpkey "
+            "-algorithm ed25519 makes a key."
+        ) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SignatureError("the private key is not Ed25519, the only kind that signs here.")
+    return key
+
+
+def public_key(pem: bytes) -> Ed25519PublicKey:
+    """Read a public key, as ``openssl pkey -pubout`` writes it.
+
+    Raises:
+        SignatureError: It is none, or of another kind.
+    """
+    try:
+        key = load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm):
+        raise SignatureError(
+            "this is no public key in PEM; openssl pkey -in KEY.pem -pubout makes it of a private one."
+        ) from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise SignatureError("the public key is not Ed25519, the only kind that signs here.")
+    return key
+
+
+def fingerprint(key: Ed25519PublicKey) -> str:
+    """Return the SHA-256 of a public key in DER, by which people compare keys."""
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()
+
+
+def sign_certificate(
+    certificate: Mapping[str, Any], key: Ed25519PrivateKey, *, signed_on: str
+) -> dict[str, Any]:
+    """Return the detached signature of a certificate, ready for JSON.
+
+    Args:
+        certificate: The parsed file. Whoever calls has verified it.
+        key: The signer's private key.
+        signed_on: The day, YYYY-MM-DD; a moment would tell how long a sealed round took.
+
+    Raises:
+        SignatureError: The certificate cannot be written as canonical JSON, or the day is none.
+    """
+    if not _DAY.fullmatch(signed_on):
+        raise SignatureError("the day of a signature is written YYYY-MM-DD.")
+    text = _canonical(certificate)
+    said = Signed(_sha256(text), fingerprint(key.public_key()), signed_on)
+    made = key.sign(_message(said, text))
+    return {**_FIXED, **said.to_dict(), "signature": base64.b64encode(made).decode()}
+
+
+def check_signature(
+    certificate: Mapping[str, Any], signature: Mapping[str, Any], key: Ed25519PublicKey
+) -> Signed:
+    """Check a detached signature against a certificate and a key that is trusted.
+
+    Args:
+        certificate: The parsed certificate.
+        signature: The parsed signature.
+        key: The public key, got from the signer and not from whoever brought the files.
+
+    Raises:
+        SignatureError: One of the three does not fit the others; says which.
+
+    Returns:
+        What was signed, by which key, on which day.
+
+    **Guarantee**: who does not have the private key cannot make another certificate, or another day,
+    that passes. Whether what was signed is sound is :func:`verify_certificate`'s to say.
+
+    Example:
+        >>> key = Ed25519PrivateKey.generate()
+        >>> signature = sign_certificate({"epsilon": 4.0}, key, signed_on="2026-11-22")
+        >>> check_signature({"epsilon": 4.0}, signature, key.public_key()).signed_on
+        '2026-11-22'
+        >>> check_signature({"epsilon": 1.0}, signature, key.public_key())
+        Traceback (most recent call last):
+            ...
+        privtune.ledger.signature.SignatureError: the certificate is not the one that was signed: ...
+    """
+    if any(signature.get(name) != value for name, value in _FIXED.items()):
+        raise SignatureError(f"this is no {FORMAT} of version 1 by Ed25519.")
+    values = [signature.get(name) for name in (*_SAID, "signature")]
+    if signature.keys() != {*_FIXED, *_SAID, "signature"} or not all(
+        isinstance(value, str) for value in values
+    ):
+        raise SignatureError("the signature lacks a part, or has one too many.")
+    said = Signed(*(str(value) for value in values[:-1]))
+    if said.key != fingerprint(key):
+        raise SignatureError(f"the signature is by another key than this one ({fingerprint(key)}).")
+    text = _canonical(certificate)
+    if said.certificate != _sha256(text):
+        raise SignatureError(
+            "the certificate is not the one that was signed: it was changed, rewritten or exchanged."
+        )
+    try:
+        key.verify(base64.b64decode(str(values[-1]), validate=True), _message(said, text))
+    except (InvalidSignature, binascii.Error):
+        raise SignatureError(
+            "the signature does not fit: it, its day or the certificate was changed."
+        ) from None
+    return said
+
+
+def _message(said: Signed, text: str) -> bytes:
+    # Canonical JSON holds no line feed, so the two parts cannot run into each other.
+    return f"{canonical({**_FIXED, **said.to_dict()})}\n{text}".encode()
+
+
+def _canonical(certificate: Mapping[str, Any]) -> str:
+    try:
+        return canonical(certificate)
+    except (ValueError, RecursionError):
+        raise SignatureError("the certificate holds what canonical JSON cannot.") from None
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

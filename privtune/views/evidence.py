@@ -1,0 +1,172 @@
+"""What a certificate says of a study, in the words that officers and registries ask for.
+
+Every number here is one of the certificate's, or follows from its events alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from privtune.accounting import Adjacency, Guarantee, epsilon, event_from_dict
+from privtune.accounting.registry import formula
+from privtune.errors import PrivTuneError
+from privtune.ledger import RECORD, ChargeState, unit_note
+from privtune.views.text import show_epsilon, together
+
+if TYPE_CHECKING:
+    from privtune.strategies import Plan
+    from privtune.study import Study
+
+__all__ = ["OPEN", "Evidence", "Line", "evidence"]
+
+OPEN = "To be answered by you"
+"""Marks what no tool can know."""
+
+_NEIGHBOURS = {
+    Adjacency.ADD_REMOVE: f"one has one {RECORD} more than the other (add or remove)",
+    Adjacency.REPLACE_ONE: f"one {RECORD} of the one is replaced by any other",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One charge that was not voided.
+
+    Args:
+        id: The charge.
+        study: The study that it is for; empty for a release made outside of one.
+        arm: The study's arm.
+        text: The whole of it in one line.
+    """
+
+    id: str
+    study: str
+    arm: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A study that has released something, and the certificate of its budget.
+
+    Args:
+        study: Name of the study.
+        task: Name of its task.
+        plans: The plans of its arms.
+        weakened: What weakens its guarantee; empty if nothing does.
+        certificate: The certificate.
+        unprotected: Arms that released something without any guarantee, which no budget holds.
+    """
+
+    study: str
+    task: str
+    plans: tuple[Plan, ...]
+    weakened: str
+    certificate: Mapping[str, Any]
+    unprotected: tuple[str, ...] = ()
+
+    @property
+    def terms(self) -> Mapping[str, Any]:
+        """The budget's terms."""
+        terms: Mapping[str, Any] = self.certificate["budget"]["terms"]
+        return terms
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What everything charged to the budget costs together."""
+        said = self.certificate["guarantee"]
+        adjacency = Adjacency(said["adjacency"])
+        return Guarantee(float(said["epsilon"]), float(said["delta"]), said["method"], adjacency)
+
+    @property
+    def neighbours(self) -> str:
+        """What neighbouring datasets are."""
+        return f"two datasets are neighbours if {_NEIGHBOURS[self.guarantee.adjacency]}"
+
+    @property
+    def dataset(self) -> str:
+        """The protected dataset, as the budget describes it, or the task."""
+        return self.terms["dataset"] or f"the private data of task {self.task}"
+
+    @property
+    def spent(self) -> str:
+        """ε and δ of everything, and how they are known."""
+        spent = self.guarantee
+        return (
+            f"ε = {show_epsilon(spent.epsilon, 4)} at δ = {spent.delta:g}, {spent.adjacency} "
+            f"({together(spent)})"
+        )
+
+    @property
+    def limit(self) -> str:
+        """What was fixed before anything was released."""
+        kept = "kept" if self.certificate["within_budget"] else "BROKEN"
+        ended = "closed for good" if self.certificate["budget"]["closed"] else "not closed"
+        return (
+            f"fixed beforehand, for everything ever released on this budget: ε = "
+            f"{self.terms['epsilon']:g} at δ = {self.terms['delta']:g}; it is {kept}, and {ended}"
+        )
+
+    @property
+    def loud(self) -> tuple[str, ...]:
+        """What takes away from the guarantee, a sentence each."""
+        found = []
+        if self.unprotected:
+            names = ", ".join(self.unprotected)
+            found.append(f"No guarantee at all covers what these arms released: {names}.")
+        if self.weakened:
+            found.append(f"{self.weakened[:1].upper()}{self.weakened[1:]}.")
+        if not self.certificate["within_budget"]:
+            found.append("The budget is broken: what was charged costs more than it promises.")
+        if note := unit_note(self.terms["unit"]):
+            found.append(f"{note[:1].upper()}{note[1:]}.")
+        return tuple(found)
+
+    @cached_property
+    def charges(self) -> tuple[Line, ...]:
+        """Every charge that was not voided, oldest first."""
+        adjacency, delta = self.guarantee.adjacency, self.guarantee.delta
+        lines = []
+        for charge in self.certificate["charges"]:
+            if charge["state"] == ChargeState.VOIDED:
+                continue
+            event = event_from_dict(charge["event"])
+            alone = epsilon(event, delta, adjacency=adjacency).epsilon
+            who = "/".join(filter(None, (charge["study"], charge["arm"]))) or "outside of a study"
+            note = f" ({charge['note']})" if charge["note"] else ""
+            lines.append(
+                Line(
+                    charge["id"],
+                    charge["study"],
+                    charge["arm"],
+                    f"{charge['id']}, {who}{note}: {formula(event)}; alone ε = "
+                    f"{show_epsilon(alone, 4)}; {charge['state']}",
+                )
+            )
+        return tuple(lines)
+
+
+def evidence(study: Study) -> Evidence:
+    """Collect what a study's certificate says, once something was released.
+
+    Raises:
+        PrivTuneError: Nothing was released yet.
+        LedgerCorruptedError: The budget's log does not verify.
+    """
+    released = [arm.plan for arm in study.status() if arm.release is not None]
+    if not released:
+        raise PrivTuneError(
+            f"study {study.name!r} has released nothing yet, so there is nothing to answer for; run "
+            f"it first: privtune study run {study.name}"
+        )
+    return Evidence(
+        study.name,
+        study.spec.task_name,
+        tuple(study.plans),
+        study.spec.weakened,
+        study.certificate(),
+        tuple(plan.arm for plan in released if not plan.is_private),
+    )

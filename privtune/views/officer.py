@@ -1,0 +1,250 @@
+"""The questions of NIST SP 800-226, answered from plans, ledger and certificate.
+
+NIST Special Publication 800-226 (March 2025, doi:10.6028/NIST.SP.800-226) evaluates a claim of
+differential privacy by a pyramid: each layer rests on the one below it. The questions here are ours, in
+the order of its layers; its own words are its own. What no tool can know is left open, and marked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from privtune.ledger import RECORD
+from privtune.views.evidence import OPEN, Evidence, evidence
+from privtune.views.page import Html, document, section, text
+from privtune.views.statement import meaning
+from privtune.views.text import ceil_to, public_facts
+
+if TYPE_CHECKING:
+    from privtune.study import Study
+
+__all__ = ["Answer", "Layer", "answers", "to_html", "to_markdown"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question, what is known, and what is not.
+
+    Args:
+        question: The question.
+        known: What plans, ledger and certificate say, a line each.
+        open: What is left to the reader to answer; empty if nothing is.
+    """
+
+    question: str
+    known: tuple[str, ...] = ()
+    open: str = ""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the pyramid.
+
+    Args:
+        title: Its name.
+        answers: Its questions.
+    """
+
+    title: str
+    answers: tuple[Answer, ...]
+
+
+def answers(found: Evidence) -> tuple[Layer, ...]:
+    """Return the questions with their answers, from the top of the pyramid to its base."""
+    return (
+        Layer("Top: ε, δ and the unit of privacy", _top(found)),
+        Layer("Middle: algorithms, correctness, side channels, security", _middle(found)),
+        Layer("Base: access, trust, collection of the data", _base(found)),
+    )
+
+
+def to_markdown(study: Study) -> str:
+    """Return the answers as Markdown."""
+    found = evidence(study)
+    lines = [f"# Evaluation by NIST SP 800-226: {_plain(found.study)}", "", *_quoted(found), ""]
+    for layer in answers(found):
+        lines += [f"## {layer.title}", ""]
+        for answer in layer.answers:
+            lines += [f"### {answer.question}", ""]
+            lines += [f"- {_plain(line)}" for line in answer.known]
+            if answer.open:
+                lines.append(f"- **{OPEN}:** {answer.open}")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def to_html(study: Study) -> str:
+    """Return the answers as one page that needs nothing from outside."""
+    found = evidence(study)
+    parts = [
+        section(layer.title, *(_html(answer) for answer in layer.answers))
+        for layer in answers(found)
+    ]
+    title = f"Evaluation by NIST SP 800-226: {found.study}"
+    head = "".join(f"<p>{text(line)}</p>" for line in _head(found))
+    loud = "".join(f'<p class="lead warn">{text(line)}</p>' for line in found.loud)
+    sign = Html('<div class="sign"><div>Name, role</div><div>Date</div><div>Signature</div></div>')
+    return document(title, Html(f"<h1>{text(title)}</h1>{loud}{head}"), *parts, sign)
+
+
+def _top(found: Evidence) -> tuple[Answer, ...]:
+    spent = ceil_to(found.guarantee.epsilon, 3)
+    lines = found.charges
+    others = [line for line in lines if line.study != found.study]
+    return (
+        Answer("How strong is the guarantee?", (f"Of everything: {found.spent}.",)),
+        Answer("What does that number mean?", (meaning(spent, found.guarantee.delta),)),
+        Answer(
+            "What is the limit, and who chose it?",
+            (f"The budget {found.terms['name']}: {found.limit}.",),
+            "who chose ε and δ, and why they are small enough for this data.",
+        ),
+        Answer(
+            "Which variant of differential privacy?",
+            (f"Approximate differential privacy, (ε, δ); {found.neighbours}.",),
+        ),
+        Answer(
+            "What is the unit of privacy?",
+            (f"One {RECORD} of: {found.dataset}.",),
+            f"whether one person can stand in several {RECORD}s. The number above protects one {RECORD}; "
+            "for a person who has k of them, ε is up to k times as large, and δ larger still.",
+        ),
+        Answer(
+            "What else was released from the same data?",
+            tuple(f"Charged to the same budget: {line.text}." for line in others)
+            or ("Nothing else was charged to this budget.",),
+            "what was or will be released without a charge, by whomever. The ledger cannot see it.",
+        ),
+    )
+
+
+def _middle(found: Evidence) -> tuple[Answer, ...]:
+    own = [line for line in found.charges if line.study == found.study]
+    noises = dict.fromkeys(
+        f"{plan.training.noise.source}, {plan.training.noise.floating_point}"
+        for plan in found.plans
+    )
+    public = [
+        f"{arms}: {name}: {value}"
+        for arms, facts in public_facts(found.plans)
+        for name, value in facts.items()
+    ]
+    libraries = ", ".join(f"{k} {v}" for k, v in found.certificate["libraries"].items())
+    return (
+        Answer("What touched the data?", tuple(f"{line.text}." for line in own)),
+        Answer(
+            "Was the choice of hyperparameters accounted for?",
+            (
+                "Yes: each charge above is of a whole arm, every training, score and choice of its "
+                "search included, and was made before the arm touched any data.",
+            ),
+            "whether the search space, the arms or given hyperparameters were themselves chosen with the "
+            "help of this data.",
+        ),
+        Answer(
+            "How is it known that what ran is what was charged?",
+            (
+                "Noise, rates and numbers of steps come from the plan whose digest stands with the charge, "
+                "and the transcript of every training is checked against it at its end.",
+                f"ε is recomputed from the charged events by whoever holds the certificate ({libraries}).",
+            ),
+            "who reviewed code of your own (models, losses, loops), if any runs.",
+        ),
+        Answer("What is declared public, so that nothing protects it?", tuple(public)),
+        Answer(
+            "How useful are the results, and for whom are they worse?",
+            (),
+            "whether utility was measured, and whether small groups bear larger errors: noise and clipping "
+            "weigh most on those who are rare in the data.",
+        ),
+        Answer(
+            "How is noise made?",
+            (f"Source and treatment of floating-point numbers: {'; '.join(noises)}.",),
+            "whether that suffices: the default keeps the tails that δ needs, and hides nothing in the "
+            "lowest bits.",
+        ),
+        Answer(
+            "What do side channels tell?",
+            tuple(
+                f"Sealed of {plan.arm}: {', '.join(plan.sealed)}."
+                for plan in found.plans
+                if plan.sealed
+            ),
+            "who can watch the machine, its power, network or scheduler while a sealed round runs: its "
+            "length tells about how many trials it has.",
+        ),
+    )
+
+
+def _base(found: Evidence) -> tuple[Answer, ...]:
+    name = found.terms["name"]
+    return (
+        Answer(
+            "Whom must the people in the data trust?",
+            (
+                "The central model: whoever runs the study sees the records, and adds the noise.",
+                *(
+                    f"{plan.arm} shows everybody else: {', '.join(plan.released)}."
+                    for plan in found.plans
+                ),
+            ),
+            "who that is, and by which rules they are bound.",
+        ),
+        Answer(
+            "Who has access to the records and to the ledger?",
+            (
+                "privtune doctor says whether others may read the database and its files on this machine.",
+            ),
+            "who has access, how it is controlled and logged, how copies and backups are kept.",
+        ),
+        Answer(
+            "How was the data collected?",
+            (),
+            "on what legal ground, what people were told, whether less would do, and when it is deleted.",
+        ),
+        Answer(
+            "Was the data looked at before?",
+            (),
+            "exploration, cleaning, selection of features or scaling by the records: the ledger has no entry "
+            "of it.",
+        ),
+        Answer(
+            "How can this page be checked?",
+            (
+                f"privtune budget verify --certificate {name}.certificate.json; chain head "
+                f"{found.certificate['head']}, digest {found.certificate['digest']}. Every number here "
+                "follows from that file.",
+            ),
+            f"whose signature it bears: privtune budget verify --certificate {name}.certificate.json "
+            f"--signature {name}.certificate.json.sig --key PUBLIC.pem.",
+        ),
+    )
+
+
+def _head(found: Evidence) -> list[str]:
+    return [
+        f"Made from the certificate of {found.certificate['exported_at']} of budget "
+        f"{found.terms['name']}, by PrivTune {found.certificate['libraries']['privtune']}. The questions "
+        "follow the pyramid of NIST SP 800-226 (March 2025), whose layers rest on those below; they do not "
+        "replace reading it.",
+        f"What no tool can know is marked “{OPEN}”.",
+    ]
+
+
+def _quoted(found: Evidence) -> list[str]:
+    lines = [*(f"**{_plain(line)}**" for line in found.loud), *map(_plain, _head(found))]
+    return [part for line in lines for part in (f"> {line}", ">")][:-1]
+
+
+def _html(answer: Answer) -> Html:
+    parts = [f"<li>{text(line)}</li>" for line in answer.known]
+    if answer.open:
+        parts.append(f"<li><strong>{OPEN}:</strong> {text(answer.open)}</li>")
+    return Html(f"<h3>{text(answer.question)}</h3><ul>{''.join(parts)}</ul>")
+
+
+def _plain(value: str) -> str:
+    """Return text that Markdown shows as it is, whoever wrote it."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(value.split()))
