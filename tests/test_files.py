@@ -18,6 +18,8 @@ from privtune.files import create_private, open_private, private_folder
 from privtune.ledger import Budget, Ledger
 from privtune.study import Study
 from privtune.study._trials import StudyTrials
+
+pytestmark = pytest.mark.quick
 from tests.study.conftest import toy_spec
 
 
@@ -132,8 +134,6 @@ def watched(path, flags, mode=0o777, **kwargs):
     return real(path, flags, mode, **kwargs)
 os.open = watched
 from privtune.ledger import Budget, Ledger
-
-pytestmark = pytest.mark.quick
 with Ledger("sqlite:///{tmp_path}/a.db") as ledger:
     ledger.create_budget(Budget(4.0, 1e-5, name="b"))
 """
