@@ -18,9 +18,9 @@ from privtune.files import create_private, open_private, private_folder
 from privtune.ledger import Budget, Ledger
 from privtune.study import Study
 from privtune.study._trials import StudyTrials
+from tests.study.conftest import toy_spec
 
 pytestmark = pytest.mark.quick
-from tests.study.conftest import toy_spec
 
 
 @pytest.fixture(params=[0, 0o022, 0o077])

@@ -63,7 +63,7 @@ def answers(found: Evidence) -> tuple[Layer, ...]:
 def to_markdown(study: Study) -> str:
     """Return the answers as Markdown."""
     found = evidence(study)
-    lines = [f"# Evaluation by NIST SP 800-226: {_plain(found.study)}", "", *_quoted(found), ""]
+    lines = [f"# Evaluation after NIST SP 800-226: {_plain(found.study)}", "", *_quoted(found), ""]
     for layer in answers(found):
         lines += [f"## {layer.title}", ""]
         for answer in layer.answers:
@@ -82,7 +82,7 @@ def to_html(study: Study) -> str:
         section(layer.title, *(_html(answer) for answer in layer.answers))
         for layer in answers(found)
     ]
-    title = f"Evaluation by NIST SP 800-226: {found.study}"
+    title = f"Evaluation after NIST SP 800-226: {found.study}"
     head = "".join(f"<p>{text(line)}</p>" for line in _head(found))
     loud = "".join(f'<p class="lead warn">{text(line)}</p>' for line in found.loud)
     sign = Html('<div class="sign"><div>Name, role</div><div>Date</div><div>Signature</div></div>')

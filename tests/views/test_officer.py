@@ -172,7 +172,7 @@ def test_the_command_line(tmp_path: Path, cli: Cli) -> None:
     details = entry["deployment"]["privacy_loss"]["privacy_parameters_details"]
     assert "Unit 'hospital' was declared but is not enforced" in details
     done = cli("study", "export", *at, "--sp800-226")
-    assert done.out.startswith("# Evaluation by NIST SP 800-226: toy")
+    assert done.out.startswith("# Evaluation after NIST SP 800-226: toy")
     assert done.out.count("Charged to the same budget:") == others
     page = tmp_path / "page.html"
     assert cli("study", "export", *at, "--sp800-226", "--html", str(page)).code == 0
