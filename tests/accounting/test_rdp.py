@@ -288,3 +288,10 @@ def test_a_margin_is_added_to_what_renyi_reports():
     plain = rdp_epsilon(rdp_curve(event), 1e-5)
     reported = epsilon(event, 1e-5, method="rdp").epsilon
     assert plain * (1 + 1e-9) < reported < plain * (1 + 2.1e-9)
+
+
+def test_what_fails_outright_has_no_renyi_bound():
+    """With mass 1e-3 it may show everything: no ε is enough at a smaller δ, by any bound."""
+    event = ApproximateDP(1.0, 1e-3)
+    assert epsilon(event, 1e-5, method="rdp").epsilon == math.inf
+    assert epsilon(event, 1e-5).epsilon == math.inf

@@ -134,6 +134,14 @@ def test_limits_of_the_rate():
     )
 
 
+def test_the_final_training_is_paid_for_by_every_bound():
+    """q → 0 leaves the final training alone: no bound may fall below what that costs."""
+    tuner, training = Gaussian(2.0), Gaussian(3.0)
+    for variant, method in itertools.product((1, 2), ("rdp", "best")):
+        small = epsilon(SubsampledTuning(variant, 1e-7, tuner, training), 1e-5, method=method)
+        assert small.epsilon >= epsilon(training, 1e-5).epsilon * (1 - 1e-9)
+
+
 def test_monotone_in_the_rate_and_below_composition():
     for variant in (1, 2):
         costs = [

@@ -882,7 +882,7 @@ _in(
         "approximate DP that never fails",
         "np.full_like(ORDERS, np.inf) if event.delta > 0.0 else pure_curve(event.epsilon)",
         "pure_curve(event.epsilon)",
-        _RDP,
+        f"{_RDP}::test_what_fails_outright_has_no_renyi_bound",
     ),
     (
         "the filter does not count failures of approximate DP",
@@ -918,7 +918,7 @@ _in(
         "the final training costs nothing",
         "return amplified_curve(ORDERS, tuning, event.rate) + training",
         "return amplified_curve(ORDERS, tuning, event.rate)",
-        "tests/accounting/test_subsampled.py::test_renyi_bounds_by_enumeration",
+        "tests/accounting/test_subsampled.py::test_the_final_training_is_paid_for_by_every_bound",
     ),
     (
         "what is not private has a guarantee",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,9 @@ def test_the_secret_and_the_losers_are_gone_after_the_release(storage: str) -> N
     study = Study.create(toy_spec(), storage)
     study.run()
     for plan in study.plans:
-        assert Life("toy", storage).arms()[plan.arm].secret is None
+        with closing(Life("toy", storage)) as life:
+            assert life.arms()[plan.arm].secret is None
+            assert life.sealed(plan.arm).names() == [], "models that lost are in no row either"
     assert not list(study.folder.glob("sealed/**/*.safetensors"))
 
 
