@@ -10,6 +10,8 @@ import signal
 import sys
 import warnings
 
+from privtune import __version__
+
 __all__ = ["main"]
 
 
@@ -19,6 +21,9 @@ def main() -> None:
     Exit codes: 0 done; 1 refused or failed, with one sentence on standard error; 2 usage; 130
     stopped, by Ctrl-C or by SIGTERM, with one sentence that says how to go on.
     """
+    if sys.argv[1:] == ["--version"]:
+        sys.stdout.write(f"{__version__}\n")
+        return
     try:
         # Schedulers stop a job with SIGTERM first: it is told how to go on like whoever sits there.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -33,7 +38,8 @@ def main() -> None:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         try:
-            mount()()
+            # What else there is need not be imported.
+            mount(*sys.argv[1:2])()
         except PrivTuneError as error:
             sys.stderr.write(f"{error}\n")
             raise SystemExit(1) from None

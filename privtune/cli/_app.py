@@ -1,37 +1,66 @@
-"""The command line itself; it takes longer to import than :func:`privtune.cli.main`."""
+"""The command line itself: its commands by name, and the modules that bring them."""
 
 from __future__ import annotations
 
 import importlib
-from functools import cache
+from typing import Annotated
 
 import typer
 
-__all__ = ["app", "mount"]
+from privtune import __version__
 
-app = typer.Typer(
-    name="privtune",
-    help="Tune hyperparameters under differential privacy: one budget, every trial charged.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-)
+__all__ = ["mount"]
+
+_GROUPS = {
+    "account": "What an event costs: epsilon, delta, calibration.",
+    "budget": "Budgets and their charges.",
+    "study": "Studies: create, plan, run, compare.",
+}
+_COMMANDS = {
+    "strategies": "catalogue",
+    "tasks": "catalogue",
+    "demo": "demo",
+    "doctor": "doctor",
+    "ui": "ui",
+    "worker": "worker",
+}
+"""The module of each command that is in no group: a function of the command's name."""
 
 
-@cache
-def mount() -> typer.Typer:
-    """Return the command line with all of its commands."""
-    for name, text in (
-        ("account", "What an event costs: epsilon, delta, calibration."),
-        ("budget", "Budgets and their charges."),
-        ("study", "Studies: create, plan, run, compare."),
-    ):
-        module = importlib.import_module(f"privtune.cli.{name}")
-        app.add_typer(module.app, name=name, help=text, no_args_is_help=True)
-    importlib.import_module("privtune.cli.catalogue")
-    importlib.import_module("privtune.cli.demo")
-    importlib.import_module("privtune.cli.doctor")
-    importlib.import_module("privtune.cli.sync")
-    importlib.import_module("privtune.cli.ui")
-    importlib.import_module("privtune.cli.worker")
+def mount(command: str | None = None) -> typer.Typer:
+    """Return the command line with this command; with all of them where none has this name."""
+    known = command in _GROUPS or command in _COMMANDS
+    app = typer.Typer(
+        name="privtune",
+        no_args_is_help=True,
+        # Its options stand before any command, and take long to read where there is one.
+        add_completion=not known,
+        pretty_exceptions_enable=False,
+        # Boxes around help take longer to import than all the rest of it.
+        rich_markup_mode=None,
+    )
+    app.callback()(_root)
+    for name, text in _GROUPS.items():
+        if command == name or not known:
+            module = importlib.import_module(f"privtune.cli.{name}")
+            app.add_typer(module.app, name=name, help=text, no_args_is_help=True)
+    for name, home in _COMMANDS.items():
+        if command == name or not known:
+            module = importlib.import_module(f"privtune.cli.{home}")
+            app.command()(getattr(module, name))
     return app
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Tune hyperparameters under differential privacy: one budget, every trial charged."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from privtune.accounting.sensitivity import Sensitivity
     from privtune.study import Study
 
@@ -40,7 +42,13 @@ Storage = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
-console = Console()
+
+@cache
+def console() -> Console:
+    """Return what everything is printed with; help needs none of it."""
+    from rich.console import Console
+
+    return Console()
 
 
 def program() -> str:
@@ -97,7 +105,7 @@ def write_page(path: Path, page: str) -> None:
     from privtune.ledger import write_file
 
     write_file(path, page)
-    console.print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)
+    console().print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)
 
 
 def write_report(study: Study, path: Path) -> None:
@@ -105,10 +113,13 @@ def write_report(study: Study, path: Path) -> None:
     from privtune.views.report import render_study
 
     write_page(path, render_study(study))
+    console().print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)
 
 
 def changes_table(found: Sensitivity) -> Table:
     """Return what changes of an event would cost or save; those that save most first."""
+    from rich.table import Table
+
     table = Table("change", "epsilon", "difference")
     for change in found.changes:
         numbers = (f"{change.epsilon:.4f}", f"{change.difference:+.4f}")

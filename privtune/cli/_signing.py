@@ -50,14 +50,14 @@ def sign(
     if as_json:
         emit_json({"file": str(output), **signature, "within_budget": verified.within_budget})
         return
-    console.print(
+    console().print(
         f"Signed the certificate of [bold]{verified.budget}[/] ({verified.entries} entries, "
         f"{verified.charges} charges) into {output}, dated {today}.",
         soft_wrap=True,
     )
-    console.print(f"Your key, for those who check: {signature['key']}", soft_wrap=True)
+    console().print(f"Your key, for those who check: {signature['key']}", soft_wrap=True)
     if not verified.within_budget:
-        console.print(f"[bold]Mind:[/] {verified.warnings[0]}", soft_wrap=True, highlight=False)
+        console().print(f"[bold]Mind:[/] {verified.warnings[0]}", soft_wrap=True, highlight=False)
 
 
 def check(certificate: dict[str, Any], signature: Path, key: Path) -> Signed:

@@ -189,12 +189,12 @@ def comparison_document(study: Study) -> dict[str, Any]:
 def print_comparison(study: Study) -> None:
     """Print the comparison, what it rests on, and how to open it in MLflow."""
     utility, values = utility_column(study.status())
-    console.print(_comparison_table(study, utility, values))
+    console().print(_comparison_table(study, utility, values))
     for line in _footnotes(study, utility):
-        console.print(line, soft_wrap=True, highlight=False)
+        console().print(line, soft_wrap=True, highlight=False)
     if not study.releases():
         return
-    console.print(
+    console().print(
         f"Open it in MLflow: [bold]{program()} ui --study {study.name}{_storage(study)}[/]",
         soft_wrap=True,
         highlight=False,
@@ -299,7 +299,7 @@ def _of_utility(title: str) -> str:
 
 def print_sealed(sealed: dict[str, list[Any]]) -> None:
     """Print the trials of sealed arms, for the curator alone."""
-    console.print("[bold red]Curator's view: none of this may be shown to anyone else.[/]")
+    console().print("[bold red]Curator's view: none of this may be shown to anyone else.[/]")
     for arm, trials in sealed.items():
         table = Table(title=f"{arm}: {len(trials)} trials")
         for column in ("trial", "state", "score", "parameters"):
@@ -308,7 +308,7 @@ def print_sealed(sealed: dict[str, list[Any]]) -> None:
             score = "" if trial["score"] is None else f"{trial['score']:.4f}"
             params = ", ".join(f"{k}={show_value(v)}" for k, v in trial["params"].items())
             table.add_row(str(trial["number"]), trial["state"], score, params)
-        console.print(table)
+        console().print(table)
 
 
 def print_failures(stopped: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -316,8 +316,8 @@ def print_failures(stopped: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     for arm, errors in stopped.items():
         for error in errors:
             when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(error["time"]))
-            console.print(f"[bold red]{arm} was stopped, {when}:[/]")
-            console.print(error["traceback"], markup=False, highlight=False, soft_wrap=True)
+            console().print(f"[bold red]{arm} was stopped, {when}:[/]")
+            console().print(error["traceback"], markup=False, highlight=False, soft_wrap=True)
 
 
 def _score(value: float | None) -> float | None:

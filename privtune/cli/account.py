@@ -6,27 +6,17 @@ import math
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.tree import Tree
 
-from privtune.accounting import (
-    Adjacency,
-    Event,
-    Explanation,
-    Guarantee,
-    calibrate,
-    event_from_json,
-    explain,
-    lower_bound,
-)
-from privtune.accounting import delta as account_delta
-from privtune.accounting import epsilon as account_epsilon
-from privtune.accounting.registry import ENTRIES
 from privtune.cli._common import AsJson, changes_table, console, emit_json
 from privtune.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from privtune.accounting import Event, Explanation, Guarantee
 
 __all__ = ["app"]
 
@@ -41,24 +31,32 @@ class Method(StrEnum):
     PLD = "pld"
 
 
+class Neighbours(StrEnum):
+    """The accountants' adjacencies, which need not be imported for help."""
+
+    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"
+
+
 EventFile = Annotated[
     str, typer.Argument(metavar="EVENT.json", help="A file with an event as JSON; - reads stdin.")
 ]
 Delta = Annotated[float, typer.Option("--delta", help="Target delta, between 0 and 1.")]
 Epsilon = Annotated[float, typer.Option("--epsilon", help="Target epsilon.")]
-_REFUSED = " and ".join(kind.type for kind, known in ENTRIES.items() if not known.replace_one)
 AdjacencyOption = Annotated[
-    Adjacency,
+    Neighbours,
     typer.Option(
         "--adjacency",
-        help=f"Neighbouring datasets. replace-one refuses {_REFUSED} events, and charges a parallel "
-        "event as its two dearest parts together.",
+        help="Neighbouring datasets. replace-one refuses events that no bound of it covers, and "
+        "charges a parallel event as its two dearest parts together.",
     ),
 ]
 MethodOption = Annotated[Method, typer.Option("--method", help="Which bounds may answer.")]
 
 
 def _read(source: str) -> Event:
+    from privtune.accounting import event_from_json
+
     if source == "-":
         return event_from_json(sys.stdin.read())
     path = Path(source)
@@ -78,16 +76,18 @@ def _show(answer: Guarantee, wanted: str, document: dict[str, Any], *, as_json: 
     if as_json:
         emit_json(document)
         return
+    from rich.table import Table
+
     value = answer.epsilon if wanted == "epsilon" else answer.delta
     given = f"δ = {answer.delta:g}" if wanted == "epsilon" else f"ε = {answer.epsilon:g}"
-    console.print(
+    console().print(
         f"{'ε' if wanted == 'epsilon' else 'δ'} = [bold]{_number(value)}[/bold] at {given} "
         f"({answer.adjacency.value}), by {answer.method.replace('_', ' ')}"
     )
     table = Table("bound", wanted)
     for name, bound in document["bounds"].items():
         table.add_row(name, bound if isinstance(bound, str) else _number(bound))
-    console.print(table)
+    console().print(table)
 
 
 @app.command("epsilon")
@@ -95,16 +95,19 @@ def epsilon_command(
     event_file: EventFile,
     delta: Delta,
     method: MethodOption = Method.BEST,
-    adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
+    adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
     as_json: AsJson = False,
 ) -> None:
     """Print the epsilon of an event at a delta, by every bound that applies."""
+    from privtune.accounting import Adjacency, lower_bound
+    from privtune.accounting import epsilon as account_epsilon
+
     event = _read(event_file)
-    answer = account_epsilon(event, delta, adjacency=adjacency, method=method.value)
+    answer = account_epsilon(event, delta, adjacency=Adjacency(adjacency), method=method.value)
     document = answer.to_dict()
     if method is not Method.RDP:
         # What an explicit instance costs: no valid bound lies below it.
-        lower = lower_bound(event, delta, adjacency=adjacency)
+        lower = lower_bound(event, delta, adjacency=Adjacency(adjacency))
         document["bounds"]["lower"] = lower if math.isfinite(lower) else "inf"
     _show(answer, "epsilon", document, as_json=as_json)
 
@@ -114,12 +117,15 @@ def delta_command(
     event_file: EventFile,
     epsilon: Epsilon,
     method: MethodOption = Method.BEST,
-    adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
+    adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
     as_json: AsJson = False,
 ) -> None:
     """Print the delta of an event at an epsilon, by every bound that applies."""
+    from privtune.accounting import Adjacency
+    from privtune.accounting import delta as account_delta
+
     event = _read(event_file)
-    answer = account_delta(event, epsilon, adjacency=adjacency, method=method.value)
+    answer = account_delta(event, epsilon, adjacency=Adjacency(adjacency), method=method.value)
     _show(answer, "delta", answer.to_dict(), as_json=as_json)
 
 
@@ -128,40 +134,48 @@ def calibrate_command(
     event_file: EventFile,
     epsilon: Epsilon,
     delta: Delta,
-    adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
+    adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
     as_json: AsJson = False,
 ) -> None:
     """Scale the noise multipliers of an event until it meets a target; print the event."""
-    found = calibrate(_read(event_file), epsilon=epsilon, delta=delta, adjacency=adjacency)
+    from privtune.accounting import Adjacency, calibrate
+
+    found = calibrate(
+        _read(event_file), epsilon=epsilon, delta=delta, adjacency=Adjacency(adjacency)
+    )
     answer = found.guarantee
     if as_json:
         emit_json(
             {"event": found.event.to_dict(), "scale": found.scale, "guarantee": answer.to_dict()}
         )
         return
-    console.print(
+    console().print(
         f"noise × [bold]{found.scale:.6g}[/bold]: ε = {_number(answer.epsilon)} at δ = {delta:g} "
         f"({answer.adjacency.value}), by {answer.method.replace('_', ' ')}"
     )
-    console.print_json(data=found.event.to_dict())
+    console().print_json(data=found.event.to_dict())
 
 
 @app.command("explain")
 def explain_command(
     event_file: EventFile,
     delta: Delta = 1e-5,
-    adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
+    adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
     as_json: AsJson = False,
 ) -> None:
     """Print a tree that shows where epsilon comes from, part by part."""
-    found = explain(_read(event_file), delta, adjacency=adjacency)
+    from rich.tree import Tree
+
+    from privtune.accounting import Adjacency, explain
+
+    found = explain(_read(event_file), delta, adjacency=Adjacency(adjacency))
     if as_json:
         emit_json({"delta": delta, "adjacency": adjacency.value, "tree": found.to_dict()})
         return
     tree = Tree(_line(found))
     _grow(tree, found)
-    console.print(tree)
-    console.print(
+    console().print(tree)
+    console().print(
         f"ε of each part alone, at δ = {delta:g}. Parts do not add up: composition is cheaper than "
         "the sum. “Saves” is what leaving the part out would save, “at least” what some "
         "mechanism with this event costs."
@@ -171,6 +185,8 @@ def explain_command(
 @app.command("compare")
 def compare_command(event_file: EventFile, delta: Delta = 1e-5, as_json: AsJson = False) -> None:
     """Print what dp-accounting, autodp and Opacus say about an event, beside ours (add-remove)."""
+    from rich.table import Table
+
     from privtune.accounting.compare import compare
 
     found = compare(_read(event_file), delta)
@@ -182,28 +198,31 @@ def compare_command(event_file: EventFile, delta: Delta = 1e-5, as_json: AsJson 
     for answer in found.others:
         shown = "cannot" if answer.epsilon is None else _number(answer.epsilon)
         table.add_row(answer.tool, shown, answer.why)
-    console.print(table)
-    console.print(f"At δ = {delta:g}. Some mechanism with this event costs {_number(found.lower)}.")
+    console().print(table)
+    console().print(
+        f"At δ = {delta:g}. Some mechanism with this event costs {_number(found.lower)}."
+    )
 
 
 @app.command("sensitivity")
 def sensitivity_command(
     event_file: EventFile,
     delta: Delta = 1e-5,
-    adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
+    adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
     as_json: AsJson = False,
 ) -> None:
     """Print what one more run, a cap, other noise or a smaller delta would cost or save."""
+    from privtune.accounting import Adjacency
     from privtune.accounting.sensitivity import sensitivity
 
-    found = sensitivity(_read(event_file), delta, adjacency=adjacency)
+    found = sensitivity(_read(event_file), delta, adjacency=Adjacency(adjacency))
     if as_json:
         emit_json(found.to_dict())
         return
-    console.print(
+    console().print(
         f"ε = [bold]{_number(found.guarantee.epsilon)}[/bold] at δ = {delta:g}. Would be:"
     )
-    console.print(changes_table(found))
+    console().print(changes_table(found))
 
 
 def _line(node: Explanation) -> str:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from privtune.cli._common import (
     DEFAULT_STORAGE,
@@ -74,7 +72,7 @@ def create(
     if as_json:
         emit_json(budget.to_dict())
     else:
-        console.print(
+        console().print(
             f"Budget [bold]{budget.name}[/]: ε = {budget.epsilon:g}, δ = {budget.delta:g}, "
             f"{budget.adjacency}, {budget.admission} admission (filter at order "
             f"{budget.order:g}).",
@@ -85,6 +83,9 @@ def create(
 @app.command("list")
 def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """List the budgets, with what is spent of each."""
+    from rich.markup import escape
+    from rich.table import Table
+
     with _ledger(storage) as ledger:
         documents = [_document(ledger, budget) for budget in ledger.budgets()]
     if as_json:
@@ -103,12 +104,15 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
             str(document["charges"]),
             escape(document["dataset"]),
         )
-    console.print(table)
+    console().print(table)
 
 
 @app.command()
 def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """Show a budget: its terms, the odometer, and the filter beside it."""
+    from rich.markup import escape
+    from rich.table import Table
+
     from privtune.ledger import RECORD, unit_note
 
     with _ledger(storage) as ledger:
@@ -132,12 +136,15 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
     }
     for key, value in rows.items():
         table.add_row(key, value)
-    console.print(table)
+    console().print(table)
 
 
 @app.command()
 def charges(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """List a budget's charges, oldest first. Times are for the curator only."""
+    from rich.markup import escape
+    from rich.table import Table
+
     from privtune.accounting.registry import formula
 
     with _ledger(storage) as ledger:
@@ -159,7 +166,7 @@ def charges(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = Fa
             escape(charge.note),
             f"{charge.created_at:%Y-%m-%d %H:%M:%S}",
         )
-    console.print(table)
+    console().print(table)
 
 
 @app.command()
@@ -195,12 +202,12 @@ def charge(
     if as_json:
         emit_json(document)
         return
-    console.print(
+    console().print(
         f"Charged [bold]{made.id}[/] ({made.state}); ε = {_down(document['remaining'])} is left.",
         soft_wrap=True,
     )
     if broken:
-        console.print("The budget is [bold red]exceeded[/]: it admits nothing more.")
+        console().print("The budget is [bold red]exceeded[/]: it admits nothing more.")
 
 
 @app.command()
@@ -215,7 +222,7 @@ def void(
     if as_json:
         emit_json(_charge_document(made))
     else:
-        console.print(f"Voided {made.id}: no data was touched for it.")
+        console().print(f"Voided {made.id}: no data was touched for it.")
 
 
 @app.command()
@@ -241,6 +248,8 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
     With both, the log must also contain what the certificate says was there. Exits with 1 where a
     log or a certificate is not sound, and where it is but says that the budget is broken.
     """
+    from rich.markup import escape
+
     from privtune.ledger import verify as verify_log
     from privtune.ledger import verify_certificate
 
@@ -268,20 +277,20 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
         sound = (
             "is sound" if verified.within_budget else "is unbroken, [bold red]its budget is not[/]"
         )
-        console.print(
+        console().print(
             f"The {what} of [bold]{verified.budget}[/] {sound}: {verified.entries} entries, "
             f"{verified.charges} charges, ε = {_up(verified.guarantee.epsilon)} at δ = "
             f"{verified.guarantee.delta:g} (by {verified.guarantee.method}).",
             soft_wrap=True,
         )
-        console.print(f"Chain head: {verified.head}", soft_wrap=True)
+        console().print(f"Chain head: {verified.head}", soft_wrap=True)
         if signed is not None:
-            console.print(
+            console().print(
                 f"Signed on {signed.signed_on} (by the signer's clock) with {signed.key}.",
                 soft_wrap=True,
             )
         for warning in verified.warnings[0 if verified.within_budget else 1 :]:
-            console.print(f"[bold]Mind:[/] {escape(warning)}", soft_wrap=True, highlight=False)
+            console().print(f"[bold]Mind:[/] {escape(warning)}", soft_wrap=True, highlight=False)
     if not verified.within_budget:
         sys.stderr.write(f"{verified.warnings[0]}\n")
         raise typer.Exit(1)
@@ -315,8 +324,8 @@ def export(
         written = {"certificate": str(output), "html": None if html is None else str(html)}
         emit_json({**written, "head": certificate["head"]})
         return
-    console.print(f"Wrote {output}{f' and {html}' if html else ''}.", soft_wrap=True)
-    console.print(f"Chain head, to be noted elsewhere: {certificate['head']}", soft_wrap=True)
+    console().print(f"Wrote {output}{f' and {html}' if html else ''}.", soft_wrap=True)
+    console().print(f"Chain head, to be noted elsewhere: {certificate['head']}", soft_wrap=True)
 
 
 app.command()(sign)
@@ -338,7 +347,7 @@ def backup(
     if as_json:
         emit_json({"file": str(path), "budgets": names})
         return
-    console.print(
+    console().print(
         f"Copied {len(names)} budgets to {path}. It holds what is sealed: keep it to yourself. Check "
         f"it with: privtune budget verify NAME --storage sqlite:///{path}",
         soft_wrap=True,
@@ -354,7 +363,7 @@ def close(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = Fals
     if as_json:
         emit_json({"name": name, "closed": True})
     else:
-        console.print(f"Budget {name} is closed for good.")
+        console().print(f"Budget {name} is closed for good.")
 
 
 @app.command()
@@ -366,9 +375,9 @@ def upgrade(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None
     if as_json:
         emit_json({"before": before, "after": after})
     elif before == after:
-        console.print(f"The ledger is at schema {after} already.")
+        console().print(f"The ledger is at schema {after} already.")
     else:
-        console.print(f"Upgraded the ledger from schema {before} to {after}.")
+        console().print(f"Upgraded the ledger from schema {before} to {after}.")
 
 
 def _ledger(storage: str) -> Ledger:

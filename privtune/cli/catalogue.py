@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.markup import escape
-from rich.padding import Padding
-from rich.table import Table
-
-from privtune.cli._app import app
 from privtune.cli._common import AsJson, console, emit_json
 
 __all__ = ["strategies", "tasks"]
 
 
-@app.command()
 def strategies(as_json: AsJson = False) -> None:
     """List the strategies and in-run methods, with those that installed packages register."""
+    from rich.markup import escape
+    from rich.padding import Padding
+
     from privtune.strategies import STRATEGIES, registered
     from privtune.training.methods import METHODS
 
@@ -43,7 +40,7 @@ def strategies(as_json: AsJson = False) -> None:
     for row in rows:
         source = "" if row["from"] == "privtune" else f" (from {row['from']})"
         line = f"[bold]{escape(row['name'])}[/]{escape(source)}: {escape(row['what'])}"
-        console.print(line, highlight=False)
+        console().print(line, highlight=False)
         details = {
             "adapts": ", ".join(row.get("adapts", ())),
             "you set": ", ".join(row.get("needs", ())),
@@ -52,7 +49,7 @@ def strategies(as_json: AsJson = False) -> None:
         }
         said = "; ".join(f"{what} {value}" for what, value in details.items() if value)
         if said:
-            console.print(Padding(said, (0, 0, 0, 2)), style="dim", highlight=False)
+            console().print(Padding(said, (0, 0, 0, 2)), style="dim", highlight=False)
 
 
 def _row(strategy: type[Any], source: str) -> dict[str, Any]:
@@ -67,9 +64,10 @@ def _row(strategy: type[Any], source: str) -> dict[str, Any]:
     }
 
 
-@app.command()
 def tasks(as_json: AsJson = False) -> None:
     """List the built-in tasks."""
+    from rich.table import Table
+
     from privtune.tasks import TASKS
 
     built = [factory() for factory in TASKS.values()]
@@ -100,4 +98,4 @@ def tasks(as_json: AsJson = False) -> None:
             f"{task.validation_records} ({'public' if task.public_validation else 'private'})",
             f"{task.test_records} ({'public' if task.public_test else 'private'})",
         )
-    console.print(table)
+    console().print(table)

@@ -8,14 +8,12 @@ from typing import Annotated
 
 import typer
 
-from privtune.cli._app import app
 from privtune.cli._common import console
 from privtune.files import private_folder
 
 __all__ = ["demo"]
 
 
-@app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("demo-output"),
 ) -> None:
@@ -29,7 +27,7 @@ def demo(
     text = importlib.resources.files("privtune.tasks") / "digits-demo.yaml"
     with importlib.resources.as_file(text) as path:
         spec = StudySpec.from_file(path)
-    console.print(
+    console().print(
         f"Planning study [bold]{spec.name}[/]: {len(spec.arms)} arms on {spec.task}, one budget of "
         f"ε = {spec.budget.epsilon:g}, δ = {spec.budget.delta:g}.",
         soft_wrap=True,
@@ -42,7 +40,7 @@ def demo(
     try:
         run_study(study, mlflow=True, quiet=False)
     except StudyFinishedError:
-        console.print(
+        console().print(
             f"This study is finished and its budget spent; nothing was run. Remove {folder} to start "
             "over with a new budget (these records are public: on private ones a new budget would "
             "not make the spent one whole).",

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from privtune.cli._app import app
 from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
 
 __all__ = ["doctor"]
@@ -16,9 +13,11 @@ __all__ = ["doctor"]
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-@app.command()
 def doctor(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """Look at permissions, disk and settings; exit with 1 where a guarantee would break."""
+    from rich.markup import escape
+    from rich.table import Table
+
     from privtune.errors import PrivTuneError
     from privtune.ledger.doctor import check_artifacts, check_machine, check_storage
     from privtune.ledger.storage import artifact_root
@@ -34,6 +33,6 @@ def doctor(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
         for check in checks:
             style = _STYLES[check.state]
             table.add_row(f"[{style}]{check.state}[/]", check.name, escape(check.says))
-        console.print(table)
+        console().print(table)
     if not healthy:
         raise typer.Exit(1)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.padding import Padding
 
 from privtune.cli._common import (
     DEFAULT_STORAGE,
@@ -18,7 +17,7 @@ from privtune.cli._common import (
     console,
     emit_json,
 )
-from privtune.training.engine.compute import check_stack
+from privtune.cli.sync import sync
 
 if TYPE_CHECKING:
     from privtune.study import Study
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer()
+app.command()(sync)
 
 SpecFile = Annotated[Path, typer.Argument(help="The study's spec, a YAML file.")]
 Data = Annotated[
@@ -45,7 +45,7 @@ def create(spec: SpecFile, storage: Storage = DEFAULT_STORAGE, as_json: AsJson =
         if as_json:
             emit_json({"study": study.name, "arms": [plan.arm for plan in study.plans]})
         else:
-            console.print(
+            console().print(
                 f"Created study [bold]{study.name}[/] with {len(study.plans)} arms; nothing has been "
                 f"charged yet. Run it with: privtune study run {study.name}",
                 soft_wrap=True,
@@ -63,6 +63,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a study would do and cost, arm by arm. Touches no data and no storage."""
+    from rich.padding import Padding
+
     from privtune.cli._tables import (
         ceil_to,
         examples,
@@ -92,21 +94,23 @@ def plan(
         )
         return
     for arm, guarantee in pairs:
-        console.print(f"[bold]{arm.arm}[/] ({arm.strategy})")
-        console.print(Padding(plan_view(arm, guarantee), (0, 0, 1, 2)), highlight=False)
-    console.print("[bold]Declared public[/] (no guarantee covers it)")
-    console.print(Padding(public_view(planned.plans), (0, 0, 1, 2)), highlight=False)
+        console().print(f"[bold]{arm.arm}[/] ({arm.strategy})")
+        console().print(Padding(plan_view(arm, guarantee), (0, 0, 1, 2)), highlight=False)
+    console().print("[bold]Declared public[/] (no guarantee covers it)")
+    console().print(Padding(public_view(planned.plans), (0, 0, 1, 2)), highlight=False)
     if drawn := examples(parsed):
-        console.print(examples_table(drawn))
-    console.print(
+        console().print(examples_table(drawn))
+    console().print(
         f"All arms together: ε = {ceil_to(planned.total.epsilon, 4):.4f} at δ = "
         f"{planned.total.delta:g} ({planned.total.adjacency}, by {planned.total.method}); "
         f"target {parsed.target_epsilon:g}. No data was touched.",
         soft_wrap=True,
     )
     if advised is not None:
-        console.print("With a change, and everything else as planned, all arms together would be:")
-        console.print(changes_table(advised))
+        console().print(
+            "With a change, and everything else as planned, all arms together would be:"
+        )
+        console().print(changes_table(advised))
 
 
 @app.command()
@@ -130,6 +134,8 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
     as_json: AsJson = False,
 ) -> None:
     """Run a study, or go on where it was interrupted."""
+    from privtune.training.engine.compute import check_stack
+
     if data is not None:
         os.environ["PRIVTUNE_DATA"] = str(data.absolute())
     from privtune.cli._progress import run_study
@@ -164,7 +170,7 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
         emit_json(names)
         return
     for name in names:
-        console.print(name)
+        console().print(name)
 
 
 @app.command()
@@ -180,6 +186,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a study: its arms, their states, what they cost."""
+    from rich.padding import Padding
+
     from privtune.cli._tables import (
         arm_view,
         comparison_document,
@@ -200,10 +208,10 @@ def show(
             own = {"sealed_trials": sealed, "failures": stopped}
             emit_json({**document, **own} if curator else document)
             return
-        console.print(f"Study [bold]{study.name}[/] on {study.spec.task_name}", highlight=False)
+        console().print(f"Study [bold]{study.name}[/] on {study.spec.task_name}", highlight=False)
         for plan, arm in zip(study.plans, document["arms"], strict=True):
-            console.print(f"[bold]{plan.arm}[/] ({plan.strategy})", highlight=False)
-            console.print(Padding(arm_view(plan, arm), (0, 0, 1, 2)), highlight=False)
+            console().print(f"[bold]{plan.arm}[/] ({plan.strategy})", highlight=False)
+            console().print(Padding(arm_view(plan, arm), (0, 0, 1, 2)), highlight=False)
         if curator:
             print_sealed(sealed)
             print_failures(stopped)
@@ -285,7 +293,7 @@ def delete(
     if not yes:
         typer.confirm(f"Delete study {name}, its trials and its models?", abort=True)
     delete_study(name, storage)
-    console.print(
+    console().print(
         f"Deleted study {name}. What it charged stays charged: what was released cannot be taken "
         "back.",
         soft_wrap=True,

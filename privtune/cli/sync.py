@@ -7,12 +7,10 @@ from typing import Annotated
 import typer
 
 from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
-from privtune.cli.study import app
 
 __all__ = ["sync"]
 
 
-@app.command()
 def sync(
     name: Annotated[str, typer.Argument(help="Name of the study.")],
     *,
@@ -50,5 +48,5 @@ def sync(
         emit_json({"study": name, "logged": list(logged), "models": models})
         return
     for arm, address in models.items():
-        console.print(f"Logged the model of {arm}: {address}", soft_wrap=True, highlight=False)
-    console.print(f"Logged {', '.join(logged)}." if logged else "Nothing to log.", soft_wrap=True)
+        console().print(f"Logged the model of {arm}: {address}", soft_wrap=True, highlight=False)
+    console().print(f"Logged {', '.join(logged)}." if logged else "Nothing to log.", soft_wrap=True)

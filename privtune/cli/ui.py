@@ -8,15 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-import webbrowser
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from privtune.cli._app import app
 from privtune.cli._common import DEFAULT_STORAGE, Storage, console
 from privtune.errors import PrivTuneError
 
@@ -25,7 +20,6 @@ __all__ = ["ui"]
 _PATIENCE = 60.0  # seconds that MLflow's server may take to answer
 
 
-@app.command()
 def ui(
     storage: Storage = DEFAULT_STORAGE,
     study: Annotated[str | None, typer.Option(help="Open at this study.")] = None,
@@ -33,6 +27,8 @@ def ui(
     browser: Annotated[bool, typer.Option(help="Open a browser at the comparison.")] = True,
 ) -> None:
     """Open MLflow's UI on the releases, on this machine only, at the view "Privacy budget"."""
+    from importlib.metadata import version
+
     from privtune.ledger.storage import artifact_root
     from privtune.tracking.store import local_uri, open_client
     from privtune.tracking.view import VIEW_VERSIONS, knows_view
@@ -52,14 +48,14 @@ def ui(
     base = f"http://127.0.0.1:{port}"
     running = version("mlflow")
     address = _address(base, None if study is None else found[study], running)
-    console.print(f"MLflow: {address}", soft_wrap=True, highlight=False)
+    console().print(f"MLflow: {address}", soft_wrap=True, highlight=False)
     if not knows_view(running):
-        console.print(
+        console().print(
             f"This MLflow is {running}; the view was tested with {', '.join(VIEW_VERSIONS)}, so the "
             'link is to the plain list of runs. Try "Privacy budget" under Views there.',
             soft_wrap=True,
         )
-    console.print("Stop it with Ctrl-C.")
+    console().print("Stop it with Ctrl-C.")
     if browser:
         threading.Thread(target=_open_when_up, args=(base, address), daemon=True).start()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
@@ -97,6 +93,10 @@ def _address(base: str, experiment: object, running: str) -> str:
 
 
 def _open_when_up(base: str, address: str) -> None:
+    import urllib.error
+    import urllib.request
+    import webbrowser
+
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
         try:

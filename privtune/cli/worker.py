@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
-from privtune.cli._app import app
 from privtune.cli._common import DEFAULT_STORAGE, Storage, console
-from privtune.training.engine.compute import check_stack
 
 __all__ = ["worker"]
 
 
-@app.command()
 def worker(  # noqa: PLR0917 (the command line passes them by name)
     study: Annotated[str | None, typer.Argument(help="Work for this study alone.")] = None,
     arm: Annotated[str | None, typer.Option(help="Work for this arm alone.")] = None,
@@ -39,8 +36,9 @@ def worker(  # noqa: PLR0917 (the command line passes them by name)
     external. Both need the same database, the same task or function, and the task's data.
     """
     from privtune.study.workers import serve
+    from privtune.training.engine.compute import check_stack
 
-    console.print("Working on open rounds; what they hold is sealed. Leave with Ctrl-C.")
+    console().print("Working on open rounds; what they hold is sealed. Leave with Ctrl-C.")
     serve(
         storage,
         study=study,

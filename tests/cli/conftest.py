@@ -25,7 +25,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def call(*args: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["privtune", *args])
-        monkeypatch.setattr(_common.console, "_width", 200, raising=False)
+        monkeypatch.setattr(_common.console(), "_width", 200, raising=False)
         capsys.readouterr()
         try:
             main()
