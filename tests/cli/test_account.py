@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privtune.accounting import (
+    Adjacency,
     Composed,
     Gaussian,
     Geometric,
@@ -17,7 +18,7 @@ from privtune.accounting import (
     event_from_dict,
     lower_bound,
 )
-from privtune.cli.account import app
+from privtune.cli.account import Neighbours, app
 from privtune.errors import InvalidInputError
 
 pytestmark = pytest.mark.quick
@@ -157,3 +158,7 @@ def test_sensitivity():
     shown = run("sensitivity", "-", event=BASE)
     assert "twice the noise" in shown
     assert "∞" in run("sensitivity", "-", event=Composed([BASE, NonPrivate()]))
+
+
+def test_the_command_line_knows_every_adjacency() -> None:
+    assert [choice.value for choice in Neighbours] == [choice.value for choice in Adjacency]

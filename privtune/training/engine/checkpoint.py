@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ import numpy as np
 import safetensors.torch
 import torch
 
-import privtune
 from privtune.errors import PrivTuneError
 from privtune.training.mechanism.kernel import say_once
 from privtune.training.mechanism.streams import Tensors, of_prefix, prefixed
@@ -183,7 +183,7 @@ def _where(device: torch.device) -> dict[str, Any]:
     """Return what may change the bits of a training: the program, and what it runs on."""
     cuda = device.type == "cuda"
     return {
-        "privtune": privtune.__version__,
+        "privtune": version("privtune"),
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "numpy": np.__version__,
         "machine": f"{platform.machine()} {_processor()}",
