@@ -52,6 +52,9 @@ _SIZE = 4096  # lattice points of a composition
 _SHARE = 16.0  # of which one loss takes so many for each deviation
 _RARE = 1e-25  # mass of outcomes whose losses need no place of their own
 _TINY = 1e-40  # mass of ends that are put into one cell
+_CUTS = 128  # of what pays and of what does not, twice
+_STARTS = (0.5, 0.2, 0.05)  # P-mass of what is to pay
+_TURNS, _ROUNDS = 5, 6
 _SIDE = 1024  # outcomes on each side of a product
 
 
@@ -319,6 +322,44 @@ class Instance:
         key[moved] = self.tuner.best_level(z)
         return np.argsort(key, kind="stable")
 
+    def shuffled(self, epsilon: float, pays: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the best order, from worst to best score, if these atoms are to pay.
+
+        What pays is ranked by rising loss and what does not by falling loss, which is best for any
+        choice of what pays; how the two are shuffled is found by dynamic programming.
+        """
+        up, down = np.flatnonzero(pays)[::-1], np.flatnonzero(~pays)
+        (up_ends, up_p, up_q), (down_ends, down_p, down_q) = self._pieces(up), self._pieces(down)
+        # What has been paid depends on how much of either kind is below, not on its order.
+        below_p = np.minimum(down_p[:, None] + up_p, 1.0)
+        below_q = np.minimum(down_q[:, None] + up_q, 1.0)
+        paid = self.runs.pgf(below_p) - math.exp(min(epsilon, 700.0)) * self.runs.pgf(below_q)
+        value, before = np.zeros(down_p.size), []
+        for gain in np.diff(paid, axis=1).T:
+            best = np.maximum.accumulate(value)
+            places = np.where(value >= best, np.arange(value.size), 0)
+            before.append(np.maximum.accumulate(places))
+            value = best + gain
+        place, key = int(np.argmax(value)), np.empty(self.p.size)
+        key[down] = np.arange(down.size)
+        for piece in reversed(range(len(before))):
+            key[up[up_ends[piece] : up_ends[piece + 1]]] = down_ends[place] - 0.5
+            place = int(before[piece][place])
+        return np.lexsort((self.losses, key))
+
+    def _pieces(self, atoms: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
+        """Return where atoms are cut into pieces, and the masses up to each cut."""
+        p = np.append(0.0, np.cumsum(self.p[atoms])) / (self.p.sum() + self.infinite)
+        q = np.append(0.0, np.cumsum(self.q[atoms])) / self.q.sum()
+        # Fine near the end, too: the best scores are those that φ' tells apart.
+        whole = p + q
+        marks = whole[-1] * np.append(
+            np.linspace(0.0, 1.0, _CUTS), 1.0 - np.geomspace(1e-9, 1.0, _CUTS)
+        )
+        ends = np.unique(np.clip(np.searchsorted(whole, marks), 0, atoms.size))
+        ends = np.unique(np.append(ends, [0, atoms.size]))
+        return ends, p[ends], q[ends]
+
     def tuned(self, order: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Return the masses of the tuned pair for one order of the atoms, on the safe side.
 
@@ -346,8 +387,30 @@ class Instance:
         pays = self.losses[self.tuner.support(z) > 0.0]
         lowest = float(pays[-1]) if pays.size else epsilon
         thresholds = (math.inf, *np.linspace(lowest, epsilon, count))
-        tried = [self.tuned(self.order(epsilon, float(t))) for t in thresholds]
-        return max(tried, key=lambda pair: _delta(pair, epsilon))
+        tried = [self._tried(self.order(epsilon, float(t)), epsilon) for t in thresholds]
+        best = max(tried, key=lambda found: found[0])
+        starts = [best[2], *(np.cumsum(self.p) <= share for share in _STARTS)]
+        for start in starts:
+            value, pays = 0.0, start
+            for _ in range(_TURNS):
+                if not pays.any() or pays.all():
+                    break
+                found = self._tried(self.shuffled(epsilon, pays), epsilon)
+                best = max(best, found, key=lambda one: one[0])
+                if found[0] <= value * (1.0 + 1e-3):
+                    break
+                value, pays = found[0], found[2]
+        return best[1]
+
+    def _tried(
+        self, order: NDArray[np.int64], epsilon: float
+    ) -> tuple[float, tuple[Floats, Floats], NDArray[np.bool_]]:
+        """Return δ of an order, its tuned pair, and which atoms pay."""
+        p, q = self.tuned(order)
+        gain = p - math.exp(min(epsilon, 700.0)) * q
+        pays = np.zeros(p.size, dtype=np.bool_)
+        pays[order] = gain > 0.0
+        return float(np.maximum(gain, 0.0).sum()), (p, q), pays
 
     def delta(self, epsilon: float) -> float:
         """Return the largest δ at this ε among the instances that are tried."""
@@ -355,16 +418,24 @@ class Instance:
 
     def epsilon(self, delta: float) -> float:
         """Return an ε at which some instance still has a δ above the target, nearly the largest."""
-        low, high = 0.0, self.tuner.epsilon(delta)
-        if not math.isfinite(high) or self.delta(0.0) <= delta:
+        point, found = self.tuner.epsilon(delta), 0.0
+        highest = point  # the envelope is an upper bound
+        if not math.isfinite(point):
             return 0.0
-        for _ in range(20):
-            middle = 0.5 * (low + high)
-            if self.delta(middle) > delta:
-                low = middle
-            else:
-                high = middle
-        return low
+        for _ in range(_ROUNDS):
+            pair = self.best(point)
+            low, high = 0.0, highest
+            if _delta(pair, low) <= delta:
+                break
+            while high - low > 1e-5 * max(low, 1e-3):
+                middle = 0.5 * (low + high)
+                low, high = (middle, high) if _delta(pair, middle) > delta else (low, middle)
+            # The instance that is best there costs at least as much.
+            settled = low <= found * (1.0 + 1e-4)
+            found, point = max(found, low), low
+            if settled:
+                break
+        return found
 
 
 def _delta(pair: tuple[Floats, Floats], epsilon: float) -> float:

@@ -1,18 +1,17 @@
 """Best of K once more: the envelope bound, minus what paying outcomes take from each other.
 
 The envelope lets every outcome sit at the level that suits it best, as if it were alone. But an
-outcome that is ranked high is not among the low ones: where outcomes of P-mass m and loss at least
-τ are ranked above a level u, what is below has `G(u) <= F(u + e^-τ m) - m`. Outcomes of large loss
-want the top, so in the worst case they are ranked by loss and each pays at its own depth. The
-theorem and its proof stand in `accounting/README.md`. It matters where E[K] times the total
-variation of the base is large, and for a fixed number of runs; elsewhere it equals the envelope.
+outcome that is ranked high is not among the low ones, and no level holds more outcomes than its
+width. In the worst case what pays is ranked by loss, so each pays at its own depth; and what would
+pay at low levels, where there is no depth, pays the price of its level. The theorem and its proof
+stand in `accounting/README.md`. It matters where E[K] times the total variation of the base is
+large, and for a fixed number of runs; elsewhere it equals the envelope.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +21,80 @@ from privtune.accounting.selection import Tuner
 __all__ = ["Rearranged"]
 
 Floats = NDArray[np.float64]
-_SHARES = (0.6, 0.75, 0.85, 0.92, 0.97, 0.999)  # of what is paid, by outcomes that have a depth
-_BLOCKS, _FEW = 32, 8  # few to choose a share, which any number of blocks may do
+_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.08)  # P-mass of what may pay more than a level
+_BLOCKS, _LATER, _RESOLUTION = 40, 5, 0.02  # of the answer
+_FEW, _COARSE = 12, 0.12  # of the choice of a price, which any number of blocks may make
+_LEAST_LEVEL = 1e-9  # what φ' is at levels that are not told apart
 _WORTH = 0.01  # of δ; below it the depth does not matter
-_USUAL_DELTA = 1e-5
+_MIDDLE = 3
 _TOLERANCE = 5e-4
+_NEAR = 0.93  # of the envelope's ε; there the price is chosen
 _ROUNDS = 12
+
+
+class _Cells:
+    """Cells of levels: right end, F there, φ' at the left end, as many as φ' needs."""
+
+    def __init__(self, tuner: Tuner, resolution: float) -> None:
+        self.runs = tuner.runs
+        level, roc = tuner.levels
+        slope = self.runs.pgf_derivative(level)
+        height = np.log(np.maximum(self.runs.pgf_derivative(roc), _LEAST_LEVEL))
+        height += np.log(np.maximum(slope, _LEAST_LEVEL))
+        last = np.flatnonzero(np.diff(np.floor(height[1:] / resolution), append=np.inf))
+        self.right, self.roc = level[1:][last], roc[1:][last]
+        self.floor = slope[:-1][np.append(0, last[:-1] + 1)]
+        self.top = self.runs.pgf_derivative(self.roc)
+
+    def price(self, z: float) -> tuple[Floats, float]:
+        """Return a price of levels G from which no outcome of `e^(ε - loss) >= z` can pay more.
+
+        It rises and then falls, so that on an interval it is least at one of the ends.
+
+        Returns:
+            The price in each cell of F, and its integral.
+        """
+        price = np.maximum(self.top - z * self.floor, 0.0)
+        fall = np.maximum.accumulate(price[::-1])[::-1]
+        price = np.minimum(np.maximum.accumulate(price), fall)
+        return price, float(price @ np.diff(self.roc, prepend=0.0))
+
+
+class _Block:
+    """What is left of the ROC curve at the depth of a block of outcomes.
+
+    Args:
+        cells: The cells of levels.
+        depth: The P-mass above the block.
+        ends: The end of the block, in descending order of loss, and of groups of lower losses.
+        rearranged: The outcomes.
+    """
+
+    def __init__(
+        self, cells: _Cells, depth: float, ends: NDArray[np.int64], rearranged: Rearranged
+    ) -> None:
+        self.cells = cells
+        self.groups = ends[:-1]
+        last = rearranged.depth[ends]
+        # The most Q-mass that what is above may have: it lies right above the group's last loss.
+        taken = rearranged.level[ends] - np.interp(last - depth, rearranged.depth, rearranged.level)
+        curve = np.interp(cells.right + taken[:, None], cells.right, cells.roc)
+        curve = np.minimum(cells.roc, curve - (depth - rearranged.excess))
+        curve = np.clip(curve, 0.0, 1.0, out=curve)
+        self.top = cells.runs.pgf_derivative(curve)
+        self.place = np.minimum(np.searchsorted(cells.roc, curve), cells.roc.size - 1)
+
+    def paid(self, z: Floats, own: slice, price: Floats | None) -> Floats:
+        """Return what each outcome of the block pays at most, per unit of its P-mass."""
+        top, floor = self.top, self.cells.floor
+        if price is not None:
+            # On a cell the price is least at one of its ends.
+            charged = price[self.place]
+            least = np.minimum(charged, price[0])
+            np.minimum(charged[:, 1:], charged[:, :-1], out=least[:, 1:])
+            top = top - least
+        lower = float(np.max(top[1:] - z[self.groups, None] * floor, initial=0.0))
+        return np.maximum(_support(top[0], floor, z[own]), lower)
 
 
 class Rearranged:
@@ -40,57 +107,156 @@ class Rearranged:
     def __init__(self, tuner: Tuner) -> None:
         self.tuner = tuner
         base = tuner.base
-        self._losses, self._masses = base.losses[::-1], base.masses[::-1]
-        self._depth = np.concatenate([[0.0], np.cumsum(self._masses)])
+        self.losses, self.masses = base.losses[::-1], base.masses[::-1]
+        with np.errstate(over="ignore", divide="ignore"):
+            without = np.exp(np.log(self.masses) - self.losses)
+        # The P-mass and the Q-mass of the outcomes of larger loss.
+        self.depth = np.concatenate([[0.0], np.cumsum(self.masses)])
+        self.level = np.concatenate([[0.0], np.cumsum(without)])
         # Masses that rounding raised count in a depth as in F, except where F stops at 1.
-        self._excess = max(float(self._depth[-1]) + base.infinite - 1.0, 0.0)
-        self._at_infinity = float(tuner.runs.pgf_derivative(1.0)) * base.infinite
-
-    @cached_property
-    def _cells(self) -> tuple[Floats, Floats, Floats]:
-        """Of each cell of levels: its right end, F there, and φ' at its left end."""
-        level, roc = self.tuner.levels
-        return level[1:], roc[1:], self.tuner.runs.pgf_derivative(level[:-1])
+        self.excess = max(float(self.depth[-1]) + base.infinite - 1.0, 0.0)
+        self.at_infinity = float(tuner.runs.pgf_derivative(1.0)) * base.infinite
 
     def matters(self, epsilon: float) -> bool:
         """Whether the bound can be below the envelope by more than a percent of δ at this ε."""
-        paid = self._paid(epsilon)
+        paid = self.masses * self._envelope(epsilon)
         whole = float(paid.sum())
         if whole <= 0.0:
             return False
         # To first order an outcome at depth m pays m φ''(F) less, at the level that it likes best.
         paying = paid > 0.0
-        z = np.exp(np.minimum(epsilon - self._losses[paying], 700.0))
+        z = np.exp(np.minimum(epsilon - self.losses[paying], 700.0))
         level, roc = self.tuner.levels
         height = np.interp(self.tuner.best_level(z), level, roc)
         slope = self.tuner.runs.pgf_second_derivative(height)
-        lost = (self._masses[paying] * self._depth[:-1][paying]) @ slope
+        lost = (self.masses[paying] * self.depth[:-1][paying]) @ slope
         return float(lost) > _WORTH * whole
 
     def delta(self, epsilon: float) -> float:
         """Return the bound on δ(ε)."""
-        return min(self._at(epsilon, 0.0), self._at(epsilon, self._usual_share))
+        coarse = self._choose(epsilon)
+        return min(self._refine(coarse, epsilon).delta(epsilon), self.tuner.delta(epsilon))
 
-    def epsilon(self, delta: float, start: float) -> float:
+    def epsilon(self, delta: float, start: float, least: float = 0.0) -> float:
         """Return an ε at which the bound is at most delta.
 
         Args:
             delta: The target, above 0.
             start: An ε at which the envelope is at most delta.
+            least: What is charged in any case: where the answer is below, it is this.
         """
-        share = self._best_share(start)
-        high, low = start, 0.0
-        excess = math.log(max(self._at(start, share), 1e-300) / delta)
-        if excess >= 0.0:
-            return start
+        near = least or _NEAR * start
+        coarse = self._choose(near)
+        if least and coarse.delta(least) <= delta:
+            return least
+        near = coarse.epsilon(delta, start, near)
+        return self._refine(coarse, near).epsilon(delta, start, near)
+
+    def _choose(self, epsilon: float) -> _Bound:
+        """Return the bound with the best of some prices, with few blocks."""
+        cells = _Cells(self.tuner, _COARSE)
+        paid = self.masses * self._envelope(epsilon)
+
+        def tried(share: float) -> tuple[float, _Bound]:
+            bound = _Bound(self, cells, paid, share, (_FEW, _LATER))
+            return bound.delta(epsilon), bound
+
+        # Away from the middle as long as it pays.
+        best = tried(_SHARES[_MIDDLE])
+        for side in (_SHARES[_MIDDLE + 1 :], _SHARES[:_MIDDLE][::-1]):
+            before = best
+            for share in side:
+                more = tried(share)
+                if more[0] >= best[0]:
+                    break
+                best = more
+            if best is not before:
+                break
+        return best[1]
+
+    def _refine(self, coarse: _Bound, epsilon: float) -> _Bound:
+        """Return the bound with the same price and more blocks, where the coarse one pays."""
+        paid = self.masses * coarse.paid(epsilon)[0]
+        cells = _Cells(self.tuner, _RESOLUTION)
+        return _Bound(self, cells, paid, coarse.share, (_BLOCKS, _LATER))
+
+    def _envelope(self, epsilon: float) -> Floats:
+        """Return what each outcome pays under the envelope, per unit of its P-mass."""
+        return self.tuner.support(np.exp(np.minimum(epsilon - self.losses, 700.0)))
+
+
+class _Bound:
+    """The bound with one price on levels and one division into blocks; any are valid.
+
+    Args:
+        rearranged: The outcomes.
+        cells: The cells of levels.
+        paid: What each outcome pays, nearly: blocks pay alike.
+        share: The P-mass of the outcomes that may pay more than the price of every level; with 1
+            levels have no price.
+        size: The number of blocks, and of groups of lower losses.
+    """
+
+    def __init__(
+        self,
+        rearranged: Rearranged,
+        cells: _Cells,
+        paid: Floats,
+        share: float,
+        size: tuple[int, int],
+    ) -> None:
+        self.rearranged, self.cells, self.share = rearranged, cells, share
+        depth = rearranged.depth
+        self.count = paid.size
+        if share < 1.0:
+            self.count = int(np.searchsorted(depth, share * depth[-1], side="right")) - 1
+            self.count = min(max(self.count, 1), paid.size - 1)
+        # Blocks of equal pay, and what hardly pays by equal mass: a wide block takes much Q-mass.
+        shares = np.arange(size[0]) / size[0]
+        marks = [
+            np.searchsorted(sums, sums[-1] * shares, side="right")
+            for sums in (np.cumsum(paid[: self.count]), depth[1 : self.count + 1])
+        ]
+        edges = np.unique(np.concatenate(marks))
+        edges = np.append(np.append(0, edges[(edges > 0) & (edges < self.count)]), self.count)
+        self.blocks = []
+        for i, (first, last) in enumerate(itertools.pairwise(edges)):
+            # A block pays for its own losses or for lower ones.
+            ends = np.linspace(i + 1, edges.size - 1, size[1] + 1).astype(np.int64)
+            block = _Block(cells, float(depth[first]), edges[np.unique(ends)], rearranged)
+            self.blocks.append((slice(first, last), block))
+
+    def paid(self, epsilon: float) -> tuple[Floats, float]:
+        """Return what each outcome pays at most, per unit of its P-mass, and what levels do."""
+        z = np.exp(np.minimum(epsilon - self.rearranged.losses, 700.0))
+        paid, price, charged = np.zeros(z.size), None, 0.0
+        if self.count < z.size:
+            price, charged = self.cells.price(float(z[self.count]))
+        for own, block in self.blocks:
+            paid[own] = block.paid(z, own, price)
+        return paid, charged
+
+    def delta(self, epsilon: float) -> float:
+        """Return the bound on δ(ε)."""
+        paid, charged = self.paid(epsilon)
+        total = float(self.rearranged.masses @ paid) + charged + self.rearranged.at_infinity
+        return min(total, 1.0)
+
+    def epsilon(self, delta: float, start: float, near: float) -> float:
+        """Return an ε of at most `start` at which the bound is at most delta, or `start`."""
+
+        def excess(point: float) -> float:
+            return math.log(max(self.delta(point), 1e-300) / delta)
+
+        high, low, place, last = start, 0.0, near, excess(near)
+        high, low = (place, low) if last <= 0.0 else (high, place)
         slope = -max(2.0, math.log(1.0 / delta)) / max(start, 1e-3)
-        place, last = start, excess
         for _ in range(_ROUNDS):
             # log δ is nearly a line in ε; aim a little to the safe side of its root.
             point = place - last / slope + 0.3 * _TOLERANCE * high
             if not low < point < high:
                 point = 0.5 * (low + high)
-            value = math.log(max(self._at(point, share), 1e-300) / delta)
+            value = excess(point)
             if abs(point - place) > 1e-9 * high and (value - last) * (point - place) < 0.0:
                 slope = (value - last) / (point - place)
             place, last = point, value
@@ -103,46 +269,6 @@ class Rearranged:
             if high - low < _TOLERANCE * high:
                 break
         return high
-
-    @cached_property
-    def _usual_share(self) -> float:
-        """The best share at a usual δ: good enough elsewhere, and any share is valid."""
-        usual = self.tuner.epsilon(_USUAL_DELTA)
-        return self._best_share(usual) if math.isfinite(usual) else _SHARES[-1]
-
-    def _best_share(self, epsilon: float) -> float:
-        return min(_SHARES, key=lambda share: self._at(epsilon, share, _FEW))
-
-    def _paid(self, epsilon: float) -> Floats:
-        """Return what each outcome pays under the envelope, in descending order of loss."""
-        z = np.exp(np.minimum(epsilon - self._losses, 700.0))
-        return self._masses * self.tuner.support(z)
-
-    def _at(self, epsilon: float, share: float, blocks: int = _BLOCKS) -> float:
-        """Return the bound where the outcomes with a depth pay this share of the envelope.
-
-        Every share gives a valid bound; 0 is the envelope.
-        """
-        paid = np.cumsum(self._paid(epsilon))
-        whole = float(paid[-1])
-        count = min(int(np.searchsorted(paid, share * whole)) + 1, paid.size) if share else 0
-        total = self._at_infinity + whole
-        if count == 0 or whole <= 0.0:
-            return min(total, 1.0)
-        total -= float(paid[count - 1])
-        shrink = math.exp(-self._losses[count - 1])  # e^-τ
-        # Blocks of equal pay; within one the depth of its first outcome stands for all.
-        edges = np.searchsorted(paid[:count], paid[count - 1] * np.arange(blocks) / blocks)
-        edges = np.append(np.unique(edges), count)
-        right, roc, floor = self._cells
-        for first, last in itertools.pairwise(edges):
-            depth = float(self._depth[first])
-            below = np.interp(right + shrink * depth, right, roc) - depth + self._excess
-            below = np.clip(np.minimum(roc, below), 0.0, 1.0)
-            top = self.tuner.runs.pgf_derivative(below)
-            price = np.exp(np.minimum(epsilon - self._losses[first:last], 700.0))
-            total += float(self._masses[first:last] @ _support(top, floor, price))
-        return min(total, 1.0)
 
 
 def _support(top: Floats, floor: Floats, price: Floats) -> Floats:

@@ -1,0 +1,200 @@
+"""The rearrangement bound against every order of small mechanisms, and against its own mutants."""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from privtune.accounting import (
+    Binomial,
+    Gaussian,
+    Geometric,
+    Poisson,
+    PrivateSelection,
+    epsilon,
+    lower_bound,
+)
+from privtune.accounting import rearrangement as module
+from privtune.accounting.lower import Instance
+from privtune.accounting.pld import fine_pair
+from privtune.accounting.pmf import LossPmf
+from privtune.accounting.rearrangement import Rearranged
+from privtune.accounting.selection import Tuner
+from tests.accounting.helpers import steps
+
+LAWS = (
+    Binomial(3, 3),
+    Binomial(10, 10),
+    Binomial(40, 40),
+    Binomial(12, 8),
+    Poisson(5),
+    Poisson(20),
+    Poisson(60),
+    Geometric(30),
+    Geometric(20, maximum=12),
+)
+POINTS = (0.0, 0.4, 1.0, 2.0, 4.0, 7.0)
+ORDERS = np.array(list(itertools.permutations(range(6))))
+
+
+def small_mechanism(rng):
+    """Return masses of six pieces of few outcomes, P and Q, and their exact lattice pair.
+
+    Losses are whole multiples of the step. What Q has left is an outcome that P lacks.
+    """
+    step = float(rng.choice([0.1, 0.3, 1.0]))
+    places = np.sort(rng.choice(np.arange(-6, 7), size=int(rng.integers(2, 5)), replace=False))
+    p = rng.dirichlet(np.full(places.size, rng.choice([0.3, 1.0, 3.0])))
+    infinite = float(rng.choice([0.0, 0.0, 1e-3])) * rng.random()
+    p = np.maximum(p, 1e-9)
+    p *= (1.0 - infinite) / p.sum()
+    while (p * np.exp(-places * step)).sum() > 1.0:
+        places = places + 1
+    masses = np.zeros(places[-1] - places[0] + 1)
+    masses[places - places[0]] = p
+    pair = LossPmf(step, int(places[0]), masses, infinite)
+    q = p * np.exp(-places * step)
+    outcomes = [*zip(p, q, strict=True), (infinite, 0.0), (0.0, max(1.0 - q.sum(), 0.0))]
+    pieces = [piece for piece in outcomes if max(piece) > 0.0]
+    while len(pieces) < 6:
+        largest = max(range(len(pieces)), key=lambda i: max(pieces[i]))
+        a, b = pieces.pop(largest)
+        cut = rng.random()
+        pieces += [(a * cut, b * cut), (a * (1.0 - cut), b * (1.0 - cut))]
+    return (*np.array(pieces).T, pair)
+
+
+def worst_order(p, q, runs, points):
+    """Return δ at each ε of the worst of all orders of the pieces, without the symbol for K = 0."""
+
+    def tuned(masses):
+        sums = np.cumsum(masses[ORDERS], axis=1)
+        return np.diff(runs.pgf(np.minimum(sums, 1.0)), axis=1, prepend=runs.pgf(0.0))
+
+    a, b = tuned(p), tuned(q)
+    return np.array([np.maximum(a - math.exp(e) * b, 0.0).sum(axis=1).max() for e in points])
+
+
+def excess(seed, count):
+    """Return how far the bound is exceeded at most, over so many mechanisms."""
+    rng = np.random.default_rng(seed)
+    largest = -math.inf
+    for number in range(count):
+        p, q, pair = small_mechanism(rng)
+        runs = LAWS[number % len(LAWS)]
+        bound = Rearranged(Tuner(pair, runs))
+        promised = np.array([bound.delta(e) for e in POINTS])
+        gap = worst_order(p, q, runs, POINTS) - promised
+        largest = max(largest, float(gap.max()))
+    return largest
+
+
+def test_no_order_of_small_mechanisms_costs_more():
+    assert excess(1, 150) <= 1e-9
+
+
+@pytest.mark.slow
+def test_no_order_of_five_thousand_mechanisms_costs_more():
+    assert excess(2, 5000) <= 1e-9
+
+
+build, price, paid = module._Block.__init__, module._Cells.price, module._Block.paid
+
+
+def too_deep(self, cells, depth, ends, rearranged):
+    build(self, cells, 2.0 * depth, ends, rearranged)
+
+
+def no_mass_above(self, cells, depth, ends, rearranged):
+    """The Q-mass of what is above is forgotten, its P-mass is not."""
+    forgetful = SimpleNamespace(
+        depth=rearranged.depth, level=np.zeros_like(rearranged.level), excess=rearranged.excess
+    )
+    build(self, cells, depth, ends, forgetful)
+
+
+MUTANTS = {
+    "twice the depth": (module._Block, "__init__", too_deep),
+    "no mass above": (module._Block, "__init__", no_mass_above),
+    "levels are free": (module._Cells, "price", lambda self, z: (price(self, z)[0], 0.0)),
+    "half the price": (
+        module._Cells,
+        "price",
+        lambda self, z: (price(self, z)[0], 0.5 * price(self, z)[1]),
+    ),
+    "what pays is not charged": (
+        module._Block,
+        "paid",
+        lambda self, z, own, cost: 0.8 * paid(self, z, own, cost),
+    ),
+}
+
+
+def share_of_the_bound():
+    """Return the largest δ of an explicit instance over the bound, on two Gaussian releases."""
+    shares = []
+    for sigma, runs, point in (
+        (10.0, Binomial(10, 10), 0.85),
+        (1.0, Poisson(40), 15.4),
+        (1.0, Binomial(100, 100), 14.0),
+    ):
+        pair = fine_pair(Gaussian(sigma)).remove
+        pair = pair.coarsen(math.ceil(pair.masses.size / 500))
+        attained = Instance(pair, runs).delta(point)
+        shares.append(attained / Rearranged(Tuner(pair, runs)).delta(point))
+    return max(shares)
+
+
+def test_an_explicit_instance_comes_close():
+    assert 0.8 < share_of_the_bound() < 1.0
+
+
+@pytest.mark.parametrize(
+    ("runs", "most"),
+    [
+        (Binomial(10, 10), 1.025),
+        (Binomial(100, 100), 1.06),
+        (Poisson(40), 1.01),
+        (Poisson(200), 1.06),
+    ],
+)
+def test_reported_over_lower_where_many_run(runs, most):
+    event = PrivateSelection(steps(1.0, 20.0, 100), runs)
+    answer, lower = epsilon(event, 1e-5), lower_bound(event, 1e-5)
+    assert answer.method == "rearrangement"
+    assert lower < answer.epsilon < most * lower
+
+
+def test_what_pays_is_shuffled_in_the_best_way():
+    """Every shuffle of what pays, by rising loss, and of what does not, by falling loss."""
+    rng = np.random.default_rng(3)
+    for runs in (Binomial(6, 6), Poisson(10), Geometric(5)):
+        p, q = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
+        instance = Instance(LossPmf(1.0, 0, p[np.argsort(p / q)], 0.0), runs, q[np.argsort(p / q)])
+        instance.losses = np.sort(np.log(p / q))[::-1]
+        assert instance.p.sum() == pytest.approx(1.0)
+        for count in range(1, 6):
+            pays = np.arange(6) < count
+
+            def paid(order, pays=pays, instance=instance, runs=runs):
+                a, b = (
+                    np.diff(runs.pgf(np.append(0.0, np.minimum(np.cumsum(m[order]), 1.0))))
+                    for m in (instance.p, instance.q)
+                )
+                return float((a - math.e * b)[pays[order]].sum())
+
+            def sorted_kinds(order, count=count):
+                up, down = order[order < count], order[order >= count]
+                return (np.diff(up) < 0).all() and (np.diff(down) > 0).all()
+
+            best = max(paid(order) for order in ORDERS if sorted_kinds(order))
+            assert paid(instance.shuffled(1.0, pays)) == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_formula_is_noticed(name, monkeypatch):
+    owner, attribute, mutant = MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, mutant)
+    assert max(excess(1, 40), share_of_the_bound() - 1.0) > 1e-6
