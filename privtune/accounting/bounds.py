@@ -194,7 +194,7 @@ def _rearranged(event: PrivateSelection, wanted: str, target: float) -> float | 
         elif wanted == "epsilon":
             worst = max(worst, bound.epsilon(target, start, worst))
         else:
-            worst = max(worst, bound.delta(target))
+            worst = max(worst, bound.delta(target, worst))
     return worst * (1.0 + _MARGIN) if helped else None
 
 

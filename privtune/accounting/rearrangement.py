@@ -12,24 +12,27 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privtune.accounting.selection import Tuner
+from privtune.accounting.selection import ROUNDING, Tuner
 
 __all__ = ["Rearranged"]
 
 Floats = NDArray[np.float64]
 _SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.08)  # P-mass of what may pay more than a level
-_BLOCKS, _LATER, _RESOLUTION = 40, 5, 0.02  # of the answer
-_FEW, _COARSE = 12, 0.12  # of the choice of a price, which any number of blocks may make
+_BLOCKS, _LATER, _RESOLUTION = 32, 5, 0.03  # of the answer
+_FEW, _COARSE = 8, 0.12  # of the choice of a price, which any number of blocks may make
 _LEAST_LEVEL = 1e-9  # what φ' is at levels that are not told apart
 _WORTH = 0.01  # of δ; below it the depth does not matter
 _MIDDLE = 3
 _TOLERANCE = 5e-4
 _NEAR = 0.93  # of the envelope's ε; there the price is chosen
 _ROUNDS = 12
+_POWER = 1.5
+_PART = math.log(1.15)  # of the ε axis, for which one price and one set of blocks are chosen
 
 
 class _Cells:
@@ -45,6 +48,8 @@ class _Cells:
         self.right, self.roc = level[1:][last], roc[1:][last]
         self.floor = slope[:-1][np.append(0, last[:-1] + 1)]
         self.top = self.runs.pgf_derivative(self.roc)
+        # All of it: a chord between the ends of cells would be below the concave curve.
+        self.polygon = level, roc
 
     def price(self, z: float) -> tuple[Floats, float]:
         """Return a price of levels G from which no outcome of `e^(ε - loss) >= z` can pay more.
@@ -78,7 +83,7 @@ class _Block:
         last = rearranged.depth[ends]
         # The most Q-mass that what is above may have: it lies right above the group's last loss.
         taken = rearranged.level[ends] - np.interp(last - depth, rearranged.depth, rearranged.level)
-        curve = np.interp(cells.right + taken[:, None], cells.right, cells.roc)
+        curve = np.interp(cells.right + taken[:, None], *cells.polygon)
         curve = np.minimum(cells.roc, curve - (depth - rearranged.excess))
         curve = np.clip(curve, 0.0, 1.0, out=curve)
         self.top = cells.runs.pgf_derivative(curve)
@@ -114,8 +119,18 @@ class Rearranged:
         self.depth = np.concatenate([[0.0], np.cumsum(self.masses)])
         self.level = np.concatenate([[0.0], np.cumsum(without)])
         # Masses that rounding raised count in a depth as in F, except where F stops at 1.
-        self.excess = max(float(self.depth[-1]) + base.infinite - 1.0, 0.0)
+        self.excess = max(float(self.depth[-1]) + base.infinite - 1.0, 0.0) + ROUNDING
         self.at_infinity = float(tuner.runs.pgf_derivative(1.0)) * base.infinite
+        self._rough: dict[int, _Bound] = {}
+        self._exact: dict[int, _Bound] = {}
+
+    @cached_property
+    def _cells(self) -> _Cells:
+        return _Cells(self.tuner, _RESOLUTION)
+
+    @cached_property
+    def _few_cells(self) -> _Cells:
+        return _Cells(self.tuner, _COARSE)
 
     def matters(self, epsilon: float) -> bool:
         """Whether the bound can be below the envelope by more than a percent of δ at this ε."""
@@ -132,10 +147,18 @@ class Rearranged:
         lost = (self.masses[paying] * self.depth[:-1][paying]) @ slope
         return float(lost) > _WORTH * whole
 
-    def delta(self, epsilon: float) -> float:
-        """Return the bound on δ(ε)."""
-        coarse = self._choose(epsilon)
-        return min(self._refine(coarse, epsilon).delta(epsilon), self.tuner.delta(epsilon))
+    def delta(self, epsilon: float, least: float = 0.0) -> float:
+        """Return the bound on δ(ε).
+
+        Args:
+            epsilon: At least 0.
+            least: What is charged in any case: where the answer is below, it is this.
+        """
+        place = _place(epsilon)
+        value = min(self._coarse(place).delta(epsilon), self.tuner.delta(epsilon))
+        if value > least:
+            value = min(value, self._fine(place).delta(epsilon))
+        return max(value, least)
 
     def epsilon(self, delta: float, start: float, least: float = 0.0) -> float:
         """Return an ε at which the bound is at most delta.
@@ -146,39 +169,58 @@ class Rearranged:
             least: What is charged in any case: where the answer is below, it is this.
         """
         near = least or _NEAR * start
-        coarse = self._choose(near)
+        coarse = self._coarse(_place(near))
         if least and coarse.delta(least) <= delta:
             return least
         near = coarse.epsilon(delta, start, near)
-        return self._refine(coarse, near).epsilon(delta, start, near)
+        found: dict[int, float] = {}
+        # The answer lies where the bound that gave it is the one that `delta` takes.
+        while (place := _place(near)) not in found:
+            near = found[place] = self._fine(place).epsilon(delta, start, near)
+        if len(found) > 1 and near != found[place]:
+            # Two parts, each of whose bounds leads to the other: at their border both hold.
+            near = min(max(near, found[place]), _middle(max(place, _place(found[place])) - 0.5))
+        return near
+
+    def _coarse(self, place: int) -> _Bound:
+        """Return the bound with the best of some prices near an ε, with few cells of levels."""
+        if place not in self._rough:
+            self._rough[place] = self._choose(_middle(place))
+        return self._rough[place]
+
+    def _fine(self, place: int) -> _Bound:
+        """Return the bound with the same price, many cells, and blocks of what the coarse one pays."""
+        if place not in self._exact:
+            coarse = self._coarse(place)
+            paid = self.masses * coarse.paid(_middle(place))[0]
+            size = (_BLOCKS, _LATER)
+            self._exact[place] = _Bound(self, self._cells, paid, coarse.share, size)
+        return self._exact[place]
 
     def _choose(self, epsilon: float) -> _Bound:
-        """Return the bound with the best of some prices, with few blocks."""
-        cells = _Cells(self.tuner, _COARSE)
         paid = self.masses * self._envelope(epsilon)
+        few = (_FEW, _LATER)
+        paid = self.masses * self._bound(paid, _MIDDLE, few).paid(epsilon)[0]
 
-        def tried(share: float) -> tuple[float, _Bound]:
-            bound = _Bound(self, cells, paid, share, (_FEW, _LATER))
-            return bound.delta(epsilon), bound
+        def cost(share: int, size: tuple[int, int] = few) -> float:
+            return self._bound(paid, share, size).delta(epsilon)
 
         # Away from the middle as long as it pays.
-        best = tried(_SHARES[_MIDDLE])
-        for side in (_SHARES[_MIDDLE + 1 :], _SHARES[:_MIDDLE][::-1]):
-            before = best
+        best, value = _MIDDLE, cost(_MIDDLE)
+        for side in (range(_MIDDLE + 1, len(_SHARES)), range(_MIDDLE - 1, -1, -1)):
             for share in side:
-                more = tried(share)
-                if more[0] >= best[0]:
+                more = cost(share)
+                if more >= value:
                     break
-                best = more
-            if best is not before:
+                best, value = share, more
+            if best != _MIDDLE:
                 break
-        return best[1]
+        # Few blocks charge too much where there are few prices.
+        found = [self._bound(paid, share, (_BLOCKS, _LATER)) for share in (best, max(best - 1, 0))]
+        return min(found, key=lambda bound: bound.delta(epsilon))
 
-    def _refine(self, coarse: _Bound, epsilon: float) -> _Bound:
-        """Return the bound with the same price and more blocks, where the coarse one pays."""
-        paid = self.masses * coarse.paid(epsilon)[0]
-        cells = _Cells(self.tuner, _RESOLUTION)
-        return _Bound(self, cells, paid, coarse.share, (_BLOCKS, _LATER))
+    def _bound(self, paid: Floats, share: int, size: tuple[int, int]) -> _Bound:
+        return _Bound(self, self._few_cells, paid, _SHARES[share], size)
 
     def _envelope(self, epsilon: float) -> Floats:
         """Return what each outcome pays under the envelope, per unit of its P-mass."""
@@ -222,7 +264,8 @@ class _Bound:
         self.blocks = []
         for i, (first, last) in enumerate(itertools.pairwise(edges)):
             # A block pays for its own losses or for lower ones.
-            ends = np.linspace(i + 1, edges.size - 1, size[1] + 1).astype(np.int64)
+            rest = edges.size - 2 - i
+            ends = (i + 1 + rest * np.linspace(0.0, 1.0, size[1] + 1) ** _POWER).astype(np.int64)
             block = _Block(cells, float(depth[first]), edges[np.unique(ends)], rearranged)
             self.blocks.append((slice(first, last), block))
 
@@ -269,6 +312,15 @@ class _Bound:
             if high - low < _TOLERANCE * high:
                 break
         return high
+
+
+def _place(epsilon: float) -> int:
+    """Return the number of the part of the ε axis in which one bound is used."""
+    return round(math.log1p(epsilon) / _PART)
+
+
+def _middle(place: float) -> float:
+    return math.expm1(place * _PART)
 
 
 def _support(top: Floats, floor: Floats, price: Floats) -> Floats:

@@ -22,7 +22,7 @@ Curve = Callable[[Floats], Floats]
 _MAX_PIECES = 4096
 _MAX_EDGES = 100_000
 _MOVED = 1e-3  # relative, of what an edge of the bound on a threshold may move
-_ROUNDING = 1e-12  # of levels u and F, which are sums of masses
+ROUNDING = 1e-12  # of levels u and F, which are sums of masses
 
 
 class Tuner:
@@ -303,8 +303,8 @@ def _upper_hull(slopes: Floats, offsets: Floats) -> NDArray[np.int64]:
 def _charged(level: Floats, roc: Floats) -> tuple[Floats, Floats]:
     """Charge the rounding of the sums: near 1 a law with a heavy tail feels it."""
     return (
-        np.append(np.maximum(level - _ROUNDING, 0.0), 1.0),
-        np.append(np.minimum(roc + _ROUNDING, 1.0), 1.0),
+        np.append(np.maximum(level - ROUNDING, 0.0), 1.0),
+        np.append(np.minimum(roc + ROUNDING, 1.0), 1.0),
     )
 
 
