@@ -23,15 +23,16 @@ __all__ = ["Rearranged"]
 
 Floats = NDArray[np.float64]
 _SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.08)  # P-mass of what may pay more than a level
-_BLOCKS, _LATER, _RESOLUTION = 32, 5, 0.03  # of the answer
-_FEW, _COARSE = 8, 0.12  # of the choice of a price, which any number of blocks may make
+_LATER = 5  # groups of lower losses
+_SIZE, _RESOLUTION = (32, _LATER), 0.03  # of the answer
+_FEW, _COARSE = (8, _LATER), 0.12  # of the choice of a price, which any number of blocks may make
+_POWER = 1.5  # groups of nearly the block's own losses are the smaller ones
 _LEAST_LEVEL = 1e-9  # what φ' is at levels that are not told apart
 _WORTH = 0.01  # of δ; below it the depth does not matter
 _MIDDLE = 3
 _TOLERANCE = 5e-4
 _NEAR = 0.93  # of the envelope's ε; there the price is chosen
 _ROUNDS = 12
-_POWER = 1.5
 _PART = math.log(1.15)  # of the ε axis, for which one price and one set of blocks are chosen
 
 
@@ -189,20 +190,17 @@ class Rearranged:
         return self._rough[place]
 
     def _fine(self, place: int) -> _Bound:
-        """Return the bound with the same price, many cells, and blocks of what the coarse one pays."""
+        """Return the bound with the same price and blocks, and many cells."""
         if place not in self._exact:
             coarse = self._coarse(place)
-            paid = self.masses * coarse.paid(_middle(place))[0]
-            size = (_BLOCKS, _LATER)
-            self._exact[place] = _Bound(self, self._cells, paid, coarse.share, size)
+            self._exact[place] = _Bound(self, self._cells, coarse.pay, coarse.share, _SIZE)
         return self._exact[place]
 
     def _choose(self, epsilon: float) -> _Bound:
         paid = self.masses * self._envelope(epsilon)
-        few = (_FEW, _LATER)
-        paid = self.masses * self._bound(paid, _MIDDLE, few).paid(epsilon)[0]
+        paid = self.masses * self._bound(paid, _MIDDLE, _FEW).paid(epsilon)[0]
 
-        def cost(share: int, size: tuple[int, int] = few) -> float:
+        def cost(share: int, size: tuple[int, int] = _FEW) -> float:
             return self._bound(paid, share, size).delta(epsilon)
 
         # Away from the middle as long as it pays.
@@ -216,7 +214,10 @@ class Rearranged:
             if best != _MIDDLE:
                 break
         # Few blocks charge too much where there are few prices.
-        found = [self._bound(paid, share, (_BLOCKS, _LATER)) for share in (best, max(best - 1, 0))]
+        found = [self._bound(paid, share, _SIZE) for share in {best, max(best - 1, 0)}]
+        best_found = min(found, key=lambda bound: bound.delta(epsilon))
+        again = self.masses * best_found.paid(epsilon)[0]
+        found = [best_found, _Bound(self, self._few_cells, again, best_found.share, _SIZE)]
         return min(found, key=lambda bound: bound.delta(epsilon))
 
     def _bound(self, paid: Floats, share: int, size: tuple[int, int]) -> _Bound:
@@ -247,7 +248,7 @@ class _Bound:
         share: float,
         size: tuple[int, int],
     ) -> None:
-        self.rearranged, self.cells, self.share = rearranged, cells, share
+        self.rearranged, self.cells, self.share, self.pay = rearranged, cells, share, paid
         depth = rearranged.depth
         self.count = paid.size
         if share < 1.0:
