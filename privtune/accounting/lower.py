@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from privtune.accounting.orders import Instance
+from privtune.accounting.orders import ROUNDING, Instance
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.runs import RunLaw
 
@@ -258,7 +258,7 @@ def best_of_runs(base: Outcomes, runs: RunLaw, delta: float) -> Outcomes:
     none = runs.zero_probability
     # A mass moves where it is scored: φ' answers to the error of the sums below it.
     # What was taken off P and added to Q is on the safe side of a cost, not of a further choice.
-    error = base.error * (1.0 + runs.expected_runs) + _ROUNDING
+    error = base.error * (1.0 + runs.expected_runs) + ROUNDING
     return Outcomes(np.append(p, none), np.append(q, none), error)
 
 

@@ -15,7 +15,7 @@ __all__ = ["Instance"]
 
 Floats = NDArray[np.float64]
 Kinds = NDArray[np.bool_]
-_ROUNDING = 1e-6  # of tuned masses, relative
+ROUNDING = 1e-6  # of tuned masses, relative
 _LARGE = 4e-10  # mass, for each run, from which a difference of φ is right to that
 _CUTS = 128  # of what pays and of what does not, twice
 _STARTS = (0.5, 0.2, 0.05)  # P-mass of what is to pay
@@ -108,7 +108,7 @@ class Instance:
             exact_p, exact_q = np.diff(self.runs.pgf(below_p)), np.diff(self.runs.pgf(below_q))
             gain_p = np.where(exact_p > enough, exact_p, gain_p)
             gain_q = np.where(exact_q > enough, exact_q, gain_q)
-        return gain_p * (1.0 - _ROUNDING), gain_q * (1.0 + _ROUNDING)
+        return gain_p * (1.0 - ROUNDING), gain_q * (1.0 + ROUNDING)
 
     def best(self, epsilon: float, count: int = 12) -> tuple[Floats, Floats]:
         """Return the tuned pair of the instance with the largest δ at this ε among those tried."""
