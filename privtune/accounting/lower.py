@@ -247,14 +247,14 @@ def split(tuning: Outcomes, training: Outcomes, rate: float) -> Outcomes:
     return Outcomes(p.ravel(), q.ravel(), first.error + second.error)
 
 
-def best_of_runs(base: Outcomes, runs: RunLaw, delta: float) -> Outcomes:
+def best_of_runs(base: Outcomes, runs: RunLaw, delta: float, *, shuffle: bool) -> Outcomes:
     """Return the best of K with outcomes scored for P over Q at this δ."""
     named = _Sum.of(base)
     # Its losses say where to score; what it costs comes from the masses alone.
     guide = LossPmf(2.0**named.power, named.lowest, named.p, 0.0)
     instance = Instance(guide, runs, named.q)
     target = instance.tuner.epsilon(delta)
-    p, q = instance.best(target if math.isfinite(target) else 1.0)
+    p, q = instance.best(target if math.isfinite(target) else 1.0, shuffle=shuffle)
     none = runs.zero_probability
     # A mass moves where it is scored: φ' answers to the error of the sums below it.
     # What was taken off P and added to Q is on the safe side of a cost, not of a further choice.

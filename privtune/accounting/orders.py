@@ -110,7 +110,9 @@ class Instance:
             gain_q = np.where(exact_q > enough, exact_q, gain_q)
         return gain_p * (1.0 - ROUNDING), gain_q * (1.0 + ROUNDING)
 
-    def best(self, epsilon: float, count: int = 12) -> tuple[Floats, Floats]:
+    def best(
+        self, epsilon: float, count: int = 12, *, shuffle: bool = True
+    ) -> tuple[Floats, Floats]:
         """Return the tuned pair of the instance with the largest δ at this ε among those tried."""
         z = np.exp(np.minimum(epsilon - self.losses, 700.0))
         pays = self.losses[self.tuner.support(z) > 0.0]
@@ -118,7 +120,9 @@ class Instance:
         thresholds = (math.inf, *np.linspace(lowest, epsilon, count))
         tried = [self._tried(self.order(epsilon, float(t)), epsilon) for t in thresholds]
         best = max(tried, key=lambda found: found[0])
-        starts: list[Kinds] = [best[2], *(np.cumsum(self.p) <= share for share in _STARTS)]
+        starts: list[Kinds] = []
+        if shuffle:
+            starts = [best[2], *(np.cumsum(self.p) <= share for share in _STARTS)]
         for start in starts:
             value, paying = 0.0, start
             for _ in range(_TURNS):
