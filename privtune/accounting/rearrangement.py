@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +22,21 @@ __all__ = ["Rearranged"]
 
 Floats = NDArray[np.float64]
 _SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.08)  # P-mass of what may pay more than a level
+_PAID = (0.97, 0.999, 0.92, 0.85, 0.75, 0.6)  # of the envelope, by what has a depth beside the rest
 _LATER = 5  # groups of lower losses
-_SIZE, _RESOLUTION = (32, _LATER), 0.03  # of the answer
-_FEW, _COARSE = (8, _LATER), 0.12  # of the choice of a price, which any number of blocks may make
+_SIZE, _FINE = (24, _LATER), 0.03  # of the answer
+_FEW, _COARSE = (8, _LATER), 4.0  # of the choice of a price, which any number of blocks may make
+_GAIN = 0.15  # of what an outcome keeps of φ', what a cell of levels may change
 _POWER = 1.5  # groups of nearly the block's own losses are the smaller ones
 _LEAST_LEVEL = 1e-9  # what φ' is at levels that are not told apart
 _WORTH = 0.01  # of δ; below it the depth does not matter
 _MIDDLE = 3
+_RIVAL = 1.3  # with few blocks; with more the order may be another
 _TOLERANCE = 5e-4
 _NEAR = 0.93  # of the envelope's ε; there the price is chosen
 _ROUNDS = 12
-_PART = math.log(1.15)  # of the ε axis, for which one price and one set of blocks are chosen
+_PART = math.log(1.1)  # of the ε axis, for which one price and one set of blocks are chosen
+_LEAST_PART = 0.02  # below it parts are of one width
 
 
 class _Cells:
@@ -122,20 +125,32 @@ class Rearranged:
         # Masses that rounding raised count in a depth as in F, except where F stops at 1.
         self.excess = max(float(self.depth[-1]) + base.infinite - 1.0, 0.0) + ROUNDING
         self.at_infinity = float(tuner.runs.pgf_derivative(1.0)) * base.infinite
+        self._cut: dict[float, _Cells] = {}
         self._rough: dict[int, _Bound] = {}
         self._exact: dict[int, _Bound] = {}
 
-    @cached_property
-    def _cells(self) -> _Cells:
-        return _Cells(self.tuner, _RESOLUTION)
+    def _cells(self, epsilon: float, coarser: float = 1.0) -> _Cells:
+        """Return cells of levels which what is gained near this ε can be told in."""
+        paying, paid, height = self._best(epsilon)
+        gained = float(paid.sum()) / max(float(self.masses[paying] @ height), 1e-300)
+        power = math.floor(math.log2(max(min(_GAIN * gained / _FINE, 1.0), 1e-6)))
+        resolution = _FINE * 2.0**power * coarser
+        if resolution not in self._cut:
+            self._cut[resolution] = _Cells(self.tuner, resolution)
+        return self._cut[resolution]
 
-    @cached_property
-    def _few_cells(self) -> _Cells:
-        return _Cells(self.tuner, _COARSE)
+    def _best(self, epsilon: float) -> tuple[NDArray[np.bool_], Floats, Floats]:
+        """Return what pays under the envelope, what it pays, and φ' of F where it pays most."""
+        paid = self.masses * self.envelope(epsilon)
+        paying = paid > 0.0
+        z = np.exp(np.minimum(epsilon - self.losses[paying], 700.0))
+        level, roc = self.tuner.levels
+        best = np.interp(self.tuner.best_level(z), level, roc)
+        return paying, paid[paying], self.tuner.runs.pgf_derivative(best)
 
     def matters(self, epsilon: float) -> bool:
         """Whether the bound can be below the envelope by more than a percent of δ at this ε."""
-        paid = self.masses * self._envelope(epsilon)
+        paid = self.masses * self.envelope(epsilon)
         whole = float(paid.sum())
         if whole <= 0.0:
             return False
@@ -193,15 +208,16 @@ class Rearranged:
         """Return the bound with the same price and blocks, and many cells."""
         if place not in self._exact:
             coarse = self._coarse(place)
-            self._exact[place] = _Bound(self, self._cells, coarse.pay, coarse.share, _SIZE)
+            self._exact[place] = coarse.like(self._cells(_middle(place)), coarse.pay)
         return self._exact[place]
 
     def _choose(self, epsilon: float) -> _Bound:
-        paid = self.masses * self._envelope(epsilon)
-        paid = self.masses * self._bound(paid, _MIDDLE, _FEW).paid(epsilon)[0]
+        cells = self._cells(epsilon, _COARSE)
+        paid = self.masses * self.envelope(epsilon)
+        paid = self.masses * self._bound(cells, paid, _MIDDLE, _FEW).paid(epsilon)[0]
 
-        def cost(share: int, size: tuple[int, int] = _FEW) -> float:
-            return self._bound(paid, share, size).delta(epsilon)
+        def cost(share: int) -> float:
+            return self._bound(cells, paid, share, _FEW).delta(epsilon)
 
         # Away from the middle as long as it pays.
         best, value = _MIDDLE, cost(_MIDDLE)
@@ -214,16 +230,39 @@ class Rearranged:
             if best != _MIDDLE:
                 break
         # Few blocks charge too much where there are few prices.
-        found = [self._bound(paid, share, _SIZE) for share in {best, max(best - 1, 0)}]
+        found = [self._bound(cells, paid, share, _SIZE) for share in {best, max(best - 1, 0)}]
+        found += self._beside_envelope(cells, epsilon, value)
         best_found = min(found, key=lambda bound: bound.delta(epsilon))
         again = self.masses * best_found.paid(epsilon)[0]
-        found = [best_found, _Bound(self, self._few_cells, again, best_found.share, _SIZE)]
+        found = [best_found, best_found.like(cells, again)]
         return min(found, key=lambda bound: bound.delta(epsilon))
 
-    def _bound(self, paid: Floats, share: int, size: tuple[int, int]) -> _Bound:
-        return _Bound(self, self._few_cells, paid, _SHARES[share], size)
+    def _beside_envelope(self, cells: _Cells, epsilon: float, other: float) -> list[_Bound]:
+        """Return the best bound that charges low losses by the envelope, if it rivals another."""
+        paid = self.masses * self.envelope(epsilon)
+        sums = np.cumsum(paid)
 
-    def _envelope(self, epsilon: float) -> Floats:
+        def bound(share: float, size: tuple[int, int]) -> _Bound:
+            count = min(int(np.searchsorted(sums, share * sums[-1])) + 1, paid.size)
+            return _Bound(self, cells, paid, count, size, priced=False)
+
+        best, value = _PAID[0], math.inf
+        for share in _PAID:
+            found = bound(share, _FEW).delta(epsilon)
+            if found < value:
+                best, value = share, found
+            elif share < best:
+                break
+        return [bound(best, _SIZE)] if value < _RIVAL * other else []
+
+    def _bound(self, cells: _Cells, paid: Floats, share: int, size: tuple[int, int]) -> _Bound:
+        count = paid.size
+        if _SHARES[share] < 1.0:
+            count = int(np.searchsorted(self.depth, _SHARES[share] * self.depth[-1], "right")) - 1
+            count = min(max(count, 1), paid.size - 1)
+        return _Bound(self, cells, paid, count, size)
+
+    def envelope(self, epsilon: float) -> Floats:
         """Return what each outcome pays under the envelope, per unit of its P-mass."""
         return self.tuner.support(np.exp(np.minimum(epsilon - self.losses, 700.0)))
 
@@ -235,9 +274,10 @@ class _Bound:
         rearranged: The outcomes.
         cells: The cells of levels.
         paid: What each outcome pays, nearly: blocks pay alike.
-        share: The P-mass of the outcomes that may pay more than the price of every level; with 1
-            levels have no price.
+        count: The number of the outcomes of largest loss that have a depth.
         size: The number of blocks, and of groups of lower losses.
+        priced: Whether levels have a price that the others cannot exceed; else those pay what the
+            envelope charges.
     """
 
     def __init__(
@@ -245,15 +285,14 @@ class _Bound:
         rearranged: Rearranged,
         cells: _Cells,
         paid: Floats,
-        share: float,
+        count: int,
         size: tuple[int, int],
+        *,
+        priced: bool = True,
     ) -> None:
-        self.rearranged, self.cells, self.share, self.pay = rearranged, cells, share, paid
+        self.rearranged, self.cells, self.pay = rearranged, cells, paid
+        self.count, self.size, self.priced = count, size, priced
         depth = rearranged.depth
-        self.count = paid.size
-        if share < 1.0:
-            self.count = int(np.searchsorted(depth, share * depth[-1], side="right")) - 1
-            self.count = min(max(self.count, 1), paid.size - 1)
         # Blocks of equal pay, and what hardly pays by equal mass: a wide block takes much Q-mass.
         shares = np.arange(size[0]) / size[0]
         marks = [
@@ -270,12 +309,18 @@ class _Bound:
             block = _Block(cells, float(depth[first]), edges[np.unique(ends)], rearranged)
             self.blocks.append((slice(first, last), block))
 
+    def like(self, cells: _Cells, paid: Floats) -> _Bound:
+        """Return the same with other cells, and blocks that pay alike by other payments."""
+        return _Bound(self.rearranged, cells, paid, self.count, self.size, priced=self.priced)
+
     def paid(self, epsilon: float) -> tuple[Floats, float]:
         """Return what each outcome pays at most, per unit of its P-mass, and what levels do."""
         z = np.exp(np.minimum(epsilon - self.rearranged.losses, 700.0))
         paid, price, charged = np.zeros(z.size), None, 0.0
-        if self.count < z.size:
+        if self.count < z.size and self.priced:
             price, charged = self.cells.price(float(z[self.count]))
+        elif self.count < z.size:
+            paid[self.count :] = self.rearranged.envelope(epsilon)[self.count :]
         for own, block in self.blocks:
             paid[own] = block.paid(z, own, price)
         return paid, charged
@@ -317,11 +362,11 @@ class _Bound:
 
 def _place(epsilon: float) -> int:
     """Return the number of the part of the ε axis in which one bound is used."""
-    return round(math.log1p(epsilon) / _PART)
+    return round(math.asinh(epsilon / _LEAST_PART) / _PART)
 
 
 def _middle(place: float) -> float:
-    return math.expm1(place * _PART)
+    return _LEAST_PART * math.sinh(place * _PART)
 
 
 def _support(top: Floats, floor: Floats, price: Floats) -> Floats:

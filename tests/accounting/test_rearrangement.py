@@ -171,7 +171,7 @@ def short_of_the_theorem():
         bound = Rearranged(Tuner(pair.coarsen(math.ceil(pair.masses.size / 60)), runs))
         cells = module._Cells(bound.tuner, 0.005)
         size = (bound.masses.size, bound.masses.size)
-        found = module._Bound(bound, cells, bound.masses, 1.0, size).delta(point)
+        found = module._Bound(bound, cells, bound.masses, bound.masses.size, size).delta(point)
         worst = max(worst, least_of_the_theorem(bound, runs, point) / found - 1.0)
     return worst
 
@@ -213,6 +213,20 @@ def test_reported_over_lower_where_many_run(runs, most):
     answer, lower = epsilon(event, 1e-5), lower_bound(event, 1e-5)
     assert answer.method == "rearrangement"
     assert lower < answer.epsilon < most * lower
+
+
+@pytest.mark.parametrize(
+    ("base", "runs", "most"),
+    [
+        # What a bound with the smallest loss that pays, and every level a cell, charged.
+        (steps(0.02, 20.0, 1), Poisson(20), 0.003343424),
+        (steps(0.1, 100.0, 100), Poisson(20), 0.05413209),
+        (steps(0.005, 2.0, 100), Geometric(100), 0.1407232),
+        (steps(0.005, 5.0, 10), Binomial(30, 30), 0.01830044),
+    ],
+)
+def test_cells_of_levels_are_narrow_enough_for_weak_bases(base, runs, most):
+    assert epsilon(PrivateSelection(base, runs), 1e-3).epsilon < most
 
 
 def test_what_pays_is_shuffled_in_the_best_way():
