@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from tests.tiers import check_floor
 # Before anything imports torch: one thread a process, so that numbers are the same on every machine
 # and the workers of pytest-xdist do not fight for cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Compiled programs are kept in files: two workers that write the same one may read half of it.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    cache = Path(tempfile.gettempdir()) / f"inductor-{os.getuid()}-{worker}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 # Alembic runs these itself; they cannot be imported.
 collect_ignore_glob = ["privtune/ledger/migrations/*"]

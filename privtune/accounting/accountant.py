@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Context
@@ -199,6 +200,8 @@ def _method(value: object) -> str:
 def _answer(
     event: Event, wanted: str, target: float, adjacency: Adjacency, method: str
 ) -> Guarantee:
+    # Python allows a thousand calls inside each other, and a level of nesting takes some twenty.
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1_000 + 50 * event.depth))
     parts = flatten(under(event, adjacency))
     nothing = math.inf if wanted == "epsilon" else 1.0
     bounds = Bounds()

@@ -37,6 +37,8 @@ def run_study(
     non_private: bool,
 ) -> tuple[Release, ...]:
     """Run what has not been released: see :meth:`privtune.Study.run`."""
+    if life.spec.task is None:
+        life.spec.load_task()  # says that the study is open, and what runs its arms
     plans = [arm.plan for arm in life.arms().values()]
     compute = life.spec.compute
     if stack is not None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from privtune.ledger import Budget
@@ -61,12 +59,27 @@ def plan_of(arm: str) -> Plan:
     )
 
 
-def run(objective: Objective, folder: Path, *, arm: str = "fixed", trials: int = 2) -> Verdict:
+class _Kept:
+    """Results of a round that need no database."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] = {}
+
+    def adopt(self, pattern: str) -> None:
+        """There are no files of before."""
+
+    def put(self, name: str, content: bytes) -> None:
+        self._kept.setdefault(name, content)
+
+    def get(self, name: str) -> bytes | None:
+        return self._kept.get(name)
+
+
+def run(objective: Objective, *, arm: str = "fixed", trials: int = 2) -> Verdict:
     """Run an objective as ``study.optimize`` does: rehearse it, then run trials with fixed seeds.
 
     Args:
         objective: A function of a trial and of the toy records.
-        folder: Keeps what a round keeps.
         arm: See :class:`Trap`.
         trials: How many trials of the arm to run; an arm that is ``fixed`` has one.
     """
@@ -79,7 +92,7 @@ def run(objective: Objective, folder: Path, *, arm: str = "fixed", trials: int =
     files = ObjectiveFiles(
         plan=plan,
         secret=bytes(range(32)),
-        results=cast("Any", SimpleNamespace(folder=folder)),  # all that an objective's trials need
+        results=cast("Any", _Kept()),  # all that an objective's trials need
         space=SearchSpace({}),
         objective=bound,
         sampler=None,

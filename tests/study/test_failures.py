@@ -86,11 +86,17 @@ def undisturbed(tmp_path: Any) -> list[Any]:
 )
 def test_every_exception_is_the_same_sentence(storage: str, error: type[Exception]) -> None:
     life = Study.create(spec(), storage)._life
-    with pytest.raises(ArmStoppedError) as stopped, stopping(life, "selection"):
+    with (
+        pytest.raises(ArmStoppedError) as stopped,
+        stopping("toy", "selection", life.record_failure),
+    ):
         raise error(SECRET)
     assert str(stopped.value) == str(ArmStoppedError("toy", "selection"))
     assert f"{error.__name__}: " in life.failures("selection")[-1]["traceback"]
-    with pytest.raises(PrivTuneError, match="ours"), stopping(life, "selection"):
+    with (
+        pytest.raises(PrivTuneError, match="ours"),
+        stopping("toy", "selection", life.record_failure),
+    ):
         raise PrivTuneError("ours")
     assert len(life.failures("selection")) == 1
 

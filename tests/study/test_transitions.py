@@ -61,7 +61,7 @@ def test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time(lif
     assert watching.seen == {plan.arm: "started" for plan in plans}
     for plan, release in zip(plans, releases, strict=True):
         # What a sealed arm took tells how many runs it made: its rehearsal is all that is known.
-        assert (release.wall_seconds == MADE_UP) is plan.is_sealed
+        assert (release.cost.wall_seconds == MADE_UP) is plan.is_sealed
     assert {plan.is_sealed for plan in plans} == {True, False}
 
 

@@ -45,30 +45,28 @@ def of(verdict):
 
 
 @cache
-def reference(name, arm, folder):
-    outcome = run(REFERENCES[name], folder, arm=arm)
+def reference(name, arm):
+    outcome = run(REFERENCES[name], arm=arm)
     assert outcome.error is None
     return outcome.results
 
 
 @of("refused")
-def test_refused_traps_release_nothing(trap: Trap, tmp_path: Path) -> None:
-    outcome = run(trap.objective, tmp_path, arm=trap.arm)
+def test_refused_traps_release_nothing(trap: Trap) -> None:
+    outcome = run(trap.objective, arm=trap.arm)
     assert isinstance(outcome.error, PrivTuneError), outcome.error
     assert not outcome.results
     assert outcome.charged == (trap.when == "after")
 
 
 @of("harmless")
-def test_harmless_traps_release_what_was_charged(
-    trap: Trap, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    outcome = run(trap.objective, tmp_path, arm=trap.arm)
+def test_harmless_traps_release_what_was_charged(trap: Trap) -> None:
+    outcome = run(trap.objective, arm=trap.arm)
     assert outcome.error is None
     if trap.loss is not None:
         assert largest_share(trap) <= BOUND * (1.0 + 1e-4)
         return
-    expected = reference(trap.like, trap.arm, tmp_path_factory.getbasetemp())
+    expected = reference(trap.like, trap.arm)
     for found, honest in zip(outcome.results, expected, strict=True):
         torch.testing.assert_close(found.weights, honest.weights, rtol=1e-5, atol=1e-6)
         assert found.params == honest.params
@@ -112,8 +110,8 @@ def summed(trap, make, x, y):
 
 
 @of("undecidable")
-def test_what_nothing_can_see_runs_and_is_on_the_page(trap: Trap, tmp_path: Path) -> None:
-    assert run(trap.objective, tmp_path, arm=trap.arm).error is None
+def test_what_nothing_can_see_runs_and_is_on_the_page(trap: Trap) -> None:
+    assert run(trap.objective, arm=trap.arm).error is None
     section = PAGE.split(f"### {trap.severity.capitalize()}")[1].split("\n#")[0]
     assert f"**{trap.name}".lower() in section.lower()
 

@@ -184,7 +184,7 @@ def test_a_checkpoint_that_cannot_be_used_is_left_with_a_sentence(
         run("dpsgd", drawer=drawer, stop=20)
     assert drawer.content is not None
     if change == "version":
-        monkeypatch.setattr("privtune.__version__", "0.0.1")
+        monkeypatch.setattr(checkpoint, "version", lambda name: "0.0.1")
     elif change == "damage":
         drawer.content = drawer.content[:-1] + bytes([drawer.content[-1] ^ 1])
     else:
