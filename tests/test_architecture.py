@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "privtune"
 FLOORS = {
     "errors": 0,
     "files": 0,
+    "imports": 0,
     "names": 0,
     "accounting": 0,
     "ledger": 1,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import PrivTuneError
+from privtune.imports import find_function
 
 __all__ = ["ImportedObjective", "ObjectiveChangedError"]
 
@@ -39,18 +40,8 @@ class ImportedObjective:
         Raises:
             InvalidInputError: If nothing can be imported from there.
         """
-        module, separator, name = path.partition(":")
-        if not separator or not all(part.isidentifier() for part in (*module.split("."), name)):
-            raise InvalidInputError("objective", path, "must be package.module:function")
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise InvalidInputError(
-                "objective", path, f"cannot be imported ({error})", "Check the path and the name."
-            ) from error
-        if not callable(found):
-            raise InvalidInputError("objective", path, "must name a function of a trial")
-        return cls(path, _digest(module))
+        _find(path)
+        return cls(path, _digest(path.partition(":")[0]))
 
     @classmethod
     def of(cls, objective: Callable[..., Any]) -> ImportedObjective | None:
@@ -81,15 +72,22 @@ class ImportedObjective:
             InvalidInputError: If it cannot be imported here.
             ObjectiveChangedError: If its module's source is another one here.
         """
-        here = ImportedObjective.at(self.path)
-        module, _, name = self.path.partition(":")
-        if here.digest != self.digest:
+        found, module = _find(self.path), self.path.partition(":")[0]
+        if _digest(module) != self.digest:
             raise ObjectiveChangedError(
                 f"The source of {module} differs between this worker and whoever runs the study: "
                 "trials of two programs must not be compared. Bring the same files to both."
             )
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
         return found
+
+
+def _find(path: str) -> Callable[..., Any]:
+    return find_function(
+        "objective",
+        path,
+        allowed="must be package.module:function",
+        must="must name a function of a trial",
+    )
 
 
 def _digest(module: str) -> str:

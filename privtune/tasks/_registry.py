@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.imports import find_function
 from privtune.tasks._task import Task
 from privtune.tasks.digits import digits_cnn, digits_mlp
 from privtune.tasks.mnist import mnist_cnn, mnist_logistic, mnist_mlp
@@ -55,20 +55,12 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
         return tabular(name)
     if name in TASKS:
         return TASKS[name]()
-    module_name, separator, factory_name = name.partition(":")
-    parts = [*module_name.split("."), factory_name]
-    if not separator or not all(part.isidentifier() for part in parts):
-        raise InvalidInputError(
-            "task", name, f"must be one of {', '.join(sorted(TASKS))}, or package.module:factory"
-        )
-    try:
-        factory = getattr(importlib.import_module(module_name), factory_name)
-    except (ImportError, AttributeError) as error:
-        raise InvalidInputError(
-            "task", name, f"cannot be imported ({error})", "Check the module path and the name."
-        ) from error
-    if not callable(factory):
-        raise InvalidInputError("task", name, "must name a function that returns a task")
+    factory = find_function(
+        "task",
+        name,
+        allowed=f"must be one of {', '.join(sorted(TASKS))}, or package.module:factory",
+        must="must name a function that returns a task",
+    )
     try:
         task = factory()
     except PrivTuneError:
