@@ -174,7 +174,7 @@ class _ObjectiveTrainer:
             return None
         if self.imported is None:
             return in_threads(files, charge.id, self.executor.jobs)
-        files.results.replace(OBJECTIVE, self.imported.to_json())
+        files.results.put(OBJECTIVE, self.imported.to_json(), replace=True)
         return give_out(self.executor, self.life, plan, stack="auto")
 
     def finish(self, outcome: Outcome) -> tuple[Outcome, Mapping[str, float]]:

@@ -267,12 +267,6 @@ class Results:
         if stored and large:
             write_file(self.folder / name, content)
 
-    def replace(self, name: str, content: bytes) -> None:
-        """Store a result in the place of the one of this name."""
-        with self._storage.write() as connection:
-            connection.execute(sa.delete(blobs).where(*self._mine(name)))
-            self.put(name, content, connection)
-
     def get(self, name: str) -> bytes | None:
         """Return a result, ``None`` if there is none.
 
