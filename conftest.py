@@ -25,7 +25,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 # Alembic runs these itself; they cannot be imported.
 collect_ignore_glob = ["privtune/ledger/migrations/*"]
 
-SHOWN_ON_A_STUDY = ("privtune.plots.", "privtune.study.", "privtune.strategies.")
+SHOWN_ON_A_STUDY = ("privtune.plots.", "privtune.study.", "privtune.strategies.", "privtune.audit.")
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from privtune.ledger import Budget
 from privtune.study import Study, StudyNotFoundError, StudySpec, delete_study
@@ -17,11 +17,23 @@ def create_study(
     name: str,
     *,
     budget: Budget,
-    task: str | None = None,
+    task: str | Mapping[str, Any] | None = None,
     arms: Sequence[Mapping[str, Any]] = (),
+    space: Mapping[str, Mapping[str, Any]] | None = None,
+    epochs: float | None = None,
+    expected_batch_size: int | None = None,
+    scoring: Mapping[str, Any] | None = None,
+    report: Mapping[str, Any] | None = None,
+    epsilon: float | None = None,
+    device: str | None = None,
+    stack: int | Literal["auto"] | None = None,
+    compile: bool | None = None,  # noqa: A002  the field of the spec
+    executor: str | Mapping[str, Any] | None = None,
+    noise: str | Mapping[str, Any] | None = None,
+    artifacts: str | None = None,
+    seed: int | None = None,
     storage: str = _DEFAULT_STORAGE,
     load_if_exists: bool = False,
-    **options: Any,
 ) -> Study:
     """Plan a study and store it. Touches no data and spends nothing.
 
@@ -35,12 +47,23 @@ def create_study(
     Args:
         name: Name of the study.
         budget: The budget it draws on; created with the study if it does not exist.
-        task: A built-in task, or ``package.module:factory``.
+        task: A built-in task, ``package.module:factory``, or a table, as in a spec.
         arms: For each arm ``name``, ``strategy`` and the strategy's options, as in a spec.
+        space: What is searched, by name: ``{"type": "float", "low": ..., "high": ..., "log": True}``.
+        epochs: Expected passes over the training data of one training, above 0.
+        expected_batch_size: Expected size of a Poisson sample, at least 1.
+        scoring: How trials are scored: ``metric``, ``mechanism``, ``bound``, ....
+        report: One final score of every arm on the test split: ``metric``, ``epsilon_share``, ....
+        epsilon: What all arms together may cost; the whole budget unless given.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        stack: How many candidates to train at once, or ``auto``.
+        compile: Whether to compile the training.
+        executor: Who trains the rounds of selections, as in ``Study.run``.
+        noise: ``plain``, ``secure``, or ``source`` and ``floating_point``.
+        artifacts: URL of an object store for large models, encrypted there; the database unless given.
+        seed: Makes the study reproducible, and its guarantee void against whoever knows the seed.
         storage: Database URL of studies and budgets.
         load_if_exists: Return a study of this name as it is, if there is one.
-        **options: Further fields of :class:`privtune.StudySpec`: ``epochs``,
-            ``expected_batch_size``, ``space``, ``scoring``, ``epsilon``, ``device``, ``seed``.
 
     Returns:
         The study.
@@ -66,6 +89,21 @@ def create_study(
         >>> study.arms, study.status()[0].state, study.spent().epsilon
         (('defaults',), 'planned', 0.0)
     """
+    options = {
+        "space": space,
+        "epochs": epochs,
+        "expected_batch_size": expected_batch_size,
+        "scoring": scoring,
+        "report": report,
+        "epsilon": epsilon,
+        "device": device,
+        "stack": stack,
+        "compile": compile,
+        "executor": executor,
+        "noise": noise,
+        "artifacts": artifacts,
+        "seed": seed,
+    }
     spec = StudySpec.parse(
         {
             "name": name,
@@ -78,7 +116,7 @@ def create_study(
                 "unit": budget.unit,
             },
             "arms": [dict(arm) for arm in arms],
-            **options,
+            **{name: value for name, value in options.items() if value is not None},
         }
     )
     if load_if_exists:

@@ -1,14 +1,15 @@
-"""Functions of the user's own, found by their path: tasks, objectives."""
+"""What is imported by name: functions of the user's own, extras, names when they are first used."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = ["find_function"]
+__all__ = ["find_extra", "find_function", "lazily"]
 
 
 def find_function(field: str, path: str, *, allowed: str, must: str) -> Callable[..., Any]:
@@ -35,3 +36,51 @@ def find_function(field: str, path: str, *, allowed: str, must: str) -> Callable
     if not callable(found):
         raise InvalidInputError(field, path, must)
     return found
+
+
+def lazily(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__`` that imports each of its names when it is first used.
+
+    Args:
+        package: The package's name.
+        homes: Of each module, the names that the package takes from it.
+    """
+    found = {name: module for module, names in homes.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in found:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(found[name]), name)
+        # Python asks here only for what the package lacks.
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
+
+
+def find_extra(module: str, *, extra: str, what: str) -> Any:
+    """Return a module of a library that ``pip install privtune`` alone leaves out.
+
+    Args:
+        module: The module's name.
+        extra: The extra of this package that installs it.
+        what: What needs it, to begin a sentence with.
+
+    Raises:
+        PrivTuneError: If it is not installed.
+
+    Example:
+        >>> find_extra("no_such_library", extra="demo", what="This example")
+        Traceback (most recent call last):
+            ...
+        privtune.errors.PrivTuneError: This example needs no_such_library, which is not installed: ...
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        library = module.partition(".")[0]
+        if str(error.name).partition(".")[0] != library:
+            raise  # it is installed, and misses something of its own
+        raise PrivTuneError(
+            f"{what} needs {library}, which is not installed: pip install 'privtune[{extra}]'."
+        ) from None

@@ -16,6 +16,7 @@ import pytest
 import privtune
 from privtune.files import create_private, open_private, private_folder
 from privtune.ledger import Budget, Ledger
+from privtune.ledger.storage import Storage
 from privtune.study import Study
 from privtune.study._trials import StudyTrials
 from tests.study.conftest import toy_spec
@@ -56,7 +57,7 @@ def test_a_ledger_is_its_owners_while_it_is_open(umask: int, tmp_path: Path) -> 
     with Ledger(f"sqlite:///{tmp_path}/a.db") as ledger:
         ledger.create_budget(Budget(4.0, 1e-5, name="b"))
         names = {path.name for path in tmp_path.iterdir()}
-        assert names == {"a.db", "a.db-wal", "a.db-shm", "a.db-heads"}
+        assert names == {"a.db", "a.db-wal", "a.db-shm", "a.db-heads", "a.db-turn"}
         assert open_to_others(tmp_path) == []
     with Ledger(f"sqlite:///file:{tmp_path}/b.db?uri=true"):
         assert open_to_others(tmp_path) == []
@@ -96,7 +97,7 @@ def test_what_is_deleted_is_overwritten(by: str, tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     secret = "c0ffee" * 50
     url = f"sqlite:///{path}"
-    opened = Ledger(url) if by == "ledger" else StudyTrials(url, "toy")
+    opened = Ledger(url) if by == "ledger" else StudyTrials(Storage(url), "toy")
     engine = opened.log.storage.engine if isinstance(opened, Ledger) else opened._database.engine
     with engine.connect() as connection:
         connection.exec_driver_sql("CREATE TABLE kept (text TEXT)")
@@ -141,4 +142,4 @@ with Ledger("sqlite:///{tmp_path}/a.db") as ledger:
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    assert set(done.stdout.split()) == {"made", "a.db", "a.db-heads"}
+    assert set(done.stdout.split()) == {"made", "a.db", "a.db-heads", "a.db-turn"}

@@ -6,11 +6,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+FULL = os.environ.get("PRIVTUNE_CAMPAIGN") == "full"
+"""Whether sweeps and races run at full length, for hours, and not a sample of them."""
+
+PATIENCE = 1200.0
+"""Seconds after which a test gives up on another process: it ends what would never end, and no
+machine is so busy that it ends anything else."""
 
 FEWEST = 3000
 """A whole run collects at least so many tests. Whoever deletes tests on purpose lowers it."""

@@ -19,7 +19,7 @@ from privtune.accounting.curves import rdp_delta, rdp_epsilon
 from privtune.accounting.events import Adjacency, Event, flatten
 from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from privtune.accounting.instances import instance_epsilon
-from privtune.accounting.lower import Instance
+from privtune.accounting.orders import Instance
 from privtune.accounting.pairs import thinned
 from privtune.accounting.pld import fine_pair, no_pair
 from privtune.accounting.pmf import GridError

@@ -180,17 +180,22 @@ def _envelope(event: PrivateSelection, wanted: str, target: float) -> float:
 
 def _rearranged(event: PrivateSelection, wanted: str, target: float) -> float | None:
     """Return the rearrangement bound in the worse direction, None where it is the envelope."""
-    values = []
-    helped = False
-    for bound in _rearranged_bounds(event):
-        start = bound.tuner.epsilon(target) if wanted == "epsilon" else target
-        matters = math.isfinite(start) and bound.matters(start)
+    found = [
+        (bound.tuner.epsilon(target) if wanted == "epsilon" else bound.tuner.delta(target), bound)
+        for bound in _rearranged_bounds(event)
+    ]
+    worst, helped = 0.0, False
+    # The dearer direction first: of the other one it is often enough to know that it is cheaper.
+    for start, bound in sorted(found, key=lambda one: one[0], reverse=True):
+        matters = math.isfinite(start) and bound.matters(start if wanted == "epsilon" else target)
         helped = helped or matters
-        if wanted == "epsilon":
-            values.append(bound.epsilon(target, start) if matters else start)
+        if start <= worst or not matters:
+            worst = max(worst, start)
+        elif wanted == "epsilon":
+            worst = max(worst, bound.epsilon(target, start, worst))
         else:
-            values.append(bound.delta(start) if matters else bound.tuner.delta(start))
-    return max(values) * (1.0 + _MARGIN) if helped else None
+            worst = max(worst, bound.delta(target, worst))
+    return worst * (1.0 + _MARGIN) if helped else None
 
 
 @lru_cache(maxsize=16)

@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scipy import optimize
-
 from privtune.accounting._checks import check_delta, check_number
 from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
@@ -239,11 +237,23 @@ def solve_decreasing(
     impossible: Callable[[], PrivTuneError],
     *,
     start: float = 1.0,
+    steep: float = 1.2,
+    enough: float = 1.0,
 ) -> float:
     """Return x with `function(x) <= target`, within `tolerance` of the smallest such x.
 
-    The function falls in x. Brent's method on the logarithms; the answer is a point at which the
-    function itself was evaluated and found at or below the target.
+    The function falls in x. Secants of the logarithms, between a point above the target and one
+    below it; the answer is a point at which the function itself was found at or below the target,
+    and another one, closer than the tolerance, at which it was found above.
+
+    Args:
+        function: It takes long: it is asked for as few points as will do.
+        target: What it is to meet.
+        tolerance: Relative accuracy of x.
+        impossible: Makes the error of a target that no x meets.
+        start: Where to look first.
+        steep: About how much faster than the function x changes there, relatively.
+        enough: A share of the target that is met well enough.
     """
     low, high, stride = start, start, 1.0
     low_value = high_value = function(start)
@@ -251,7 +261,7 @@ def solve_decreasing(
         while high_value > target:
             low, low_value = high, high_value
             ratio = high_value / target if math.isfinite(high_value) else 4.0
-            high *= min(max(min(ratio, 1e6) ** 1.2, 1.0 + 2.0 * tolerance) ** stride, 16.0)
+            high *= min(max(min(ratio, 1e6) ** steep, 1.0 + 2.0 * tolerance) ** stride, 16.0)
             stride *= 3.0  # where the function is flat, its ratio says little
             if high > _LARGEST:
                 raise impossible()
@@ -260,41 +270,33 @@ def solve_decreasing(
         while low_value <= target:
             high, high_value = low, low_value
             ratio = target / low_value if low_value > 0.0 else 4.0
-            low /= min(max(min(ratio, 1e6) ** 1.2, 1.0 + 2.0 * tolerance) ** stride, 16.0)
+            low /= min(max(min(ratio, 1e6) ** steep, 1.0 + 2.0 * tolerance) ** stride, 16.0)
             stride *= 3.0
             if low < _SMALLEST:
                 return high
             low_value = function(low)
-    for _ in range(_ROUNDS):  # Brent's method needs finite ends
-        if math.isfinite(low_value) or high <= low * (1.0 + tolerance):
+    widths = [math.inf, math.inf]
+    for _ in range(_ROUNDS):
+        width = math.log(high / low)
+        if width <= tolerance or enough * target <= high_value < target:
             break
-        middle = math.sqrt(low * high)
+        above, below = low_value / target, high_value / target
+        # A secant that did not halve the interval in two steps is no guide.
+        straight = math.isfinite(above) and below > 0.0 and width < 0.5 * widths[-2]
+        root = width * math.log(above) / math.log(above / below) if straight else 0.5 * width
+        widths.append(width)
+        # Near an end, so that the other side of the root is found within the tolerance.
+        if straight and width - root < 0.9 * tolerance:
+            root = width - 0.9 * tolerance
+        elif straight:
+            root = max(root + 0.2 * tolerance, 0.9 * tolerance)
+        middle = low * math.exp(root)
         value = function(middle)
         if value > target:
             low, low_value = middle, value
         else:
             high, high_value = middle, value
-    if not math.isfinite(low_value):
-        return high
-    left, right = math.log(low), math.log(high)
-    # The ends keep their own values: exp(log(x)) need not be x.
-    tried = {low: low_value, high: high_value}
-    ends = {left: low_value, right: high_value}
-
-    def gap(t: float) -> float:
-        value = ends.get(t)
-        if value is None:
-            value = tried[math.exp(t)] = function(math.exp(t))
-        return math.log(value / target) if value > 0.0 else -1e3
-
-    root = optimize.brentq(gap, left, right, xtol=0.3 * tolerance, rtol=1e-12, maxiter=_ROUNDS)
-    step = 0.5 * tolerance
-    while True:
-        safe = min(x for x, value in tried.items() if value <= target)
-        if safe <= math.exp(root) * (1.0 + tolerance):
-            return safe
-        gap(root + step)
-        step += 0.5 * tolerance
+    return high
 
 
 def share_budget(
@@ -355,7 +357,13 @@ def share_budget(
         )
 
     inverse = solve_decreasing(
-        total, target, 1e-3, impossible, start=math.sqrt(len(arms)) * max(shares)
+        total,
+        target,
+        1e-3,
+        impossible,
+        start=math.sqrt(len(arms)) * max(shares),
+        steep=1.03,
+        enough=1.0 - 1e-3,
     )
     events = made[inverse]
     common = target / inverse

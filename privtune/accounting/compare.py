@@ -11,7 +11,7 @@ import contextlib
 import io
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,12 +91,13 @@ class Comparison:
         }
 
 
-def compare(event: Event, delta: float) -> Comparison:
+def compare(event: Event, delta: float, *, tools: Sequence[str] = ()) -> Comparison:
     """Ask every tool for ε of one event at one δ, under add-remove.
 
     Args:
         event: What touched the data.
         delta: In (0, 1).
+        tools: Those of :data:`TOOLS` to ask; all of them unless given.
 
     Returns:
         Our guarantee and the others' answers. Only ours is vouched for here.
@@ -104,7 +105,8 @@ def compare(event: Event, delta: float) -> Comparison:
     ours = epsilon(event, delta)
     lower = lower_bound(event, delta)
     answers = []
-    for name, ask in TOOLS.items():
+    for name in tools or TOOLS:
+        ask = TOOLS[name]
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
                 warnings.simplefilter("ignore")

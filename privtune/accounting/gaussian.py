@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from scipy import optimize, special
+from scipy import special
 
 from privtune.accounting.events import Event
 from privtune.accounting.registry import entry
@@ -53,10 +53,11 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     high = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta)) + 1e-9
     while gaussian_delta(mu, high) > delta:
         high *= 1.01
-    root = optimize.brentq(lambda x: gaussian_delta(mu, x) - delta, 0.0, high, xtol=1e-14)
-    value = float(root)
-    step = 1e-13 * max(value, 1e-3)
-    while gaussian_delta(mu, value) > delta:
-        value += step
-        step *= 2.0
-    return value
+    low = 0.0
+    while high - low > 1e-14 + 4e-16 * high:
+        middle = 0.5 * (low + high)
+        if gaussian_delta(mu, middle) > delta:
+            low = middle
+        else:
+            high = middle
+    return high

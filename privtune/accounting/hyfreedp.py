@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from privtune.accounting._checks import check_integer, check_number
 from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
+from privtune.accounting.bounds import quick_epsilon
 from privtune.accounting.calibration import CalibrationError, calibrate, solve_decreasing
 from privtune.accounting.events import (
     Composed,
@@ -32,6 +33,7 @@ __all__ = ["HyFreeNoise", "hyfreedp_event", "hyfreedp_loss_steps", "hyfreedp_noi
 _LOSSES = 3
 _LOSS_BATCHES = ("same", "separate")
 _MECHANISMS: dict[str, type[Gaussian | Laplace]] = {"gaussian": Gaussian, "laplace": Laplace}
+_STEEP = 60.0  # 1% of ε is for the losses: their noise changes so much faster than ε
 GRADIENT_NOISE_FACTOR = 1.01  # the paper's γ: about 1% of the budget goes to the losses
 
 
@@ -202,12 +204,21 @@ def hyfreedp_noise(
     def cost(kind: str, loss_noise: float) -> float:
         return report(event(kind, loss_noise), delta).epsilon
 
-    def solve(kind: str) -> float:
-        return solve_decreasing(lambda x: cost(kind, x), target, 1e-4, impossible)
+    def rough(kind: str, loss_noise: float) -> float:
+        """Return the cost on one lattice, where that is known."""
+        found = quick_epsilon(event(kind, loss_noise), delta, target, 1.0)
+        return cost(kind, loss_noise) if found is None else found
 
+    # One lattice says which kind needs less noise, about how much, and how little ε falls with it.
     kind = "separate" if loss_batch == "auto" else loss_batch
-    noise = solve(kind)
-    if loss_batch == "auto" and cost("same", noise) <= target:
-        kind, noise = "same", solve("same")
+    near = solve_decreasing(lambda x: rough(kind, x), target, 1e-2, impossible, steep=_STEEP)
+    if loss_batch == "auto" and rough("same", near) <= target:
+        kind = "same"
+        near = solve_decreasing(
+            lambda x: rough(kind, x), target, 1e-2, impossible, start=near, steep=_STEEP
+        )
+    noise = solve_decreasing(
+        lambda x: cost(kind, x), target, 1e-4, impossible, start=near, steep=_STEEP
+    )
     made = event(kind, noise)
     return HyFreeNoise(gradient_noise, noise, kind, made, report(made, delta))

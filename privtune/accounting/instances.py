@@ -25,11 +25,14 @@ class _Instances:
         asked: The δ of the question.
         delta: The δ at which runs are scored: in company, what happens more often counts more.
         flip: Whether the record is added; else it is removed.
+        shuffle: Whether outcomes are shuffled for the δ at which runs are scored. That costs less
+            at other δ, and so may cost less in company.
     """
 
     asked: float
     delta: float
     flip: bool
+    shuffle: bool = True
 
     def of(self, event: Event) -> Outcomes:
         return _fixed(event) if _is_fixed(event) else self.composed(event)
@@ -64,10 +67,12 @@ def _fixed(event: Event) -> Outcomes:
 def instance_epsilon(event: Event, delta: float) -> float:
     """Return ε of an explicit instance at δ, the worse direction, at most 700; rounded down."""
     with np.errstate(all="ignore"):
+        chooses = _chooses(event)
         found = [
-            _Instances(delta, aim, flip)
-            for aim in ((delta, *_AIMS) if _chooses(event) else (delta,))
+            _Instances(delta, aim, flip, shuffle)
+            for aim in ((delta, *_AIMS) if chooses else (delta,))
             for flip in (False, True)
+            for shuffle in ((True, False) if chooses else (True,))
         ]
         try:
             return max(instances.cost(instances.of(event)) for instances in found)

@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from privtune.accounting.orders import ROUNDING, Instance
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.runs import RunLaw
-from privtune.accounting.selection import Tuner
 
 __all__ = [
-    "Instance",
     "Outcomes",
     "best_of_runs",
     "composition",
@@ -38,13 +37,12 @@ __all__ = [
     "sampled",
     "split",
     "two_sided",
+    "worst_order",
 ]
 
 Floats = NDArray[np.float64]
-_ROUNDING = 1e-6  # of tuned masses, relative
 _SUMS = 1e-9  # of sums of masses, relative
 _CELL = 1e-12  # of the masses of the cells of one release, relative
-_LARGE = 4e-10  # mass, for each run, from which a difference of φ is right to that
 _GRID = 2000  # cells of a Gaussian release
 _REACH = 11.0  # standard deviations of it
 _PIECES = 200  # cells between the two half lines of a Laplace release
@@ -250,19 +248,28 @@ def split(tuning: Outcomes, training: Outcomes, rate: float) -> Outcomes:
     return Outcomes(p.ravel(), q.ravel(), first.error + second.error)
 
 
-def best_of_runs(base: Outcomes, runs: RunLaw, delta: float) -> Outcomes:
+def best_of_runs(base: Outcomes, runs: RunLaw, delta: float, *, shuffle: bool) -> Outcomes:
     """Return the best of K with outcomes scored for P over Q at this δ."""
+    instance, order = worst_order(base, runs, delta, shuffle=shuffle)
+    p, q = instance.tuned(order)
+    none = runs.zero_probability
+    # A mass moves where it is scored: φ' answers to the error of the sums below it.
+    # What was taken off P and added to Q is on the safe side of a cost, not of a further choice.
+    error = base.error * (1.0 + runs.expected_runs) + ROUNDING
+    return Outcomes(np.append(p, none), np.append(q, none), error)
+
+
+def worst_order(
+    base: Outcomes, runs: RunLaw, delta: float, *, shuffle: bool
+) -> tuple[Instance, NDArray[np.int64]]:
+    """Return the instance of a selection, and its atoms from worst to best score at this δ."""
     named = _Sum.of(base)
     # Its losses say where to score; what it costs comes from the masses alone.
     guide = LossPmf(2.0**named.power, named.lowest, named.p, 0.0)
     instance = Instance(guide, runs, named.q)
     target = instance.tuner.epsilon(delta)
-    p, q = instance.best(target if math.isfinite(target) else 1.0)
-    none = runs.zero_probability
-    # A mass moves where it is scored: φ' answers to the error of the sums below it.
-    # What was taken off P and added to Q is on the safe side of a cost, not of a further choice.
-    error = base.error * (1.0 + runs.expected_runs) + _ROUNDING
-    return Outcomes(np.append(p, none), np.append(q, none), error)
+    point = target if math.isfinite(target) else 1.0
+    return instance, instance.best_order(point, shuffle=shuffle)
 
 
 def first_to_pass(base: Outcomes, stop: float, delta: float) -> Outcomes:
@@ -288,85 +295,3 @@ def first_to_pass(base: Outcomes, stop: float, delta: float) -> Outcomes:
             if best is None or found.delta(best.epsilon(delta)) > delta:
                 best = found
     return best if best is not None else base
-
-
-class Instance:
-    """Attainable δ of a private selection over one direction of a base pair.
-
-    Args:
-        base: One direction of the pair of a single run.
-        runs: The law of the number of runs.
-        q: The masses of the outcomes without the record; by default what their losses say.
-    """
-
-    def __init__(self, base: LossPmf, runs: RunLaw, q: Floats | None = None) -> None:
-        self.runs = runs
-        keep = base.masses > 0.0
-        self.losses = base.losses[keep][::-1]
-        self.p = base.masses[keep][::-1]
-        with np.errstate(over="ignore"):
-            self.q = np.exp(np.log(self.p) - self.losses) if q is None else q[keep][::-1]
-        self.infinite = base.infinite
-        self.tuner = Tuner(base, runs)
-        # What rounding took away or added is given to an atom at the end: a legal pair again.
-        self.levels = np.cumsum(self.q) - 0.5 * self.q
-
-    def order(self, epsilon: float, threshold: float) -> NDArray[np.int64]:
-        """Return the atoms from worst to best score; losses above `threshold` are moved."""
-        key = np.minimum(self.levels, 1.0)
-        moved = self.losses > threshold
-        z = np.exp(np.minimum(epsilon - self.losses[moved], 700.0))
-        key[moved] = self.tuner.best_level(z)
-        return np.argsort(key, kind="stable")
-
-    def tuned(self, order: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """Return the masses of the tuned pair for one order of the atoms, on the safe side.
-
-        The infinite atom of the base has the best score of all, which only helps. Differences of φ
-        are exact for atoms of some size, where the law has no cap. Else φ' is convex: its mean over
-        an atom is at least its value at the middle, and at most the mean of those at both ends.
-        """
-        p = self.p[order] / (self.p.sum() + self.infinite)
-        q = self.q[order] / self.q.sum()
-        below_p = np.minimum(np.concatenate([[0.0], np.cumsum(p)]), 1.0)
-        below_q = np.minimum(np.concatenate([[0.0], np.cumsum(q)]), 1.0)
-        slope = self.runs.pgf_derivative(below_q)
-        gain_p = p * self.runs.pgf_derivative(0.5 * (below_p[1:] + below_p[:-1]))
-        gain_q = q * 0.5 * (slope[1:] + slope[:-1])
-        if self.runs.cap is None:
-            enough = _LARGE * (1.0 + self.runs.expected_runs)
-            exact_p, exact_q = np.diff(self.runs.pgf(below_p)), np.diff(self.runs.pgf(below_q))
-            gain_p = np.where(exact_p > enough, exact_p, gain_p)
-            gain_q = np.where(exact_q > enough, exact_q, gain_q)
-        return gain_p * (1.0 - _ROUNDING), gain_q * (1.0 + _ROUNDING)
-
-    def best(self, epsilon: float, count: int = 12) -> tuple[Floats, Floats]:
-        """Return the tuned pair of the instance with the largest δ at this ε among those tried."""
-        z = np.exp(np.minimum(epsilon - self.losses, 700.0))
-        pays = self.losses[self.tuner.support(z) > 0.0]
-        lowest = float(pays[-1]) if pays.size else epsilon
-        thresholds = (math.inf, *np.linspace(lowest, epsilon, count))
-        tried = [self.tuned(self.order(epsilon, float(t))) for t in thresholds]
-        return max(tried, key=lambda pair: _delta(pair, epsilon))
-
-    def delta(self, epsilon: float) -> float:
-        """Return the largest δ at this ε among the instances that are tried."""
-        return _delta(self.best(epsilon), epsilon)
-
-    def epsilon(self, delta: float) -> float:
-        """Return an ε at which some instance still has a δ above the target, nearly the largest."""
-        low, high = 0.0, self.tuner.epsilon(delta)
-        if not math.isfinite(high) or self.delta(0.0) <= delta:
-            return 0.0
-        for _ in range(20):
-            middle = 0.5 * (low + high)
-            if self.delta(middle) > delta:
-                low = middle
-            else:
-                high = middle
-        return low
-
-
-def _delta(pair: tuple[Floats, Floats], epsilon: float) -> float:
-    p, q = pair
-    return float(np.maximum(p - math.exp(min(epsilon, 700.0)) * q, 0.0).sum())

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_mechanism
 from numpy.typing import NDArray
 
 from privtune.accounting.curves import rdp_delta
@@ -33,7 +32,7 @@ Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _ATOMS = 256  # of the lattice on which the rearrangement is computed for a composition
-_POINTS = 32  # at which it is
+_POINTS = 16  # at which it is
 _LEAST_DELTA = 1e-12  # down to which it is
 
 
@@ -81,7 +80,9 @@ def approximate_pair(epsilon: float, delta: float, step: float) -> Pair:
 
 def laplace_pair(scale: float, step: float) -> Pair:
     """Return the pair of one Laplace release."""
-    loss = privacy_loss_mechanism.LaplacePrivacyLoss(scale)
+    from dp_accounting.pld.privacy_loss_mechanism import LaplacePrivacyLoss
+
+    loss = LaplacePrivacyLoss(scale)
 
     def profile(points: Floats) -> Floats:
         return np.asarray(loss.get_delta_for_epsilon(points))

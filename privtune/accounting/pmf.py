@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, signal
+from scipy import fft
 
 from privtune.errors import PrivTuneError
 
@@ -39,10 +39,13 @@ _MAX_SIZE = 2**23
 _MAX_PROFILE = 2**19
 _WIDEST = 300.0  # lattice step; wider ones hold e^loss of two points only
 _EPS = 2.0**-53
+_ROW, _SPAN = 1024, 100.0  # of losses that are summed at once: how many, and how far apart
 _EXTENDED = float(np.finfo(np.longdouble).eps) / 2.0
 _NEGLIGIBLE = 50.0
 _LEAST = 1e-300  # mass by which one may divide
 _PLAIN = 256  # up to so many releases double precision suffices
+# An allowance for noise is negligible below this share of a tail, if that is no rarer than this.
+_BESIDE, _RAREST = 1e-6, 1e-16
 
 
 class GridError(PrivTuneError):
@@ -100,8 +103,7 @@ class LossPmf:
     @cached_property
     def _tail_q(self) -> Floats:
         """Q-mass at and above each atom, times exp(loss of that atom)."""
-        shrink = math.exp(-self.step)
-        return np.asarray(signal.lfilter([1.0], [1.0, -shrink], self.masses[::-1]))[::-1]
+        return _discounted(self.masses[::-1], self.step)[::-1]
 
     @cached_property
     def _profile(self) -> Floats:
@@ -171,6 +173,28 @@ class LossPmf:
         with np.errstate(over="ignore", invalid="ignore"):
             value = -np.expm1(points) + np.exp(points) * self.delta(-points)
         return np.clip(np.where(np.isfinite(value), value, 1.0), 0.0, 1.0)
+
+
+def _discounted(values: Floats, step: float) -> Floats:
+    """Return all sums `Σ_{j <= i} values[j] exp(-(i - j) step)`, of values that are 0 or more.
+
+    `scipy.signal.lfilter` does the same, and takes longer to import than the sums of a study. Within
+    a row the weights are at most exp(100) apart; from row to row the sum is carried over.
+    """
+    width = max(min(_ROW, int(_SPAN / step)), 1)
+    rows = -(-values.size // width)
+    padded = np.zeros(rows * width)
+    padded[: values.size] = values
+    grown = np.exp(np.arange(width) * step)
+    sums = np.cumsum(padded.reshape(rows, width) * grown, axis=1)
+    carried, shrink = 0.0, math.exp(-step)
+    before = np.empty(rows)
+    for row, last in enumerate((sums[:, -1] / grown[-1]).tolist()):
+        before[row] = carried * shrink
+        carried = last + before[row] / float(grown[-1])
+    sums += before[:, np.newaxis]
+    sums /= grown
+    return np.asarray(sums.reshape(-1)[: values.size])
 
 
 def nothing(step: float) -> LossPmf:
@@ -374,7 +398,9 @@ def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> Los
 
     Args:
         parts: Pairs of one direction on one lattice, each with its count, 1 or more.
-        plain: Up to so many releases double precision does; its noise is added like any other.
+        plain: Up to so many releases double precision does; its noise is added like any other. Of
+            more, it does where that noise is negligible wherever losses so large have any
+            probability; else all is done again in extended precision.
 
     Returns:
         The pair of the composition, on the same lattice.
@@ -413,24 +439,49 @@ def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> Los
         raise GridError(f"the loss distribution needs {size} lattice points")
     size = int(fft.next_fast_len(min(size, reach + 1) if reach + 1 > high - low else size, True))
     window = np.arange(low, high + 1)
-    places = (window - origin) % size
-    losses = window * step
-    best_noise = np.full(window.size, np.inf)
-    masses = np.zeros(window.size)
-    for tilt in (0.0, -1.0, theta):
-        values, noise, log_scale = _tilted(parts, tilt, size, plain)
-        exponent = log_scale - tilt * losses + _exponent_rounding(parts, tilt)
-        log_noise = exponent + math.log(noise)
-        better = log_noise < best_noise
-        best_noise[better] = log_noise[better]
-        cleaned = np.maximum(values[places[better]], 0.0) + noise
-        masses[better] = cleaned * np.exp(np.minimum(exponent[better], 700.0))
+    tilts = (0.0, -1.0, theta)
+    masses, noise = _atoms(parts, tilts, window, origin, size, extended=False)
+    if sum(count for _, count in parts) > plain and not _is_negligible(noise, masses):
+        masses, _ = _atoms(parts, tilts, window, origin, size, extended=True)
     infinite = -math.expm1(log_finite)
     if high < origin + reach:
         infinite += math.exp(-_TAIL)
     if low > origin:  # Q(loss < low) <= exp(-60), hence P(loss < low) <= exp(low - 60): raise it
         masses[0] += math.exp(min(low * step, 0.0) - _TAIL)
     return LossPmf(step, low, np.minimum(masses, 1.0), min(infinite, 1.0))
+
+
+def _is_negligible(noise: Floats, masses: Floats) -> bool:
+    """Whether an allowance for noise is beside every tail of the masses that has any probability."""
+    tail = np.cumsum(masses[::-1])
+    allowed = np.cumsum(noise[::-1])
+    return bool((allowed <= np.maximum(_BESIDE * tail, _BESIDE * _RAREST)).all())
+
+
+def _atoms(
+    parts: Sequence[tuple[LossPmf, int]],
+    tilts: Sequence[float],
+    window: NDArray[np.int64],
+    origin: int,
+    size: int,
+    *,
+    extended: bool,
+) -> tuple[Floats, Floats]:
+    """Return the masses in the window, an allowance for noise in each, and that allowance."""
+    step = parts[0][0].step
+    places = (window - origin) % size
+    losses = window * step
+    best_noise = np.full(window.size, np.inf)
+    masses = np.zeros(window.size)
+    for tilt in tilts:
+        values, noise, log_scale = _tilted(parts, tilt, size, extended=extended)
+        exponent = log_scale - tilt * losses + _exponent_rounding(parts, tilt)
+        log_noise = exponent + math.log(noise)
+        better = log_noise < best_noise
+        best_noise[better] = log_noise[better]
+        cleaned = np.maximum(values[places[better]], 0.0) + noise
+        masses[better] = cleaned * np.exp(np.minimum(exponent[better], 700.0))
+    return masses, np.exp(np.minimum(best_noise, 700.0))
 
 
 def _exponent_rounding(parts: Sequence[tuple[LossPmf, int]], tilt: float) -> float:
@@ -446,12 +497,11 @@ def _variance(parts: Sequence[tuple[LossPmf, int]]) -> float:
 
 
 def _tilted(
-    parts: Sequence[tuple[LossPmf, int]], tilt: float, size: int, plain: int
+    parts: Sequence[tuple[LossPmf, int]], tilt: float, size: int, *, extended: bool
 ) -> tuple[Floats, float, float]:
     """Return the circular convolution of the tilted parts, its noise, and the log of its scale."""
-    # Raising to the power `count` multiplies the rounding of the transform by `count`: it is done in
-    # extended precision, and only where the result is not negligible.
-    extended = sum(count for _, count in parts) > plain
+    # Raising to the power `count` multiplies the rounding of the transform by `count`, and is done
+    # only where the result is not negligible.
     real, accuracy = (np.longdouble, _EXTENDED) if extended else (np.float64, _EPS)
     logs: NDArray[np.complexfloating] | None = None
     log_scale, forward = 0.0, 0.0

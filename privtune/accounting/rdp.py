@@ -1,8 +1,8 @@
-"""Rényi DP: the curve of every event, by composition of the curves of its parts.
+"""Rényi DP: the curve of every event, by composition of the curves of its parts: they add up.
 
-autodp carries the composition: each part enters as a custom mechanism with our exact curve, and the
-composed curve is read back on our grid of orders. Its own curves and conversions are not used;
-`compare.py` alone asks for them.
+Whatever a ledger charges is composed by autodp as well, from the same curves, and charged only where
+the two agree (`confirm_composition`). Answers alone, of which a plan asks for dozens, do without:
+importing autodp takes longer than most of them.
 """
 
 from __future__ import annotations
@@ -11,40 +11,19 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import numpy as np
-from autodp.autodp_core import Mechanism
-from autodp.transformer_zoo import Composition
 from numpy.typing import NDArray
 
 from privtune.accounting.curves import ORDERS
-from privtune.accounting.events import Event, flatten
+from privtune.accounting.events import Adjacency, Composed, Event, Repeated, flatten
 from privtune.accounting.moments import sampled_gaussian_curves
-from privtune.accounting.registry import entry
+from privtune.accounting.registry import entry, under
 from privtune.errors import PrivTuneError
 
-__all__ = ["composed_curve", "rdp_curve"]
+__all__ = ["composed_by_autodp", "composed_curve", "confirm_composition", "rdp_curve"]
 
 Floats = NDArray[np.float64]
-Curve = Callable[[Floats], Floats]
 
 _MANY = 64  # sampled Gaussians from which on their curves are computed together, and not kept
-
-
-class _CurveMechanism(Mechanism):  # type: ignore[misc]
-    """An autodp mechanism of which an RDP curve is known, and nothing else."""
-
-    def __init__(self, name: str, curve: Curve) -> None:
-        Mechanism.__init__(self)
-        self.name = name
-        self.params = {"name": name}
-        self.propagate_updates(curve, "RDP")
-
-
-def _tabulated(values: Floats) -> Curve:
-    def curve(orders: Floats) -> Floats:
-        index = np.searchsorted(ORDERS, orders)
-        return values[index]
-
-    return curve
 
 
 def rdp_curve(event: Event) -> Floats:
@@ -57,17 +36,62 @@ def rdp_curve(event: Event) -> Floats:
 
 
 def composed_curve(parts: Mapping[Event, int]) -> Floats:
-    """Return the same for what `flatten` returns."""
+    """Return the same for what `flatten` returns.
+
+    References:
+        Mironov, arXiv:1702.07476, Proposition 1.
+    """
+    values = np.zeros_like(ORDERS)
+    for curve, count in zip(_leaf_curves(list(parts)), parts.values(), strict=True):
+        values += count * curve
+    return _checked(values)
+
+
+def composed_by_autodp(parts: Mapping[Event, int]) -> Floats:
+    """Return the same, composed by autodp from the same curves of the parts."""
+    from autodp.autodp_core import Mechanism
+    from autodp.transformer_zoo import Composition
+
     if not parts:
         return np.zeros_like(ORDERS)
-    mechanisms = [
+
+    def known(number: int, curve: Floats) -> Mechanism:
+        """An autodp mechanism of which a Rényi curve is known, and nothing else."""
+        mechanism = Mechanism()
         # autodp keys its bookkeeping by name; equal names would overwrite each other.
-        _CurveMechanism(f"part{number}", _tabulated(curve))
-        for number, curve in enumerate(_leaf_curves(list(parts)))
-    ]
+        mechanism.name = f"part{number}"
+        mechanism.params = {"name": mechanism.name}
+        mechanism.propagate_updates(_tabulated(curve), "RDP")
+        return mechanism
+
+    mechanisms = [known(number, curve) for number, curve in enumerate(_leaf_curves(list(parts)))]
     composed = Composition()(mechanisms, list(parts.values()))
-    values = np.asarray(composed.get_RDP(ORDERS), dtype=np.float64)
-    return _checked(values)
+    return _checked(np.asarray(composed.get_RDP(ORDERS), dtype=np.float64))
+
+
+def _tabulated(values: Floats) -> Callable[[Floats], Floats]:
+    return lambda orders: values[np.searchsorted(ORDERS, orders)]
+
+
+@lru_cache(maxsize=256)
+def confirm_composition(charged: frozenset[tuple[Event, int]], adjacency: Adjacency) -> None:
+    """Refuse to charge where autodp's composition of what is charged is not ours.
+
+    Args:
+        charged: Every event of a ledger, with what is asked for, and how often it is charged.
+        adjacency: The relation of neighbouring datasets.
+
+    Raises:
+        PrivTuneError: One of the two is wrong.
+    """
+    parts = flatten(
+        under(Composed([Repeated(count, event) for event, count in charged]), adjacency)
+    )
+    if not np.allclose(composed_curve(parts), composed_by_autodp(parts), rtol=1e-9, atol=1e-12):
+        raise PrivTuneError(
+            "autodp composes what is charged to another Rényi curve than this package does: one of "
+            "the two is wrong. Nothing is charged; please report it (SECURITY.md)."
+        )
 
 
 def _checked(values: Floats) -> Floats:

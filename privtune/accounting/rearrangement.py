@@ -1,96 +1,207 @@
 """Best of K once more: the envelope bound, minus what paying outcomes take from each other.
 
 The envelope lets every outcome sit at the level that suits it best, as if it were alone. But an
-outcome that is ranked high is not among the low ones: where outcomes of P-mass m and loss at least
-τ are ranked above a level u, what is below has `G(u) <= F(u + e^-τ m) - m`. Outcomes of large loss
-want the top, so in the worst case they are ranked by loss and each pays at its own depth. The
-theorem and its proof stand in `accounting/README.md`. It matters where E[K] times the total
-variation of the base is large, and for a fixed number of runs; elsewhere it equals the envelope.
+outcome that is ranked high is not among the low ones, and no level holds more outcomes than its
+width. In the worst case what pays is ranked by loss, so each pays at its own depth; and what would
+pay at low levels, where there is no depth, pays the price of its level. The theorem and its proof
+stand in `accounting/README.md`. It matters where E[K] times the total variation of the base is
+large, and for a fixed number of runs; elsewhere it equals the envelope.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from functools import cached_property
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privtune.accounting.selection import Tuner
+from privtune.accounting.depths import Cells, Items, divided
+from privtune.accounting.selection import ROUNDING, Tuner
 
 __all__ = ["Rearranged"]
 
 Floats = NDArray[np.float64]
-_SHARES = (0.6, 0.75, 0.85, 0.92, 0.97, 0.999)  # of what is paid, by outcomes that have a depth
-_BLOCKS, _FEW = 32, 8  # few to choose a share, which any number of blocks may do
+Indices = NDArray[np.int64]
+_SHARES = (
+    0.07,
+    0.1,
+    0.15,
+    0.2,
+    0.25,
+    0.32,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    1.0,
+)  # P-mass of what may pay more than a level
+_PAID = (
+    0.4,
+    0.6,
+    0.75,
+    0.85,
+    0.92,
+    0.97,
+    0.99,
+    0.999,
+)  # of the envelope, by what has a depth beside the rest
+_USUAL = 5  # of either
+_FIRST = 8  # blocks of equal pay, and of equal mass
+_BLOCKS, _REST, _LAST = (
+    (24, 40),
+    12,
+    192,
+)  # blocks of what may have a depth, of the rest, at the end
+_TURNS = 2, 7  # of halving groups of lower losses, for the choice of a price and at the end
+_WIDTH = 0.2  # of cells of levels: what log φ' moves by
+_WIDE = 2.0  # cells for the choice of a price
+_GAIN = 0.15  # of what an outcome keeps of φ', what a cell of levels may change
 _WORTH = 0.01  # of δ; below it the depth does not matter
-_USUAL_DELTA = 1e-5
+_RIVAL = 1.3  # with few blocks; with more the order may be another
 _TOLERANCE = 5e-4
+_NEAR = 0.93  # of the envelope's ε; there the price is chosen
 _ROUNDS = 12
+_PART = math.log(1.1)  # of the ε axis, for which one price and one set of blocks are chosen
+_LEAST_PART = 0.02  # below it parts are of one width
 
 
-class Rearranged:
-    """The bound for one direction of the base's dominating pair, for ε >= 0.
+class _Bound:
+    """The bound with one division into blocks, and one price or none; any are valid.
 
     Args:
-        tuner: The envelope bound in the same direction.
+        rearranged: The outcomes.
+        cells: The cells of levels.
+        marks: Ends of blocks of outcomes, the first of them 0; what comes after has no depth.
+        priced: Whether levels have a price that the others cannot exceed; else those pay what the
+            envelope charges.
     """
 
-    def __init__(self, tuner: Tuner) -> None:
-        self.tuner = tuner
-        base = tuner.base
-        self._losses, self._masses = base.losses[::-1], base.masses[::-1]
-        self._depth = np.concatenate([[0.0], np.cumsum(self._masses)])
-        # Masses that rounding raised count in a depth as in F, except where F stops at 1.
-        self._excess = max(float(self._depth[-1]) + base.infinite - 1.0, 0.0)
-        self._at_infinity = float(tuner.runs.pgf_derivative(1.0)) * base.infinite
+    def __init__(
+        self, rearranged: Rearranged, cells: Cells, marks: Indices, *, priced: bool
+    ) -> None:
+        self.rearranged, self.cells, self.marks, self.priced = rearranged, cells, marks, priced
+        count = marks.size - 1
+        blocks = np.arange(count)
+        self.own = self._items(blocks, blocks + 1)
+        # The losses below those of a block that may be at its depth are one group as yet.
+        self.block, self.first, self.last = blocks[:-1], blocks[1:], np.full(count - 1, count)
+        self.lower = self._items(self.block, self.last)
+        # What a block's own losses pay is convex in z: chords between three of them lie above it.
+        self.points = np.column_stack(
+            [marks[:-1], (marks[:-1] + marks[1:] - 1) // 2, marks[1:] - 1]
+        )
+        self.weights = self._weights()
 
-    @cached_property
-    def _cells(self) -> tuple[Floats, Floats, Floats]:
-        """Of each cell of levels: its right end, F there, and φ' at its left end."""
-        level, roc = self.tuner.levels
-        return level[1:], roc[1:], self.tuner.runs.pgf_derivative(level[:-1])
+    def _items(self, block: Indices, last: Indices) -> Items:
+        depth, level = self.rearranged.depth, self.rearranged.level
+        above, end = depth[self.marks[block]], self.marks[last]
+        # The most Q-mass that what is above may have lies right above the group's last loss.
+        taken = level[end] - np.interp(depth[end] - above, depth, level)
+        return Items(self.cells, taken, above - self.rearranged.excess)
 
-    def matters(self, epsilon: float) -> bool:
-        """Whether the bound can be below the envelope by more than a percent of δ at this ε."""
-        paid = self._paid(epsilon)
-        whole = float(paid.sum())
-        if whole <= 0.0:
-            return False
-        # To first order an outcome at depth m pays m φ''(F) less, at the level that it likes best.
-        paying = paid > 0.0
-        z = np.exp(np.minimum(epsilon - self._losses[paying], 700.0))
-        level, roc = self.tuner.levels
-        height = np.interp(self.tuner.best_level(z), level, roc)
-        slope = self.tuner.runs.pgf_second_derivative(height)
-        lost = (self._masses[paying] * self._depth[:-1][paying]) @ slope
-        return float(lost) > _WORTH * whole
+    def _weights(self) -> Floats:
+        """Return the P-mass that each point of a block stands for."""
+        weights = np.zeros(self.points.shape)
+        losses, count = self.rearranged.losses, int(self.marks[-1])
+        block = np.repeat(np.arange(self.points.shape[0]), np.diff(self.marks))
+        half = (np.arange(count) > self.points[block, 1]).astype(np.int64)
+        start, end = losses[self.points[block, half]], losses[self.points[block, half + 1]]
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            share = np.expm1(start - losses[:count]) / np.expm1(start - end)
+        share = np.where(start > end, np.minimum(share, 1.0), 0.0)
+        masses = self.rearranged.masses[:count]
+        np.add.at(weights, (block, half), masses * (1.0 - share))
+        np.add.at(weights, (block, half + 1), masses * share)
+        return weights
+
+    def _z(self, epsilon: float, atoms: Indices) -> Floats:
+        return np.exp(np.minimum(epsilon - self.rearranged.losses[atoms], 700.0))
+
+    def _price(self, epsilon: float) -> float | None:
+        """Return z of the largest loss that pays the price of its level, if any does."""
+        end = self.marks[-1]
+        if not self.priced or end == self.rearranged.losses.size:
+            return None
+        return float(self._z(epsilon, end))
+
+    def _pays(self, epsilon: float) -> tuple[Floats, Floats]:
+        """Return what points of blocks, and groups, pay at most, per unit of P-mass."""
+        price = self._price(epsilon)
+        own = self.own.pay(self._z(epsilon, self.points), price)
+        return own, self._pay(epsilon, self.lower, self.first)
+
+    def _pay(self, epsilon: float, items: Items, first: Indices) -> Floats:
+        """Return what groups that begin with these blocks pay at most, per unit of P-mass."""
+        z = self._z(epsilon, self.marks[first])
+        return items.pay(z[:, None], self._price(epsilon))[:, 0]
+
+    def _paid(self, own: Floats, lower: Floats) -> Floats:
+        """Return what points of blocks pay at most, whatever loss is at their depth."""
+        most = np.zeros(own.shape[0])
+        np.maximum.at(most, self.block, lower)
+        return np.maximum(own, most[:, None])
 
     def delta(self, epsilon: float) -> float:
-        """Return the bound on δ(ε)."""
-        return min(self._at(epsilon, 0.0), self._at(epsilon, self._usual_share))
+        """Return the bound on δ(ε), for ε >= 0."""
+        total = float((self.weights * self._paid(*self._pays(epsilon))).sum())
+        price = self._price(epsilon)
+        if price is not None:
+            total += self.cells.charged(price)
+        elif not self.priced:
+            total += float(self.rearranged.charged(epsilon)[self.marks[-1] :].sum())
+        return min(total + self.rearranged.at_infinity, 1.0)
 
-    def epsilon(self, delta: float, start: float) -> float:
-        """Return an ε at which the bound is at most delta.
+    def sharpened(self, epsilon: float, turns: int) -> _Bound:
+        """Halve the groups that pay most at their depth, a few times; return the bound."""
+        own, pay = self._pays(epsilon)
+        for _ in range(turns):
+            most = self._paid(own, pay)[:, 0]
+            halved = (pay >= most[self.block]) & (self.last - self.first > 1)
+            if not halved.any():
+                break
+            middle = (self.first[halved] + self.last[halved]) // 2
+            block = np.tile(self.block[halved], 2)
+            first = np.append(self.first[halved], middle)
+            last = np.append(middle, self.last[halved])
+            more = self._items(block, last)
+            self.lower = self.lower.replaced(~halved, more)
+            self.block = np.append(self.block[~halved], block)
+            self.first = np.append(self.first[~halved], first)
+            self.last = np.append(self.last[~halved], last)
+            pay = np.append(pay[~halved], self._pay(epsilon, more, first))
+        return self
 
-        Args:
-            delta: The target, above 0.
-            start: An ε at which the envelope is at most delta.
+    def refined(self, epsilon: float, number: int) -> Indices:
+        """Return ends of about so many blocks, small where what is paid falls with the depth.
+
+        What a depth taken at the beginning of each block adds is least with blocks in proportion to
+        the root of mass times fall.
         """
-        share = self._best_share(start)
-        high, low = start, 0.0
-        excess = math.log(max(self._at(start, share), 1e-300) / delta)
-        if excess >= 0.0:
-            return start
+        depth = self.rearranged.depth
+        paid = self._paid(*self._pays(epsilon))[:, 0]
+        fall = np.maximum(-np.diff(paid, append=0.0), 0.0)
+        error = np.sqrt(fall * np.diff(depth[self.marks]))
+        pieces = np.ceil(number * error / max(float(error.sum()), 1e-300)).astype(np.int64)
+        return divided(self.marks, np.maximum(pieces, 1), depth)
+
+    def epsilon(self, delta: float, start: float, near: float) -> float:
+        """Return an ε of at most `start` at which the bound is at most delta, or `start`."""
+
+        def excess(point: float) -> float:
+            return math.log(max(self.delta(point), 1e-300) / delta)
+
+        high, low, place, last = start, 0.0, near, excess(near)
+        high, low = (place, low) if last <= 0.0 else (high, place)
         slope = -max(2.0, math.log(1.0 / delta)) / max(start, 1e-3)
-        place, last = start, excess
         for _ in range(_ROUNDS):
             # log δ is nearly a line in ε; aim a little to the safe side of its root.
             point = place - last / slope + 0.3 * _TOLERANCE * high
             if not low < point < high:
                 point = 0.5 * (low + high)
-            value = math.log(max(self._at(point, share), 1e-300) / delta)
+            value = excess(point)
             if abs(point - place) > 1e-9 * high and (value - last) * (point - place) < 0.0:
                 slope = (value - last) / (point - place)
             place, last = point, value
@@ -104,60 +215,183 @@ class Rearranged:
                 break
         return high
 
-    @cached_property
-    def _usual_share(self) -> float:
-        """The best share at a usual δ: good enough elsewhere, and any share is valid."""
-        usual = self.tuner.epsilon(_USUAL_DELTA)
-        return self._best_share(usual) if math.isfinite(usual) else _SHARES[-1]
 
-    def _best_share(self, epsilon: float) -> float:
-        return min(_SHARES, key=lambda share: self._at(epsilon, share, _FEW))
+class Rearranged:
+    """The bound for one direction of the base's dominating pair, for ε >= 0.
 
-    def _paid(self, epsilon: float) -> Floats:
-        """Return what each outcome pays under the envelope, in descending order of loss."""
-        z = np.exp(np.minimum(epsilon - self._losses, 700.0))
-        return self._masses * self.tuner.support(z)
-
-    def _at(self, epsilon: float, share: float, blocks: int = _BLOCKS) -> float:
-        """Return the bound where the outcomes with a depth pay this share of the envelope.
-
-        Every share gives a valid bound; 0 is the envelope.
-        """
-        paid = np.cumsum(self._paid(epsilon))
-        whole = float(paid[-1])
-        count = min(int(np.searchsorted(paid, share * whole)) + 1, paid.size) if share else 0
-        total = self._at_infinity + whole
-        if count == 0 or whole <= 0.0:
-            return min(total, 1.0)
-        total -= float(paid[count - 1])
-        shrink = math.exp(-self._losses[count - 1])  # e^-τ
-        # Blocks of equal pay; within one the depth of its first outcome stands for all.
-        edges = np.searchsorted(paid[:count], paid[count - 1] * np.arange(blocks) / blocks)
-        edges = np.append(np.unique(edges), count)
-        right, roc, floor = self._cells
-        for first, last in itertools.pairwise(edges):
-            depth = float(self._depth[first])
-            below = np.interp(right + shrink * depth, right, roc) - depth + self._excess
-            below = np.clip(np.minimum(roc, below), 0.0, 1.0)
-            top = self.tuner.runs.pgf_derivative(below)
-            price = np.exp(np.minimum(epsilon - self._losses[first:last], 700.0))
-            total += float(self._masses[first:last] @ _support(top, floor, price))
-        return min(total, 1.0)
-
-
-def _support(top: Floats, floor: Floats, price: Floats) -> Floats:
-    """Return max over cells of `top - price·floor`, at least 0, for ascending prices.
-
-    As `floor` ascends, the best cell moves left as the price grows: only the cells between the best
-    ones of the two end prices are looked at.
+    Args:
+        tuner: The envelope bound in the same direction.
     """
-    right = int(np.argmax(top - price[0] * floor))
-    left = int(np.argmax(top - price[-1] * floor))
-    cells = slice(min(left, right), max(left, right) + 1)
-    # At most some ten million numbers at a time.
-    rows = max(1, 10_000_000 // (cells.stop - cells.start))
-    best = [
-        np.max(top[cells] - price[i : i + rows, None] * floor[cells], axis=1)
-        for i in range(0, price.size, rows)
-    ]
-    return np.asarray(np.maximum(np.concatenate(best), 0.0))
+
+    def __init__(self, tuner: Tuner) -> None:
+        self.tuner = tuner
+        base = tuner.base
+        self.losses, self.masses = base.losses[::-1], base.masses[::-1]
+        with np.errstate(over="ignore", divide="ignore"):
+            without = np.exp(np.log(self.masses) - self.losses)
+        # The P-mass and the Q-mass of the outcomes of larger loss.
+        self.depth = np.concatenate([[0.0], np.cumsum(self.masses)])
+        self.level = np.concatenate([[0.0], np.cumsum(without)])
+        # Masses that rounding raised count in a depth as in F, except where F stops at 1.
+        self.excess = max(float(self.depth[-1]) + base.infinite - 1.0, 0.0) + ROUNDING
+        self.at_infinity = float(tuner.runs.pgf_derivative(1.0)) * base.infinite
+        self._cut: dict[float, Cells] = {}
+        self._guess: dict[int, tuple[_Bound, Indices]] = {}
+        self._rough: dict[int, _Bound] = {}
+        self._exact: dict[int, _Bound] = {}
+
+    def charged(self, epsilon: float) -> Floats:
+        """Return what each outcome pays under the envelope."""
+        z = np.exp(np.minimum(epsilon - self.losses, 700.0))
+        return np.asarray(self.masses * self.tuner.support(z))
+
+    def _best(self, epsilon: float, paying: NDArray[np.bool_]) -> Floats:
+        """Return F at the levels at which outcomes pay most under the envelope."""
+        z = np.exp(np.minimum(epsilon - self.losses[paying], 700.0))
+        return np.interp(self.tuner.best_level(z), *self.tuner.levels)
+
+    def matters(self, epsilon: float) -> bool:
+        """Whether the bound can be below the envelope by more than a percent of δ at this ε."""
+        paid = self.charged(epsilon)
+        paying = paid > 0.0
+        # To first order an outcome at depth m pays m φ''(F) less, at the level that it likes best.
+        slope = self.tuner.runs.pgf_second_derivative(self._best(epsilon, paying))
+        lost = (self.masses[paying] * self.depth[:-1][paying]) @ slope
+        return float(lost) > _WORTH * float(paid.sum())
+
+    def delta(self, epsilon: float, least: float = 0.0) -> float:
+        """Return the bound on δ(ε).
+
+        Args:
+            epsilon: At least 0.
+            least: What is charged in any case: where the answer is below, it is this.
+        """
+        place = _place(epsilon)
+        value = min(self._begun(place).delta(epsilon), self.tuner.delta(epsilon))
+        if value > least:
+            value = min(value, self._ended(place).delta(epsilon))
+        return max(value, least)
+
+    def epsilon(self, delta: float, start: float, least: float = 0.0) -> float:
+        """Return an ε at which the bound is at most delta.
+
+        Args:
+            delta: The target, above 0.
+            start: An ε at which the envelope is at most delta.
+            least: What is charged in any case: where the answer is below, it is this.
+        """
+        near = least or _NEAR * start
+        guess = self._guessed(_place(near))[0]
+        if least and guess.delta(least) <= delta:
+            return least
+        near = guess.epsilon(delta, start, near)
+        if least and self._begun(_place(near)).delta(least) <= delta:
+            return least
+        found: dict[int, float] = {}
+        # The answer lies where the bound that gave it is the one that `delta` takes.
+        while (place := _place(near)) not in found:
+            near = found[place] = self._ended(place).epsilon(delta, start, near)
+        if len(found) > 1 and near != found[place]:
+            # Two parts, each of whose bounds leads to the other: at their border both hold.
+            near = min(max(near, found[place]), _middle(max(place, _place(found[place])) - 0.5))
+        return near
+
+    def _cells(self, epsilon: float, wider: float = 1.0) -> Cells:
+        """Return cells of levels which what is gained near this ε can be told in."""
+        paid = self.charged(epsilon)
+        paying = paid > 0.0
+        whole = self.masses[paying] @ self.tuner.runs.pgf_derivative(self._best(epsilon, paying))
+        gained = float(paid.sum()) / max(float(whole), 1e-300)
+        # What a cell changes is of second order in its width, and of more where little is gained.
+        power = math.floor(math.log2(max(min(gained / _GAIN, 1.0), 1e-6)))
+        width = wider * _WIDTH * 2.0 ** (0.75 * power)
+        if width not in self._cut:
+            self._cut[width] = Cells(self.tuner, width)
+        return self._cut[width]
+
+    def _begun(self, place: int) -> _Bound:
+        """Return the best of some bounds near an ε, with few blocks and wide cells."""
+        if place not in self._rough:
+            self._rough[place] = self._choose(place)
+        return self._rough[place]
+
+    def _ended(self, place: int) -> _Bound:
+        """Return the bound with the same price, many blocks and narrow cells."""
+        if place not in self._exact:
+            begun, epsilon = self._begun(place), _middle(place)
+            marks = begun.refined(epsilon, _LAST)
+            bound = _Bound(self, self._cells(epsilon), marks, priced=begun.priced)
+            self._exact[place] = bound.sharpened(epsilon, _TURNS[1])
+        return self._exact[place]
+
+    def _guessed(self, place: int) -> tuple[_Bound, Indices]:
+        """Return the bound with the usual price near an ε, and blocks to choose another one with."""
+        if place not in self._guess:
+            epsilon = _middle(place)
+            paid = self.charged(epsilon)
+            last = int(np.flatnonzero(paid > 0.0)[-1]) + 1 if paid.any() else 1
+            end = int(np.searchsorted(self.depth, _SHARES[_USUAL] * self.depth[-1]))
+            end = min(max(end, 1), last)
+            parts = np.arange(_FIRST) / _FIRST
+            sums = (np.cumsum(paid[:last]), self.depth[1 : last + 1])
+            starts = np.concatenate(
+                [np.searchsorted(one, one[-1] * parts, "right") for one in sums]
+            )
+            marks = np.unique(np.concatenate([[0, last], np.minimum(starts, last)]))
+            rest = divided(np.array([end, last]), np.array([_REST]), self.depth)
+            bound = self._few(epsilon, marks, end, priced=True)
+            for number in _BLOCKS:
+                marks = bound.refined(epsilon, number)
+                bound = self._few(epsilon, marks, end, priced=True)
+            self._guess[place] = bound, np.union1d(marks, rest)
+        return self._guess[place]
+
+    def _few(self, epsilon: float, marks: Indices, end: int, *, priced: bool) -> _Bound:
+        """Return the bound with blocks of these marks up to an end, and wide cells."""
+        kept = np.append(marks[marks < end], end)
+        bound = _Bound(self, self._cells(epsilon, _WIDE), kept, priced=priced)
+        return bound.sharpened(epsilon, _TURNS[0])
+
+    def _choose(self, place: int) -> _Bound:
+        epsilon, marks = _middle(place), self._guessed(place)[1]
+        by_pay = np.append(0.0, np.cumsum(self.charged(epsilon)))
+
+        def bound(sums: Floats, share: float, *, priced: bool) -> _Bound:
+            end = int(np.searchsorted(sums, share * sums[-1]))
+            return self._few(epsilon, marks, min(max(end, 1), int(marks[-1])), priced=priced)
+
+        value, best = _least(partial(bound, self.depth, priced=True), _SHARES, epsilon)
+        other = bound(by_pay, _PAID[_USUAL], priced=False)
+        if other.delta(epsilon) < _RIVAL * value:
+            found = _least(partial(bound, by_pay, priced=False), _PAID, epsilon)
+            best = found[1] if found[0] < value else best
+        return best
+
+
+def _least(
+    bound: Callable[[float], _Bound], shares: tuple[float, ...], epsilon: float
+) -> tuple[float, _Bound]:
+    """Return the least δ of bounds by share, by going down from the usual one, and its bound."""
+
+    def tried(share: float) -> tuple[float, _Bound]:
+        found = bound(share)
+        return found.delta(epsilon), found
+
+    best, place = tried(shares[_USUAL]), _USUAL
+    for step in (2, 1):
+        for move in (step, -step):
+            while 0 <= place + move < len(shares):
+                found = tried(shares[place + move])
+                if found[0] >= best[0]:
+                    break
+                best, place = found, place + move
+    return best
+
+
+def _place(epsilon: float) -> int:
+    """Return the number of the part of the ε axis in which one bound is used."""
+    return round(math.asinh(epsilon / _LEAST_PART) / _PART)
+
+
+def _middle(place: float) -> float:
+    return _LEAST_PART * math.sinh(place * _PART)

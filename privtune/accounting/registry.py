@@ -158,6 +158,10 @@ class Instances(Protocol):
     def delta(self) -> float:
         """The δ at which runs are scored."""
 
+    @property
+    def shuffle(self) -> bool:
+        """Whether outcomes are shuffled for that δ."""
+
     def of(self, event: Event) -> Outcomes:
         """Return the outcomes of an instance of an event."""
 
@@ -679,8 +683,10 @@ class _PrivateSelection(_Chosen[PrivateSelection]):
         return remove, (remove if pair.add is pair.remove else Tuner(pair.add, event.runs))
 
     def instance(self, event: PrivateSelection, instances: Instances) -> Outcomes:
-        delta = instances.delta
-        return instances.chosen(event.event, lambda base: best_of_runs(base, event.runs, delta))
+        delta, shuffle = instances.delta, instances.shuffle
+        return instances.chosen(
+            event.event, lambda base: best_of_runs(base, event.runs, delta, shuffle=shuffle)
+        )
 
     def beyond(self, event: PrivateSelection, edges: Edges, of: MassOf) -> float:
         return event.runs.expected_runs * of(event.event)  # K is independent of the data

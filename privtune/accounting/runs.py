@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special
+from scipy import special
 
 from privtune.accounting._checks import check_integer, check_number
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -260,6 +260,8 @@ def _log_gamma(shape: float, mean: float) -> float:
                 f"a shape this close to -1 has no mean of {mean:g} that can be computed",
                 "Take a larger shape or a smaller mean.",
             )
+    from scipy import optimize
+
     root = float(optimize.brentq(excess, low, high, xtol=1e-15, rtol=8.9e-16, maxiter=200))
     # The safe side is the smaller γ: more runs than asked for, never fewer than charged.
     while excess(root) < 0.0:

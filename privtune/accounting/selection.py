@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from privtune.accounting.pmf import LossPmf, lattice_cells
 from privtune.accounting.runs import Geometric, NegativeBinomial, RunLaw
 
-__all__ = ["Table", "Threshold", "Tuner", "invert", "profile_shift"]
+__all__ = ["Table", "Threshold", "Tuner", "invert", "profile_shift", "tangents"]
 
 Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
+_SWEEPS = 4
 _MAX_PIECES = 4096
 _MAX_EDGES = 100_000
 _MOVED = 1e-3  # relative, of what an edge of the bound on a threshold may move
-_ROUNDING = 1e-12  # of levels u and F, which are sums of masses
+ROUNDING = 1e-12  # of levels u and F, which are sums of masses
 
 
 class Tuner:
@@ -56,9 +57,17 @@ class Tuner:
     @cached_property
     def levels(self) -> tuple[Floats, Floats]:
         """Vertices (u, F) of a polygon above the ROC curve, as many as φ' needs."""
-        level, roc, slope = self.vertices
-        level, roc = _thin(self.runs, level, roc, slope, self._resolution)
-        return _charged(*_refine(self.runs, level, roc, self._resolution))
+        return self.polygon(self._resolution)
+
+    def polygon(self, resolution: float, least: float = 1e-30) -> tuple[Floats, Floats]:
+        """Return vertices (u, F) of a polygon above the ROC curve.
+
+        Args:
+            resolution: How far log φ'(F) + log φ'(u) moves along an edge, about.
+            least: Values of φ' below it are not told apart.
+        """
+        level, roc = _thin(self.vertices, self.runs, resolution, least)
+        return _charged(*_refine(self.runs, level, roc, resolution, least))
 
     @cached_property
     def all_levels(self) -> tuple[Floats, Floats]:
@@ -79,14 +88,10 @@ class Tuner:
         the larger of two lines in z: the ones at the ends of the edge.
         """
         level, roc = self.levels
-        runs = self.runs
-        middle, half = 0.5 * (level[1:] + level[:-1]), 0.5 * np.diff(level)
-        at_middle, bend = runs.pgf_derivative(middle), runs.pgf_second_derivative(middle) * half
-        floor = runs.pgf_derivative(level[:-1])
-        ends = runs.pgf_derivative(roc)
+        ends = self.runs.pgf_derivative(roc)
         slopes = np.column_stack([ends[:-1], ends[1:]]).ravel()
         offsets = np.column_stack(
-            [np.maximum(at_middle - bend, 0.0), np.maximum(at_middle + bend, floor)]
+            tangents(self.runs.pgf_derivative, self.runs.pgf_second_derivative, level)
         ).ravel()
         kept = _upper_hull(slopes, offsets)
         self._line_levels = np.column_stack([level[:-1], level[1:]]).ravel()[kept]
@@ -95,6 +100,13 @@ class Tuner:
         with np.errstate(over="ignore"):
             change = np.diff(a) / np.diff(b)
         return a, b, change
+
+    @cached_property
+    def _slack(self) -> float:
+        """How far below ε the loss of an outcome that pays can be."""
+        a, b, _ = self._hull
+        with np.errstate(divide="ignore"):
+            return float(np.max(np.log(a) - np.log(b))) if (b > 0.0).all() else math.inf
 
     def best_level(self, z: Floats) -> Floats:
         """Return the level u at which the support is reached, for each z = e^(ε - loss)."""
@@ -110,12 +122,7 @@ class Tuner:
     def delta(self, epsilon: float) -> float:
         """Return the bound on δ(ε) of the tuner in this direction, for any real ε."""
         base, runs = self.base, self.runs
-        a, b, _ = self._hull
-        with np.errstate(divide="ignore"):
-            slack = float(np.max(np.log(a) - np.log(b))) if (b > 0.0).all() else math.inf
-        first = 0
-        if math.isfinite(slack):
-            first = int(np.searchsorted(base.losses, epsilon - slack - base.step))
+        first = int(np.searchsorted(base.losses, epsilon - self._slack - base.step))
         z = np.exp(np.minimum(epsilon - base.losses[first:], 700.0))
         value = float(base.masses[first:] @ self.support(z))
         value += float(runs.pgf_derivative(1.0)) * base.infinite
@@ -176,18 +183,11 @@ class Threshold:
             level, roc = _split(level, pieces), _split(roc, pieces)
         self.levels = level, roc
 
-        # Both are convex in u: tangents lie below. The one at the middle of an edge is the best, but
-        # where the edge is so wide that it falls below half the value at its left end.
-        left, right, middle = level[:-1], level[1:], 0.5 * (level[1:] + level[:-1])
-
-        def tangent(value: Curve, slope: Curve) -> Floats:
-            at = np.where(
-                value(middle) - slope(middle) * (middle - left) < 0.5 * value(left), left, middle
-            )
-            return np.concatenate([value(at) + slope(at) * (end - at) for end in (left, right)])
-
-        self._pass_q = tangent(passing, lambda u: go_on * passing(u) ** 2)
-        self._fail_q = tangent(lambda u: stop * u * passing(u), lambda u: stop * passing(u) ** 2)
+        # Both are convex in u: tangents lie below.
+        self._pass_q = np.concatenate(tangents(passing, lambda u: go_on * passing(u) ** 2, level))
+        self._fail_q = np.concatenate(
+            tangents(lambda u: stop * u * passing(u), lambda u: stop * passing(u) ** 2, level)
+        )
         ends = np.concatenate([roc[:-1], roc[1:]])
         self._pass_p, self._fail_p = passing(ends), stop * ends * passing(ends)
 
@@ -228,6 +228,19 @@ class Table:
         rest = np.clip(place - index, 0.0, 1.0) * self.step
         share = np.expm1(rest) / math.expm1(self.step)
         return np.asarray(self.values[index] + share * (self.values[after] - self.values[index]))
+
+
+def tangents(value: Curve, slope: Curve, points: Floats) -> tuple[Floats, Floats]:
+    """Return lines below a convex curve between neighbouring points, at their left and right ends.
+
+    The tangent at the middle is the best, but where the points are so far apart that it falls
+    below half the value at the left end.
+    """
+    left, right, middle = points[:-1], points[1:], 0.5 * (points[1:] + points[:-1])
+    low = value(middle) - slope(middle) * (middle - left) < 0.5 * value(left)
+    at = np.where(low, left, middle)
+    height, rise = value(at), slope(at)
+    return height - rise * (at - left), height + rise * (right - at)
 
 
 def profile_shift(backward: LossPmf, runs: NegativeBinomial) -> float:
@@ -283,7 +296,16 @@ def _log_ratio(value: float, delta: float) -> float:
 
 def _upper_hull(slopes: Floats, offsets: Floats) -> NDArray[np.int64]:
     """Return the lines `a - b z` that are largest somewhere on z > 0, slope ascending."""
-    order = np.lexsort((offsets, -slopes))[::-1]  # for equal slopes the offset falls
+    order = np.lexsort((-offsets, slopes))  # for equal slopes the offset falls
+    # A line of no smaller slope and no larger offset is above.
+    least = np.minimum.accumulate(offsets[order][::-1])[::-1]
+    order = order[np.append(offsets[order][:-1] < least[1:], True)]
+    # Most go here: what is nowhere above both of its neighbours, of two neighbours one at a time.
+    for turn in range(_SWEEPS):
+        rise, run = np.diff(slopes[order]), np.diff(offsets[order])
+        below = run[:-1] * rise[1:] >= run[1:] * rise[:-1]
+        below[turn % 2 :: 2] = False
+        order = np.delete(order, np.flatnonzero(below) + 1)
     kept: list[tuple[float, float, int]] = []
     lines = zip(slopes[order].tolist(), offsets[order].tolist(), order.tolist(), strict=True)
     for a, b, index in lines:
@@ -303,20 +325,21 @@ def _upper_hull(slopes: Floats, offsets: Floats) -> NDArray[np.int64]:
 def _charged(level: Floats, roc: Floats) -> tuple[Floats, Floats]:
     """Charge the rounding of the sums: near 1 a law with a heavy tail feels it."""
     return (
-        np.append(np.maximum(level - _ROUNDING, 0.0), 1.0),
-        np.append(np.minimum(roc + _ROUNDING, 1.0), 1.0),
+        np.append(np.maximum(level - ROUNDING, 0.0), 1.0),
+        np.append(np.minimum(roc + ROUNDING, 1.0), 1.0),
     )
 
 
 def _thin(
-    runs: RunLaw, level: Floats, roc: Floats, slope: Floats, resolution: float
+    vertices: tuple[Floats, Floats, Floats], runs: RunLaw, resolution: float, least: float
 ) -> tuple[Floats, Floats]:
     """Return a polygon above the ROC curve with a vertex where log φ' moves by `resolution`.
 
     Vertices across which little changes are dropped, and the two tangents at the remaining
     neighbours are prolonged to where they meet, which keeps the polygon above the concave curve.
     """
-    height = _height(runs, level, roc)
+    level, roc, slope = vertices
+    height = _height(runs, level, roc, least)
     kept = np.flatnonzero(np.diff(np.floor(height / resolution), prepend=-np.inf) > 0.0)
     if kept[-1] != level.size - 1:
         kept = np.append(kept, level.size - 1)
@@ -338,10 +361,12 @@ def _thin(
     return level, np.insert(roc[kept], place, roc[start] + lift)
 
 
-def _refine(runs: RunLaw, level: Floats, roc: Floats, resolution: float) -> tuple[Floats, Floats]:
+def _refine(
+    runs: RunLaw, level: Floats, roc: Floats, resolution: float, least: float = 1e-30
+) -> tuple[Floats, Floats]:
     """Split edges across which log φ' moves by more; F is linear on an edge: this is exact."""
     for _ in range(3):
-        pieces = np.ceil(np.diff(_height(runs, level, roc)) / (2.0 * resolution))
+        pieces = np.ceil(np.diff(_height(runs, level, roc, least)) / (2.0 * resolution))
         pieces = np.clip(pieces, 1, _MAX_PIECES).astype(np.int64)
         if (pieces == 1).all() or pieces.sum() > _MAX_EDGES:
             break
@@ -349,12 +374,13 @@ def _refine(runs: RunLaw, level: Floats, roc: Floats, resolution: float) -> tupl
     return level, roc
 
 
-def _height(runs: RunLaw, level: Floats, roc: Floats) -> Floats:
-    return _log_floor(runs.pgf_derivative(roc)) + _log_floor(runs.pgf_derivative(level))
+def _height(runs: RunLaw, level: Floats, roc: Floats, least: float) -> Floats:
+    heights = [_log_floor(runs.pgf_derivative(ends), least) for ends in (roc, level)]
+    return heights[0] + heights[1]
 
 
-def _log_floor(values: Floats) -> Floats:
-    return np.log(np.maximum(values, 1e-30))
+def _log_floor(values: Floats, least: float = 1e-30) -> Floats:
+    return np.log(np.maximum(values, least))
 
 
 def _split(values: Floats, pieces: NDArray[np.int64]) -> Floats:

@@ -43,6 +43,10 @@ def main() -> None:
         except PrivTuneError as error:
             sys.stderr.write(f"{error}\n")
             raise SystemExit(1) from None
+        except OSError as error:  # a file that was named, or a disk that is full
+            where = "" if error.filename is None else f"{error.filename}: "
+            sys.stderr.write(f"{where}{error.strerror or error}.\n")
+            raise SystemExit(1) from None
     except (KeyboardInterrupt, SystemExit) as stop:
         if not _was_interrupted(stop):
             raise

@@ -17,6 +17,7 @@ _GROUPS = {
     "study": "Studies: create, plan, run, compare.",
 }
 _COMMANDS = {
+    "audit": "audit",
     "strategies": "catalogue",
     "tasks": "catalogue",
     "demo": "demo",

@@ -31,6 +31,7 @@ def run_study(
     quiet: bool,
     executor: str | None = None,
     jobs: int = 1,
+    device: str | None = None,
     stack: int | Literal["auto"] | None = None,
     non_private: bool = False,
 ) -> None:
@@ -56,6 +57,7 @@ def run_study(
             _Fanout([_ProgressObserver(progress), *observers]),
             executor=executor,
             n_jobs=jobs,
+            device=device,
             stack=stack,
             non_private=non_private,
         )

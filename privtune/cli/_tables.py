@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.strategies import selection_instead
 from privtune.training.mechanism.streams import Streams
-from privtune.views.text import ceil_to, public_facts, together, utility_column
+from privtune.views.text import (
+    ceil_to,
+    explain_utility,
+    public_facts,
+    together,
+    utility_column,
+)
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
@@ -74,12 +82,16 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
     if baseline is not None:
         ratio = baseline / plan.expected_gradient_evaluations
         table.add_row("", f"{ratio:.2f} times fewer than {baseline:,.0f} of tuning on all the data")
+    if "extrapolation" in plan.details:
+        table.add_row("extrapolation", escape(str(plan.details["extrapolation"])))
     for row in plan.details.get("law_auto", {}).get("trade", ()):
         mark = "[bold]chosen:[/] " if row["chosen"] else ""
         table.add_row(
             "law: auto",
             f"{mark}{row['law']}, mean {row['mean_runs']:g}: noise x {row['noise']:.3f}",
         )
+    if "advice" in plan.details:
+        table.add_row("[yellow]note[/]", escape(plan.details["advice"]))
     table.add_row("released", "; ".join(plan.released))
     table.add_row("sealed", "; ".join(plan.sealed))
     return table
@@ -166,6 +178,9 @@ def comparison_document(study: Study) -> dict[str, Any]:
                     for t in status.release.trials
                 ],
                 "utility": None if status.release is None else dict(status.release.utility),
+                "intervals": None
+                if status.release is None
+                else {name: list(ends) for name, ends in status.release.intervals.items()},
                 "gradient_evaluations": status.plan.expected_gradient_evaluations,
                 "wall_seconds": None
                 if status.release is None
@@ -189,8 +204,8 @@ def comparison_document(study: Study) -> dict[str, Any]:
 def print_comparison(study: Study) -> None:
     """Print the comparison, what it rests on, and how to open it in MLflow."""
     utility, values = utility_column(study.status())
-    console().print(_comparison_table(study, utility, values))
-    for line in _footnotes(study, utility):
+    _print_arms(study, utility, values)
+    for line in _footnotes(study):
         console().print(line, soft_wrap=True, highlight=False)
     if not study.releases():
         return
@@ -212,44 +227,57 @@ def _storage(study: Study) -> str:
     return f" --storage {study.storage}"
 
 
-def _comparison_table(study: Study, utility: str, values: Mapping[str, str]) -> Table:
+def _print_arms(study: Study, utility: str, values: Mapping[str, str]) -> None:
+    """Print one line an arm if that fits the terminal, else one block: no word is ever broken."""
     document = comparison_document(study)
-    # Without vertical lines it fits a terminal of 80 columns.
-    table = Table(
-        title=f"Study {study.name} on {study.spec.task_name}",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
+    console().print(
+        f"Study [bold]{escape(study.name)}[/] on {escape(study.spec.task_name)}",
+        soft_wrap=True,
+        highlight=False,
     )
-    for column in (
-        "arm",
-        "strategy",
-        "ε",
-        "δ",
-        utility.replace(" ", "\n", 1),
-        "gradient\nevaluations",
-        "seconds",
-    ):
-        numeric = column not in ("arm", "strategy")
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for arm in document["arms"]:
-        mark = " †" if arm["sealed"] else ""
-        seconds = arm["wall_seconds"]
-        table.add_row(
-            arm["arm"],
-            arm["strategy"],
-            "[bold red]∞ NOT PRIVATE[/]"
+    rows = [
+        {
+            "arm": escape(arm["arm"]),
+            "strategy": escape(arm["strategy"]),
+            "ε": "[bold red]∞ NOT PRIVATE[/]"
             if arm["epsilon"] is None
             else f"{ceil_to(arm['epsilon'], 3):.3f}",
-            f"{arm['delta']:g}",
-            values.get(arm["arm"], arm["state"]),
-            f"{arm['gradient_evaluations']:,.0f}{mark}",
-            "—" if seconds is None else f"{seconds:.1f}{mark}",
+            utility: values.get(arm["arm"], arm["state"]),
+            "gradient evaluations": f"{arm['gradient_evaluations']:,.0f}{_mark(arm)}",
+            "seconds": "—"
+            if arm["wall_seconds"] is None
+            else f"{arm['wall_seconds']:.1f}{_mark(arm)}",
+        }
+        for arm in document["arms"]
+    ]
+    # Without vertical lines it fits a terminal of 80 columns.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column in rows[0] if rows else ():
+        left = column in ("arm", "strategy")
+        table.add_column(
+            column.replace(" ", "\n"), justify="left" if left else "right", no_wrap=True
         )
-    return table
+    for row in rows:
+        table.add_row(*row.values())
+    free = console().options.update(max_width=10_000)
+    if Measurement.get(console(), free, table).maximum <= console().width:
+        console().print(table)
+        return
+    for row in rows:
+        block = Table.grid(padding=(0, 2))
+        block.add_column(style="dim", no_wrap=True)
+        block.add_column(no_wrap=True, overflow="ignore")
+        for name, value in list(row.items())[1:]:
+            block.add_row(name, value)
+        console().print(f"[bold]{row['arm']}[/]", soft_wrap=True, highlight=False)
+        console().print(Padding(block, (0, 0, 1, 2)), highlight=False, soft_wrap=True)
 
 
-def _footnotes(study: Study, utility: str) -> list[str]:
+def _mark(arm: Mapping[str, Any]) -> str:
+    return " †" if arm["sealed"] else ""
+
+
+def _footnotes(study: Study) -> list[str]:
     budget = study.spec.budget
     spent = study.spent()
     lines = [
@@ -259,7 +287,7 @@ def _footnotes(study: Study, utility: str) -> list[str]:
         if spent.epsilon > 0
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
         f"{budget.delta:g}, {budget.adjacency}).",
-        _of_utility(utility),
+        explain_utility(study.status()),
         "Gradient evaluations are the plan's expectation: sizes of Poisson samples are private.",
     ]
     if any(plan.is_sealed for plan in study.plans):
@@ -283,18 +311,6 @@ def _footnotes(study: Study, utility: str) -> list[str]:
             f"Fixed seed {study.spec.seed}: no guarantee holds against whoever knows the seed."
         )
     return lines
-
-
-def _of_utility(title: str) -> str:
-    if title == "test accuracy":
-        return (
-            "Test accuracy is of the released model, on the test split, which the task declares "
-            "public."
-        )
-    return (
-        f"{title.capitalize()} is the score that the arm was chosen by: noised and charged, unless "
-        "the validation split is public."
-    )
 
 
 def print_sealed(sealed: dict[str, list[Any]]) -> None:
@@ -334,6 +350,8 @@ def noise_of(plan: Plan) -> dict[str, float]:
     noises = {k: v for k, v in method.items() if k.endswith("noise_multiplier") and v is not None}
     if plan.score is not None and plan.score.noise_multiplier is not None:
         noises["score_noise_multiplier"] = plan.score.noise_multiplier
+    if plan.report is not None and plan.report.noise_multiplier is not None:
+        noises["report_noise_multiplier"] = plan.report.noise_multiplier
     return noises
 
 

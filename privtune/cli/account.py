@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privtune.cli._common import AsJson, changes_table, console, emit_json
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from privtune.accounting import Event, Explanation, Guarantee
+    from privtune.accounting import Adjacency, Event, Explanation, Guarantee
 
 __all__ = ["app"]
 
@@ -29,6 +29,7 @@ class Method(StrEnum):
     BEST = "best"
     RDP = "rdp"
     PLD = "pld"
+    AUTODP = "autodp"
 
 
 class Neighbours(StrEnum):
@@ -103,6 +104,9 @@ def epsilon_command(
     from privtune.accounting import epsilon as account_epsilon
 
     event = _read(event_file)
+    if method is Method.AUTODP:
+        _show_autodp(event, delta, Adjacency(adjacency), as_json=as_json)
+        return
     answer = account_epsilon(event, delta, adjacency=Adjacency(adjacency), method=method.value)
     document = answer.to_dict()
     if method is not Method.RDP:
@@ -110,6 +114,26 @@ def epsilon_command(
         lower = lower_bound(event, delta, adjacency=Adjacency(adjacency))
         document["bounds"]["lower"] = lower if math.isfinite(lower) else "inf"
     _show(answer, "epsilon", document, as_json=as_json)
+
+
+def _show_autodp(event: Event, delta: float, adjacency: Adjacency, *, as_json: bool) -> None:
+    """Show what autodp says; ours stands beside it, and decides."""
+    from privtune.accounting import Guarantee
+    from privtune.accounting.witness import AUTODP, ask_witnesses, autodp_epsilon
+
+    theirs = autodp_epsilon(event, delta, adjacency=adjacency)
+    said = ask_witnesses(event, delta, adjacency=adjacency)
+    bounds = {"autodp": theirs, "rdp": said.composed, "best of ours": said.ours}
+    answer = Guarantee(theirs, delta, "autodp", adjacency, bounds)
+    document = {
+        **answer.to_dict(),
+        "why": next(a.why for a in said.witnesses if a.tool == AUTODP),
+        "objection": said.objection,
+    }
+    document["bounds"]["lower"] = said.lower if math.isfinite(said.lower) else "inf"
+    _show(answer, "epsilon", document, as_json=as_json)
+    if said.objection:
+        raise PrivTuneError(said.objection)
 
 
 @app.command("delta")

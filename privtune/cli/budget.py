@@ -297,13 +297,16 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
 
 
 @app.command()
-def export(
+def export(  # noqa: PLR0917 (the command line passes them by name)
     name: Name,
     output: Annotated[
         Path | None,
         typer.Option(help="The certificate's file; NAME.certificate.json if not given."),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a readable page here as well.")] = None,
+    witnesses: Annotated[
+        bool, typer.Option(help="Ask autodp and dp-accounting, too; fail if one objects.")
+    ] = True,
     storage: Storage = DEFAULT_STORAGE,
     as_json: AsJson = False,
 ) -> None:
@@ -311,7 +314,7 @@ def export(
     from privtune.ledger import export_certificate, render_certificate, write_file
 
     with _ledger(storage) as ledger:
-        certificate = export_certificate(ledger.log.storage, name)
+        certificate = export_certificate(ledger.log.storage, name, witnessed=witnesses)
     if as_json and output is None and html is None:
         emit_json(certificate)
         return

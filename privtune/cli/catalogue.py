@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from privtune.cli._common import AsJson, console, emit_json
 
 __all__ = ["strategies", "tasks"]
 
 
-def strategies(as_json: AsJson = False) -> None:
-    """List the strategies and in-run methods, with those that installed packages register."""
+Which = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="A strategy or method: its options.")
+]
+
+
+def strategies(name: Which = None, as_json: AsJson = False) -> None:
+    """List strategies and in-run methods, those of installed packages too; or the options of one."""
+    if name is not None:
+        _show(name, as_json=as_json)
+        return
     from rich.markup import escape
     from rich.padding import Padding
 
@@ -50,6 +60,28 @@ def strategies(as_json: AsJson = False) -> None:
         said = "; ".join(f"{what} {value}" for what, value in details.items() if value)
         if said:
             console().print(Padding(said, (0, 0, 0, 2)), style="dim", highlight=False)
+
+
+def _show(name: str, *, as_json: bool) -> None:
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    from privtune.strategies.describe import describe
+
+    found = describe(name)
+    if as_json:
+        emit_json(found)
+        return
+    console().print(f"[bold]{escape(name)}[/]: {escape(found['what'])}", highlight=False)
+    if found["parameters"]:
+        needed = ", ".join(found["parameters"])
+        console().print(Padding(f"parameters: {needed}: you set them, or the space", (0, 0, 0, 2)))
+    for option in found["options"]:
+        default = "required" if option["required"] else f"{option['default']!r} unless given"
+        head = f"{option['name']} ({option['type']}; {default})"
+        console().print(Padding(f"[bold]{escape(head)}[/]", (1, 0, 0, 2)), highlight=False)
+        if option["what"]:
+            console().print(Padding(escape(option["what"]), (0, 0, 0, 4)), highlight=False)
 
 
 def _row(strategy: type[Any], source: str) -> dict[str, Any]:

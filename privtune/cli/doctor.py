@@ -1,4 +1,4 @@
-"""``privtune doctor``: whether this machine keeps what the ledger promises."""
+"""``privtune doctor``: whether this machine keeps what the ledger and the launchers promise."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def doctor(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
-    """Look at permissions, disk and settings; exit with 1 where a guarantee would break."""
+    """Look at libraries, database, files and launchers; exit with 1 where a guarantee would break."""
     from rich.markup import escape
     from rich.table import Table
 
     from privtune.errors import PrivTuneError
+    from privtune.execution.doctor import check_engines
     from privtune.ledger.doctor import check_artifacts, check_machine, check_storage
     from privtune.ledger.storage import artifact_root
 
-    checks = [*check_machine(), *check_storage(storage)]
+    checks = [*check_machine(), *check_engines(), *check_storage(storage)]
     with contextlib.suppress(PrivTuneError):  # a storage that is none is among the checks already
         checks.append(check_artifacts(artifact_root(storage)))
     healthy = all(check.state != "fail" for check in checks)

@@ -36,11 +36,22 @@ Name = Annotated[str, typer.Argument(help="Name of the study.")]
 
 
 @app.command()
-def create(spec: SpecFile, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+def create(
+    spec: SpecFile,
+    artifacts: Annotated[
+        str | None,
+        typer.Option(help="Absolute URL of an object store for large results: s3://bucket/folder."),
+    ] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
     """Plan a study and store it, with its budget if that does not exist. Touches no data."""
     from privtune.study import Study, StudySpec
 
-    study = Study.create(StudySpec.from_file(spec), storage)
+    parsed = StudySpec.from_file(spec)
+    if artifacts is not None:
+        parsed = StudySpec.parse({**parsed.model_dump(mode="json"), "artifacts": artifacts})
+    study = Study.create(parsed, storage)
     try:
         if as_json:
             emit_json({"study": study.name, "arms": [plan.arm for plan in study.plans]})
@@ -127,6 +138,9 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
         str | None,
         typer.Option(help="Candidates trained in one pass: a number or auto; changes no result."),
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda or cuda:N; what the spec says unless given.")
+    ] = None,
     data: Data = None,
     non_private: Annotated[
         bool, typer.Option("--non-private", help="Let arms without any guarantee run.")
@@ -149,6 +163,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
             quiet=as_json,
             executor=executor,
             jobs=jobs,
+            device=device,
             stack=None if stack is None else check_stack(stack),
             non_private=non_private,
         )
@@ -220,24 +235,33 @@ def show(
 
 
 @app.command()
-def compare(
+def compare(  # noqa: PLR0917 (the command line passes them by name)
     name: Name,
     html: Annotated[
         Path | None, typer.Option(help="Write the comparison as one self-contained page.")
     ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print one line of CSV an arm.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--md", help="Print a table of Markdown.")] = False,
     storage: Storage = DEFAULT_STORAGE,
     as_json: AsJson = False,
 ) -> None:
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
     from privtune.cli._common import write_report
     from privtune.cli._tables import comparison_document, print_comparison
+    from privtune.views.comparison import to_csv, to_markdown
 
+    if (html is not None) + as_csv + as_markdown + as_json > 1:
+        raise typer.BadParameter("give one of --html, --csv, --md and --json")
     study = _load(name, storage)
     try:
         if html is not None:
             write_report(study, html)
         elif as_json:
             emit_json(comparison_document(study))
+        elif as_csv:
+            sys.stdout.write(to_csv(comparison_document(study)))
+        elif as_markdown:
+            sys.stdout.write(to_markdown(study))
         else:
             print_comparison(study)
     finally:

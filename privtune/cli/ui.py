@@ -29,6 +29,7 @@ def ui(
     """Open MLflow's UI on the releases, on this machine only, at the view "Privacy budget"."""
     from importlib.metadata import version
 
+    from privtune.imports import find_extra
     from privtune.ledger.storage import artifact_root
     from privtune.tracking.store import local_uri, open_client
     from privtune.tracking.view import VIEW_VERSIONS, knows_view
@@ -37,6 +38,7 @@ def ui(
         raise PrivTuneError(
             "Nothing has been logged for this storage yet. Run a study first: privtune study run NAME."
         )
+    find_extra("flask", extra="ui", what="privtune ui (MLflow's server)")
     uri = local_uri(storage)
     with open_client(storage, uri) as client:
         found = {e.name: e for e in client.search_experiments() if e.name != "Default"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Annotated
 
 import typer
@@ -16,7 +17,8 @@ def worker(  # noqa: PLR0917 (the command line passes them by name)
     study: Annotated[str | None, typer.Argument(help="Work for this study alone.")] = None,
     arm: Annotated[str | None, typer.Option(help="Work for this arm alone.")] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:N; what the study says unless given.")
+        str | None,
+        typer.Option(help="auto, cpu, cuda or cuda:N; what the study says unless given."),
     ] = None,
     stack: Annotated[
         str | None,
@@ -35,9 +37,11 @@ def worker(  # noqa: PLR0917 (the command line passes them by name)
     Whoever runs the study charges it, waits and releases: privtune study run NAME --executor
     external. Both need the same database, the same task or function, and the task's data.
     """
-    from privtune.study.workers import serve
+    from privtune.study.workers import serve, storage_here
     from privtune.training.engine.compute import check_stack
 
+    if storage == DEFAULT_STORAGE and "PRIVTUNE_STORAGE_FILE" in os.environ:
+        storage = storage_here()
     console().print("Working on open rounds; what they hold is sealed. Leave with Ctrl-C.")
     serve(
         storage,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -23,7 +24,8 @@ class Executor:
             (workers that are started there, and find the storage by ``PRIVTUNE_STORAGE`` or a file
             for its owner alone that ``PRIVTUNE_STORAGE_FILE`` names).
         jobs: How many workers to start.
-        gpus: GPUs of each worker on Ray.
+        gpus: GPUs of each worker, with processes and Ray: a fraction shares one. 0 leaves it to
+            the device: processes on CUDA then take the GPUs in turn, workers on Ray get none.
         options: submitit's, for SLURM.
     """
 
@@ -38,14 +40,20 @@ class Executor:
             raise InvalidInputError("executor", self.name, allowed)
         if self.jobs < 1:
             raise InvalidInputError("n_jobs", self.jobs, "must be a whole number of at least 1")
+        gpus = self.gpus
+        if not (math.isfinite(gpus) and (0 <= gpus < 1 or (gpus > 0 and gpus == int(gpus)))):
+            allowed = "must be 0, a fraction below 1, or a whole number"
+            raise InvalidInputError("gpus", self.gpus, allowed)
+        if gpus and self.name not in {"processes", "ray"}:
+            raise InvalidInputError("gpus", gpus, f"is for processes and ray, not for {self.name}")
 
     @classmethod
     def of(cls, given: str | Mapping[str, Any] | None, jobs: int) -> Executor:
         """Return an executor: processes for more than one job, unless one is given.
 
         Args:
-            given: Its name, or a mapping as in specs: ``type``; ``gpus`` for Ray; what submitit
-                takes for SLURM.
+            given: Its name, or a mapping as in specs: ``type``; ``gpus`` for processes and Ray; what
+                submitit takes for SLURM.
             jobs: How many workers to start.
 
         Raises:
@@ -55,7 +63,10 @@ class Executor:
             name = given or ("processes" if jobs > 1 else "inline")
             return cls(name, jobs)  # type: ignore[arg-type]
         options = dict(given)
-        name, gpus = options.pop("type", None), options.pop("gpus", 0.0)
+        name = options.pop("type", None)
+        gpus = options.pop("gpus", 0.0) if name != "slurm" else 0.0
         if options and name != "slurm":
             raise InvalidInputError("executor", sorted(options), "takes type and gpus")
+        if isinstance(gpus, bool) or not isinstance(gpus, int | float):
+            raise InvalidInputError("gpus", gpus, "must be a number")
         return cls(name, jobs, float(gpus), options)

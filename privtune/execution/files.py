@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
 from privtune.strategies import TrialResult
 from privtune.strategies.release import split
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["pack_result", "unpack_result"]
 
@@ -46,20 +49,24 @@ def unpack_result(content: bytes) -> TrialResult:
     Raises:
         PrivTuneError: If it is something else.
     """
-    import torch
-    from safetensors.torch import load
-
     # The header is JSON, after its length: https://github.com/huggingface/safetensors#format
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     metadata = header.get("__metadata__", {})
     if "result" not in metadata:
         raise PrivTuneError("A stored model is not a trial's result: the store was edited.")
     document = json.loads(metadata["result"])
-    tensors = load(content)
-    names = ["weights"] if "weights" in tensors else list(document["shapes"])
+    names = ["weights"] if "weights" in header else list(document["shapes"])
     score = document.pop("score")
+
+    def weights() -> torch.Tensor:
+        import torch
+        from safetensors.torch import load
+
+        tensors = load(content)
+        return torch.cat([tensors[name].reshape(-1) for name in names])
+
     return TrialResult(
-        weights=torch.cat([tensors[name].reshape(-1) for name in names]),
+        weights=weights,
         score=None if score is None else float(score),
         **document,
     )

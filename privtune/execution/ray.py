@@ -8,13 +8,13 @@ boundary: when tasks start and end tells of the number of runs.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from typing import Any
 
 from privtune.errors import PrivTuneError
 from privtune.execution.supervise import keep_workers
+from privtune.imports import find_extra
 
 __all__ = ["run_on_ray"]
 
@@ -62,21 +62,20 @@ def run_on_ray(
         WorkersDiedError: If tasks keep dying and no row gets a result.
         WorkerStoppedError: If an error stopped one.
     """
-    try:
-        ray: Any = importlib.import_module("ray")  # an extra: no types where it is missing
-    except ImportError:
-        raise PrivTuneError(
-            "executor: ray needs Ray, which is not installed: pip install 'privtune[ray]'."
-        ) from None
+    ray = find_extra("ray", extra="ray", what="executor: ray")
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS", "local")
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
-    has = ray.cluster_resources()
-    if has.get("CPU", 0) < 1 or has.get("GPU", 0) < gpus:
+        own: dict[str, Any] = {}
+        if address == "local":  # a cluster of our own: whoever reaches its ports needs its token
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            own = {"_system_config": {"automatic_object_spilling_enabled": False}}
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **own)
+    has = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(node.get("CPU", 0) >= 1 and node.get("GPU", 0) >= gpus for node in has):
+        most = max((node.get("GPU", 0) for node in has), default=0)
         raise PrivTuneError(
-            f"Each worker asks for 1 CPU and {gpus:g} GPUs, and the whole cluster has "
-            f"{has.get('CPU', 0):g} and {has.get('GPU', 0):g}: Ray would wait for ever. Ask for less, "
-            "or add nodes."
+            f"Each worker asks for 1 CPU and {gpus:g} GPUs, and no node of the cluster has both (at "
+            f"most {most:g} GPUs): Ray would wait for ever. Ask for less, or add nodes."
         )
     task = ray.remote(max_retries=0, num_cpus=1, num_gpus=gpus)(assist)
     keep_workers(

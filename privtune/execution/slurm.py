@@ -7,7 +7,6 @@ went to others meanwhile, or come back to it with the same seeds.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.supervise import keep_workers
 from privtune.files import private_folder
+from privtune.imports import find_extra
 
 __all__ = ["run_on_slurm"]
 
@@ -64,12 +64,7 @@ def run_on_slurm(
         WorkersDiedError: If jobs keep dying and no row gets a result.
         WorkerStoppedError: If an error stopped one.
     """
-    try:
-        submitit: Any = importlib.import_module("submitit")  # an extra, like Ray
-    except ImportError:
-        raise PrivTuneError(
-            "executor: slurm needs submitit, which is not installed: pip install 'privtune[slurm]'."
-        ) from None
+    submitit = find_extra("submitit", extra="slurm", what="executor: slurm")
     asked = dict(options)
     private_folder(folder)
     try:

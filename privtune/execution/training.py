@@ -7,9 +7,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
+from privtune.execution.fine_tuned import check_saved, reduced
 from privtune.strategies import PRUNED, Plan, ScorePlan, TrainingPlan, TrialResult
 from privtune.training.engine.compute import Compute
 from privtune.training.mechanism.streams import Streams
@@ -21,7 +23,15 @@ if TYPE_CHECKING:
     from privtune.training.engine.checkpoint import Keeper
     from privtune.training.mechanism.data import TensorData
 
-__all__ = ["accuracy", "dry_run", "held_to_classes", "part_of", "pruned", "train_trials"]
+__all__ = [
+    "accuracy",
+    "dry_run",
+    "held_to_classes",
+    "model_of",
+    "part_of",
+    "pruned",
+    "train_trials",
+]
 
 _TIMED = 8  # candidates in the stack that a dry run times
 
@@ -91,16 +101,18 @@ def train_trials(
             f"The validation split of task {task.name!r} is private: its accuracy is not shown."
         )
     from privtune.training.engine.train import train
+    from privtune.training.methods._rate_schedule import SEARCHED
 
     steps = training.schedule.steps
-    wanted = training.method.parameters
+    wanted = (*training.method.parameters, *SEARCHED)
+    model, reduce = reduced(task, records)
     trained = train(
         training.method,
         training.schedule,
-        model=task.model,
+        model=model,
         loss=task.loss,
-        data=held_to_classes(records, task.classes),
-        candidates=[{name: params[name] for name in wanted} for params in trials.values()],
+        data=held_to_classes(reduce(records), task.classes),
+        candidates=[{n: params[n] for n in wanted if n in params} for params in trials.values()],
         secrets=[secrets[index] for index in trials],
         device=compute.device,
         stack=compute.stack,
@@ -114,7 +126,7 @@ def train_trials(
     for row, (index, params) in enumerate(trials.items()):
         weights = trained.params[row].detach().cpu()
         curves = {name: values[:, row].tolist() for name, values in trained.report.items()}
-        if validated:
+        if validated and task.classes is not None:
             curves["val_accuracy"] = _accuracies(task, trained.snapshots[row], data, steps)
         results.append(
             TrialResult(
@@ -125,8 +137,8 @@ def train_trials(
                 if score is None
                 else score_of(
                     score,
-                    _model(task, weights),
-                    held_to_classes(data.validation, task.classes),
+                    model_of(replace(task, model=model), weights),
+                    held_to_classes(reduce(data.validation), task.classes),
                     rng=Streams(secrets[index]).numpy("score", 0),
                     loss=task.loss,
                 ),
@@ -136,6 +148,16 @@ def train_trials(
             )
         )
     return results
+
+
+def _made_up_targets(task: Task, records: int, generator: torch.Generator) -> torch.Tensor:
+    import torch
+
+    if task.target_range is None:
+        shape = (records, task.input_shape[0]) if task.unit else (records,)
+        return torch.randint(task.classes or 1, shape, generator=generator)
+    low, high = task.target_range
+    return low + (high - low) * torch.rand(records, generator=generator)
 
 
 def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:
@@ -170,20 +192,25 @@ def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
     import torch
 
     with torch.no_grad():
-        outputs = _model(task, weights)(data.x)
+        outputs = model_of(task, weights)(data.x)
     # A record for which the model gives NaN counts as wrong, whatever argmax says.
     right = (outputs.argmax(dim=-1) == data.y) & ~outputs.isnan().any(dim=-1)
+    if right.dim() == 2:  # of the rows of units
+        there = data.y >= 0
+        return float(((right & there).sum(dim=1) / there.sum(dim=1).clamp(min=1)).double().mean())
     return float(right.double().mean())
 
 
-def held_to_classes(data: TensorData, classes: int) -> TensorData:
-    """Return the data, of which records whose class is none of the declared ones are unusable."""
-    if data.y.is_floating_point() or data.y.ndim != 1:
+def held_to_classes(data: TensorData, classes: int | None) -> TensorData:
+    """Return the data, of which records whose target is none of the declared ones are unusable."""
+    if data.y.is_floating_point():
+        return data.marked(~data.y.reshape(len(data.y), -1).isfinite().all(dim=1))
+    if classes is None or data.y.ndim != 1:
         return data
     return data.marked((data.y < 0) | (data.y >= classes))
 
 
-def _model(task: Task, weights: torch.Tensor) -> torch.nn.Module:
+def model_of(task: Task, weights: torch.Tensor) -> torch.nn.Module:
     """Return the task's model with these weights, in evaluation mode."""
     from privtune.training.mechanism.kernel import load_params
 
@@ -220,18 +247,19 @@ def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int =
     generator = torch.Generator().manual_seed(0)
     made_up = TensorData(
         torch.rand((records, *task.input_shape), generator=generator),
-        torch.randint(task.classes, (records,), generator=generator),
+        _made_up_targets(task, records, generator),
     )
     # What a step costs hangs on its gradients, not on the method or the learning rate. A round
     # trains its candidates in stacks, so a stack is timed.
     stack = max(1, min(_TIMED, round(plan.expected_runs)))
     clock = [time.perf_counter()]
-    train(
+    model, reduce = reduced(task, made_up)
+    trained = train(
         FixedDPSGD(noise_multiplier=1.0),
         Schedule(records, rate, steps),
-        model=task.model,
+        model=model,
         loss=task.loss,
-        data=made_up,
+        data=reduce(made_up),
         candidates=[{"learning_rate": 1e-3, "max_grad_norm": 1.0}] * stack,
         secrets=[index.to_bytes(32, "big") for index in range(stack)],
         device=compute.device,
@@ -240,6 +268,7 @@ def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int =
         noise=plan.training.noise,
         on_step=lambda *_: clock.append(time.perf_counter()),
     )
+    check_saved(task, trained.params[0].detach().cpu(), made_up)
     # The median: some steps capture or allocate once, and are not what a step costs. The engine may
     # split the stack, and then takes that many more steps.
     splits = (len(clock) - 1) / steps

@@ -1,47 +1,54 @@
 """The durable budget: charge first, never refund, always able to show the log."""
 
-from privtune.ledger.admission import FilterState
-from privtune.ledger.backup import backup, backup_storage
-from privtune.ledger.certificate import export_certificate, verify_certificate
-from privtune.ledger.errors import (
-    BudgetClosedError,
-    BudgetExceededError,
-    BudgetExistsError,
-    ChargeStateError,
-    DeclarationClosedError,
-    LedgerBusyError,
-    LedgerConnectionError,
-    LedgerCorruptedError,
-    LedgerError,
-    LedgerFullError,
-    LedgerReadOnlyError,
-    LedgerSchemaError,
-    UnknownBudgetError,
-    UnknownChargeError,
-)
-from privtune.ledger.ledger import Ledger
-from privtune.ledger.migrate import upgrade_storage
-from privtune.ledger.page import render_certificate, write_file
-from privtune.ledger.rounds import (
-    SKIPPED,
-    Lease,
-    OpenRound,
-    RoundNotFinishedError,
-    Rounds,
-    RoundStuckError,
-    TaskResult,
-)
-from privtune.ledger.values import (
-    RECORD,
-    Admission,
-    Budget,
-    Charge,
-    ChargeRequest,
-    ChargeState,
-    check_unit,
-    unit_note,
-)
-from privtune.ledger.verify import Verification, verify
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from privtune.imports import lazily
+
+if TYPE_CHECKING:
+    from privtune.ledger.admission import FilterState
+    from privtune.ledger.backups import backup, backup_storage
+    from privtune.ledger.certificate import export_certificate, verify_certificate
+    from privtune.ledger.errors import (
+        BudgetClosedError,
+        BudgetExceededError,
+        BudgetExistsError,
+        ChargeStateError,
+        DeclarationClosedError,
+        LedgerBusyError,
+        LedgerConnectionError,
+        LedgerCorruptedError,
+        LedgerError,
+        LedgerFullError,
+        LedgerReadOnlyError,
+        LedgerSchemaError,
+        UnknownBudgetError,
+        UnknownChargeError,
+    )
+    from privtune.ledger.ledger import Ledger
+    from privtune.ledger.migrate import upgrade_storage
+    from privtune.ledger.page import render_certificate, write_file
+    from privtune.ledger.rounds import (
+        SKIPPED,
+        Lease,
+        OpenRound,
+        RoundNotFinishedError,
+        Rounds,
+        RoundStuckError,
+        TaskResult,
+    )
+    from privtune.ledger.values import (
+        RECORD,
+        Admission,
+        Budget,
+        Charge,
+        ChargeRequest,
+        ChargeState,
+        check_unit,
+        unit_note,
+    )
+    from privtune.ledger.verification import Verification, verify
 
 __all__ = [
     "RECORD",
@@ -85,3 +92,63 @@ __all__ = [
     "verify_certificate",
     "write_file",
 ]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "privtune.ledger.admission": ("FilterState",),
+        "privtune.ledger.backups": (
+            "backup",
+            "backup_storage",
+        ),
+        "privtune.ledger.certificate": (
+            "export_certificate",
+            "verify_certificate",
+        ),
+        "privtune.ledger.errors": (
+            "BudgetClosedError",
+            "BudgetExceededError",
+            "BudgetExistsError",
+            "ChargeStateError",
+            "DeclarationClosedError",
+            "LedgerBusyError",
+            "LedgerConnectionError",
+            "LedgerCorruptedError",
+            "LedgerError",
+            "LedgerFullError",
+            "LedgerReadOnlyError",
+            "LedgerSchemaError",
+            "UnknownBudgetError",
+            "UnknownChargeError",
+        ),
+        "privtune.ledger.ledger": ("Ledger",),
+        "privtune.ledger.migrate": ("upgrade_storage",),
+        "privtune.ledger.page": (
+            "render_certificate",
+            "write_file",
+        ),
+        "privtune.ledger.rounds": (
+            "Lease",
+            "OpenRound",
+            "RoundNotFinishedError",
+            "RoundStuckError",
+            "Rounds",
+            "SKIPPED",
+            "TaskResult",
+        ),
+        "privtune.ledger.values": (
+            "Admission",
+            "Budget",
+            "Charge",
+            "ChargeRequest",
+            "ChargeState",
+            "RECORD",
+            "check_unit",
+            "unit_note",
+        ),
+        "privtune.ledger.verification": (
+            "Verification",
+            "verify",
+        ),
+    },
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -10,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from privtune.accounting import Adjacency, Composed, Event, Guarantee, delta, epsilon
+from privtune.accounting.rdp import confirm_composition
 from privtune.ledger.errors import BudgetClosedError, BudgetExceededError, DeclarationClosedError
 from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, History
 from privtune.ledger.privacy_filter import (
@@ -56,6 +58,7 @@ def admit(history: History, asked: Sequence[Event]) -> str:
         BudgetExceededError: It does not fit.
         BudgetClosedError: The budget was closed for good.
         DeclarationClosedError: A declared budget has started.
+        PrivTuneError: autodp's composition of everything charged is not ours.
 
     **Guarantee**: whatever is admitted, in whatever order and however it was chosen, everything
     together stays within the budget. Before the first start: everything admitted was fixed before
@@ -79,6 +82,8 @@ def admit(history: History, asked: Sequence[Event]) -> str:
             remaining=max(0.0, budget.epsilon - spent),
             used=filter_state(history).share,
         )
+    charged = Counter(history.block.values()) + history.later + Counter(asked)
+    confirm_composition(frozenset(charged.items()), budget.adjacency)
     return BASIS_FILTER if history.frozen else BASIS_DECLARED
 
 

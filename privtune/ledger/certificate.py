@@ -27,7 +27,8 @@ from privtune.ledger.log import stored_entry
 from privtune.ledger.schema import entries
 from privtune.ledger.storage import Storage
 from privtune.ledger.values import unit_note
-from privtune.ledger.verify import Verification, is_within, replay, verified, verify
+from privtune.ledger.verification import Verification, is_within, replay, verified, verify
+from privtune.ledger.witnesses import alike, witnesses_of
 
 __all__ = ["FORMAT", "export_certificate", "verify_certificate"]
 
@@ -38,18 +39,21 @@ _LIBRARIES = ("privtune", "autodp", "dp-accounting", "numpy", "scipy")
 _ROUNDING = 1e-6
 
 
-def export_certificate(storage: Storage, name: str) -> dict[str, Any]:
+def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) -> dict[str, Any]:
     """Verify a budget's log and return its certificate, ready for JSON.
 
     Args:
         storage: Where the log is: ``ledger.log.storage``.
         name: The budget's name.
+        witnessed: Whether autodp and dp-accounting are asked, for every charge and for the whole:
+            seconds, which no training should wait for.
 
     Returns:
         What may be given away: entries, chain, composition; no times finer than a day.
 
     Raises:
         LedgerCorruptedError: The log does not verify; nothing is certified then.
+        DisputedAccountError: A witness says that more was spent than our account does.
 
     Example:
         >>> from privtune.accounting import Gaussian
@@ -79,6 +83,8 @@ def export_certificate(storage: Storage, name: str) -> dict[str, Any]:
     }
     if note := unit_note(history.terms().unit):
         certificate["unit_note"] = note
+    if witnessed:
+        certificate["witnesses"] = witnesses_of(history)
     return {**certificate, "digest": _digest(certificate)}
 
 
@@ -94,6 +100,7 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
 
     Raises:
         LedgerCorruptedError: It was edited, or never was a certificate; says where.
+        DisputedAccountError: A witness that is asked again objects.
 
     **Guarantee**: a file in which any value was changed fails. Who rewrites all of it, hashes
     included, makes another certificate: that is told by its signature (``privtune.ledger.signature``),
@@ -132,6 +139,11 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
     rest = {key: value for key, value in certificate.items() if key != "digest"}
     if certificate.get("digest") != _digest(rest):
         raise LedgerCorruptedError("the certificate's digest is not that of its content.")
+    if "witnesses" in certificate and not alike(certificate["witnesses"], witnesses_of(history)):
+        raise LedgerCorruptedError(
+            "the certificate's 'witnesses' do not say what they say when they are asked again: it was "
+            "edited, or their versions differ in more than rounding."
+        )
     return verified(history)
 
 

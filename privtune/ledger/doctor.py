@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import stat
 import sys
@@ -13,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
 from privtune.ledger.migrate import schema_version
-from privtune.ledger.schema import HEAD
+from privtune.ledger.schema import HEAD, arms, blobs, entries, failures, rounds, tasks
 from privtune.ledger.storage import Storage, checked_url, database_path
 
 __all__ = ["Check", "check_artifacts", "check_machine", "check_storage"]
@@ -25,6 +27,18 @@ __all__ = ["Check", "check_artifacts", "check_machine", "check_storage"]
 _REMOTE = ("nfs", "cifs", "smb", "afs", "lustre", "gluster", "ceph", "fuse.sshfs", "fuse.s3")
 _UNSURE = ("9p", "fuse", "vboxsf", "drvfs", "virtiofs")
 _FORGOTTEN = ("tmpfs", "ramfs")
+
+_SKEW = 5.0  # seconds: a third of a lease
+_LITTLE = 1.0  # GiB; a full disk stops a study, and loses nothing
+_CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
+_GRANTS = """
+SELECT relname AS table_name, COALESCE(rolname, 'PUBLIC') AS grantee
+FROM pg_class CROSS JOIN LATERAL aclexplode(relacl) AS grants
+LEFT JOIN pg_roles ON pg_roles.oid = grants.grantee
+WHERE relnamespace = current_schema()::regnamespace AND relname = ANY(:tables)
+AND privilege_type = 'SELECT' AND grants.grantee <> relowner
+ORDER BY relname
+"""
 
 
 @dataclass(frozen=True)
@@ -62,10 +76,11 @@ def check_storage(url: str) -> Iterator[Check]:
         if path is not None:
             yield _file_system(path.parent)
             yield _durable(path.parent)
+            yield _space(path.parent)
             if not path.exists():
                 yield Check("database", "warn", f"There is no {path} yet: nothing to look at.")
                 return
-            yield _alone([Path(f"{path}{end}") for end in ("", "-wal", "-shm", "-heads")])
+            yield _alone([Path(f"{path}{end}") for end in ("", "-wal", "-shm", "-heads", "-turn")])
             yield _noted(Path(f"{path}-heads"))
         storage = Storage(url, patience=5)
         try:
@@ -91,6 +106,8 @@ def check_artifacts(root: Path) -> Check:
 def _database(storage: Storage) -> Iterator[Check]:
     with storage.read() as connection:
         version = schema_version(connection)
+        if storage.dialect == "postgresql":
+            yield from _server(connection)
         if storage.dialect == "sqlite":
             wanted = {"journal_mode": "wal", "synchronous": 2, "secure_delete": 1}
             query = "PRAGMA {}"
@@ -118,6 +135,41 @@ def _database(storage: Storage) -> Iterator[Check]:
         yield Check("settings", "fail", says)
     else:
         yield Check("settings", "ok", f"A commit is on the disk when it returns ({shown}).")
+
+
+def _server(connection: Connection) -> Iterator[Check]:
+    """Look at a PostgreSQL server: its version, its clock beside ours, and who else may read."""
+    server = connection.execute(sa.text("SHOW server_version")).scalar()
+    role = connection.execute(sa.text("SELECT current_user")).scalar()
+    yield Check("database", "ok", f"PostgreSQL {server}, as role {role}.")
+    before = time.time()
+    there = float(connection.execute(sa.text(_CLOCK)).scalar_one())
+    after = time.time()
+    # What the answer's way may explain is not skew.
+    skew = max(before - there, there - after, 0.0)
+    says = f"The database's clock differs from this machine's by {skew:.1f} s"
+    if skew > _SKEW:
+        says += "; leases go by the database's, the days in certificates by this one's."
+        yield Check("clock", "warn", says)
+    else:
+        yield Check("clock", "ok", f"{says} at most.")
+    sealed = [table.name for table in (entries, rounds, tasks, arms, blobs, failures)]
+    granted = connection.execute(sa.text(_GRANTS), {"tables": sealed}).all()
+    readers = sorted({row.grantee for row in granted})
+    if "PUBLIC" in readers:
+        says = f"Every role may read seeds and losing scores: REVOKE ALL ON {granted[0].table_name} ..."
+        yield Check("privileges", "fail", f"{says} FROM PUBLIC, and so on for {', '.join(sealed)}.")
+    elif readers:
+        says = f"Inside the trust boundary, since they may read sealed rows: {', '.join(readers)}."
+        yield Check("privileges", "warn", says)
+    else:
+        yield Check("privileges", "ok", "Only their owner and superusers may read sealed rows.")
+
+
+def _space(folder: Path) -> Check:
+    free = shutil.disk_usage(folder).free / 2**30
+    says = f"{free:.1f} GiB are free in {folder}."
+    return Check("disk", "ok" if free >= _LITTLE else "warn", says)
 
 
 def _alone(files: list[Path]) -> Check:

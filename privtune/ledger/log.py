@@ -24,7 +24,6 @@ __all__ = ["Line", "Log", "stored_entry"]
 
 # Statements that every charge runs, built once.
 _HEAD = sa.select(budgets).where(budgets.c.name == sa.bindparam("budget"))
-_LOCKED_HEAD = _HEAD.with_for_update()
 _TAIL = (
     sa.select(entries)
     .where(
@@ -129,10 +128,9 @@ class Log:
                 written = self._append(connection, history, self._now(connection), lines)
             return self._take_in(history, written), tuple(entry for entry, _ in written)
 
-    @staticmethod
-    def _head(connection: Connection, name: str) -> Row[Any] | None:
-        """Read a budget's head and lock it; on SQLite the transaction has the lock already."""
-        return connection.execute(_LOCKED_HEAD, {"budget": name}).one_or_none()
+    def _head(self, connection: Connection, name: str) -> Row[Any] | None:
+        """Read a budget's head and lock it."""
+        return self.storage.lock(connection, _HEAD, {"budget": name})
 
     def _append(
         self, connection: Connection, history: History, at: datetime, lines: Sequence[Line]

@@ -31,7 +31,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,6 +169,9 @@ class Rounds:
         ...     first = rounds.complete(lease, score=0.9, result={})
         >>> rounds.open_count(opened.charge_id), [r.score for r in rounds.results(opened.charge_id)]
         (0, [0.8, 0.9])
+        >>> rounds.reopen(opened.charge_id, 1, lose=lambda connection: None)  # its store lost it
+        >>> rounds.open_charges()
+        frozenset({'clinic-1'})
         >>> ledger.close()
     """
 
@@ -260,8 +263,8 @@ class Rounds:
             if most > 1:
                 free, others = self._at_work(connection, charge_id, worker, now)
                 most = max(1, min(most, math.ceil(free / max(workers, others + 1))))
-            rows = self._first_free(connection, charge_id, now, most)
-            rows = rows or self._overdue(connection, charge_id)[:most]
+            rows: Sequence[Any] = self._first_free(connection, charge_id, now, most)
+            rows = rows or self._overdue(connection, charge_id, most)
             if rows and rows[0].attempts >= self._max_attempts:
                 raise RoundStuckError(
                     f"workers of charge {charge_id} died again and again at one task. Nothing was "
@@ -348,6 +351,31 @@ class Rounds:
                 )
             return accepted
 
+    def open_charges(self) -> frozenset[str]:
+        """Return the charges whose rounds have tasks without a result: one question for all."""
+        query = sa.select(tasks.c.budget, tasks.c.charge).where(tasks.c.done == 0).distinct()
+        with self._ledger.log.storage.read() as connection:
+            return frozenset(f"{row.budget}-{row.charge}" for row in connection.execute(query))
+
+    def reopen(self, charge_id: str, number: int, lose: Callable[[Connection], None]) -> None:
+        """Open a task again whose result was lost where it was stored: the same seed trains it anew.
+
+        What was lost is not what came out: what stores lose does not hang on it.
+
+        Args:
+            charge_id: The round's charge, which pays for the one output of the seed.
+            number: The task.
+            lose: Forgets what is left of the result, in the same transaction.
+        """
+        with self._ledger.log.storage.write() as connection:
+            self._lock(connection, charge_id)
+            lose(connection)
+            connection.execute(
+                sa.update(tasks)
+                .where(*_task(charge_id, number))
+                .values(done=0, score=None, result=None, attempts=0, leased_until=0.0)
+            )
+
     def open_count(self, charge_id: str) -> int:
         """Return how many tasks have no result yet. Sealed, like everything here.
 
@@ -403,13 +431,10 @@ class Rounds:
         )
 
     def _lock(self, connection: Connection, charge_id: str) -> OpenRound:
-        """Lock the round's row; on SQLite the transaction holds the only lock already."""
+        """Lock the round's row."""
         budget, charge = Ledger.parse(charge_id)
-        row = connection.execute(
-            sa.select(rounds)
-            .where(rounds.c.budget == budget, rounds.c.charge == charge)
-            .with_for_update()
-        ).one_or_none()
+        query = sa.select(rounds).where(rounds.c.budget == budget, rounds.c.charge == charge)
+        row = self._ledger.log.storage.lock(connection, query, {})
         if row is None:
             raise UnknownChargeError(f"charge {charge_id} has no round.")
         return OpenRound(charge_id, row.tasks, bytes.fromhex(row.secret))
@@ -444,18 +469,21 @@ class Rounds:
             int(connection.execute(held).scalar_one()),
         )
 
-    def _overdue(self, connection: Connection, charge_id: str) -> list[Row[Any]]:
-        """Return the tasks whose leases have stood for their length without being renewed.
+    def _overdue(
+        self, connection: Connection, charge_id: str, most: int
+    ) -> list[Row[Any, Any, Any]]:
+        """Return tasks whose leases have stood for their length without being renewed.
 
         However the storage's clock was set, whoever waits measures that by a clock of its own.
         """
-        query = sa.select(tasks).where(*_round(charge_id), tasks.c.done == 0)
-        rows = connection.execute(query.order_by(tasks.c.number)).all()
+        asked = sa.select(tasks.c.number, tasks.c.attempts, tasks.c.leased_until)
+        query = asked.where(*_round(charge_id), tasks.c.done == 0).order_by(tasks.c.number)
+        rows = connection.execute(query).all()
         now = time.monotonic()
-        since = {(charge_id, row.number, row.leased_until): now for row in rows}
-        self._since = since | {held: seen for held, seen in self._since.items() if held in since}
+        keys = [(charge_id, row.number, row.leased_until) for row in rows]
+        self._since = {held: self._since.get(held, now) for held in keys}
         stood = zip(rows, self._since.values(), strict=True)
-        return [row for row, seen in stood if now - seen > self._seconds]
+        return [row for row, seen in stood if now - seen > self._seconds][:most]
 
     def _now(self, connection: Connection) -> float:
         if self._clock is not None:

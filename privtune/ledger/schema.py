@@ -31,7 +31,7 @@ __all__ = [
     "tasks",
 ]
 
-HEAD = "0004"
+HEAD = "0005"
 """The newest migration: the schema that this program reads and writes."""
 
 VERSION_TABLE = "privtune_schema"
@@ -128,9 +128,11 @@ blobs = Table(
     Column("study", String(512), ForeignKey("privtune_studies.name"), nullable=False),
     Column("name", String(1024), nullable=False),
     Column("data", LargeBinary, nullable=True),
+    Column("place", Text, nullable=True),
     PrimaryKeyConstraint("study", "name", name="privtune_blobs_pk"),
 )
-"""Results and released models, by their path in the study's folder; NULL where that file holds it."""
+"""Results and released models, by their path in the study's folder; NULL where that file holds it.
+``place`` is JSON where an object store does: the object's name, and the key that opens it."""
 
 failures = Table(
     "privtune_failures",

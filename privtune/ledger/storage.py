@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -27,13 +26,13 @@ from privtune.errors import InvalidInputError
 from privtune.files import create_private, private_folder
 from privtune.ledger.errors import LedgerBusyError, LedgerError
 from privtune.ledger.failures import translated
+from privtune.ledger.schema import VERSION_TABLE
+from privtune.ledger.turn import Turn, pause
 from privtune.ledger.urls import masked_url
 from privtune.ledger.witness import Witness
 from privtune.names import check_text
 
 __all__ = [
-    "NO_DRIVER",
-    "SecureConnection",
     "Storage",
     "artifact_root",
     "checked_url",
@@ -42,6 +41,10 @@ __all__ = [
 ]
 
 _WRITE = "privtune_write"
+# The one row that all to whom PostgreSQL's database is lent lock.
+_VERSION = sa.select(sa.table(VERSION_TABLE, sa.column("version_num")))
+# Changes when a row's lock goes to another transaction: who wrote the row, who locked it last.
+_HOLDER: sa.ColumnElement[str] = sa.literal_column("xmin::text || ' ' || xmax::text")
 
 
 class Storage:
@@ -60,9 +63,11 @@ class Storage:
         self.dialect = self.url.get_backend_name()
         self.witness = Witness(database_path(self.url))
         self._pid = os.getpid()
-        # SQLite lets one connection write at a time. Threads of one process queue here, fairly,
-        # instead of polling the file.
-        self._turn = threading.Lock()
+        writable = "mode" not in self.url.query
+        self._turn = Turn(
+            database_path(self.url) if writable else None, patience, _busy(self.safe_url, patience)
+        )
+        self._held: tuple[int, Connection] | None = None
         create_database(self.url)
         with translated(self.safe_url):
             self.engine = _engine(self.url, patience)
@@ -78,12 +83,12 @@ class Storage:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Give a connection that only reads; it waits for nobody."""
+        """Give a connection that only reads; it waits for nobody who writes."""
         self._same_process()
         with (
             translated(self.safe_url),
-            self.engine.connect() as connection,
-            connection.begin(),
+            self._connected() as connection,
+            self._begin(connection),
         ):
             yield connection
 
@@ -91,15 +96,63 @@ class Storage:
     def write(self) -> Iterator[Connection]:
         """Give a connection in a writing transaction; commit at the end, or write nothing."""
         self._same_process()
-        if not self._turn.acquire(timeout=self.patience):
-            raise LedgerBusyError(_busy(self.safe_url, self.patience))
-        try:
-            with translated(self.safe_url), self.engine.connect() as plain:
-                connection = plain.execution_options(**{_WRITE: True})
-                with self._begin(connection):
-                    yield connection
-        finally:
-            self._turn.release()
+        with (
+            self._turn.taken(),
+            translated(self.safe_url),
+            self._connected() as plain,
+        ):
+            connection = plain.execution_options(**{_WRITE: True})
+            with self._begin(connection):
+                yield connection
+
+    @contextmanager
+    def lend(self) -> Iterator[None]:
+        """Let another library write to the database: nobody else who writes here does meanwhile.
+
+        On PostgreSQL, where all may write at once, nobody else to whom it is lent does.
+        """
+        if self.dialect == "sqlite":
+            with self._turn.taken():
+                yield
+            return
+        with self.write() as connection:
+            self.lock(connection, _VERSION, {})
+            yield
+
+    @property
+    def options_for_others(self) -> dict[str, Any]:
+        """SQLAlchemy's options for a library that opens the database itself."""
+        if self.dialect == "sqlite":
+            return {"connect_args": {"timeout": self.patience, "factory": SecureConnection}}
+        args, options = self.engine.dialect.create_connect_args(self.url)
+        # A server's connections are few: none stays open.
+        return {
+            "poolclass": sa.NullPool,
+            "creator": lambda: _connect(self.engine.dialect, self.patience, *args, **options),
+        }
+
+    def lock(
+        self, connection: Connection, row: sa.Select[Any], values: Mapping[str, Any]
+    ) -> sa.Row[Any] | None:
+        """Read a row and lock it until the transaction ends; SQLite's transaction holds all of them.
+
+        PostgreSQL's waiting is in order, and ends when one holder has had the lock for too long: as
+        long as it goes from hand to hand, it is waited on.
+        """
+        if self.dialect == "sqlite":
+            return connection.execute(row, values).one_or_none()
+        holder = None
+        while True:
+            try:
+                with connection.begin_nested():  # a wait that fails ends a transaction
+                    return connection.execute(row.with_for_update(), values).one_or_none()
+            except sa.exc.OperationalError as error:
+                if "lock timeout" not in str(error.orig):
+                    raise
+                now = connection.execute(row.with_only_columns(_HOLDER), values).scalar()
+                if now == holder:
+                    raise LedgerBusyError(_busy(self.safe_url, self.patience)) from error
+                holder = now
 
     @contextmanager
     def hold(self, name: str, folder: Path) -> Iterator[bool]:
@@ -115,15 +168,23 @@ class Storage:
         """
         self._same_process()
         if self.dialect == "postgresql":
-            with translated(self.safe_url), self.engine.connect() as plain:
-                connection = plain.execution_options(isolation_level="AUTOCOMMIT")
+            with translated(self.safe_url), self.engine.connect() as connection:
                 key = sa.func.hashtextextended(sa.func.concat(sa.func.current_schema(), name), 0)
                 held = connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar_one()
+                connection.commit()
+                if not held:
+                    yield False
+                    return
+                # The lock is the session's, so transactions may use it: many processes that each
+                # held one connection and waited for another could wait for each other.
+                before, self._held = self._held, (threading.get_ident(), connection)
                 try:
-                    yield bool(held)
+                    yield True
                 finally:
-                    if held:
+                    self._held = before
+                    with suppress(sa.exc.DBAPIError):  # lost, and the lock with it
                         connection.execute(sa.select(sa.func.pg_advisory_unlock(key)))
+                        connection.commit()
             return
         try:
             import fcntl
@@ -140,11 +201,21 @@ class Storage:
                 return
             yield True
 
-    def _begin(self, connection: Connection) -> sa.RootTransaction:
-        """Begin, waiting for SQLite's lock with random pauses.
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """Give the connection that this thread holds a name by, if it is idle; else one more."""
+        thread, held = self._held or (None, None)
+        mine = held is not None and thread == threading.get_ident() and not held.in_transaction()
+        if held is not None and mine and _alive(held):
+            yield held
+            return
+        with self.engine.connect() as connection:
+            yield connection
 
-        SQLite's own busy handler lets newcomers overtake: whoever has waited long asks every 100
-        ms, whoever is new asks every millisecond. Under many writers somebody starves.
+    def _begin(self, connection: Connection) -> sa.RootTransaction:
+        """Begin, waiting with random pauses for a writer that takes no turns.
+
+        Who reads on SQLite waits, too, while the write-ahead log is recovered after a crash.
         """
         deadline = time.monotonic() + self.patience
         while True:
@@ -155,7 +226,7 @@ class Storage:
                     raise
                 if time.monotonic() > deadline:
                     raise LedgerBusyError(_busy(self.safe_url, self.patience)) from error
-            time.sleep(random.uniform(0.0005, 0.01))  # noqa: S311  a pause, not a secret
+            pause()
 
     def _same_process(self) -> None:
         if os.getpid() != self._pid:
@@ -163,6 +234,17 @@ class Storage:
                 "this ledger was opened by another process: "
                 "connections do not survive a fork, so open the ledger again in each process."
             )
+
+
+def _alive(connection: Connection) -> bool:
+    """Return whether an idle connection is still one: hours of training may lie between two uses."""
+    try:
+        connection.execute(sa.select(1))
+    except sa.exc.DBAPIError:
+        return False
+    finally:
+        connection.rollback()
+    return True
 
 
 def _busy(url: str, patience: float) -> str:
@@ -200,7 +282,13 @@ def checked_url(url: str) -> URL:
     if path is None or parsed.query.get("mode") == "memory":
         allowed = "must name a file: a budget that is kept in memory is forgotten"
         raise InvalidInputError("storage", shown, allowed, _EXAMPLES)
-    if not path.parent.is_dir():
+    try:
+        Path(f"{path}-journal").exists()  # the longest name of SQLite's and ours beside it
+        folder = path.parent.is_dir()
+    except OSError as error:
+        allowed = f"names no file that can be had here ({error.strerror})"
+        raise InvalidInputError("storage", shown, allowed, _EXAMPLES) from None
+    if not folder:
         raise InvalidInputError("storage", shown, f"the folder {path.parent} does not exist")
     return parsed
 
@@ -259,14 +347,15 @@ def create_database(url: URL) -> None:
         return
 
 
-NO_DRIVER = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
+_NO_DRIVER = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
 _ENCODE = "Percent-encode what is special in a password: @ is %40, / is %2F."
 _EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
 
 
 def _engine(url: URL, patience: float) -> Engine:
     if url.get_backend_name() == "sqlite":
-        connect_args = {"timeout": 5, "factory": SecureConnection}
+        # How long to wait where SQLite alone can: while another recovers the log, at the first look.
+        connect_args = {"timeout": patience, "factory": SecureConnection}
         engine = sa.create_engine(url, connect_args=connect_args)
         sa.event.listen(engine, "connect", _on_sqlite_connect)
         sa.event.listen(engine, "begin", _on_sqlite_begin)
@@ -276,14 +365,17 @@ def _engine(url: URL, patience: float) -> Engine:
             url,
             isolation_level="READ COMMITTED",
             pool_pre_ping=True,
+            pool_size=1,  # a server's connections are few: one stays open
+            max_overflow=100,
             connect_args={"connect_timeout": 10},
         )
     except ModuleNotFoundError as error:
-        raise LedgerError(NO_DRIVER) from error
+        raise LedgerError(_NO_DRIVER) from error
 
     def on_connect(connection: Any, _record: object) -> None:
         with connection.cursor() as cursor:
-            cursor.execute(f"SET lock_timeout = {int(patience * 1000)}")
+            # Half: Storage.lock waits twice before it gives up.
+            cursor.execute(f"SET lock_timeout = {int(patience * 500)}")
             # As on SQLite: a commit is on the disk when it returns, whatever the server's default.
             cursor.execute(
                 "SELECT set_config('synchronous_commit', 'on', false) "
@@ -291,8 +383,28 @@ def _engine(url: URL, patience: float) -> Engine:
             )
         connection.commit()
 
+    def connect(dialect: Any, _record: object, args: Any, options: Any) -> Any:
+        return _connect(dialect, patience, *args, **options)
+
+    sa.event.listen(engine, "do_connect", connect)
     sa.event.listen(engine, "connect", on_connect)
     return engine
+
+
+_FULL = ("too many clients", "too many connections", "connection slots are reserved")
+"""What PostgreSQL says when all of its connections are taken."""
+
+
+def _connect(dialect: Any, patience: float, *args: Any, **options: Any) -> Any:
+    """Connect, waiting for one of the server's connections to become free."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return dialect.connect(*args, **options)
+        except dialect.loaded_dbapi.OperationalError as error:
+            if not any(words in str(error) for words in _FULL) or time.monotonic() > deadline:
+                raise
+        pause()
 
 
 def _on_sqlite_connect(connection: Any, _record: object) -> None:
@@ -322,9 +434,13 @@ def _to_wal(cursor: Any) -> None:
                 if "readonly" in str(error):
                     return  # reading works in any mode; the first write says what is wrong
                 raise
-        time.sleep(random.uniform(0.005, 0.02))  # noqa: S311
+        pause()
 
 
 def _on_sqlite_begin(connection: Connection) -> None:
-    write = connection.get_execution_options().get(_WRITE, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+    if connection.get_execution_options().get(_WRITE, False):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        return
+    connection.exec_driver_sql("BEGIN")
+    # The first look takes the snapshot, and may have to wait; what comes later never does.
+    connection.exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1")

@@ -231,7 +231,8 @@ def check_unit(unit: str) -> str:
             unit,
             f"must be {RECORD!r}: trainings sample and clip record by record, so a larger unit would be "
             "promised and not kept",
-            f"Say {RECORD!r}, or make one record of everything about each {unit or 'unit'}.",
+            f"Say {RECORD!r}, and make one record of everything about each {unit or 'unit'} "
+            "(privtune.tasks.by_unit).",
         )
     return unit
 

@@ -3,12 +3,14 @@
 Every function takes a study and shows releases, plans and charges; none can show a sealed trial.
 """
 
+from privtune.plots._audit import plot_audit
 from privtune.plots._budget import plot_budget, plot_epsilon_spent
 from privtune.plots._comparison import plot_cost, plot_utility
 from privtune.plots._runs import plot_runs
 from privtune.plots._trajectories import plot_trajectories
 
 __all__ = [
+    "plot_audit",
     "plot_budget",
     "plot_cost",
     "plot_epsilon_spent",

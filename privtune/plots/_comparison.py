@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from privtune.accounting import epsilon
 from privtune.plots._style import apply_style, colours, new_figure
 from privtune.strategies import validation_metric
+from privtune.training.mechanism.metrics import is_share
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -46,12 +47,13 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
 
     Args:
         study: A study with at least one release.
-        metric: A metric of the releases on records declared public; or ``validation_accuracy`` or
-            ``validation_loss``, the score that an arm chose by.
+        metric: A metric of the releases on the test split (``test_accuracy``, ``test_auc``, ...), or
+            the score that arms chose by (``validation_accuracy``, ``validation_loss``, ...).
 
     Returns:
-        A figure. Bars are 95% intervals over the public test records; a score has none, for it was
-        chosen by. A hollow marker stands at the ε of the released model's training alone: what is
+        A figure. Bars are 95% intervals for the drawing of the test records, and for the noise where
+        they are private; a score has none, for it was chosen by. A hollow
+        marker stands at the ε of the released model's training alone: what is
         reported when the search is forgotten.
         Arms at the same ε are moved apart a little; hovering shows the exact ε. An arm without any
         guarantee has no place on the axis.
@@ -67,6 +69,8 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
     records = 1 if study.spec.task is None else study.spec.load_task().test_records
     palette = colours([plan.arm for plan in study.plans])
     figure = new_figure(x=f"ε of the arm (δ = {budget.delta:g})", y=metric.replace("_", " "))
+    share = is_share(metric.removeprefix("validation_").removeprefix("test_"))
+    digits = ".1%" if share else ".4f"
     arms = [status for status in study.status() if math.isfinite(status.guarantee.epsilon)]
     apart = 0.012 * max((status.guarantee.epsilon for status in arms), default=0.0)
     for place, status in enumerate(arms):
@@ -74,7 +78,7 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
         if value is None:
             continue
         scored = metric.startswith("validation_")
-        low, high = (value, value) if scored else wilson_interval(value, records)
+        low, high = (value, value) if scored else _interval(status, metric, value, records)
         total = status.guarantee.epsilon
         one = epsilon(status.plan.training.event, budget.delta, adjacency=budget.adjacency).epsilon
         if status.plan.is_sealed:
@@ -105,16 +109,26 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
                     "thickness": 1.5,
                     "width": 6,
                 },
-                hovertemplate=f"{arm}<br>{value:.4f}<br>ε = {total:.4f}<extra></extra>"
+                hovertemplate=f"{arm}<br>{value:{digits}}<br>ε = {total:.4f}<extra></extra>"
                 if scored
-                else f"{arm}<br>{value:.1%} [{low:.1%}, {high:.1%}]<br>"
+                else f"{arm}<br>{value:{digits}} [{low:{digits}}, {high:{digits}}]<br>"
                 f"ε = {total:.4f}<extra></extra>",
             )
         )
-    if not metric.endswith("loss"):
+    if share:
         figure.update_yaxes(tickformat=".0%")
     figure.update_xaxes(rangemode="tozero")
     return figure
+
+
+def _interval(status: ArmStatus, metric: str, value: float, records: int) -> tuple[float, float]:
+    """Return a public accuracy's Wilson interval; another's own, ends that are no interval if none."""
+    release = status.release
+    public = status.plan.report is None or status.plan.report.event is None
+    if metric == "test_accuracy" and public:
+        return wilson_interval(value, records)
+    ends = (value, value) if release is None else release.intervals.get(metric, (value, value))
+    return min(ends[0], value), max(ends[1], value)
 
 
 def _value_of(status: ArmStatus, metric: str) -> float | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from privtune.accounting import PrivateSelection, RunLaw, epsilon
+from privtune.accounting import Event, RunLaw, epsilon
 from privtune.errors import PrivTuneError
 from privtune.plots._style import apply_style, colours
 
@@ -28,7 +28,6 @@ def costs_at_other_means(study: Study, plan: Plan) -> list[tuple[float, float]]:
         plan: A plan with a law of runs.
     """
     budget = study.spec.budget
-    event: Any = plan.event
     law: Any = plan.runs
     answers = []
     for factor in _FACTORS:
@@ -36,12 +35,24 @@ def costs_at_other_means(study: Study, plan: Plan) -> list[tuple[float, float]]:
         if mean < 1.0:
             continue
         try:
-            other = replace(event, runs=replace(law, mean=mean))
+            other = replace(law, mean=mean)
+            event = _drawn_by(other, plan.event, law)
         except PrivTuneError:  # beyond the law's own bounds, such as a cap
             continue
-        cost = epsilon(other, budget.delta, adjacency=budget.adjacency).epsilon
-        answers.append((other.runs.expected_runs, cost))
+        cost = epsilon(event, budget.delta, adjacency=budget.adjacency).epsilon
+        answers.append((other.expected_runs, cost))
     return answers
+
+
+def _drawn_by(other: RunLaw, event: Event, law: RunLaw) -> Event:
+    """Return an event in which another law takes the place of a law, wherever it stands."""
+    if getattr(event, "runs", None) == law:
+        changed: Any = event
+        return cast("Event", replace(changed, runs=other))
+    children = event.children()
+    return (
+        event.rebuild([_drawn_by(other, child, law) for child in children]) if children else event
+    )
 
 
 def plot_runs(study: Study, *, arm: str | None = None) -> go.Figure:
@@ -89,8 +100,8 @@ def plot_runs(study: Study, *, arm: str | None = None) -> go.Figure:
         col=1,
     )
     figure.add_vline(x=law.expected_runs, line_dash="dash", line_color="#808896", row=1, col=1)
-    if isinstance(plan.event, PrivateSelection):
-        means, costs = zip(*costs_at_other_means(study, plan), strict=True)
+    if known := costs_at_other_means(study, plan):
+        means, costs = zip(*known, strict=True)
         figure.add_trace(
             go.Scatter(
                 x=means,

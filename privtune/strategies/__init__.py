@@ -11,6 +11,7 @@ from privtune.strategies._base import (
     TrialResult,
 )
 from privtune.strategies.arms import plan_arm
+from privtune.strategies.dp_hyper import DPHyper
 from privtune.strategies.everything import Everything, selection_instead
 from privtune.strategies.in_run import Fixed, InRun
 from privtune.strategies.linear_scaling import LinearScaling
@@ -20,7 +21,12 @@ from privtune.strategies.non_private import NonPrivateError, NonPrivateGrid
 from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
 from privtune.strategies.registry import STRATEGIES, EntryPointError, make_strategy, registered
 from privtune.strategies.release import Cost, Release
-from privtune.strategies.scoring import ScorePlan, Scoring, validation_metric
+from privtune.strategies.scoring import (
+    Reporting,
+    ScorePlan,
+    Scoring,
+    validation_metric,
+)
 from privtune.strategies.selection import NoRunFitsError, PapernotSteinke
 from privtune.strategies.subsampled import SubsampledTuningStrategy as SubsampledTuning
 
@@ -28,6 +34,7 @@ __all__ = [
     "PRUNED",
     "STRATEGIES",
     "Cost",
+    "DPHyper",
     "EntryPointError",
     "Everything",
     "Fixed",
@@ -43,6 +50,7 @@ __all__ = [
     "Plan",
     "PlanningContext",
     "Release",
+    "Reporting",
     "Round",
     "ScorePlan",
     "Scoring",

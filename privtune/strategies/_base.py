@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from privtune.errors import PrivTuneError
+from privtune.strategies.weights import Weights
 
 if TYPE_CHECKING:
-    import torch
     from optuna.samplers import BaseSampler
 
     from privtune.spaces import SearchSpace
@@ -54,7 +54,7 @@ class TrialResult:
 
     index: int
     params: Mapping[str, Any]
-    weights: torch.Tensor
+    weights: Weights = Weights()  # noqa: RUF009 (a descriptor: torch.Tensor)
     score: float | None
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     transcript_digest: str = ""
@@ -98,6 +98,8 @@ class Round(Protocol):
         >>> def one_more(plan: Plan, trials: Round, number: int) -> None:
         ...     params = trials.ask(number, lambda space: optuna.samplers.TPESampler())
         ...     trials.tell(number, trials.train(plan, plan.training, params, name=str(number)))
+        >>> def all_together(plan: Plan, trials: Round, drawn: dict) -> list[TrialResult]:
+        ...     return list(trials.train_numbered(plan, drawn))
     """
 
     @property
@@ -142,6 +144,25 @@ class Round(Protocol):
 
         Returns:
             The trial's result.
+        """
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """How many candidates it pays to train together."""
+        ...
+
+    def train_numbered(
+        self, plan: Plan, trials: Mapping[int, Mapping[str, Any]]
+    ) -> Sequence[TrialResult]:
+        """Train and score some trials of the plan's search together, as ``train`` does each.
+
+        Args:
+            plan: The arm's plan; it has a search.
+            trials: Candidates by number.
+
+        Returns:
+            One result a trial, in their order.
         """
         ...
 

@@ -20,6 +20,7 @@ __all__ = [
     "check_needs",
     "check_objective",
     "needed_parameters",
+    "needs_of",
     "require_independent",
 ]
 
@@ -40,7 +41,7 @@ def check_needs(strategy: Strategy, context: PlanningContext, plan: Plan) -> Non
         StrategyError: Naming what is missing.
         InvalidInputError: If the strategy cannot run the arm's method.
     """
-    needs, arm = _needs_of(strategy), strategy.arm
+    needs, arm = needs_of(strategy), strategy.arm
     method = getattr(strategy, "method", None)
     if needs.methods and method not in needs.methods:
         allowed = f"must be one of {', '.join(needs.methods)}"
@@ -100,7 +101,7 @@ def check_objective(
         StrategyError: If it trains by itself, has no score to choose by, or must not prune.
         DependentSamplerError: If it needs independent candidates and the sampler gives none.
     """
-    needs = _needs_of(strategy)
+    needs = needs_of(strategy)
     if needs.task:
         *some, last = others
         raise StrategyError(
@@ -119,7 +120,12 @@ def check_objective(
         require_independent(strategy.arm, pruner=name)
 
 
-def _needs_of(strategy: Strategy) -> Needs:
+def needs_of(strategy: Strategy) -> Needs:
+    """Return what a strategy declares; refuse one that declares nothing.
+
+    Raises:
+        StrategyError: If it does not.
+    """
     needs = getattr(strategy, "needs", None)
     if not isinstance(needs, Needs):
         raise StrategyError(

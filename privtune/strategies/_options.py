@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["check_types", "reject_unknown_options"]
+__all__ = ["check_types", "reject_unknown_options", "words_of"]
 
 _WORDS: Mapping[Any, str] = {
     float: "a number",
@@ -48,7 +48,7 @@ def check_types(cls: type[Any], options: Mapping[str, Any], *, where: str) -> No
     hints = typing.get_type_hints(cls)
     for name, value in options.items():
         if name in hints and not _fits(value, hints[name]):
-            raise InvalidInputError(f"{name} of {where}", value, f"must be {_words(hints[name])}")
+            raise InvalidInputError(f"{name} of {where}", value, f"must be {words_of(hints[name])}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -74,14 +74,15 @@ def _fits(value: Any, hint: Any) -> bool:
     return hint is Any or isinstance(value, hint if origin is None else origin)
 
 
-def _words(hint: Any) -> str:
+def words_of(hint: Any) -> str:
+    """Return a type in the words of a spec."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_words(part) for part in parts)
+        return " or ".join(words_of(part) for part in parts)
     if origin is Literal:
         return " or ".join(map(str, parts))
     if origin is tuple:
-        return f"a list of {len(parts)}, each {_words(parts[0])}"
+        return f"a list of {len(parts)}, each {words_of(parts[0])}"
     if origin is not None:
         return "a mapping of names to values" if issubclass(origin, Mapping) else "a function"
-    return _WORDS.get(hint, "a value")
+    return "true or false" if hint is bool else _WORDS.get(hint, "a value")

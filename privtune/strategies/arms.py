@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from privtune.accounting import ApproximateDP, Composed
+from privtune.accounting import ApproximateDP, Composed, Parallel
 from privtune.strategies._base import StrategyError
-from privtune.strategies._check_needs import check_needs
+from privtune.strategies._check_needs import check_needs, needs_of
 
 if TYPE_CHECKING:
     from privtune.strategies._base import Strategy
     from privtune.strategies.plan import Plan, PlanningContext
+    from privtune.strategies.scoring import ScorePlan
 
 __all__ = ["plan_arm"]
 
@@ -47,7 +49,8 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
         >>> plan.training.method.name, plan.is_sealed, plan.beyond_reach < 1e-8
         ('dog', False, True)
     """
-    plan = strategy.plan(context, epsilon=epsilon).with_noise(context.noise)
+    report = context.plan_report(math.inf if needs_of(strategy).non_private else epsilon)
+    plan = _with(report, strategy.plan(context, epsilon=epsilon).with_noise(context.noise))
     check_needs(strategy, context, plan)
     mass, delta = plan.beyond_reach, context.delta
     if not plan.is_private or mass <= _NEGLIGIBLE * delta:
@@ -59,9 +62,23 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
         )
     # At the rest of δ there is a little more noise, and so less mass than this.
     rest = replace(context, delta=delta - mass)
-    plan = strategy.plan(rest, epsilon=epsilon).with_noise(context.noise)
+    plan = _with(report, strategy.plan(rest, epsilon=epsilon).with_noise(context.noise))
     return replace(
         plan,
         event=Composed((plan.event, ApproximateDP(0.0, mass))),
         details={**plan.details, "beyond_reach": mass},
+    )
+
+
+def _with(report: ScorePlan | None, plan: Plan) -> Plan:
+    """Add the final score to a plan: test records meet it and nothing else."""
+    if report is None:
+        return plan
+    if report.event is None or not plan.is_private:
+        return replace(plan, report=report)
+    return replace(
+        plan,
+        event=Parallel((plan.event, report.event)),
+        released=(*plan.released, f"its noised {report.metric} on the test split"),
+        report=report,
     )

@@ -23,7 +23,7 @@ from privtune.accounting import (
 )
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
-from privtune.strategies._base import Outcome, Round, StrategyError, best_of
+from privtune.strategies._base import Outcome, Round, StrategyError, TrialResult, best_of
 from privtune.strategies._calibrate import both, factor_for, score_for
 from privtune.strategies.grid import scaled
 from privtune.strategies.needs import Needs
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["SAMPLERS", "Everything", "grid_of", "make_sampler", "selection_instead"]
 
 SAMPLERS = ("random", "tpe", "gp", "cmaes", "qmc", "grid")
+_INDEPENDENT = ("random", "grid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,8 @@ class Everything(Drawing):
         trials: How many; public.
         sampler: Any of Optuna's: ``tpe``, ``random``, ``gp``, ``cmaes``, ``qmc``, ``grid``. It sees
             the noised scores of earlier trials, which are paid for.
+        batch: How many trials ``tpe`` proposes before it hears of their scores, to train them together:
+            those under way count as bad ones (constant liar). It costs what they cost one by one.
         pruner: Refused: a task's trials report no score to prune by.
 
     Example:
@@ -66,6 +69,7 @@ class Everything(Drawing):
     arm: str = "everything"
     trials: int = 10
     sampler: str = "tpe"
+    batch: int = 1
     pruner: str | None = None
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
@@ -75,6 +79,15 @@ class Everything(Drawing):
         if self.sampler not in SAMPLERS:
             raise InvalidInputError(
                 "sampler", self.sampler, f"must be one of {', '.join(SAMPLERS)}"
+            )
+        if self.batch < 1:
+            raise InvalidInputError("batch", self.batch, "must be a whole number of at least 1")
+        if self.batch > 1 and self.sampler != "tpe":
+            raise InvalidInputError(
+                "batch",
+                self.batch,
+                f"is for sampler tpe, not for {self.sampler}",
+                f"{' and '.join(_INDEPENDENT)} train together as many as pay by themselves.",
             )
         if self.pruner not in (None, "none"):
             raise StrategyError(
@@ -105,7 +118,7 @@ class Everything(Drawing):
             sealed=("samples and their sizes", "un-noised gradients and losses"),
             search=SearchPlan(search.trainings, search.points, self.trials),
             final=False,
-            details={"sampler": self.sampler},
+            details={"sampler": self.sampler} | ({"batch": self.batch} if self.batch > 1 else {}),
         )
 
     def _event(self, search: SearchPlan) -> Event:
@@ -115,34 +128,41 @@ class Everything(Drawing):
         """Ask, train, tell; release the best and every trial."""
         if plan.search is None:
             raise InvalidInputError("plan.search", None, "needs trials")
-        results = []
-        for number in range(plan.search.trials or 0):
-            seed = trials.streams.seed("search", 0 if self.sampler == "grid" else number) % 2**32
-            make = partial(make_sampler, self.sampler, seed=seed)
-            params = {**plan.params, **trials.ask(number, make)}
-            training = plan.search.training_of(params)
-            result = trials.train(plan, training, params, name=f"trial-{number}", scored=True)
-            trials.tell(number, result)
-            results.append(result)
+        total, batch = plan.search.trials or 0, plan.details.get("batch", 1)
+        # What is drawn without a look at scores can be drawn and trained as many at once as pays.
+        together = trials.at_once if self.sampler in _INDEPENDENT else batch
+        results: list[TrialResult] = []
+        for first in range(0, total, together):
+            asked = {}
+            for number in range(first, min(first + together, total)):
+                seed = (
+                    trials.streams.seed("search", 0 if self.sampler == "grid" else number) % 2**32
+                )
+                make = partial(make_sampler, self.sampler, seed=seed, liar=batch > 1)
+                asked[number] = {**plan.params, **trials.ask(number, make)}
+            for number, result in zip(asked, trials.train_numbered(plan, asked), strict=True):
+                trials.tell(number, result)
+                results.append(result)
         best = best_of(results, trials.streams)
         note = "Every candidate was pruned; there is no model." if best.failed else ""
         return Outcome(best, trials=tuple(results), note=note)
 
 
-def make_sampler(name: str, space: SearchSpace, seed: int) -> BaseSampler:
+def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False) -> BaseSampler:
     """Make one of Optuna's samplers by its name in a spec.
 
     Args:
         name: One of :data:`SAMPLERS`.
         space: What is searched; a grid needs it.
         seed: Its random seed.
+        liar: Whether ``tpe`` counts trials that are under way as bad ones.
 
     Raises:
         StrategyError: If the sampler needs a package that is not installed.
     """
     kinds: Mapping[str, Any] = {
         "random": optuna.samplers.RandomSampler,
-        "tpe": optuna.samplers.TPESampler,
+        "tpe": partial(optuna.samplers.TPESampler, constant_liar=liar),
         "gp": optuna.samplers.GPSampler,
         "cmaes": optuna.samplers.CmaEsSampler,
         "qmc": optuna.samplers.QMCSampler,

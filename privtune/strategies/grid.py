@@ -36,6 +36,7 @@ def search_plan(
     guarantee: str | None,
     epsilon: float,
     part: str = "all",
+    final_records: int | None = None,
 ) -> SearchPlan:
     """Plan what candidates run, each training at about ``epsilon``.
 
@@ -50,6 +51,8 @@ def search_plan(
             ``noise_multiplier`` on the grid gives proportions; all noise is scaled by one factor.
         epsilon: Target of one training.
         part: Which records candidates see.
+        final_records: Records of the final training, where that is another: an expected batch size
+            on the grid is its, and a candidate keeps the ratio to its own records.
 
     Raises:
         StrategyError: If the space changes the guarantee and ``guarantee`` does not say how.
@@ -78,6 +81,7 @@ def search_plan(
             epsilon,
             part=part,
             point=point,
+            final_records=final_records,
             share=_share(point, choices, names),
             fit=guarantee == "common",
         )
@@ -119,11 +123,12 @@ def _training(
     *,
     part: str,
     point: Mapping[str, Any],
+    final_records: int | None = None,
     share: float | None = None,
     fit: bool = True,
 ) -> TrainingPlan:
     cls = method_class(method)
-    schedule = _schedule(context.schedule, point)
+    schedule = _schedule(context.schedule, point, final_records)
     made = cls.for_budget(schedule, epsilon=epsilon, delta=context.delta, **options)
     if share is not None:
         made = scale_noise_of(made, share)
@@ -154,10 +159,18 @@ def _check_noises(values: tuple[Any, ...]) -> None:
         raise InvalidInputError("space.noise_multiplier", values, "must be numbers above 0")
 
 
-def _schedule(base: Schedule, point: Mapping[str, Any]) -> Schedule:
+def _schedule(base: Schedule, point: Mapping[str, Any], final_records: int | None) -> Schedule:
     rate = base.sample_rate
     if "expected_batch_size" in point:
-        rate = float(point["expected_batch_size"]) / base.records
+        records, batch = final_records or base.records, point["expected_batch_size"]
+        number = isinstance(batch, int | float) and not isinstance(batch, bool)
+        if not number or not 0 < batch <= records:
+            raise InvalidInputError(
+                "space.expected_batch_size",
+                batch,
+                f"must be above 0 and at most {records}, the records of a training",
+            )
+        rate = float(batch) / records
     epochs = float(point.get("epochs", base.steps * base.sample_rate))
     return replace(base, sample_rate=rate, steps=max(1, math.ceil(epochs / rate - 1e-9)))
 

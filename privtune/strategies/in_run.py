@@ -12,6 +12,7 @@ from privtune.strategies._base import Outcome, Round
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan, PlanningContext, TrainingPlan
 from privtune.training.methods import METHODS
+from privtune.training.methods._rate_schedule import SEARCHED, check_given
 
 if TYPE_CHECKING:
     from privtune.training.methods._base import Method
@@ -72,6 +73,7 @@ class InRun:
                 "every noisy step and what follows from it",
             ),
             sealed=("samples and their sizes", "un-noised gradients and losses"),
+            details=_advice(training, context),
         )
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
@@ -104,6 +106,16 @@ class Fixed(InRun):
     method: str = "dpsgd"
 
 
+def _advice(training: TrainingPlan, context: PlanningContext) -> dict[str, str]:
+    """Return what the method has to say about a model of the task's size, if it has."""
+    advise = getattr(training.method, "advice", None)
+    if advise is None or context.define_by_run:
+        return {}
+    trained = (p for p in context.task.model().parameters() if p.requires_grad)
+    said = advise(training.schedule, sum(p.numel() for p in trained))
+    return {"advice": said} if said else {}
+
+
 def method_class(name: str) -> type[Method[Any]]:
     """Return the training method of this name, or say which there are."""
     if name not in METHODS:
@@ -118,6 +130,8 @@ def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, 
         InvalidInputError: Naming what is missing, what is too much, and what is no number above 0.
     """
     needed = set(method.parameters)
+    check_given(given)
+    given = {name: value for name, value in given.items() if name not in SEARCHED}
     if missing := sorted(needed - set(given)):
         raise InvalidInputError(
             f"parameters of arm {arm!r}",
@@ -128,7 +142,7 @@ def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, 
         raise InvalidInputError(
             f"parameters of arm {arm!r}",
             extra,
-            f"method {method.name!r} takes {', '.join(sorted(needed)) or 'none'} and no others",
+            f"method {method.name!r} takes {', '.join([*sorted(needed), *SEARCHED])} and no others",
         )
     for name, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from scipy.optimize import brentq
-
 from privtune.accounting import (
     Adjacency,
+    Binomial,
     Event,
     Geometric,
     Logarithmic,
@@ -170,7 +169,11 @@ def _choose(
             event, epsilon=epsilon, delta=delta, adjacency=adjacency, tolerance=_TOLERANCE
         ).scale
 
+    count = math.ceil(math.log1p(-power) / math.log1p(-_TOP))
     laws = {name: family(_mean(family, power)) for name, family in _FAMILIES}
+    # Of laws with a largest number of runs: one that draws half of its trials, and all of them.
+    laws["binomial"] = Binomial(2 * count, _mean(lambda m: Binomial(2 * count, m), power))
+    laws["fixed number of runs"] = Binomial(count, count)
     noise = {name: factor(PrivateSelection(base, law)) for name, law in laws.items()}
     chosen = min(noise, key=lambda name: noise[name])
     trade: list[dict[str, Any]] = [
@@ -182,7 +185,6 @@ def _choose(
         }
         for name, law in laws.items()
     ]
-    count = math.ceil(math.log1p(-power) / math.log1p(-_TOP))
     everything = factor(Repeated(count, base))
     trade.append(
         {
@@ -196,11 +198,14 @@ def _choose(
 
 
 def _mean(family: Callable[[float], RunLaw], power: float) -> float:
+    from scipy.optimize import brentq
+
     low, high = 1.0 + 1e-9, 2.0
     if finding_probability(family(low)) >= power:
         return low
+    most = family(low).most or math.inf
     while finding_probability(family(high)) < power:
-        high *= 2.0
+        high = min(2.0 * high, most)
     return float(brentq(lambda m: finding_probability(family(m)) - power, low, high, xtol=1e-6))
 
 

@@ -13,7 +13,6 @@ from privtune.strategies.everything import grid_of
 from privtune.strategies.in_run import method_class
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
-from privtune.strategies.scoring import ScorePlan
 from privtune.strategies.searching import Searching
 from privtune.training.methods._base import scale_noise_of
 
@@ -65,8 +64,6 @@ class NonPrivateGrid(Searching):
         count = 1
         for values in grid_of(context.space, self.points).values():
             count *= len(values)
-        scoring = context.scoring
-        bound = 1.0 if scoring.metric == "accuracy" else scoring.bound
         return Plan(
             arm=self.arm,
             strategy=self.name,
@@ -74,9 +71,7 @@ class NonPrivateGrid(Searching):
             training=training,
             params=dict(self.parameters),
             runs=None,
-            score=ScorePlan(
-                context.task.validation_records, None, scoring.mechanism, scoring.metric, bound
-            ),
+            score=context.exact_score(),
             released=("every trial, without any protection",),
             sealed=(),
             search=SearchPlan((training,), trials=count),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from privtune.accounting import (
 from privtune.accounting.reach import mass_beyond_reach
 from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
-from privtune.strategies.scoring import ScorePlan, Scoring
+from privtune.strategies.scoring import Reporting, ScorePlan, Scoring
 from privtune.tasks import PublicFacts, Task
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
@@ -41,6 +42,8 @@ class PlanningContext:
         delta: The budget's δ, in (0, 1).
         adjacency: The budget's neighbouring relation.
         scoring: How trials are scored.
+        report: How released models are scored on the test split; None for no more than a public
+            one gives by itself.
         define_by_run: Whether the space is defined by the user's own training loop.
         noise: Where the noise of trainings comes from, and how it is treated.
 
@@ -59,6 +62,7 @@ class PlanningContext:
     delta: float
     adjacency: Adjacency
     scoring: Scoring = field(default_factory=Scoring)
+    report: Reporting | None = None
     define_by_run: bool = False
     noise: NoiseOptions = field(default_factory=NoiseOptions)
 
@@ -76,8 +80,43 @@ class PlanningContext:
                 join the validation records: two charges of which one is counted.
         """
         task = self.task
+        self._check_moves(public=task.public_validation)
+        return self._score(public=task.public_validation, epsilon=epsilon)
+
+    def plan_report(self, epsilon: float) -> ScorePlan | None:
+        """Plan the final score of an arm on the test split; None if none is asked for.
+
+        Args:
+            epsilon: What the arm costs.
+
+        Returns:
+            The plan of the score, or None.
+
+        Raises:
+            InvalidInputError: As :meth:`plan_score`.
+
+        Example:
+            >>> study.spec.planning_context().plan_report(2.0) is None  # the spec asks for none
+            True
+        """
+        task, report = self.task, self.report
+        if report is None:
+            return None
+        self._check_moves(public=task.public_test)
+        report.check(classes=task.classes, target_range=task.target_range)
+        return report.plan(
+            records=task.test_records,
+            public=task.public_test or not math.isfinite(epsilon),
+            epsilon=epsilon * report.epsilon_share,
+            delta=self.delta,
+            adjacency=self.adjacency,
+            target_range=task.target_range,
+        )
+
+    def _check_moves(self, *, public: bool) -> None:
+        task = self.task
         moves = task.partition == "content" and self.adjacency is Adjacency.REPLACE_ONE
-        if moves and not task.public_validation:
+        if moves and not public:
             raise InvalidInputError(
                 "budget.adjacency",
                 str(self.adjacency),
@@ -85,12 +124,29 @@ class PlanningContext:
                 "of records, so one that is replaced may change its split and meet both charges",
                 "Use add-remove, or a table whose records have an id.",
             )
+
+    def exact_score(self) -> ScorePlan:
+        """Plan one score without noise, for an arm without any guarantee.
+
+        Returns:
+            The plan of a score.
+
+        Example:
+            >>> study.spec.planning_context().exact_score().standard_deviation
+            0.0
+        """
+        return self._score(public=True, epsilon=math.inf)
+
+    def _score(self, *, public: bool, epsilon: float) -> ScorePlan:
+        task = self.task
+        self.scoring.check(classes=task.classes, target_range=task.target_range)
         return self.scoring.plan(
             records=task.validation_records,
-            public=task.public_validation,
+            public=public,
             epsilon=epsilon,
             delta=self.delta,
             adjacency=self.adjacency,
+            target_range=task.target_range,
         )
 
 
@@ -159,7 +215,8 @@ class TrainingPlan:
             The plan.
         """
         fields = dict(data["method"])
-        method = METHODS[fields.pop("name")](**fields)
+        kind = METHODS[fields.pop("name")]
+        method = kind(**{**_later(kind), **fields})
         noise = NoiseOptions.of(data.get("noise"))
         return cls(Schedule(**data["schedule"]), method, data["part"], noise)
 
@@ -257,6 +314,7 @@ class Plan:
         search: The trials that hyperparameters are chosen from; ``None`` where nothing is chosen.
         final: Whether the released model is trained after the search, and not one of its trials.
         rate: Probability that a record is in the subset that is tuned on; ``None`` without subset.
+        report: How the released model is scored on the test split; ``None`` where it is not asked.
         details: What else there is to say about the plan, JSON-ready.
 
     Example:
@@ -283,6 +341,7 @@ class Plan:
     final: bool = True
     rate: float | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    report: ScorePlan | None = None
 
     @property
     def public_facts(self) -> Mapping[str, str]:
@@ -355,13 +414,15 @@ class Plan:
             "training": self.training.to_dict(),
             "params": dict(self.params),
             "runs": None if self.runs is None else self.runs.to_dict(),
-            "score": None if self.score is None else dataclasses.asdict(self.score),
+            "score": None if self.score is None else self.score.to_dict(),
             "released": list(self.released),
             "sealed": list(self.sealed),
             "search": None if self.search is None else self.search.to_dict(),
             "final": self.final,
             "rate": self.rate,
             "details": dict(self.details),
+            # Left out where there is none: plans of before keep their digests.
+            **({} if self.report is None else {"report": self.report.to_dict()}),
         }
 
     @classmethod
@@ -388,6 +449,7 @@ class Plan:
             final=data["final"],
             rate=data["rate"],
             details=data["details"],
+            report=None if data.get("report") is None else ScorePlan(**data["report"]),
         )
 
     def digest(self) -> str:
@@ -396,5 +458,17 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+def _later(method: Any) -> Mapping[str, Any]:
+    """Return the fields that plans of earlier versions lack, with what they stand for there."""
+    later: Mapping[str, Any] = getattr(method, "later", {})
+    return later
+
+
+def _fields(method: Any) -> dict[str, Any]:
+    """Return a method's fields; those of later versions only where they say something new.
+
+    So plans of before there was such a field keep their digests, and their meaning.
+    """
+    values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    later = _later(method)
+    return {n: v for n, v in values.items() if n not in later or v != later[n]}

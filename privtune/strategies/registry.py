@@ -16,6 +16,7 @@ from typing import Any
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.strategies._base import Strategy
 from privtune.strategies._options import check_types, reject_unknown_options
+from privtune.strategies.dp_hyper import DPHyper
 from privtune.strategies.everything import Everything
 from privtune.strategies.in_run import Fixed, InRun
 from privtune.strategies.linear_scaling import LinearScaling
@@ -38,6 +39,7 @@ STRATEGIES: Mapping[str, type[Any]] = {
         PapernotSteinke,
         SubsampledTuningStrategy,
         LinearScaling,
+        DPHyper,
         Everything,
         NonPrivateGrid,
     )

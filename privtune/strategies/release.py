@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from privtune.strategies.weights import Weights
+
 if TYPE_CHECKING:
     import torch
 
@@ -50,12 +52,15 @@ class Release:
         score: Its noised (or public) validation score, if the strategy scored.
         curves: By name, one value a step: functions of paid-for releases only. Empty if sealed.
         guarantee: What the arm cost, and by which bound.
-        utility: Metrics of the released model on splits declared public.
+        utility: Metrics of the released model on the test split, if that is declared public, or
+            noised and charged, if the study's ``report`` asks for it.
+        intervals: 95% intervals of these, for noise and for the drawing of the records.
         cost: What it took, or is expected to take.
         sealed: Whether the arm's trials are sealed.
         trials: Every trial, where all of them are paid for; else empty.
         note: One sentence about the release, if it needs one.
         shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``.
+        machine: What it was computed on: device, driver, versions of libraries.
 
     Example:
         >>> release = study.release("defaults")
@@ -68,16 +73,18 @@ class Release:
     arm: str
     strategy: str
     params: Mapping[str, Any]
-    weights: torch.Tensor
+    weights: Weights = Weights()  # noqa: RUF009 (a descriptor: torch.Tensor)
     score: float | None
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     guarantee: Guarantee
     utility: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     cost: Cost
     sealed: bool
     trials: Sequence[TrialResult] = ()
     note: str = ""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the released parameters by name: ``model.load_state_dict(release.state_dict())``."""

@@ -1,20 +1,25 @@
-"""How trials are scored: a bounded metric on the validation split, noised if that is private."""
+"""How models are scored: a bounded metric on a split, noised if that is private."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
-from privtune.accounting import Event, Gaussian, Laplace, calibrate
+from privtune.accounting import Adjacency, Event, Gaussian, Laplace, calibrate
 from privtune.errors import InvalidInputError
 from privtune.strategies._options import check_types
+from privtune.training.mechanism.metrics import METRICS, Metric, label, lower_is_better, make_metric
 
-if TYPE_CHECKING:
-    from privtune.accounting import Adjacency
+__all__ = [
+    "Reporting",
+    "ScorePlan",
+    "Scoring",
+    "validation_metric",
+]
 
-__all__ = ["ScorePlan", "Scoring", "validation_metric"]
+_OF_NUMBERS = tuple(metric.name for metric in METRICS.values() if metric.takes == "numbers")
 
 
 @dataclass(frozen=True)
@@ -22,9 +27,16 @@ class Scoring:
     """How a study scores its trials.
 
     Args:
-        metric: ``accuracy``, or ``loss`` (the mean of losses clipped to ``[0, bound]``, negated).
+        metric: ``accuracy``, ``balanced_accuracy``, ``top_k``, ``f1``, ``macro_f1``, ``auc``,
+            ``loss`` (the task's, clipped), ``mae``, ``mse``, ``r2``, or ``package.module:function``
+            of outputs and targets. Unless given, ``accuracy``, or ``mae`` for a regression.
         mechanism: ``gaussian`` or ``laplace``; unused where the validation split is public.
-        bound: Largest value that one record adds: 1 for the accuracy, the clip of the loss.
+        bound: The most that one record adds: the clip of a loss or of a function of one's own (1
+            unless given), or of an error (the width of the range, or its square, unless given).
+        k: How many classes count for ``top_k``; 5 unless given.
+        bins: Bins of each class's histogram for ``auc``; 20 unless given.
+        target_range: ``[low, high]`` of the targets for ``mae``, ``mse`` and ``r2``; the task's
+            own unless given.
         folds: Refused; here so that the refusal can give its reason.
 
     Raises:
@@ -40,9 +52,12 @@ class Scoring:
         >>> scoring.plan(records=1000, public=True, **terms).noise_multiplier
     """
 
-    metric: str = "accuracy"
+    metric: str | None = None
     mechanism: str = "gaussian"
-    bound: float = 1.0
+    bound: float | None = None
+    k: int | None = None
+    bins: int | None = None
+    target_range: tuple[float, float] | None = None
     folds: int | None = None
 
     def __post_init__(self) -> None:
@@ -55,13 +70,6 @@ class Scoring:
                 "its folds",
                 "Hold out a validation split, or run k trials with the strategy 'everything'.",
             )
-        if self.metric not in ("accuracy", "loss"):
-            raise InvalidInputError(
-                "scoring.metric",
-                self.metric,
-                "must be accuracy or loss",
-                "Another metric has no bound on what one record changes.",
-            )
         if self.mechanism not in ("gaussian", "laplace"):
             raise InvalidInputError(
                 "scoring.mechanism",
@@ -69,8 +77,12 @@ class Scoring:
                 "must be gaussian or laplace",
                 "A score without noise is allowed on a validation split that is declared public.",
             )
-        if not 0 < self.bound < float("inf"):
+        if self.bound is not None and not 0 < self.bound < float("inf"):
             raise InvalidInputError("scoring.bound", self.bound, "must be finite and above 0")
+        if self.target_range is not None:
+            object.__setattr__(self, "target_range", tuple(map(float, self.target_range)))
+        if self.metric is not None and (":" in self.metric or self.metric not in _OF_NUMBERS):
+            self.make()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Scoring:
@@ -84,12 +96,74 @@ class Scoring:
 
         Raises:
             InvalidInputError: If a field is unknown, or outside its domain.
+
+        Example:
+            >>> Scoring.from_dict({"metric": "auc", "bins": 50}).bins
+            50
         """
-        known = ("metric", "mechanism", "bound", "folds")
+        known = [field.name for field in fields(cls)]
         if unknown := sorted(set(data) - set(known)):
             raise InvalidInputError("scoring", unknown, f"knows {', '.join(known)}")
         check_types(cls, data, where="scoring")
         return cls(**data)
+
+    def make(self, target_range: tuple[float, float] | None = None) -> Metric:
+        """Return the metric.
+
+        Args:
+            target_range: The range that the task declares for its targets; None for classes.
+
+        Returns:
+            The metric, with the options that are its own.
+
+        Raises:
+            InvalidInputError: If the range is missing, or an option is not one of the metric's.
+
+        Example:
+            >>> Scoring().make((0.0, 20.0)).norm("gaussian")
+            20.0
+        """
+        name = self.metric or ("accuracy" if target_range is None else "mae")
+        numbers = name in _OF_NUMBERS
+        known = target_range if self.target_range is None and numbers else self.target_range
+        # The bound of an accuracy was never asked for, and old specs may hold one.
+        bound = None if name == "accuracy" else self.bound
+        return make_metric(name, bound=bound, k=self.k, bins=self.bins, target_range=known)
+
+    def check(self, *, classes: int | None, target_range: tuple[float, float] | None) -> None:
+        """Refuse a metric that is not one of a task's targets.
+
+        Args:
+            classes: Number of classes; None where it is not known, or for a regression.
+            target_range: The declared range of a regression's targets; None for classes.
+
+        Raises:
+            InvalidInputError: Naming those that are.
+
+        Example:
+            >>> Scoring(metric="auc").check(classes=2, target_range=None)
+        """
+        metric = self.make(target_range)
+        # A loop of one's own declares neither: what it scores by says what its targets are.
+        numbers = (
+            metric.takes == "numbers"
+            if classes is None and target_range is None
+            else target_range is not None
+        )
+        found = [
+            other.name
+            for other in METRICS.values()
+            if other.takes == "any" or (other.takes == "numbers") == numbers
+        ]
+        if metric.name in METRICS and metric.name not in found:
+            what = "numbers in a declared range" if numbers else "classes"
+            raise InvalidInputError(
+                "scoring.metric", metric.name, f"must be of {what}: {', '.join(found)}"
+            )
+        if metric.takes == "two" and classes not in (None, 2):
+            raise InvalidInputError(
+                "scoring.metric", metric.name, f"is of two classes, and the task has {classes}"
+            )
 
     def plan(
         self,
@@ -99,6 +173,7 @@ class Scoring:
         epsilon: float,
         delta: float,
         adjacency: Adjacency,
+        target_range: tuple[float, float] | None = None,
     ) -> ScorePlan:
         """Plan one score: at most (epsilon, delta), or exact on a split declared public.
 
@@ -108,32 +183,133 @@ class Scoring:
             epsilon: What one score may cost, above 0.
             delta: In (0, 1).
             adjacency: The relation of neighbouring datasets.
+            target_range: The range that the task declares for its targets; None for classes.
 
         Returns:
             The plan, noise included.
         """
-        bound = 1.0 if self.metric == "accuracy" else self.bound
+        exact = self.exact(records=records, target_range=target_range)
         if public:
-            return ScorePlan(records, None, self.mechanism, self.metric, bound)
+            return exact
         unit: Event = Gaussian(1.0) if self.mechanism == "gaussian" else Laplace(1.0)
         noise = calibrate(unit, epsilon=epsilon, delta=delta, adjacency=adjacency).scale
-        return ScorePlan(records, noise, self.mechanism, self.metric, bound)
+        metric = self.make(target_range)
+        moved = metric.moved(self.mechanism) if adjacency is Adjacency.REPLACE_ONE else exact.bound
+        return replace(exact, noise_multiplier=noise, moved=None if moved == exact.bound else moved)
+
+    def exact(self, *, records: int, target_range: tuple[float, float] | None = None) -> ScorePlan:
+        """Plan one score without noise, for a split that is public.
+
+        Args:
+            records: Number of records.
+            target_range: The range that the task declares for its targets; None for classes.
+
+        Returns:
+            The plan.
+
+        Example:
+            >>> Scoring().exact(records=100, target_range=(0.0, 50.0)).metric
+            'mae'
+        """
+        metric = self.make(target_range)
+        name = metric.name if metric.name in METRICS else str(self.metric)
+        options = {
+            field.name: value
+            for field in fields(metric)
+            if field.name != "function"
+            and (value := getattr(metric, field.name)) is not None
+            # A loss says its clip by its bound.
+            and (field.name != "bound" or name in _OF_NUMBERS)
+        }
+        bound = metric.norm(self.mechanism)
+        return ScorePlan(records, None, self.mechanism, name, bound, options)
+
+
+@dataclass(frozen=True)
+class Reporting(Scoring):
+    """One final score of every arm's released model, on the test split.
+
+    On a split that is declared public it is exact and free. On a private one it is noised and
+    charged, in parallel with everything else: no test record is a training or validation record, so
+    where a share of the arm's ε is dearer than nothing else, it costs the training nothing.
+
+    Args:
+        metric: As for trials: ``accuracy``, ``auc``, ``mae``, .... Unless given, ``accuracy``, or
+            ``mae`` for a regression.
+        mechanism: ``gaussian`` or ``laplace``; unused where the test split is public.
+        bound: The most that one record adds, for ``loss``, ``mae``, ``mse`` and one's own.
+        k: How many classes count for ``top_k``; 5 unless given.
+        bins: Bins of each class's histogram for ``auc``; 20 unless given.
+        target_range: ``[low, high]`` of the targets; the task's own unless given.
+        folds: Refused, as for trials.
+        epsilon_share: What the score may cost, as a share of the arm's ε, above 0 and at most 1.
+
+    Raises:
+        InvalidInputError: If a field is outside its domain.
+
+    Example:
+        >>> Reporting.from_dict({"metric": "auc", "epsilon_share": 0.1}).epsilon_share
+        0.1
+        >>> Reporting.from_dict({"metric": "auc", "epsilon_share": 2})
+        Traceback (most recent call last):
+            ...
+        privtune.errors.InvalidInputError: report.epsilon_share = 2: must be above 0 and at most 1.
+    """
+
+    epsilon_share: float = 0.25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.epsilon_share <= 1.0:
+            raise InvalidInputError(
+                "report.epsilon_share", self.epsilon_share, "must be above 0 and at most 1"
+            )
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Reporting:
+        """Read the ``report`` of a spec.
+
+        Args:
+            data: Fields by name.
+
+        Returns:
+            The report, checked.
+
+        Raises:
+            InvalidInputError: If a field is unknown, or outside its domain.
+
+        Example:
+            >>> Reporting.from_dict({"metric": "f1"}).mechanism
+            'gaussian'
+        """
+        try:
+            known = [field.name for field in fields(cls) if field.name != "folds"]
+            if unknown := sorted(set(data) - set(known)):
+                raise InvalidInputError("report", unknown, f"knows {', '.join(known)}")
+            check_types(cls, data, where="report")
+            return cls(**data)
+        except InvalidInputError as error:
+            name = error.name.replace("scoring", "report", 1)
+            raise InvalidInputError(name, error.value, error.allowed, error.remedy) from None
 
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """How a trial is scored: a sum over the validation split, divided by its declared size.
+    """How a trial is scored: sums over a split, divided by its declared size, and a metric of them.
 
-    It is noised if the split is private.
+    They are noised if the split is private.
 
     Args:
-        records: Declared number of validation records. Scores are sums over the records there are,
-            divided by it, so their sensitivity is bound/records however many there are.
+        records: Declared number of records. Scores are sums over the records there are, divided by
+            it, so their sensitivity is bound/records however many there are.
         noise_multiplier: Noise scale over that sensitivity; ``None`` if the split is declared
             public.
         mechanism: ``gaussian`` or ``laplace``.
-        metric: ``accuracy`` or ``loss``.
-        bound: Largest value that one record adds.
+        metric: Name of the metric.
+        bound: The longest vector that one record adds, in the mechanism's norm.
+        options: What else the metric takes, JSON-ready.
+        moved: How far a neighbour's sums can be, where that is not ``bound``: under replace-one, two
+            vectors may differ by more than one of them is long.
 
     Example:
         >>> score = ScorePlan(records=1000, noise_multiplier=4.0)
@@ -146,10 +322,12 @@ class ScorePlan:
     mechanism: str = "gaussian"
     metric: str = "accuracy"
     bound: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    moved: float | None = None
 
     @property
     def event(self) -> Event | None:
-        """What one score costs the validation records; ``None`` where it is free."""
+        """What one score costs the split's records; ``None`` where it is free."""
         if self.noise_multiplier is None:
             return None
         kind = Gaussian if self.mechanism == "gaussian" else Laplace
@@ -157,21 +335,45 @@ class ScorePlan:
 
     @property
     def standard_deviation(self) -> float:
-        """Scale of the noise on the score: standard deviation, or Laplace's scale."""
+        """Scale of the noise on each mean: standard deviation, or Laplace's scale."""
         if self.noise_multiplier is None:
             return 0.0
-        return self.noise_multiplier * self.bound / self.records
+        sensitivity = self.bound if self.moved is None else self.moved
+        return self.noise_multiplier * sensitivity / self.records
 
     def scaled(self, factor: float) -> ScorePlan:
         """Return the plan with its noise times ``factor``.
 
         Args:
             factor: Above 0.
+
+        Returns:
+            The same score with other noise.
         """
         if self.noise_multiplier is None:
             return self
-        noise = self.noise_multiplier * factor
-        return ScorePlan(self.records, noise, self.mechanism, self.metric, self.bound)
+        return replace(self, noise_multiplier=self.noise_multiplier * factor)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON-ready data.
+
+        Returns:
+            What the fields say.
+
+        Example:
+            >>> sorted(ScorePlan(100, 2.0).to_dict())
+            ['bound', 'mechanism', 'metric', 'noise_multiplier', 'records']
+        """
+        data = asdict(self)
+        # Left out where there are none: plans of before there were these keep their digests.
+        options, moved = data.pop("options"), data.pop("moved")
+        if options:
+            data["options"] = _jsonable(options)
+        return data if moved is None else {**data, "moved": moved}
+
+
+def _jsonable(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in options.items()}
 
 
 def validation_metric(plan: ScorePlan | None, score: float | None) -> dict[str, float]:
@@ -182,7 +384,8 @@ def validation_metric(plan: ScorePlan | None, score: float | None) -> dict[str, 
         score: The score: higher is better, so that of a loss is its negative.
 
     Returns:
-        ``validation_accuracy`` or ``validation_loss``; nothing without a finite score.
+        ``validation_accuracy``, ``validation_loss``, ``validation_auc`` and so on; nothing without
+        a finite score.
 
     Example:
         >>> validation_metric(ScorePlan(100, 2.0, metric="loss"), -0.25)
@@ -190,4 +393,5 @@ def validation_metric(plan: ScorePlan | None, score: float | None) -> dict[str, 
     """
     if plan is None or score is None or not math.isfinite(score):
         return {}
-    return {f"validation_{plan.metric}": -score if plan.metric == "loss" else score}
+    value = -score if lower_is_better(plan.metric) else score
+    return {f"validation_{label(plan.metric)}": value}

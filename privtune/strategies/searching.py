@@ -12,6 +12,7 @@ from privtune.strategies._check_needs import require_independent
 from privtune.strategies.grid import CHANGING, search_event, search_plan
 from privtune.strategies.in_run import method_class, require_parameters
 from privtune.strategies.plan import PlanningContext, SearchPlan
+from privtune.training.methods._rate_schedule import SEARCHED, check_searched
 
 __all__ = ["Drawing", "IndependentDrawing", "Searching"]
 
@@ -51,8 +52,11 @@ class Searching:
         require_parameters(
             self.arm,
             method_class(self.method),
-            {**self.parameters, **dict.fromkeys(searched, 1.0)},
+            {**self.parameters, **dict.fromkeys(set(searched) - set(SEARCHED), 1.0)},
         )
+        for name in SEARCHED:
+            if name in context.space:
+                check_searched(name, context.space[name])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +69,21 @@ class Drawing(Searching):
 
     guarantee: str | None = None
 
-    def search(self, context: PlanningContext, *, epsilon: float, part: str = "all") -> SearchPlan:
+    def search(
+        self,
+        context: PlanningContext,
+        *,
+        epsilon: float,
+        part: str = "all",
+        final_records: int | None = None,
+    ) -> SearchPlan:
         """Plan what candidates run, each training at about ``epsilon``.
 
         Args:
             context: Public facts: task, schedule, space, δ, scoring.
             epsilon: What each training may cost alone.
             part: The records it sees: ``all``, ``subset`` or ``rest``.
+            final_records: Records of the final training, where that is another.
 
         Returns:
             The plan of the search.
@@ -84,6 +96,7 @@ class Drawing(Searching):
             guarantee=self.guarantee,
             epsilon=epsilon,
             part=part,
+            final_records=final_records,
         )
 
     def trial_event(self, search: SearchPlan) -> Event:

@@ -193,7 +193,8 @@ class PapernotSteinke(OptionsOfLaw, Selection):
         law: ``geometric`` (the default: it gives the most for its price), ``logarithmic``,
             ``truncated_negative_binomial`` (with ``shape``), ``poisson`` (K = 0 possible: the
             release is then "nothing"), ``binomial`` (with ``n``), or ``auto``: the law and mean
-            that find a top-10% candidate with probability ``power`` at the least noise.
+            that find a top-10% candidate with probability ``power`` at the least noise, among all
+            families, binomial and a fixed number included.
         mean_runs: Mean number of runs; 10 unless given. ``auto``: the largest, up to 1000 (and to
             ``n`` and ``maximum``), with which the selection stays within the arm's target while
             each run costs ``training_epsilon``.

@@ -17,6 +17,7 @@ from privtune.strategies.laws import NOTHING, OptionsOfLaw
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
 from privtune.strategies.searching import IndependentDrawing
+from privtune.training.methods import METHODS
 
 __all__ = ["SubsampledTuningStrategy"]
 
@@ -46,8 +47,9 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         variant: 1 trains the final model on the records that were not tuned on, 2 on all.
         rate: Probability that a record is tuned on, in (0, 1).
         extrapolation: ``scale-learning-rate`` (η n/m, for SGD: the gradient is averaged over a
-            batch that is larger by that much), ``keep`` (for Adam), or a function of the winner's
-            hyperparameters and n/m. It must not look at data.
+            batch that is larger by that much), ``keep`` (for Adam, whose steps do not depend on the
+            gradient's scale), ``auto`` (the one that goes with the method), or a function of the
+            winner's hyperparameters and n/m. It must not look at data.
         law: As for ``papernot-steinke``, of the selection on the subset.
 
     References:
@@ -71,7 +73,14 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
     arm: str = "subsampled-tuning"
     variant: int = 1
     rate: float = 0.1
-    extrapolation: str | Extrapolation = "scale-learning-rate"
+    extrapolation: str | Extrapolation = "auto"
+
+    def __post_init__(self) -> None:
+        if self.extrapolation == "auto":
+            # What is divided by a root of its own square does not grow with the batch.
+            free = getattr(METHODS.get(self.method), "scale_free", False)
+            rule = "keep" if free else "scale-learning-rate"
+            object.__setattr__(self, "extrapolation", rule)
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan tuning and final training of at most ``epsilon`` together. Touches no data."""
@@ -97,7 +106,7 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         tuned = max(1, round(self.rate * records))
         kept = records if self.variant == 2 else max(1, records - tuned)
         subset = replace(context, schedule=replace(context.schedule, records=tuned))
-        search = self.search(subset, epsilon=epsilon / 2, part="subset")
+        search = self.search(subset, epsilon=epsilon / 2, part="subset", final_records=kept)
         search = scaled(search, factor_for(self._event(search, law), context, epsilon))
 
         def cost(event: Event) -> Event:
@@ -129,6 +138,9 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
             rate=self.rate,
             details={
                 "variant": self.variant,
+                "extrapolation": self.extrapolation
+                if isinstance(self.extrapolation, str)
+                else getattr(self.extrapolation, "__qualname__", "a function"),
                 "ratio": kept / tuned,
                 "baseline_gradient_evaluations": baseline,
             },
@@ -147,7 +159,7 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
             raise InvalidInputError(
                 "extrapolation",
                 self.extrapolation,
-                f"must be one of {', '.join(_RULES)}, or a function of the winner's hyperparameters "
+                f"must be one of auto, {', '.join(_RULES)}, or a function of the winner's hyperparameters "
                 "and of n/m",
             )
         return _RULES[self.extrapolation]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
+from privtune.imports import find_extra
 from privtune.strategies import validation_metric
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pandas as pd
 
     from privtune.strategies import Plan, Release
     from privtune.study.observer import ArmStatus
@@ -51,7 +52,9 @@ def comparison(arms: Sequence[ArmStatus]) -> pd.DataFrame:
             }
         )
     columns = ["arm"] if not rows else None
-    return pd.DataFrame(rows, columns=columns).set_index("arm")
+    frames = find_extra("pandas", extra="ui", what="A study's table")
+    table: pd.DataFrame = frames.DataFrame(rows, columns=columns).set_index("arm")
+    return table
 
 
 def _metrics(plan: Plan, release: Release) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
+from privtune.execution.gpus import gpu_slots
 from privtune.names import check_name
 from privtune.study.imported import ImportedObjective
 from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
     from privtune.study.user_training import DPSGD, Validation
+    from privtune.training.mechanism.scoring import Measured
 
 __all__ = ["optimize"]
 
@@ -74,6 +76,8 @@ def optimize(
             "needs a function that workers can import, no sampler of your own and no timeout",
             "Put it into a module and give it as 'package.module:function'.",
         )
+    if chosen.name == "processes" and imported is not None:
+        gpu_slots(chosen.jobs, gpus=chosen.gpus, device=life.spec.compute.device)
     if strategy.arm not in life.arms():
         check_name(strategy.arm, "arm")
     plan = plan_objective(
@@ -95,7 +99,7 @@ def optimize(
         tell(release)
 
     with life.alone(plan.arm), _spinner(plan) if show_progress_bar else nullcontext():
-        life.check_plan(plan)
+        plan = life.planned(plan)
         if life.stage(plan) is Stage.ANNOUNCED:
             raise StudyFinishedError(
                 f"Arm {plan.arm!r} of study {life.name!r} has been released; nothing was run and "
@@ -175,11 +179,17 @@ class _ObjectiveTrainer:
         if self.imported is None:
             return in_threads(files, charge.id, self.executor.jobs)
         files.results.put(OBJECTIVE, self.imported.to_json(), replace=True)
-        return give_out(self.executor, self.life, plan, stack="auto")
+        return give_out(self.executor, self.life, plan, compute=self.life.spec.compute)
 
-    def finish(self, outcome: Outcome) -> tuple[Outcome, Mapping[str, float]]:
+    def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
         """Add nothing: only the user's function knows the model."""
         return outcome, {}
+
+    def machine(self) -> Mapping[str, str]:
+        """Return the versions here; the device is the function's affair."""
+        from privtune.training.engine.machine import versions
+
+        return {**versions(), "device": "the function's own"}
 
 
 def _spinner(plan: Plan) -> AbstractContextManager[Any]:

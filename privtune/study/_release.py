@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Guarantee
 from privtune.execution.files import pack_result, unpack_result
-from privtune.execution.training import accuracy
-from privtune.strategies import Cost, Outcome, Plan, Release, TrialResult
+from privtune.execution.training import held_to_classes, model_of
+from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResult
+from privtune.training.mechanism.metrics import label
 
 if TYPE_CHECKING:
     from privtune.study._store import Results
     from privtune.tasks import Task, TaskData
+    from privtune.training.mechanism.scoring import Measured
+    from privtune.training.mechanism.streams import Streams
 
 __all__ = ["MODEL", "load_release", "make_release", "utility_of"]
 
@@ -29,7 +32,8 @@ def make_release(
     *,
     guarantee: Guarantee,
     seconds: float | None,
-    utility: Mapping[str, float],
+    utility: Mapping[str, Measured],
+    machine: Mapping[str, str],
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return what is stored of a release: a document, and the content of its files by name.
 
@@ -38,7 +42,8 @@ def make_release(
         outcome: What its strategy hands over.
         guarantee: What the arm cost.
         seconds: Time: measured, or the plan's estimate for a sealed arm.
-        utility: Metrics on splits declared public.
+        utility: Metrics on the test split: public, or noised and charged.
+        machine: What it was computed on.
     """
     import torch
 
@@ -58,8 +63,10 @@ def make_release(
         "plan_digest": plan.digest(),
     }
     document = {
-        "utility": dict(utility),
+        "utility": {name: found.value for name, found in utility.items()},
+        "intervals": {name: [found.low, found.high] for name, found in utility.items()},
         "note": outcome.note,
+        "machine": dict(machine),
         "cost": {
             "gradient_evaluations": plan.expected_gradient_evaluations,
             "wall_seconds": seconds,
@@ -70,11 +77,37 @@ def make_release(
     return document, {MODEL: pack_result(result, certificate=certificate), **files}
 
 
-def utility_of(task: Task, result: TrialResult | None, data: TaskData) -> dict[str, float]:
-    """Return the metrics of a model on splits that are declared public."""
-    if result is None or result.weights.numel() == 0 or not task.public_test:
+def utility_of(
+    plan: Plan, task: Task, result: TrialResult | None, data: TaskData, streams: Streams
+) -> dict[str, Measured]:
+    """Return what a model reaches on the test split: public, or noised as the plan has it.
+
+    Args:
+        plan: The arm's plan, with the final score that was charged.
+        task: The task.
+        result: The released model.
+        data: The task's data.
+        streams: The arm's own: asked again, the score has the same noise.
+    """
+    from privtune.training.mechanism.scoring import measure
+
+    report = plan.report
+    if report is None and task.public_test:
+        scoring = Scoring()
+        report = scoring.exact(records=task.test_records, target_range=task.target_range)
+    if report is None or result is None or result.weights.numel() == 0:
         return {}
-    return {"test_accuracy": accuracy(task, result.weights, data.test)}
+    test = held_to_classes(data.test, task.classes)
+    if report.event is None:  # a public split: its true size is known
+        report = replace(report, records=len(test))
+    found = measure(
+        report,
+        model_of(task, result.weights),
+        test,
+        rng=streams.numpy("report", 0),
+        loss=task.loss,
+    )
+    return {} if found is None else {f"test_{label(report.metric)}": found}
 
 
 def load_release(
@@ -91,14 +124,16 @@ def load_release(
         arm=plan.arm,
         strategy=plan.strategy,
         params=dict(result.params),
-        weights=result.weights,
+        weights=lambda: result.weights,
         score=result.score,
         curves=result.curves,
         guarantee=guarantee,
         utility=document["utility"],
+        intervals={k: tuple(v) for k, v in document.get("intervals", {}).items()},
         cost=Cost(**document["cost"]),
         sealed=plan.is_sealed,
         trials=tuple(unpack_result(results.get(name) or b"") for name in trials),
         note=document["note"],
         shapes=result.shapes,
+        machine=document.get("machine", {}),
     )

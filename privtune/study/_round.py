@@ -14,6 +14,7 @@ from privtune.execution.table import Handed, make_rounds, work_through
 from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.ledger import SKIPPED
 from privtune.strategies import PRUNED, Plan, TrainingPlan, TrialResult
+from privtune.study._objects import DamagedResultError
 from privtune.training.engine.compute import Compute
 from privtune.training.mechanism.streams import Streams
 
@@ -31,6 +32,7 @@ __all__ = ["TRIALS", "Files", "StudyRound", "TrialFiles", "work_on_rows"]
 
 _STACK = 16  # candidates that are trained together
 _CAUTIOUS = 4  # likewise, where a known score ends the round: what is trained after it is wasted
+_LOSSES = 3  # how often a round trains anew what its object store has lost, before it says so
 TRIALS, _FINAL = 10_000_000, 20_000_000  # first numbers of trainings with a name, above all rows
 
 
@@ -54,6 +56,11 @@ class Files(ABC):
     def at_once(self) -> int:
         """How many rows to take at once."""
         return 1
+
+    @property
+    def hardware(self) -> str:
+        """The class of hardware, part of the row's digest: on another, a row need not repeat."""
+        return "the function's own"
 
     @property
     def streams(self) -> Streams:
@@ -90,9 +97,14 @@ class Files(ABC):
             for result in self.train(training, own, secrets=secrets, scored=True):
                 lease = by_number[result.index]
                 name = f"trial-{lease.number:06d}.safetensors"
-                keep = partial(self.results.put, name, pack_result(result))
-                score = -math.inf if result.score is None else result.score
-                yield Handed(lease, score, {"file": name}, keep)
+                staged = self.results.stage(name, pack_result(result))
+                yield Handed(
+                    lease,
+                    -math.inf if result.score is None else result.score,
+                    {"file": name, "hardware": self.hardware},
+                    keep=partial(self.results.insert, name, staged),
+                    drop=partial(self.results.discard, name, staged),
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +128,13 @@ class TrialFiles(Files):
         """How many rows to take at once: those of a stack."""
         return _STACK if self.compute.stack == "auto" else self.compute.stack
 
+    @property
+    def hardware(self) -> str:
+        """The class of hardware that trains."""
+        from privtune.training.engine.machine import hardware
+
+        return hardware(self.compute.device)
+
     def train(
         self,
         training: TrainingPlan,
@@ -129,7 +148,7 @@ class TrialFiles(Files):
 
         name = "checkpoint"
         keeper = Keeper(
-            partial(self.results.get, name), partial(self.results.put, name, replace=True)
+            partial(self.results.find, name), partial(self.results.put, name, replace=True)
         )
         return train_trials(
             training,
@@ -192,6 +211,11 @@ class StudyRound:
     give_out: Callable[[Rounds], None] | None = None
 
     @property
+    def hardware(self) -> str:
+        """The class of hardware, part of the row's digest: on another, a row need not repeat."""
+        return "the function's own"
+
+    @property
     def streams(self) -> Streams:
         """The streams of the arm."""
         return self.files.streams
@@ -206,16 +230,35 @@ class StudyRound:
         if self.charge_id is None:
             return ()
         rounds = make_rounds(self.ledger)
-        if self.give_out is None:
-            work_on_rows(rounds, self.charge_id, self.files)
-        else:
-            self.give_out(rounds)
-        results = [
-            unpack_result(self.files.results.get(row.result["file"]) or b"")
-            for row in rounds.results(self.charge_id)
-            if SKIPPED not in row.result
-        ]
-        self.kept.record(plan.arm, space=self.space, results=results)
+        for last in (False,) * _LOSSES + (True,):
+            if self.give_out is None:
+                work_on_rows(rounds, self.charge_id, self.files)
+            else:
+                self.give_out(rounds)
+            try:
+                results = self._read(rounds, self.charge_id)
+            except DamagedResultError:
+                if last:
+                    raise
+                continue
+            self.kept.record(plan.arm, space=self.space, results=results)
+            return results
+        raise AssertionError
+
+    def _read(self, rounds: Rounds, charge_id: str) -> list[TrialResult]:
+        """Return the results of a finished round; a row whose result is damaged is open again."""
+        results, damaged = [], None
+        for row in rounds.results(charge_id):
+            if SKIPPED in row.result:
+                continue
+            name = row.result["file"]
+            try:
+                results.append(unpack_result(self.files.results.get(name) or b""))
+            except DamagedResultError as error:
+                rounds.reopen(charge_id, row.number, partial(self.files.results.lose, name))
+                damaged = error
+        if damaged is not None:
+            raise damaged
         return results
 
     def train(
@@ -228,20 +271,52 @@ class StudyRound:
         scored: bool = False,
     ) -> TrialResult:
         """Train one candidate, unless its result is there."""
-        file = f"{name}.safetensors"
-        if (content := self.files.results.get(file)) is not None:
-            return unpack_result(content)
-        # Rows are numbered from 0. A training with a name ("final", "trial-3") gets a number far
-        # above theirs, so that it never draws the random numbers of a row.
-        number = int(name.rpartition("-")[2]) if "-" in name else 0
-        first = TRIALS if "-" in name else _FINAL
-        secrets = {first + number: self.streams.key("trial", first + number)}
-        (result,) = self.files.train(
-            training, {first + number: params}, secrets=secrets, scored=scored
-        )
-        result = replace(result, index=number)
-        self.files.results.put(file, pack_result(result))
+        (result,) = self._named(training, {name: params}, scored=scored)
         return result
+
+    @property
+    def at_once(self) -> int:
+        """How many candidates it pays to train together: those of a stack."""
+        return self.files.at_once
+
+    def train_numbered(
+        self, plan: Plan, trials: Mapping[int, Mapping[str, Any]]
+    ) -> Sequence[TrialResult]:
+        """Train some trials together, those of one training as one stack."""
+        if plan.search is None:
+            return ()
+        done: dict[int, TrialResult] = {}
+        for training in plan.search.trainings:
+            named = {
+                f"trial-{number}": params
+                for number, params in trials.items()
+                if plan.search.training_of(params) == training
+            }
+            done |= {result.index: result for result in self._named(training, named, scored=True)}
+        return [done[number] for number in trials]
+
+    def _named(
+        self, training: TrainingPlan, named: Mapping[str, Mapping[str, Any]], *, scored: bool
+    ) -> list[TrialResult]:
+        """Train candidates by name together, but for those whose results are there."""
+        done: dict[str, TrialResult] = {}
+        missing: dict[int, str] = {}
+        for name in named:
+            if (content := self.files.results.find(f"{name}.safetensors")) is not None:
+                done[name] = unpack_result(content)
+                continue
+            # Rows are numbered from 0. A training with a name ("final", "trial-3") gets a number far
+            # above theirs, so that it never draws the random numbers of a row.
+            first = TRIALS if "-" in name else _FINAL
+            missing[first + _number(name)] = name
+        if missing:
+            secrets = {number: self.streams.key("trial", number) for number in missing}
+            trials = {number: named[name] for number, name in missing.items()}
+            results = self.files.train(training, trials, secrets=secrets, scored=scored)
+            for name, result in zip(missing.values(), results, strict=True):
+                done[name] = replace(result, index=_number(name))
+                self.files.results.put(f"{name}.safetensors", pack_result(done[name]))
+        return [done[name] for name in named]
 
     @cached_property
     def shown(self) -> ShownTrials:
@@ -257,3 +332,8 @@ class StudyRound:
         """Tell Optuna how a trial ended, once."""
         score = -math.inf if result.score is None else result.score
         self.shown.tell(number, score=score, pruned=result.failed == PRUNED)
+
+
+def _number(name: str) -> int:
+    """Return the number of a training with a name: 3 of ``trial-3``, 0 of ``final``."""
+    return int(name.rpartition("-")[2]) if "-" in name else 0

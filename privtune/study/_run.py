@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from privtune.errors import InvalidInputError
 from privtune.execution.executor import Executor
+from privtune.execution.gpus import gpu_slots
 from privtune.execution.training import dry_run
 from privtune.strategies import NonPrivateError, Outcome, Plan, Release, TrialResult
 from privtune.study._release import utility_of
@@ -16,7 +17,8 @@ from privtune.study._round import StudyRound
 from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
 from privtune.study.workers import give_out, make_files
 from privtune.tasks import TaskDataError
-from privtune.training.engine.compute import check_stack
+from privtune.training.engine.compute import check_device, check_stack
+from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
     from privtune.strategies import Strategy
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from privtune.study.observer import Observer
     from privtune.tasks import Task, TaskData
     from privtune.training.engine.compute import Compute
+    from privtune.training.mechanism.scoring import Measured
 
 __all__ = ["run_study"]
 
@@ -33,6 +36,7 @@ def run_study(
     observer: Observer,
     *,
     executor: Executor,
+    device: str | None,
     stack: int | Literal["auto"] | None,
     non_private: bool,
 ) -> tuple[Release, ...]:
@@ -43,6 +47,11 @@ def run_study(
     compute = life.spec.compute
     if stack is not None:
         compute = replace(compute, stack=check_stack(stack))
+    if device is not None:
+        compute = replace(compute, device=device)
+    check_device(compute.device)
+    if executor.name == "processes":
+        gpu_slots(executor.jobs, gpus=executor.gpus, device=compute.device)  # before the charge
     with life.alone():
         if all(life.stage(plan) is Stage.ANNOUNCED for plan in plans):
             raise StudyFinishedError(
@@ -109,19 +118,27 @@ class _TaskTrainer:
             ledger=life.ledger,
             charge_id=None if charge is None else charge.id,
             files=files,
-            give_out=give_out(self.executor, life, plan, stack=self.compute.stack),
+            give_out=give_out(self.executor, life, plan, compute=self.compute),
         )
 
     def _strategy(self, plan: Plan) -> Strategy:
         (arm,) = (arm for arm in self.life.spec.arms if arm.name == plan.arm)
         return arm.to_strategy()
 
-    def finish(self, outcome: Outcome) -> tuple[Outcome, Mapping[str, float]]:
-        """Note the parameters' names, and measure the model where the split is public."""
-        utility = utility_of(self.task, outcome.result, self.data)
+    def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
+        """Note the parameters' names, and measure the model as was planned."""
+        streams = Streams(self.life.secret(plan))
+        utility = utility_of(plan, self.task, outcome.result, self.data, streams)
         if outcome.result is None:
             return outcome, utility
         return replace(outcome, result=_shaped(self.task, outcome.result)), utility
+
+    def machine(self) -> Mapping[str, str]:
+        """Return the versions here, and the hardware if it is this machine's."""
+        from privtune.training.engine.machine import hardware, versions
+
+        here = self.executor.name in {"inline", "processes"}
+        return {**versions(), "device": hardware(self.compute.device) if here else "its workers'"}
 
 
 def _shaped(task: Task, result: TrialResult) -> TrialResult:

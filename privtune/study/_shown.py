@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -83,10 +84,16 @@ class ShownTrials:
     Args:
         study: The arm's study in Optuna's storage.
         results: Keep what trials were given; inside the trust boundary.
+        lend: Gives the turn to write to Optuna's storage.
     """
 
-    def __init__(self, study: optuna.Study, results: Results) -> None:
-        self._stored, self._results = study, results
+    def __init__(
+        self,
+        study: optuna.Study,
+        results: Results,
+        lend: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._stored, self._results, self._lend = study, results, lend
         results.adopt(f"*{_ASKED}.jsonl")
         self._before = [name for name in results.names() if _ASKED in name]
         memory = optuna.storages.InMemoryStorage()
@@ -131,7 +138,8 @@ class ShownTrials:
         state = TrialState.PRUNED if pruned else TrialState.COMPLETE
         value = None if pruned else -math.inf if math.isnan(score) else score
         ended = self._memory.tell(trial._trial, value, state)
-        self._stored.add_trial(ended)
+        with self._lend():
+            self._stored.add_trial(ended)
         self._told.add(number)
 
 

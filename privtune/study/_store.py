@@ -5,6 +5,7 @@ Whatever must happen together with a charge's next state takes the connection of
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -26,10 +27,12 @@ from privtune.ledger.schema import arms, blobs, failures, studies
 from privtune.ledger.storage import Storage
 from privtune.names import check_text, is_reserved
 from privtune.strategies import Plan
+from privtune.study._objects import DamagedResultError, ObjectStore
 
 __all__ = [
     "Arm",
     "Results",
+    "Staged",
     "StudyExistsError",
     "StudyNotFoundError",
     "StudyRow",
@@ -141,8 +144,13 @@ class StudyStore:
 
     def names(self) -> list[str]:
         """Return the names of all studies."""
+        return list(self.uids())
+
+    def uids(self) -> dict[str, str]:
+        """Return what tells each study from another of its name, by name."""
+        query = sa.select(studies.c.name, studies.c.uid).order_by(studies.c.name)
         with self._storage.read() as connection:
-            return list(connection.scalars(sa.select(studies.c.name).order_by(studies.c.name)))
+            return {row.name: row.uid for row in connection.execute(query)}
 
     def delete(self, row: StudyRow) -> None:
         """Delete a study's rows and files. Its charges are the ledger's and stay."""
@@ -151,6 +159,8 @@ class StudyStore:
             for table in (failures, blobs, arms):
                 connection.execute(sa.delete(table).where(table.c.study == row.name))
             connection.execute(sa.delete(studies).where(studies.c.name == row.name))
+        if (address := row.spec.get("artifacts")) is not None:
+            ObjectStore(address, row.uid).remove_all()
         # A study of an older version may share the folder of something else, or be named like one.
         parts = ("sealed", *named) if is_reserved(row.name) else (".",)
         for place in (Path(os.path.normpath(row.folder / part)) for part in parts):
@@ -220,11 +230,21 @@ class StudyStore:
             connection.execute(sa.update(arms).where(*_arm(study, arm)).values(announced=1))
 
 
+@dataclass(frozen=True)
+class Staged:
+    """A result on its way into its row: in the row itself, in an object, or for a file."""
+
+    content: bytes
+    place: str | None
+    large: bool
+
+
 class Results:
     """What a study's trainings produced, by the path that it has, or would have, in its folder.
 
     Small results are in the database, so that whoever reaches that reaches them; large ones in the
-    study's folder, whose place is in the database. The first result of a name stays.
+    study's object store if it has one, else in its folder, whose place is in the database. The first
+    result of a name stays.
 
     Args:
         storage: The ledger's.
@@ -234,6 +254,8 @@ class Results:
 
     def __init__(self, storage: Storage, row: StudyRow, within: str = "") -> None:
         self._storage, self._row, self._within = storage, row, within
+        address = row.spec.get("artifacts")
+        self._objects = None if address is None else ObjectStore(address, row.uid)
 
     def within(self, folder: str) -> Results:
         """Return the results in a folder of the study."""
@@ -244,6 +266,15 @@ class Results:
         """Where files of these results are, if there are any."""
         return self._row.folder / self._within
 
+    def check(self) -> None:
+        """Try the object store, if there is one.
+
+        Raises:
+            PrivTuneError: If it cannot be written, read and cleared from here.
+        """
+        if self._objects is not None:
+            self._objects.check()
+
     def put(
         self,
         name: str,
@@ -253,32 +284,69 @@ class Results:
         replace: bool = False,
     ) -> None:
         """Store a result, unless there is one of this name that is not to be replaced."""
-        if connection is None:
-            with self._storage.write() as own:
-                self.put(name, content, own, replace=replace)
+        staged = self.stage(name, content)
+        if connection is not None:
+            self.insert(name, staged, connection, replace=replace)
             return
+        with self._storage.write() as own:
+            self.insert(name, staged, own, replace=replace)
+
+    def stage(self, name: str, content: bytes) -> Staged:
+        """Bring a large result to its object, so that no transaction waits for that."""
         large = len(content) > _LARGE
+        if not large or self._objects is None:
+            return Staged(content, None, large)
+        folder = self._object_folder
+        return Staged(
+            b"", self._objects.put(content, identity=self._within + name, folder=folder), large
+        )
+
+    def insert(
+        self, name: str, staged: Staged, connection: Connection, *, replace: bool = False
+    ) -> None:
+        """Store what was staged; what it takes the place of, or what came second, is deleted."""
         row = {"study": self._row.name, "name": self._within + name}
-        data = None if large else content
-        stored = _insert_new(connection, blobs, {**row, "data": data})
+        values = {"data": None if staged.large else staged.content, "place": staged.place}
+        stored = _insert_new(connection, blobs, {**row, **values})
         if replace and not stored:
-            connection.execute(sa.update(blobs).where(*self._mine(name)).values(data=data))
+            before = sa.select(blobs.c.place).where(*self._mine(name))
+            old = connection.execute(before).scalar_one()
+            connection.execute(sa.update(blobs).where(*self._mine(name)).values(values))
+            self._drop(old)
             stored = True
-        if stored and large:
-            write_file(self.folder / name, content)
+        if not stored:
+            self._drop(staged.place)
+        elif staged.large and staged.place is None:
+            write_file(self.folder / name, staged.content)
+
+    def discard(self, name: str, staged: Staged) -> None:
+        """Delete what was staged and came second; not what came first after all, and was asked twice."""
+        place = sa.select(blobs.c.place).where(*self._mine(name))
+        with self._storage.read() as connection:
+            stands = connection.execute(place).scalar_one_or_none()
+        if staged.place != stands:
+            self._drop(staged.place)
+
+    def _drop(self, place: str | None) -> None:
+        if place is not None and self._objects is not None:
+            self._objects.remove(place)
 
     def get(self, name: str) -> bytes | None:
         """Return a result, ``None`` if there is none.
 
         Raises:
-            PrivTuneError: If it is a large one, and its file is not to be reached from here.
+            DamagedResultError: If its object is not what was stored.
+            PrivTuneError: If it is a large one, and its file or object is not to be reached from here.
         """
+        query = sa.select(blobs.c.data, blobs.c.place).where(*self._mine(name))
         with self._storage.read() as connection:
-            row = connection.execute(sa.select(blobs.c.data).where(*self._mine(name))).first()
+            row = connection.execute(query).first()
         if row is None:
             return None
         if row.data is not None:
             return bytes(row.data)
+        if row.place is not None and self._objects is not None:
+            return self._objects.get(row.place, identity=self._within + name)
         try:
             return (self.folder / name).read_bytes()
         except FileNotFoundError:
@@ -287,6 +355,21 @@ class Results:
                 f"{self.folder}. Work where that folder is, or say where its files are: "
                 "PRIVTUNE_ARTIFACTS=FOLDER."
             ) from None
+
+    def find(self, name: str) -> bytes | None:
+        """Return a result, ``None`` if there is none, or if its object was lost: then there is none."""
+        try:
+            return self.get(name)
+        except DamagedResultError:
+            with self._storage.write() as connection:
+                self.lose(name, connection)
+            return None
+
+    def lose(self, name: str, connection: Connection) -> None:
+        """Forget a result whose object turned out to be damaged."""
+        place = sa.select(blobs.c.place).where(*self._mine(name))
+        self._drop(connection.execute(place).scalar_one_or_none())
+        connection.execute(sa.delete(blobs).where(*self._mine(name)))
 
     def adopt(self, pattern: str) -> None:
         """Store what versions before kept in files beside the rows, as results of their names."""
@@ -304,6 +387,13 @@ class Results:
         """Delete the results in this folder, and the folder: whole, a worker may have left a part."""
         connection.execute(sa.delete(blobs).where(*self._all()))
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._objects is not None:
+            self._objects.remove_all(self._object_folder)
+
+    @property
+    def _object_folder(self) -> str:
+        """A folder of objects for each of results; a store need not know the names of arms."""
+        return hashlib.sha256(self._within.encode()).hexdigest()[:16]
 
     def _mine(self, name: str) -> tuple[sa.ColumnElement[bool], ...]:
         return blobs.c.study == self._row.name, blobs.c.name == self._within + name

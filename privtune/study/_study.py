@@ -116,6 +116,7 @@ class Study:
         *,
         executor: str | Mapping[str, Any] | None = None,
         n_jobs: int = 1,
+        device: str | None = None,
         stack: int | Literal["auto"] | None = None,
         non_private: bool = False,
     ) -> tuple[Release, ...]:
@@ -130,6 +131,9 @@ class Study:
                 storage), ``ray`` or ``slurm`` (with options: ``{"type": "ray", "gpus": 0.5}``); what
                 the spec or ``n_jobs`` says unless given. It changes no result.
             n_jobs: Worker processes for the rounds of selections; 1 trains whole stacks here.
+            device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; what the spec says unless given.
+                Processes on CUDA take the GPUs in turn, one each, unless ``gpus`` of the executor
+                says more or a fraction.
             stack: How many candidates to train in one pass, or ``"auto"``; what the spec says
                 unless given. It changes no result.
             non_private: Whether arms without any guarantee may run.
@@ -149,6 +153,7 @@ class Study:
             self._life,
             observer or self.observer,
             executor=Executor.of(executor or self.spec.executor, n_jobs),
+            device=device,
             stack=stack,
             non_private=non_private,
         )

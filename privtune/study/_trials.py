@@ -8,16 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import optuna
 
-from privtune.errors import PrivTuneError
 from privtune.ledger.failures import translated
-from privtune.ledger.storage import NO_DRIVER, SecureConnection, checked_url, create_database
-from privtune.ledger.urls import masked_url
+from privtune.ledger.storage import Storage
 from privtune.study._shown import INDEX, ShownTrials
 
 if TYPE_CHECKING:
@@ -34,15 +32,12 @@ class StudyTrials:
     """The trials of one study.
 
     Args:
-        url: URL of the database.
+        storage: The ledger's: what Optuna writes takes its turn like what the ledger does.
         study: The study's name.
-
-    Raises:
-        PrivTuneError: If there is no such database.
     """
 
-    def __init__(self, url: str, study: str) -> None:
-        self._url, self._study = checked_url(url), study
+    def __init__(self, storage: Storage, study: str) -> None:
+        self._home, self._study = storage, study
 
     def record(self, arm: str, *, space: SearchSpace, results: Sequence[TrialResult]) -> None:
         """Record the trials of a finished round, for the curator's tools. A row is written once.
@@ -50,7 +45,11 @@ class StudyTrials:
         Parameters outside of the space, as an objective suggests them, become user attributes: their
         distributions may differ from trial to trial, which Optuna refuses.
         """
-        study = self._open(arm)
+        with self._home.lend():
+            self._record(self._open(arm), space, results)
+
+    @staticmethod
+    def _record(study: optuna.Study, space: SearchSpace, results: Sequence[TrialResult]) -> None:
         there = {t.user_attrs.get(INDEX) for t in study.get_trials(deepcopy=False)}
         for result in results:
             if result.index in there:
@@ -80,20 +79,22 @@ class StudyTrials:
             arm: The arm.
             results: Keep what running trials were given; inside the trust boundary.
         """
-        with _quiet():
-            return ShownTrials(self._open(arm), results)
+        with self._home.lend():
+            study = self._open(arm)
+        return ShownTrials(study, results, self._home.lend)
 
     def of(self, arm: str) -> list[optuna.trial.FrozenTrial]:
         """Return the sealed trials of an arm. For the curator alone."""
-        return self._open(arm).get_trials()
+        with self._home.lend():
+            study = self._open(arm)
+        return study.get_trials()
 
     def delete(self, arms: Sequence[str]) -> None:
         """Delete the trials of arms."""
         for name in (*(f"{self._study}/{arm}" for arm in arms), self._study):
-            try:
+            # No trial may ever have been kept; the last name is of older stores.
+            with self._home.lend(), suppress(KeyError):
                 optuna.delete_study(study_name=name, storage=self._storage)
-            except KeyError:  # no trial was ever kept; the last name is of older stores
-                continue
 
     def close(self) -> None:
         """Close the connections."""
@@ -113,16 +114,9 @@ class StudyTrials:
     @cached_property
     def _database(self) -> optuna.storages.RDBStorage:
         # Opened when trials are read or kept: a study that is only looked at needs none of it.
-        url = self._url.render_as_string(hide_password=False)
-        options: dict[str, Any] = {}
-        if self._url.get_backend_name() == "sqlite":
-            options = {"connect_args": {"timeout": 60, "factory": SecureConnection}}
-        create_database(self._url)
-        try:
-            with translated(masked_url(url)):
-                return optuna.storages.RDBStorage(url, engine_kwargs=options)
-        except ImportError as error:
-            raise PrivTuneError(NO_DRIVER) from error
+        url = self._home.url.render_as_string(hide_password=False)
+        with translated(self._home.safe_url):
+            return optuna.storages.RDBStorage(url, engine_kwargs=self._home.options_for_others)
 
     @cached_property
     def _storage(self) -> optuna.storages.BaseStorage:

@@ -33,6 +33,7 @@ from privtune.ledger import (
     Ledger,
     export_certificate,
 )
+from privtune.ledger.admission import DRIFT
 from privtune.ledger.chain import Kind
 from privtune.ledger.rounds import forget_secret
 from privtune.strategies import Outcome, Plan, Release
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
+    from privtune.training.mechanism.scoring import Measured
 
 __all__ = [
     "Life",
@@ -60,6 +62,9 @@ __all__ = [
     "carry_on",
     "new_arm",
 ]
+
+
+_LAST_DIGITS = 1e-9  # by which a number of a plan may differ for being computed in another order
 
 
 class StudyBusyError(PrivTuneError):
@@ -96,8 +101,12 @@ class Trainer(Protocol):
         """Return the arm's strategy and its round; may touch the data, for the arm has started."""
         ...
 
-    def finish(self, outcome: Outcome) -> tuple[Outcome, Mapping[str, float]]:
-        """Return the outcome as it is to be stored, and its metrics on public splits."""
+    def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
+        """Return the outcome as it is to be stored, and its metrics on the test split."""
+        ...
+
+    def machine(self) -> Mapping[str, str]:
+        """Return what the arm was computed on: device and versions."""
         ...
 
 
@@ -127,7 +136,7 @@ class Life:
             raise
         self.folder = self._row.folder
         self.budget = self.spec.budget.name
-        self.trials = StudyTrials(url, name)
+        self.trials = StudyTrials(self.ledger.log.storage, name)
         self._results = Results(self.ledger.log.storage, self._row)
 
     def close(self) -> None:
@@ -200,6 +209,10 @@ class Life:
     def released(self, arm: str) -> Results:
         """Return the results of an arm that are released."""
         return self._results.within(arm)
+
+    def check_results(self) -> None:
+        """Try where large results go, before anything is charged."""
+        self._results.check()
 
     def seal(self, plan: Plan, *, rehearsal: bool = False) -> AbstractContextManager[None]:
         """Return the seal for code that an arm runs; none for an arm whose trials are paid for."""
@@ -284,11 +297,17 @@ class Life:
         outcome: Outcome,
         *,
         seconds: float | None,
-        utility: Mapping[str, float],
+        utility: Mapping[str, Measured],
+        machine: Mapping[str, str],
     ) -> None:
         """Store what an arm releases, the first time: started → trained."""
         document, files = make_release(
-            plan, outcome, guarantee=self.guarantee(plan), seconds=seconds, utility=utility
+            plan,
+            outcome,
+            guarantee=self.guarantee(plan),
+            seconds=seconds,
+            utility=utility,
+            machine=machine,
         )
         results = self.released(plan.arm)
 
@@ -360,10 +379,18 @@ class Life:
         """Return what stopped an arm, the latest last: ``time`` and ``traceback``."""
         return self._store.failures(self.name, arm)
 
-    def check_plan(self, plan: Plan) -> None:
-        """Refuse an arm of a name that exists with another plan."""
-        if (arm := self.arms().get(plan.arm)) is not None:
+    def planned(self, plan: Plan) -> Plan:
+        """Return the plan that an arm of this name exists with, which runs; or this one.
+
+        Raises:
+            PrivTuneError: If it is another one. One that an earlier version planned, whose accounts
+                ask for a little more or less noise, is the same: it runs as it was charged.
+        """
+        if (arm := self.arms().get(plan.arm)) is None:
+            return plan
+        if not _alike(plan.to_dict(), arm.plan.to_dict()):
             self._check_same(plan, arm.plan)
+        return arm.plan
 
     def _check_same(self, plan: Plan, there: Plan) -> None:
         if there.digest() != plan.digest():
@@ -382,6 +409,21 @@ class Life:
 
     def _log(self, plan: Plan) -> Path:
         return self.folder / "sealed" / f"{plan.arm}.log"
+
+
+def _alike(one: object, other: object, drift: float = _LAST_DIGITS) -> bool:
+    """Return whether two plans differ in noise alone, and there by what versions differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(
+            _alike(value, other[name], DRIFT if "noise" in name else drift)
+            for name, value in one.items()
+        )
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_alike(a, b, drift) for a, b in pairs)
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=drift)
+    return type(one) is type(other) and one == other
 
 
 def new_arm(spec: StudySpec, uid: str, plan: Plan) -> Arm:
@@ -414,6 +456,7 @@ def carry_on(
     Returns:
         One release an arm.
     """
+    life.check_results()
     seconds: dict[str, float | None] = {}
     for plan in plans:
         if life.stage(plan) in (Stage.PLANNED, Stage.CHARGED, Stage.STARTED):
@@ -443,8 +486,8 @@ def _train(
             outcome = strategy.run(plan, trials)
             if not plan.is_sealed:
                 seconds = time.perf_counter() - started
-            outcome, utility = trainer.finish(outcome)
+            outcome, utility = trainer.finish(plan, outcome)
     except BaseException:
         observer.arm_failed(plan)
         raise
-    life.keep(plan, outcome, seconds=seconds, utility=utility)
+    life.keep(plan, outcome, seconds=seconds, utility=utility, machine=trainer.machine())

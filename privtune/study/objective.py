@@ -21,6 +21,7 @@ from privtune.strategies import (
     InRun,
     Plan,
     PlanningContext,
+    Scoring,
     Strategy,
     TrainingPlan,
     TrialResult,
@@ -97,7 +98,7 @@ def plan_objective(
         adjacency=budget.adjacency,
         define_by_run=True,
         noise=NoiseOptions.of(noise),
-        **({} if validation is None else {"scoring": validation.scoring}),
+        scoring=Scoring() if validation is None else validation.scoring,
     )
     plan = plan_arm(strategy, context, epsilon=epsilon)
     return replace(plan, details={**plan.details, "records": training.records})

@@ -26,9 +26,10 @@ from privtune.execution.executor import Executor
 from privtune.ledger import RECORD, Budget, check_unit
 from privtune.names import check_name
 from privtune.spaces import SearchSpace
-from privtune.strategies import PlanningContext, Scoring, Strategy, make_strategy
+from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy
+from privtune.study._objects import check_address
 from privtune.tasks import Task, get_task
-from privtune.training.engine.compute import Compute, require_compiler
+from privtune.training.engine.compute import Compute, check_device, require_compiler
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 
@@ -132,16 +133,19 @@ class StudySpec(BaseModel):
         budget: The budget it draws on.
         space: Optuna's distributions, by hyperparameter.
         arms: At least one, unless the study is open.
+        report: One final score of every arm on the test split: metric, ``epsilon_share``, ....
         scoring: How trials are scored: ``metric``, ``mechanism``, ``bound``.
         epochs: Expected passes over the training data of one training.
         expected_batch_size: Expected records in one Poisson sample.
         epsilon: What all arms together may cost; the whole budget unless given.
-        device: ``auto``, ``cpu`` or ``cuda``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         stack: How many candidates to train at once, or ``auto``.
         noise: Where noise comes from and how it is treated: ``secure``, or ``source`` and
             ``floating_point``.
         compile: Whether to compile the training: for long studies of small models.
         executor: Who trains the rounds of selections, as in ``Study.run``.
+        artifacts: Absolute URL of an object store for large results, as fsspec takes it
+            (``s3://bucket/folder``); files beside the database unless given.
         seed: Makes the study reproducible, and its guarantee void against whoever knows the seed.
 
     Example:
@@ -181,21 +185,42 @@ class StudySpec(BaseModel):
     space: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     arms: tuple[ArmSpec, ...] = ()
     scoring: Mapping[str, Any] = Field(default_factory=dict)
+    report: Mapping[str, Any] | None = None
     epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     expected_batch_size: int | None = Field(default=None, ge=1)
     epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = "auto"
     stack: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     compile: bool = False
     executor: str | Mapping[str, Any] | None = None
     noise: str | Mapping[str, Any] | None = None
+    artifacts: str | None = None
     seed: int | None = Field(default=None, ge=0, lt=2**256)
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, device: str) -> str:
+        try:
+            return check_device(device, here=False)
+        except InvalidInputError as error:
+            raise ValueError(f"{error.allowed}, not {device!r}") from None
 
     @field_validator("noise")
     @classmethod
     def _noise(cls, noise: Any) -> Any:
         NoiseOptions.of(noise)
         return noise
+
+    @field_validator("artifacts")
+    @classmethod
+    def _artifacts(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is None or info.context == _STORED:
+            return url  # another machine may lack what opens it, and need not open it
+        try:
+            return check_address(url)
+        except InvalidInputError as error:
+            remedy = f". {error.remedy[:-1]}" if error.remedy else ""
+            raise ValueError(f"{error.allowed}, not {error.value!r}{remedy}") from None
 
     @field_validator("executor")
     @classmethod
@@ -290,7 +315,11 @@ class StudySpec(BaseModel):
         """What the task is called, for people."""
         if self.task is None:
             return "an objective of one's own"
-        return self.task if isinstance(self.task, str) else str(self.task.get("path", "a table"))
+        if isinstance(self.task, str):
+            return self.task
+        if self.task.get("type") == "fine-tuning":
+            return f"{self.task.get('task')}, {self.task.get('trainable', 'all')}"
+        return str(self.task.get("path", "a table"))
 
     @property
     def weakened(self) -> str:
@@ -349,6 +378,7 @@ class StudySpec(BaseModel):
             delta=self.budget.delta,
             adjacency=self.budget.adjacency,
             scoring=Scoring.from_dict(self.scoring),
+            report=None if self.report is None else Reporting.from_dict(self.report),
             noise=NoiseOptions.of(self.noise),
         )
 

@@ -20,6 +20,7 @@ from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.study.rehearsal import REHEARSED_STEPS, made_up
 from privtune.training.mechanism.streams import Streams
+from privtune.training.methods._rate_schedule import SEARCHED
 
 if TYPE_CHECKING:
     import torch
@@ -252,7 +253,7 @@ class Trial:
             data,
             schedule=self._training.schedule,
             method=method,
-            candidate=self._hyperparameters(method, parameters or {}) if own else None,
+            candidate=self._hyperparameters(method, parameters or {}, own=own),
             optimizer=optimizer,
             clipping=None if own else clipping_of(method, max_grad_norm),
             secret=self._streams.key("training"),
@@ -411,10 +412,19 @@ class Trial:
             bare is not None and getattr(model, "_module", model) is bare
         )
 
-    def _hyperparameters(self, method: Method[Any], given: Mapping[str, float]) -> dict[str, float]:
-        """Collect what a method leaves open: given, fixed by the arm, or suggested."""
+    def _hyperparameters(
+        self, method: Method[Any], given: Mapping[str, Any], *, own: bool
+    ) -> dict[str, Any]:
+        """Collect what a method leaves open: given, fixed by the arm, or suggested.
+
+        A schedule is not suggested under its name alone: a loop may mean something else by it.
+        """
+        fixed = {**self._plan.params, **given}
+        schedule = {name: fixed[name] for name in SEARCHED if name in fixed}
+        if not own:
+            return schedule
         known = {**self.params, **self._plan.params, **self._given, **given}
-        if extra := sorted(set(given) - set(method.parameters)):
+        if extra := sorted(set(given) - {*method.parameters, *SEARCHED}):
             raise InvalidInputError(
                 "parameters",
                 extra,
@@ -428,7 +438,7 @@ class Trial:
                 "Suggest them under these names, or give parameters={...}; for dpsgd, an optimizer "
                 "of your own sets them.",
             )
-        return {name: known[name] for name in method.parameters}
+        return {**{name: known[name] for name in method.parameters}, **schedule}
 
     def _plan_records(self) -> int:
         """Return how many records the dataset as a whole must hold."""
@@ -514,13 +524,14 @@ def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:
     Raises:
         InvalidInputError: If the method does more than release gradients for an optimizer.
     """
-    from privtune.training.mechanism.clipping import Automatic, Flat
+    from privtune.training.mechanism.clipping import Automatic, EqualByLayer, Flat
     from privtune.training.methods import AutomaticClipping, FixedDPSGD
 
     if isinstance(method, AutomaticClipping) and not (method.momentum or method.weight_decay):
         return Automatic(method.stabilizer)
     if isinstance(method, FixedDPSGD) and not (method.momentum or method.weight_decay):
-        return Flat(max_grad_norm)
+        by_layer = method.clipping == "by-layer"
+        return EqualByLayer(max_grad_norm) if by_layer else Flat(max_grad_norm)
     raise InvalidInputError(
         "optimizer",
         "one of your own",

@@ -79,7 +79,7 @@ def objective_task(training: DPSGD, validation: Validation | None) -> Task:
         validation_records=1 if validation is None else validation.records,
         test_records=1,
         input_shape=(),
-        classes=1,
+        classes=None,
         load=nothing,
         model=nothing,  # type: ignore[arg-type]
         loss=nothing,  # type: ignore[arg-type]

@@ -11,38 +11,42 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.errors import PrivTuneError
 from privtune.execution.executor import Executor
+from privtune.execution.gpus import gpu_slots
 from privtune.execution.processes import run_in_processes
 from privtune.execution.ray import run_on_ray
 from privtune.execution.slurm import run_on_slurm
 from privtune.execution.supervise import STOPPED, wait_for
-from privtune.execution.table import make_rounds
+from privtune.execution.table import make_rounds, patiently
+from privtune.files import read_private
+from privtune.ledger import Ledger, LedgerConnectionError
 from privtune.study._round import Files, TrialFiles, work_on_rows
-from privtune.study._store import study_names
+from privtune.study._store import StudyStore
 from privtune.study.imported import ImportedObjective
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.objective import OBJECTIVE, ObjectiveFiles, rehearse
-from privtune.training.engine.compute import Compute
+from privtune.training.engine.compute import Compute, check_device
 
 if TYPE_CHECKING:
     from privtune.ledger import Rounds
     from privtune.strategies import Plan
     from privtune.tasks import Task, TaskData
 
-__all__ = ["assist", "give_out", "make_files", "serve", "work"]
+__all__ = ["assist", "give_out", "make_files", "serve", "storage_here", "work"]
 
 _POLL = 1.0
+_DIED = 1
 
 
 def give_out(
-    executor: Executor, life: Life, plan: Plan, *, stack: int | Literal["auto"]
+    executor: Executor, life: Life, plan: Plan, *, compute: Compute
 ) -> Callable[[Rounds], None] | None:
     """Return what has the rows of an arm's round worked through by others, if others shall."""
     charge = life.charge_of(plan)
@@ -51,10 +55,13 @@ def give_out(
     charge_id, before = charge.id, len(life.failures(plan.arm))
 
     def give(rounds: Rounds) -> None:
-        open_count = partial(rounds.open_count, charge_id)
+        def open_count() -> int:
+            return patiently(partial(rounds.open_count, charge_id))
+
         jobs, names = executor.jobs, (life.name, plan.arm)
         if executor.name == "external":
-            wait_for(open_count, lambda: len(life.failures(plan.arm)) > before)
+            failures = partial(life.failures, plan.arm)
+            wait_for(open_count, lambda: len(patiently(failures)) > before)
         elif executor.name == "ray":
             run_on_ray(assist, names, jobs=jobs, gpus=executor.gpus, open_count=open_count)
         elif executor.name == "slurm":
@@ -63,8 +70,9 @@ def give_out(
                 assist, names, jobs=jobs, folder=folder, options=options, open_count=open_count
             )
         else:
-            args = (life.url, life.name, plan.arm, charge_id, jobs, stack)
-            run_in_processes(work, args, jobs=jobs, open_count=open_count)
+            slots = gpu_slots(jobs, gpus=executor.gpus, device=compute.device)
+            args = (life.url, *names, jobs, compute.stack, compute.device)
+            run_in_processes(work, args, jobs=jobs, open_count=open_count, gpus=slots)
 
     return give
 
@@ -88,20 +96,12 @@ def work(  # noqa: PLR0917 (a process is given them by position)
     url: str,
     study: str,
     arm: str,
-    charge_id: str,
     jobs: int,
     stack: int | Literal["auto"],
+    device: str,
 ) -> None:
-    """Work through an arm's rows beside ``jobs - 1`` others. Runs in a process of its own.
-
-    What raises is kept for the curator, and ends the process without a word on standard error.
-    """
-    with closing(Life(study, url)) as life:
-        try:
-            _work(life, arm, charge_id=charge_id, workers=jobs, stack=stack)
-        except Exception as error:
-            life.record_failure(arm, error)
-            sys.exit(STOPPED)
+    """Work through an arm's rows beside ``jobs - 1`` others, as a process of its own."""
+    sys.exit(_assist(study, arm, url=url, workers=jobs, stack=stack, device=device))
 
 
 def assist(study: str, arm: str) -> int:
@@ -111,13 +111,20 @@ def assist(study: str, arm: str) -> int:
     they show.
 
     Returns:
-        0, or ``STOPPED`` after an error, which is kept for the curator.
+        0; ``STOPPED`` after an error, which is kept for the curator; another number if the database
+        stayed away.
     """
+    return _assist(study, arm)
+
+
+def _assist(study: str, arm: str, *, url: str | None = None, **how: Any) -> int:
     try:
-        with closing(Life(study, _storage())) as life:
+        with closing(Life(study, url or storage_here())) as life:
             try:
                 for plan, charge_id in _open_rounds(life, arm):
-                    _work(life, plan.arm, charge_id=charge_id, workers=1, stack=None)
+                    _work(life, plan.arm, charge_id=charge_id, **how)
+            except LedgerConnectionError:
+                return _DIED  # no fault of the program's: whoever comes next finds the same rows
             except Exception as error:
                 life.record_failure(arm, error)
                 return STOPPED
@@ -126,13 +133,16 @@ def assist(study: str, arm: str) -> int:
     return 0
 
 
-def _storage() -> str:
-    """Return the URL of the storage, as this machine has it."""
+def storage_here() -> str:
+    """Return the URL of the storage, as this machine has it.
+
+    Raises:
+        PrivTuneError: If it has none, or others may read the file that holds it.
+    """
     if url := os.environ.get("PRIVTUNE_STORAGE"):
         return url
-    path = Path(os.environ.get("PRIVTUNE_STORAGE_FILE", ""))
-    if path.is_file() and not path.stat().st_mode & 0o077:
-        return path.read_text(encoding="utf-8").strip()
+    if file := os.environ.get("PRIVTUNE_STORAGE_FILE"):
+        return read_private(Path(file)).decode(errors="replace").strip()
     raise PrivTuneError(
         "A worker finds no storage: set PRIVTUNE_STORAGE on its machine, or PRIVTUNE_STORAGE_FILE to a "
         "file that only its owner can read."
@@ -164,31 +174,64 @@ def serve(
         How many rows were run. Sealed: it tells of the number of runs.
 
     Raises:
+        InvalidInputError: If there is no such device here.
         PrivTuneError: If a training was stopped by an error, which is kept for the curator.
     """
+    if device is not None:
+        check_device(device)
     count, idle = 0, time.monotonic()
-    while True:
-        names = study_names(url) if study is None else [study]
-        before = count
-        for name in names:
-            with closing(Life(name, url)) as life:
-                for plan, charge_id in _open_rounds(life, arm):
-                    count += _serve(
-                        life,
-                        plan,
-                        charge_id,
-                        device=device,
-                        stack=stack,
-                        most=None if most is None else most - count,
-                    )
-                    if most is not None and count >= most:
-                        return count
-        if count > before:
-            idle = time.monotonic()
-        elif time.monotonic() - idle >= idle_exit:
-            return count
-        else:
-            time.sleep(_POLL)
+    with ExitStack() as opened:
+        studies = _Studies(url, study, opened)
+        while True:
+            before = count
+            try:
+                for life in patiently(studies.at_work):
+                    for plan, charge_id in _open_rounds(life, arm):
+                        left = None if most is None else most - count
+                        count += _serve(
+                            life, plan, charge_id, device=device, stack=stack, most=left
+                        )
+                        if most is not None and count >= most:
+                            return count
+            except LedgerConnectionError:
+                if time.monotonic() - idle >= idle_exit:
+                    raise
+                continue  # the database was restarted: ask again, which waits
+            if count > before:
+                idle = time.monotonic()
+            elif time.monotonic() - idle >= idle_exit:
+                return count
+            else:
+                time.sleep(_POLL)
+
+
+class _Studies:
+    """The studies of a storage, each opened once, when one of its rounds has work."""
+
+    def __init__(self, url: str, only: str | None, opened: ExitStack) -> None:
+        self._url, self._only, self._opened = url, only, opened
+        self._ledger = opened.enter_context(Ledger(url))
+        self._rounds = make_rounds(self._ledger)
+        self._store = StudyStore(self._ledger.log.storage)
+        self._lives: dict[str, Life] = {}
+        if only is not None:
+            self._store.study(only)  # says that there is none
+
+    def at_work(self) -> list[Life]:
+        """Return the studies that may hold an open round; none at the price of one question."""
+        if not self._rounds.open_charges():
+            return []
+        return [
+            self._life(name, uid)
+            for name, uid in self._store.uids().items()
+            if self._only in {None, name}
+        ]
+
+    def _life(self, name: str, uid: str) -> Life:
+        # One that was deleted and made again is another.
+        if uid not in self._lives:
+            self._lives[uid] = self._opened.enter_context(closing(Life(name, self._url)))
+        return self._lives[uid]
 
 
 def _open_rounds(life: Life, arm: str | None) -> Iterator[tuple[Plan, str]]:
@@ -214,9 +257,7 @@ def _serve(
     most: int | None,
 ) -> int:
     try:
-        return _work(
-            life, plan.arm, charge_id=charge_id, workers=1, stack=stack, device=device, most=most
-        )
+        return _work(life, plan.arm, charge_id=charge_id, stack=stack, device=device, most=most)
     except PrivTuneError:
         raise  # says enough, and stops this worker alone
     except Exception as error:
@@ -233,8 +274,8 @@ def _work(
     arm: str,
     *,
     charge_id: str,
-    workers: int,
-    stack: int | Literal["auto"] | None,
+    workers: int = 1,
+    stack: int | Literal["auto"] | None = None,
     device: str | None = None,
     most: int | None = None,
 ) -> int:

@@ -1,17 +1,24 @@
 """Tasks: what a study works on. Importing this package does not import torch."""
 
-from privtune.tasks._facts import PublicFacts
+from privtune.tasks._facts import PRETRAINED, TRAINED, PublicFacts
+from privtune.tasks._fine_tuning import fine_tuned
 from privtune.tasks._partition import Sizes, split
 from privtune.tasks._registry import TASKS, get_task
 from privtune.tasks._task import Task, TaskData, TaskDataError
+from privtune.tasks._units import by_unit, unit_records
 
 __all__ = [
+    "PRETRAINED",
     "TASKS",
+    "TRAINED",
     "PublicFacts",
     "Sizes",
     "Task",
     "TaskData",
     "TaskDataError",
+    "by_unit",
+    "fine_tuned",
     "get_task",
     "split",
+    "unit_records",
 ]

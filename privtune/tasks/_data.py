@@ -31,6 +31,7 @@ def logistic(
     load: Callable[[], TaskData],
     bounds: Mapping[str, tuple[float, float]],
     partition: str = "content",
+    check: Callable[[], object] = lambda: None,
 ) -> Task:
     """Return a task of multinomial logistic regression from zero weights."""
 
@@ -56,4 +57,5 @@ def logistic(
         public_test=True,
         partition=partition,
         bounds=bounds,
+        check=check,
     )

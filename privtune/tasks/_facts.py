@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["PARTITIONS", "PublicFacts"]
+__all__ = ["PARTITIONS", "PRETRAINED", "TRAINED", "PublicFacts"]
+
+PRETRAINED, TRAINED = "pretrained weights", "trained part"
+"""Names of the facts of a fine-tuning."""
 
 _EXPECTED = "declared numbers of them are expectations, the true ones are sealed"
 PARTITIONS: Mapping[str, str] = {
@@ -15,6 +18,8 @@ PARTITIONS: Mapping[str, str] = {
     "id": f"private records by a keyed hash of their ids: {_EXPECTED}",
 }
 """How records come into splits, in words."""
+
+_BY_UNIT = f"each unit is in one of them alone: {_EXPECTED}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,11 @@ class PublicFacts:
         input_shape: Shape of an input; None where it is not declared.
         classes: Number of classes, or all their names; None where they are not declared.
         bounds: By feature, the bounds that it is clipped to or known to keep.
+        pretrained: The weights that training starts from, with their digest; None without.
+        trainable: Which part of the model is trained.
+        values: By feature that is no number, what it can be, in words.
+        target_range: For a regression, the range that targets are clipped to.
+        unit: What one record is all rows of, and how many at most; empty where it is a row.
 
     Example:
         >>> facts = PublicFacts(train_records=60_000, classes=10, bounds={"age": (0.0, 120.0)})
@@ -47,25 +57,40 @@ class PublicFacts:
     input_shape: tuple[int, ...] | None = None
     classes: int | tuple[Any, ...] | None = None
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    pretrained: str | None = None
+    trainable: str = "all"
+    values: Mapping[str, str] = field(default_factory=dict)
+    target_range: tuple[float, float] | None = None
+    unit: str = ""
 
     def to_dict(self) -> dict[str, str]:
         """Return names and values as people read them, in order."""
         facts = {"training records": f"{self.train_records:,}, private"}
+        if self.unit:
+            facts["a record"] = f"all rows of one {self.unit} of them"
         for name, records, public in (
             ("validation records", self.validation_records, self.public_validation),
             ("test records", self.test_records, self.public_test),
         ):
             if records is not None:
                 facts[name] = f"{records:,}, {'all of it public' if public else 'private'}"
-        facts["splits"] = PARTITIONS[self.partition]
+        facts["splits"] = _BY_UNIT if self.unit else PARTITIONS[self.partition]
         if self.input_shape is not None:
             facts["shape of an input"] = " x ".join(map(str, self.input_shape)) or "a number"
         if isinstance(self.classes, int):
             facts["classes"] = str(self.classes)
         elif self.classes is not None:
             facts["classes"] = ", ".join(map(str, self.classes))
+        if self.target_range is not None:
+            facts["target"] = "a number in [{:g}, {:g}]".format(*self.target_range)
         if self.bounds:
             facts["bounds"] = ", ".join(
                 f"{name} [{low:g}, {high:g}]" for name, (low, high) in self.bounds.items()
             )
+        if self.pretrained is not None:
+            facts[PRETRAINED] = f"{self.pretrained}; what they were trained on is assumed public"
+        if self.trainable != "all":
+            facts[TRAINED] = self.trainable
+        if self.values:
+            facts["values"] = "; ".join(f"{name}: {words}" for name, words in self.values.items())
         return facts

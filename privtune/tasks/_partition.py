@@ -110,18 +110,25 @@ def _contents(x: Any, y: Any) -> Iterator[bytes]:
 
 
 def split(
-    x: Any, y: Any, sizes: Sizes, *, ids: Sequence[str] | None = None, key: str = KEY
+    x: Any,
+    y: Any,
+    sizes: Sizes,
+    *,
+    ids: Sequence[str] | None = None,
+    key: str = KEY,
+    numbers: bool = False,
 ) -> TaskData:
     """Split records into training, validation and test records by a keyed hash.
 
     Args:
         x: Inputs, shape ``[N, ...]``, scaled by public constants.
-        y: Class numbers, shape ``[N]``.
+        y: Class numbers, or the targets of a regression, shape ``[N]``.
         sizes: What each split is expected to hold; every record falls into one of them in
             proportion. N itself is not checked: it is private.
         ids: What each record is known by; records of one id share a split. None to go by content;
             records of equal content then share one.
         key: The public key of the hash.
+        numbers: Whether targets are those of a regression, not classes.
 
     Returns:
         The splits, whose true sizes are sealed.
@@ -144,7 +151,7 @@ def split(
     drawn = places(x, y, (sizes.train, sizes.validation, sizes.test), ids=ids, key=key)
     data = TensorData(
         torch.as_tensor(np.asarray(x), dtype=torch.float32),
-        torch.as_tensor(np.asarray(y), dtype=torch.int64),
+        torch.as_tensor(np.asarray(y), dtype=torch.float32 if numbers else torch.int64),
         sealed_size=True,
     )
     train, validation, test = (_part(data, drawn, number) for number in range(3))

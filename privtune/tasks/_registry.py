@@ -7,6 +7,7 @@ from typing import Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import find_function
+from privtune.tasks._fine_tuning import from_spec
 from privtune.tasks._task import Task
 from privtune.tasks.digits import digits_cnn, digits_mlp
 from privtune.tasks.mnist import mnist_cnn, mnist_logistic, mnist_mlp
@@ -33,7 +34,8 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
 
     Args:
         name: A built-in name; ``package.module:factory`` where the factory takes no arguments and
-            returns a :class:`Task`; or a table: ``{type: tabular, path: ..., ...}``.
+            returns a :class:`Task`; a table: ``{type: tabular, path: ..., ...}``; or one of these
+            with public weights: ``{type: fine-tuning, task: ..., trainable: head, ...}``.
 
     Returns:
         The task; its data has not been touched.
@@ -50,8 +52,10 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
         privtune.errors.InvalidInputError: task = 'digits': must be one of ...
     """
     if isinstance(name, Mapping):
+        if name.get("type") == "fine-tuning":
+            return from_spec(name, get_task)
         if name.get("type") != "tabular":
-            raise InvalidInputError("task.type", name.get("type"), "must be tabular")
+            raise InvalidInputError("task.type", name.get("type"), "must be tabular or fine-tuning")
         return tabular(name)
     if name in TASKS:
         return TASKS[name]()

@@ -55,10 +55,11 @@ class Task:
         validation_records: Number of validation records, declared public: scores divide by it.
         test_records: Number of test records, declared public.
         input_shape: Shape of one input record.
-        classes: Number of classes.
+        classes: Number of classes; None for a regression.
         load: Reads the data. May take time, may fail; is never called while planning.
         model: Builds a freshly initialised module; called under a seeded generator.
-        loss: Per-sample loss: ``(outputs [B, classes], targets [B]) -> [B]``.
+        loss: Per-sample loss: ``(outputs [B, classes], targets [B]) -> [B]``; outputs of a
+            regression are ``[B, 1]``.
         public_test: Whether the test split is declared public. If not, no test metric is shown.
         public_validation: Whether the validation split is declared public. If not, every score
             on it is noised and charged.
@@ -67,9 +68,16 @@ class Task:
             ``content`` or ``id``: by :func:`privtune.tasks.split`, so that the declared numbers are
             expectations, and the true ones are sealed.
         bounds: By feature, the public bounds that ``load`` scales by.
+        values: By feature that is no number, what it can be, in words.
         class_names: All values of the target, if they have names.
+        pretrained: Where public weights come from, and their digest; None without.
+        trainable: Which part of the model is trained.
+        target_range: For a regression the public range ``(low, high)`` that its targets, of type
+            float, lie in; None for classes.
         check: Called before anything is charged: raises ``TaskDataError`` where what holds the data
             is not as declared, its records apart. Must not depend on a value of a record.
+        unit: What one record is all rows of, as :func:`privtune.tasks.by_unit` makes them; empty where
+            a record is a row.
 
     Raises:
         InvalidInputError: If a size is below 1, or the partition is unknown.
@@ -90,7 +98,7 @@ class Task:
     validation_records: int
     test_records: int
     input_shape: tuple[int, ...]
-    classes: int
+    classes: int | None
     load: Callable[[], TaskData]
     model: Callable[[], torch.nn.Module]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -98,8 +106,13 @@ class Task:
     public_validation: bool = False
     partition: str = "fixed"
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
     class_names: tuple[Any, ...] | None = None
-    check: Callable[[], None] = lambda: None
+    pretrained: str | None = None
+    trainable: str = "all"
+    target_range: tuple[float, float] | None = None
+    check: Callable[[], object] = lambda: None
+    unit: str = ""
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:
@@ -107,7 +120,7 @@ class Task:
                 "partition", self.partition, f"must be one of {', '.join(PARTITIONS)}"
             )
         for name in ("train_records", "validation_records", "test_records", "classes"):
-            if getattr(self, name) < 1:
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise InvalidInputError(
                     name, getattr(self, name), f"task {self.name!r} must declare at least 1"
                 )
@@ -125,6 +138,11 @@ class Task:
             input_shape=self.input_shape,
             classes=self.class_names or self.classes,
             bounds=self.bounds,
+            pretrained=self.pretrained,
+            trainable=self.trainable,
+            values=self.values,
+            target_range=self.target_range,
+            unit=f"{self.unit}, at most {self.input_shape[0]:,}" if self.unit else "",
         )
 
     def load_checked(self) -> TaskData:

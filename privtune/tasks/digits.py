@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from privtune.imports import find_extra
 from privtune.tasks._data import classification_loss
 from privtune.tasks._partition import Sizes, split
 from privtune.tasks._task import Task, TaskData
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 __all__ = ["digits_cnn", "digits_mlp"]
 
@@ -18,17 +24,40 @@ _SIZES = Sizes(1_077, 360, 360)
 _MAX_PIXEL = 16.0  # the format's bound, not the data's maximum
 
 
-def _load() -> TaskData:
+def _file() -> Path | None:
+    """Return the library's file, which is read as it is: importing the library takes longer."""
+    found = importlib.util.find_spec("sklearn")
+    for folder in (found and found.submodule_search_locations) or ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.exists():
+            return file
+    return None
+
+
+def _check() -> None:
+    if _file() is None:
+        find_extra("sklearn.datasets", extra="demo", what="Task digits-mlp")
+
+
+def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the images, a row each, and their labels."""
+    file = _file()
+    if file is not None:
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1], table[:, -1].astype(np.int64)
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
+    return images, labels
+
+
+def _load() -> TaskData:
+    images, labels = _digits()
     return split(images / _MAX_PIXEL, labels, _SIZES)
 
 
 def _load_images() -> TaskData:
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
+    images, labels = _digits()
     return split(images.reshape(-1, 1, 8, 8) / _MAX_PIXEL, labels, _SIZES)
 
 
@@ -75,6 +104,7 @@ def digits_mlp() -> Task:
         public_test=True,
         partition="content",
         bounds={"pixels": (0.0, _MAX_PIXEL)},
+        check=_check,
     )
 
 

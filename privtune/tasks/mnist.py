@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
+from privtune.imports import find_extra
 from privtune.tasks._data import classification_loss, logistic
 from privtune.tasks._partition import Sizes, places
 from privtune.tasks._task import Task, TaskData, TaskDataError
@@ -26,31 +28,44 @@ _BOUNDS = {"pixels": (0.0, _MAX_PIXEL)}
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 
 
-def _arrays() -> tuple[Any, Any, Any, Any]:
-    """Return training and test images ``[N, 28, 28]`` and labels, as they were published."""
+def _published() -> tuple[Any, Any]:
+    """Return all images ``[70000, 784]`` and labels from OpenML, or as they were fetched before."""
+    datasets = find_extra("sklearn.datasets", extra="demo", what="MNIST without --data FILE.npz")
+    try:
+        x, y = datasets.fetch_openml("mnist_784", version=1, return_X_y=True, as_frame=False)
+    except OSError as error:
+        raise TaskDataError(
+            f"MNIST could not be fetched from OpenML ({type(error).__name__}). Give a file: "
+            "--data mnist.npz with x_train, y_train, x_test and y_test."
+        ) from error
+    return x, y
+
+
+def _file(where: str) -> tuple[Any, Any, Any, Any]:
+    """Read a file that holds what MNIST's does."""
     import numpy as np
 
-    where = os.environ.get(DATA_VARIABLE)
-    if where is None:
-        from sklearn.datasets import fetch_openml
-
-        try:
-            x, y = fetch_openml("mnist_784", version=1, return_X_y=True, as_frame=False)
-        except OSError as error:
-            raise TaskDataError(
-                f"MNIST could not be fetched from OpenML ({type(error).__name__}). Give a file: "
-                "--data mnist.npz with x_train, y_train, x_test and y_test."
-            ) from error
-        x, y = x.reshape(-1, 28, 28), y.astype(int)
-        return x[:60_000], y[:60_000], x[60_000:], y[60_000:]
     try:
-        with np.load(Path(where), allow_pickle=False) as file:
+        with Path(where).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             if missing := [name for name in _NAMES if name not in file]:
                 raise TaskDataError(f"{where} lacks {', '.join(missing)}; MNIST's file holds them.")
             x, y, x_test, y_test = (file[name] for name in _NAMES)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise TaskDataError(f"{where} cannot be read as MNIST's .npz file ({error}).") from error
+    for images, labels in ((x, y), (x_test, y_test)):
+        if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1]:
+            raise TaskDataError(f"{where} must hold images [N, 28, 28] and their labels [N].")
     return x, y, x_test, y_test
+
+
+def _arrays() -> tuple[Any, Any, Any, Any]:
+    """Return training and test images ``[N, 28, 28]`` and labels, as they were published."""
+    where = os.environ.get(DATA_VARIABLE)
+    if where is None:
+        x, y = _published()
+        x, y = x.reshape(-1, 28, 28), y.astype(int)
+        return x[:60_000], y[:60_000], x[60_000:], y[60_000:]
+    return _file(where)
 
 
 def _loader(shape: tuple[int, ...]) -> Callable[[], TaskData]:
@@ -122,6 +137,7 @@ def mnist_mlp() -> Task:
         public_test=True,
         partition="content",
         bounds=_BOUNDS,
+        check=_arrays,
     )
 
 
@@ -147,4 +163,5 @@ def mnist_logistic() -> Task:
         sizes=_SIZES,
         load=_loader((784,)),
         bounds=_BOUNDS,
+        check=_arrays,
     )

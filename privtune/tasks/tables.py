@@ -6,6 +6,9 @@ quantities; no mean, variance, minimum or maximum of the records is used.
 
 from __future__ import annotations
 
+from functools import partial
+
+from privtune.imports import find_extra
 from privtune.tasks._data import logistic
 from privtune.tasks._partition import Sizes, split
 from privtune.tasks._task import Task, TaskData
@@ -22,6 +25,7 @@ _QUANTITIES = (
     "concave points", "symmetry", "fractal dimension",
 )  # fmt: skip
 _LEAVES = ("sepal length", "sepal width", "petal length", "petal width")
+_BUNDLED = partial(find_extra, "sklearn.datasets", extra="demo", what="This task")
 _CANCER, _IRIS, _SYNTHETIC = Sizes(341, 114, 114), Sizes(90, 30, 30), Sizes(4_000, 1_000, 1_000)
 
 
@@ -67,6 +71,7 @@ def breast_cancer_logistic() -> Task:
             for kind, highs in (("mean", _NUCLEUS), ("error of", _ERRORS), ("largest", _NUCLEUS))
             for name, high in zip(_QUANTITIES, highs, strict=True)
         },
+        check=_BUNDLED,
     )
 
 
@@ -80,6 +85,7 @@ def iris_logistic() -> Task:
         sizes=_IRIS,
         load=_load_iris,
         bounds={name: (0.0, high) for name, high in zip(_LEAVES, _PETALS, strict=True)},
+        check=_BUNDLED,
     )
 
 

@@ -1,46 +1,57 @@
-"""A table of one's own, as CSV or Parquet: features scaled by public bounds."""
+"""A table of one's own, as CSV, Parquet or Arrow: features made of columns by public facts."""
 
 from __future__ import annotations
 
-import csv
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.tasks._data import logistic
+from privtune.imports import find_function
+from privtune.tasks._columns import (
+    Column,
+    Number,
+    label_of,
+    numbers_of,
+    pair_of,
+    read_columns,
+    values_of,
+)
+from privtune.tasks._data import classification_loss
+from privtune.tasks._files import open_table
 from privtune.tasks._partition import KEY, Sizes, split
 from privtune.tasks._task import Task, TaskData, TaskDataError
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
 __all__ = ["tabular"]
 
-_DATA_DEPENDENT = ("auto", "minmax", "standard", "data", "robust", "quantile")
 _FIELDS = {
-    "type", "name", "path", "target", "classes", "bounds", "train", "validation", "test", "public_test",
-    "id", "key",
+    "type", "name", "path", "target", "classes", "target_range", "bounds", "columns", "model", "hidden",
+    "class_weights", "train", "validation", "test", "public_test", "id", "key",
 }  # fmt: skip
-
-
-_LOOKED_AT = 100  # records that a CSV file's types are inferred from
-_MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})
+_HIDDEN = (64,)
 
 
 @dataclass(frozen=True)
 class _Table:
     path: str
     target: str
-    classes: tuple[Any, ...]
-    bounds: Mapping[str, tuple[float, float]]
+    classes: tuple[Any, ...] | None
+    target_range: tuple[float, float] | None
+    features: tuple[Column, ...]
     sizes: Sizes
     id: str | None
     key: str
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*self.bounds, self.target, *([] if self.id is None else [self.id]))
+        features = (column.name for column in self.features)
+        return (*features, self.target, *([] if self.id is None else [self.id]))
 
     def check(self) -> None:
         """Check what can be checked before anything is charged: the file and its header.
@@ -50,146 +61,66 @@ class _Table:
         Raises:
             TaskDataError: Without any value of a record.
         """
-        file = _open(Path(self.path))
+        file = open_table(Path(self.path))
         if missing := [c for c in self.columns if c not in file.columns]:
             raise TaskDataError(f"{self.path} lacks the declared columns {', '.join(missing)}.")
-        if text := [c for c in self.bounds if c in file.text_columns()]:
+        if twice := [c for c in self.columns if file.columns.count(c) > 1]:
+            raise TaskDataError(f"{self.path} has two columns called {', '.join(twice)}.")
+        words = file.text_columns()
+        if text := [c.name for c in self.features if isinstance(c, Number) and c.name in words]:
             raise TaskDataError(
-                f"{self.path}: task.bounds names {', '.join(text)}, which holds no numbers. Features "
-                "are numbers; leave it out of the bounds."
+                f"{self.path}: task.bounds names {', '.join(text)}, which holds no numbers. Leave it out "
+                "of the bounds, or declare it under columns as categories, ordinal or date."
+            )
+        if self.target_range is not None and self.target in words:
+            raise TaskDataError(
+                f"{self.path}: the target {self.target} holds no numbers, which a target_range asks "
+                "for. Say classes for a classification."
             )
 
     def load(self) -> TaskData:
-        """Read the records. One that is not as declared has class -1, and so contributes nothing."""
+        """Read the records. One that is not as declared has no target, and so contributes nothing."""
         import numpy as np
 
         self.check()
-        table = _open(Path(self.path)).read(self.columns)
-        features = []
-        broken = np.zeros(len(table[self.target]), dtype=bool)
-        for name, (low, high) in self.bounds.items():
-            values, unparsed = _numbers(table[name])
-            broken |= unparsed
-            # What is missing becomes the middle of the bounds: no mean of the others is used.
-            values = np.nan_to_num(np.clip(values, low, high), nan=(low + high) / 2)
-            features.append(2.0 * (values - low) / (high - low) - 1.0)
-        number = {_label(value): index for index, value in enumerate(self.classes)}
-        labels = np.array([number.get(_label(value), -1) for value in table[self.target]])
-        x, y = np.stack(features, axis=1), np.where(broken, -1, labels)
-        x[y < 0] = 0.0  # unusable rows are made alike: they share a split
+        table = open_table(Path(self.path)).read(self.columns)
+        x = np.empty(
+            (len(table[self.target]), sum(c.width for c in self.features)), dtype=np.float32
+        )
+        broken = np.zeros(len(x), dtype=bool)
+        start = 0
+        for column in self.features:
+            x[:, start : start + column.width], lost = column.encode(table.pop(column.name))
+            broken |= lost
+            start += column.width
+        y = self._targets(table[self.target])
+        y[broken] = np.nan if self.classes is None else -1
+        x[np.isnan(y) | (self.classes is not None) & (y < 0)] = 0.0  # alike: they share a split
         ids = None if self.id is None else [_id_text(value) for value in table[self.id]]
-        return split(x, y, self.sizes, ids=ids, key=self.key)
+        return split(x, y, self.sizes, ids=ids, key=self.key, numbers=self.classes is None)
 
+    def _targets(self, cells: Sequence[Any]) -> Any:
+        import numpy as np
 
-class _Csv:
-    """A CSV file of one record a line, so that no record can swallow the next ones."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with self._lines() as lines:
-            self.columns = next((_cells(line) for line in lines), [])
-
-    def _lines(self) -> TextIO:
-        return self._path.open(encoding="utf-8-sig", errors="replace")
-
-    def _records(self) -> Iterator[list[str]]:
-        with self._lines() as lines:
-            next(lines, None)
-            yield from (_cells(line) for line in lines if line.strip())
-
-    def text_columns(self) -> set[str]:
-        """Return the columns of whose first cells none is a number, though one is there."""
-        seen: set[str] = set()
-        numeric: set[str] = set()
-        for cells in itertools.islice(self._records(), _LOOKED_AT):
-            for name, cell in zip(self.columns, cells, strict=False):
-                if cell.strip().lower() not in _MISSING:
-                    seen.add(name)
-                    if _number(cell) is not None:
-                        numeric.add(name)
-        return seen - numeric
-
-    def read(self, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return columns of cells; None in all of them for a line with another number of cells."""
-        places = {name: self.columns.index(name) for name in names}
-        rows = [cells if len(cells) == len(self.columns) else None for cells in self._records()]
-        return {
-            name: [_UNREADABLE if cells is None else cells[place] for cells in rows]
-            for name, place in places.items()
-        }
-
-
-class _Parquet:
-    """A Parquet file, whose header declares the types."""
-
-    def __init__(self, path: Path) -> None:
-        from pyarrow import parquet
-
-        self._file = parquet.ParquetFile(path)
-        self.columns: list[str] = list(self._file.schema_arrow.names)
-
-    def text_columns(self) -> set[str]:
-        from pyarrow import types
-
-        known = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
-        schema = self._file.schema_arrow
-        return {f.name for f in schema if not any(is_number(f.type) for is_number in known)}
-
-    def read(self, names: Sequence[str]) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = self._file.read(columns=list(names)).to_pydict()
-        return columns
-
-
-_UNREADABLE = "\0"  # stands for what cannot be read: neither a number nor a class
-
-
-def _open(path: Path) -> _Csv | _Parquet:
-    try:
-        return _Parquet(path) if path.suffix == ".parquet" else _Csv(path)
-    except (OSError, ValueError, ImportError, csv.Error) as error:
-        raise TaskDataError(f"{path} cannot be read ({type(error).__name__}).") from None
-
-
-def _cells(line: str) -> list[str]:
-    try:
-        return next(csv.reader([line.rstrip("\r\n")]), [])
-    except csv.Error:
-        return []
-
-
-def _number(cell: Any) -> float | None:
-    try:
-        return None if isinstance(cell, str) and "_" in cell else float(cell)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _numbers(cells: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the numbers in some cells, NaN for none, and where a cell is neither number nor empty."""
-    import numpy as np
-
-    found = [_number(cell) for cell in cells]
-    missing = [cell is None or str(cell).strip().lower() in _MISSING for cell in cells]
-    values = np.array([math.nan if v is None else v for v in found], dtype=float)
-    return values, np.isnan(values) & ~np.array(missing)
-
-
-def _label(value: Any) -> float | str:
-    """Return what stands for a class, written as a number or a word, with or without blanks."""
-    text = str(value).strip()
-    if text.lower() in {"true", "false"}:
-        return text.lower()
-    number = _number(text)
-    return text if number is None or math.isnan(number) else number
+        if self.classes is not None:
+            number = {label_of(value): index for index, value in enumerate(self.classes)}
+            return np.array([number.get(label_of(cell), -1) for cell in cells], dtype=float)
+        return np.clip(numbers_of(cells)[0], *(self.target_range or ()))
 
 
 def tabular(spec: Mapping[str, Any]) -> Task:
-    """Return a task of logistic regression on a table.
+    """Return a task of a table: a classification or a regression, by a model of a few kinds.
 
     Args:
-        spec: ``path`` (CSV with one record a line, or Parquet), ``target`` (column), ``classes``
-            (every value it can have), ``bounds`` (by feature column: public ``[low, high]``; values
-            are clipped to them and scaled to [-1, 1]), ``train``, ``validation``, ``test`` (numbers
+        spec: ``path`` (CSV with one record a line, Parquet or Arrow), ``target`` (column), and either
+            ``classes`` (every value it can have) or ``target_range`` (public ``[low, high]``, which
+            targets are clipped to). Features: ``bounds`` (by numeric column: public ``[low, high]``;
+            values are clipped to them and scaled to [-1, 1]) and ``columns`` (by column ``{bounds:
+            [low, high], missing: number}``, ``{categories: [...]}``, ``{ordinal: [...], missing:
+            level}`` or ``{date: [first, last], parts: [time, month, weekday, hour]}``). ``model``:
+            ``logistic`` or ``linear`` (the same: from zero weights), ``mlp`` (with ``hidden``), or
+            ``package.module:factory``, called with the numbers of features and outputs.
+            ``class_weights`` (public, one a class). ``train``, ``validation``, ``test`` (numbers
             of records, declared public: how many each split is expected to hold; records fall into
             splits by a keyed hash, and the file's own number of records is not checked, for it is
             private), ``public_test`` (false unless said), ``id`` (column that records are known by;
@@ -198,7 +129,8 @@ def tabular(spec: Mapping[str, Any]) -> Task:
     Returns:
         The task; the file has not been opened. ``check`` looks at the file and its header before
         anything is charged. A record that is not as declared (a class that is none, a word for a
-        number) contributes nothing; a missing number counts as the middle of its bounds.
+        number) contributes nothing; a missing number counts as the declared fill, or the middle of
+        its bounds; a category that is not declared counts as "another".
 
     Raises:
         InvalidInputError: If a field is missing, unknown or outside its domain, or bounds would
@@ -206,40 +138,153 @@ def tabular(spec: Mapping[str, Any]) -> Task:
     """
     if unknown := sorted(map(str, set(spec) - _FIELDS)):
         raise InvalidInputError("task", unknown, f"a table takes {', '.join(sorted(_FIELDS))}")
-    for field in ("path", "target", "classes", "bounds", "train", "validation", "test"):
+    for field in ("path", "target", "train", "validation", "test"):
         if field not in spec:
             raise InvalidInputError(f"task.{field}", None, "is required for a table")
-    bounds = _bounds(spec["bounds"])
-    if str(spec["target"]) in bounds:
-        raise InvalidInputError("task.bounds", spec["target"], "is the target, not a feature")
-    column = None if spec.get("id") is None else str(spec["id"])
-    if column is not None and column in (*bounds, str(spec["target"])):
-        raise InvalidInputError("task.id", column, "must be a column of its own")
-    sizes = Sizes(*(_size(field, spec[field]) for field in ("train", "validation", "test")))
-    classes = _classes(spec["classes"])
+    if ("classes" in spec) == ("target_range" in spec):
+        raise InvalidInputError(
+            "task.classes",
+            spec.get("classes"),
+            "is required for a classification, target_range: [low, high] for a regression; one of them",
+        )
+    features = read_columns(spec.get("bounds"), spec.get("columns"))
+    names = [column.name for column in features]
+    if str(spec["target"]) in names:
+        field = "bounds" if spec.get("bounds") and spec["target"] in spec["bounds"] else "columns"
+        raise InvalidInputError(f"task.{field}", spec["target"], "is the target, not a feature")
+    identity = None if spec.get("id") is None else str(spec["id"])
+    if identity is not None and identity in (*names, str(spec["target"])):
+        raise InvalidInputError("task.id", identity, "must be a column of its own")
     table = _Table(
         str(spec["path"]),
         str(spec["target"]),
-        classes,
-        bounds,
-        sizes,
-        column,
+        _classes(spec["classes"]) if "classes" in spec else None,
+        pair_of("task.target_range", spec["target_range"]) if "target_range" in spec else None,
+        features,
+        Sizes(*(_size(field, spec[field]) for field in ("train", "validation", "test"))),
+        identity,
         str(spec.get("key", KEY)),
-    )
-    task = logistic(
-        str(spec.get("name", Path(table.path).stem)),
-        f"logistic regression on {Path(table.path).name}",
-        features=len(bounds),
-        classes=len(classes),
-        sizes=sizes,
-        load=table.load,
-        bounds=bounds,
-        partition="content" if column is None else "id",
     )
     public = spec.get("public_test", False)
     if not isinstance(public, bool):
         raise InvalidInputError("task.public_test", public, "must be true or false")
-    return replace(task, public_test=public, class_names=classes, check=table.check)
+    return _task(spec, table, public_test=public)
+
+
+def _task(spec: Mapping[str, Any], table: _Table, *, public_test: bool) -> Task:
+    classes = None if table.classes is None else len(table.classes)
+    width = sum(column.width for column in table.features)
+    what, model = _model(spec, width, table)
+    return Task(
+        name=str(spec.get("name", Path(table.path).stem)),
+        description=f"{what} on {Path(table.path).name}",
+        train_records=table.sizes.train,
+        validation_records=table.sizes.validation,
+        test_records=table.sizes.test,
+        input_shape=(width,),
+        classes=classes,
+        load=table.load,
+        model=model,
+        loss=_loss(spec, table),
+        public_test=public_test,
+        partition="content" if table.id is None else "id",
+        bounds={c.name: (c.low, c.high) for c in table.features if isinstance(c, Number)},
+        values={c.name: c.words for c in table.features if not isinstance(c, Number)},
+        class_names=table.classes,
+        target_range=table.target_range,
+        check=table.check,
+    )
+
+
+def _model(
+    spec: Mapping[str, Any], features: int, table: _Table
+) -> tuple[str, Callable[[], nn.Module]]:
+    """Return what the model is called, and what builds it."""
+    given = spec.get("model", "linear")
+    outputs = 1 if table.classes is None else len(table.classes)
+    if given != "mlp" and "hidden" in spec:
+        raise InvalidInputError("task.hidden", spec["hidden"], "goes with model: mlp alone")
+    build: tuple[int, ...] | Callable[..., object] | None
+    if given in ("linear", "logistic"):
+        what, build = "linear regression" if table.classes is None else "logistic regression", None
+    elif given == "mlp":
+        hidden = _hidden(spec.get("hidden", _HIDDEN))
+        what, build = f"MLP {'-'.join(map(str, (features, *hidden, outputs)))}", hidden
+    else:
+        factory = find_function(
+            "task.model",
+            str(given),
+            allowed="must be linear, logistic, mlp, or package.module:factory",
+            must="must name a function of the numbers of features and outputs",
+        )
+        what, build = str(given), factory
+
+    def model() -> nn.Module:
+        from torch import nn
+
+        from privtune.tasks._models import InRange, linear, mlp, own_model
+
+        if build is None:
+            made = linear(features, outputs)
+        elif isinstance(build, tuple):
+            made = mlp(features, outputs, build)
+        else:
+            made = own_model(build, what, features, outputs)
+        return (
+            made
+            if table.target_range is None
+            else nn.Sequential(made, InRange(*table.target_range))
+        )
+
+    return what, model
+
+
+def _loss(
+    spec: Mapping[str, Any], table: _Table
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    weights = spec.get("class_weights")
+    if table.target_range is not None:
+        if weights is not None:
+            raise InvalidInputError("task.class_weights", weights, "goes with classes alone")
+        low, high = table.target_range
+
+        def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            from privtune.tasks._models import squared_error
+
+            return squared_error(outputs, targets, half=0.5 * (high - low))
+
+        return squared
+    if weights is None:
+        return classification_loss
+    listed = isinstance(weights, Sequence) and not isinstance(weights, str)
+    numbers = listed and all(isinstance(w, int | float) and 0 < w < 1e6 for w in weights)
+    if not numbers or len(weights) != len(table.classes or ()):
+        raise InvalidInputError(
+            "task.class_weights",
+            weights,
+            "must be one number above 0 for each class, in their order",
+        )
+    return partial(_weighted, weights=tuple(map(float, weights)))
+
+
+def _weighted(
+    outputs: torch.Tensor, targets: torch.Tensor, *, weights: tuple[float, ...]
+) -> torch.Tensor:
+    from privtune.tasks._models import weighted_cross_entropy
+
+    return weighted_cross_entropy(outputs, targets, weights=weights)
+
+
+def _hidden(given: Any) -> tuple[int, ...]:
+    widths = [given] if isinstance(given, int) else given
+    listed = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) > 0
+    if not listed or not all(
+        isinstance(w, int) and not isinstance(w, bool) and 1 <= w <= 10**5 for w in widths
+    ):
+        raise InvalidInputError(
+            "task.hidden", given, "must be a list of whole numbers of at least 1"
+        )
+    return tuple(widths)
 
 
 def _size(field: str, value: Any) -> int:
@@ -250,46 +295,9 @@ def _size(field: str, value: Any) -> int:
 
 
 def _classes(given: Any) -> tuple[Any, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 2:
-        raise InvalidInputError(
-            "task.classes",
-            given,
-            "must be a list of at least 2 values, all that the target can have",
-        )
-    if len({_label(value) for value in given}) < len(given):
-        raise InvalidInputError("task.classes", given, "must differ from one another")
-    return tuple(given)
+    return values_of("task.classes", given, least=2)
 
 
 def _id_text(value: Any) -> str:
     """Return an id as text: a whole number is the same whether or not its column lacks others."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _bounds(given: Any) -> dict[str, tuple[float, float]]:
-    if given in _DATA_DEPENDENT or given is None:
-        raise InvalidInputError(
-            "task.bounds",
-            given,
-            "must be public numbers for each feature: a minimum, maximum, mean or deviation of the "
-            "records is a release about them that nothing charges",
-            "Write [low, high] of each column from what is known without the data.",
-        )
-    if not isinstance(given, Mapping) or not given:
-        raise InvalidInputError(
-            "task.bounds", given, "must give [low, high] of each feature column"
-        )
-    bounds: dict[str, tuple[float, float]] = {}
-    for name, pair in given.items():
-        if isinstance(pair, str):
-            return _bounds(pair)
-        try:
-            low, high = (float(value) for value in pair)
-        except (TypeError, ValueError, OverflowError):
-            raise InvalidInputError(f"task.bounds.{name}", pair, "must be [low, high]") from None
-        if not (low < high and math.isfinite(high - low)):
-            raise InvalidInputError(
-                f"task.bounds.{name}", pair, "must be [low, high], finite, low < high"
-            )
-        bounds[str(name)] = (low, high)
-    return bounds

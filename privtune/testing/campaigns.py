@@ -1,6 +1,6 @@
 """Race and crash campaigns: what a ledger survives, counted.
 
-Processes come from a fork server that has PrivTune loaded, so that 32 of them start in a second.
+Processes come from a fork server that has PrivTune loaded, so that 64 of them start in a second.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import multiprocessing.synchronize
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -41,10 +43,33 @@ _BUDGET = "campaign"
 _Results: TypeAlias = "mp.queues.Queue[tuple[list[str], int, float, str]]"
 
 
-def processes() -> ForkServerContext:
-    """Return the context in which campaigns start their processes."""
+_preloaded = {"privtune.testing.campaigns", "alembic.command"}
+
+
+def processes(*modules: str) -> ForkServerContext:
+    """Return the context in which campaigns start their processes.
+
+    Args:
+        modules: What they need beside PrivTune. It is imported once, and a process starts with it;
+            an import of seconds in each of 64 would be most of what a campaign costs.
+
+    Returns:
+        The context. There is one in a process: a server that lacks a module is started anew.
+    """
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["privtune.testing.campaigns", "alembic.command"])
+    if not set(modules) <= _preloaded:
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # nothing public stops it
+        _preloaded.update(modules)
+    context.set_forkserver_preload(sorted(_preloaded))
+    # The server leaves out, silently, what it does not find from where it is started.
+    before, os.environ["PYTHONPATH"] = os.environ.get("PYTHONPATH"), os.pathsep.join(sys.path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
     return context
 
 
@@ -164,7 +189,7 @@ class CrashReport:
 
 
 def crash(
-    url: str, folder: Path, *, crashes: int, seed: int, window: float, jobs: int = 40
+    url: str, folder: Path, *, crashes: int, seed: int, steps: int = 60, jobs: int = 40
 ) -> CrashReport:
     """Kill a worker with SIGKILL at random moments, and let the next one go on.
 
@@ -177,7 +202,8 @@ def crash(
         folder: Where the worker notes what it was told.
         crashes: How many kills.
         seed: Of the random moments.
-        window: How long a worker is given at most, in seconds.
+        steps: How far a worker comes at most, counted in what it notes, not in seconds: a kill
+            strikes as many different moments on a machine that is busy.
         jobs: How many jobs before a new budget is begun.
 
     Raises:
@@ -190,7 +216,7 @@ def crash(
         name = f"{_BUDGET}-{report.jobs // jobs}"
         notes = folder / f"{name}.notes"
         process = context.Process(target=_worker, args=(url, name, str(notes), jobs))
-        killed = _kill_at_random(process, notes, rng.uniform(0.0, window))
+        killed = _kill_after(process, notes, rng.randint(1, steps), rng.uniform(0.0, 0.01))
         if killed:
             report.crashes += 1
             last = notes.read_text().splitlines()[-1].split()[0]
@@ -204,11 +230,15 @@ def crash(
     return report
 
 
-def _kill_at_random(process: BaseProcess, notes: Path, delay: float) -> bool:
-    """Start a worker, kill it a while after it has begun; return whether it was killed."""
-    before = notes.stat().st_size if notes.exists() else 0
+def _kill_after(process: BaseProcess, notes: Path, steps: int, delay: float) -> bool:
+    """Start a worker, kill it a moment after so many notes; return whether it was killed."""
+
+    def noted() -> int:
+        return notes.read_bytes().count(b"\n") if notes.exists() else 0
+
+    enough = noted() + steps
     process.start()
-    while process.exitcode is None and (not notes.exists() or notes.stat().st_size == before):
+    while process.exitcode is None and noted() < enough:
         time.sleep(0.001)
     process.join(delay)
     _kill(process)
@@ -284,16 +314,13 @@ def _check(url: str, name: str, notes: Path, *, complete: bool) -> None:
             verify_certificate(export_certificate(ledger.log.storage, name))
 
 
-def crash_upgrade(
-    make_old: Callable[[], str], *, crashes: int, seed: int, window: float = 0.2
-) -> dict[str, int]:
+def crash_upgrade(make_old: Callable[[], str], *, crashes: int, seed: int) -> dict[str, int]:
     """Kill upgrades of an older ledger at random moments.
 
     Args:
         make_old: Gives the URL of a fresh ledger of an older schema, with budget ``campaign``.
         crashes: How many kills.
-        seed: Of the random moments.
-        window: How long an upgrade is given at most, in seconds.
+        seed: Of the random moments, counted in the time of one upgrade that nobody killed.
 
     Returns:
         How many were found old, and how many new, after the kill; both can be used at once.
@@ -301,12 +328,19 @@ def crash_upgrade(
     rng = random.Random(seed)
     context = processes()
     found = {"old": 0, "new": 0}
+
+    def upgrade(url: str, seconds: float | None) -> float:
+        process = context.Process(target=upgrade_storage, args=(url,))
+        begin = time.monotonic()
+        process.start()
+        process.join(seconds)
+        _kill(process)
+        return time.monotonic() - begin
+
+    longest = upgrade(make_old(), None)
     for _ in range(crashes):
         url = make_old()
-        process = context.Process(target=upgrade_storage, args=(url,))
-        process.start()
-        process.join(rng.uniform(0.0, window))
-        _kill(process)
+        upgrade(url, rng.uniform(0.0, longest))
         before, after = upgrade_storage(url)
         found["new" if before == after else "old"] += 1
         with Ledger(url) as ledger:

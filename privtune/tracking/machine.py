@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from privtune.files import open_private, private_folder
+from privtune.training.engine.compute import check_device
+from privtune.training.engine.machine import uuid_of
 
 __all__ = ["MachineSampler", "machine_state"]
 
@@ -29,14 +31,15 @@ class MachineSampler:
 
     Args:
         interval: Seconds between two samples.
+        device: Where the training runs: of other GPUs, which others may use, nothing is said.
     """
 
-    def __init__(self, interval: float = 1.0) -> None:
+    def __init__(self, interval: float = 1.0, device: str = "auto") -> None:
         self._interval = interval
         self._started = time.monotonic()
         self._samples: list[Sample] = []
         self._done = threading.Event()
-        self._gpus = _gpus()
+        self._gpus = _gpus(device)
         self._thread = threading.Thread(target=self._watch, name="privtune-machine", daemon=True)
         self._thread.start()
 
@@ -63,7 +66,7 @@ class MachineSampler:
             "system/system_memory_usage_megabytes": memory.used / 1e6,
             "system/process_memory_megabytes": psutil.Process().memory_info().rss / 1e6,
         }
-        for index, handle in enumerate(self._gpus):
+        for index, handle in self._gpus.items():
             values |= _gpu_values(index, handle)
         self._samples.append((time.monotonic() - self._started, values))
 
@@ -95,14 +98,19 @@ def read_samples(path: Path) -> list[Sample]:
     return [(seconds, values) for seconds, values in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def _gpus() -> list[Any]:
+def _gpus(device: str) -> dict[int, Any]:
+    """Return NVML's handle of a training's own GPU, by its number; nothing on the CPU."""
     try:
         import pynvml
 
+        place = check_device(device)
+        if place == "cpu":
+            return {}
         pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        number = int(place.partition(":")[2] or 0)
+        return {number: pynvml.nvmlDeviceGetHandleByUUID(uuid_of(place))}
     except Exception:  # no NVML, no driver, no permission: the tag says which
-        return []
+        return {}
 
 
 def _gpu_values(index: int, handle: Any) -> dict[str, float]:

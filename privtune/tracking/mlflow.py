@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privtune.plots._style import colours
-from privtune.strategies import validation_metric
 from privtune.study.seal import round_ran
 from privtune.tracking.machine import MachineSampler, machine_state, read_samples, write_samples
 from privtune.tracking.store import (
@@ -27,8 +26,10 @@ from privtune.tracking.store import (
     write_record,
 )
 from privtune.tracking.view import VIEW_TAG, saved_view
-from privtune.views.record import CURVE_NAMES, arm_record, budget_view, study_note
+from privtune.training.mechanism.metrics import lower_is_better
+from privtune.views.record import CURVE_NAMES, arm_record, budget_view, short_name, study_note
 from privtune.views.report import render_arm
+from privtune.views.text import metric_of, utility_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -66,7 +67,8 @@ class MlflowObserver:
     def arm_started(self, plan: Plan) -> None:
         """Watch the machine, unless the arm is sealed or a sealed one ran in this process."""
         if not plan.is_sealed and not round_ran():
-            self._samplers[plan.arm] = MachineSampler(self._sampling_seconds)
+            device = self._study.spec.compute.device
+            self._samplers[plan.arm] = MachineSampler(self._sampling_seconds, device)
 
     def step(self, plan: Plan, done: int, steps: int) -> None:
         """Do nothing: curves are logged in one batch with the release."""
@@ -171,18 +173,13 @@ def _view(study: Study, releases: Sequence[Release]) -> str:
     released = dict.fromkeys(name for release in releases for name in release.params)
     # An open study's space is what its function suggests: all that is released belongs to it.
     params = [name for name in study.spec.space or released if name in released]
-    return saved_view(params=params, curves=sorted(curves), utility=_utility(study, releases))
-
-
-def _utility(study: Study, releases: Sequence[Release]) -> str:
-    """Return what arms are compared by: test accuracy, or their score where no test is public."""
-    scores = {plan.arm: plan.score for plan in study.plans}
-    found = [
-        name
-        for release in releases
-        for name in (*release.utility, *validation_metric(scores[release.arm], release.score))
-    ]
-    return CURVE_NAMES["test_accuracy" if "test_accuracy" in found or not found else found[0]]
+    utility = utility_name(study.status()).split(" or ")[0]
+    return saved_view(
+        params=params,
+        curves=sorted(curves),
+        utility=short_name(utility),
+        ascending=lower_is_better(metric_of(utility)),
+    )
 
 
 def _samples_path(study: Study, arm: str) -> Path:

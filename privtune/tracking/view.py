@@ -28,6 +28,7 @@ _COLUMNS = {
     "metrics.`cost/gradient_evaluations`": 200,
     "metrics.`cost/wall_seconds`": 150,
     "params.`delta`": 90,
+    "tags.`privtune.cost`": 110,
     "tags.`privtune.strategy`": 150,
     "tags.`privtune.visibility`": 190,
 }
@@ -61,13 +62,20 @@ def experiment_url(
     return f"{url}&viewStateShareKey={VIEW_KEY}" if view else url
 
 
-def saved_view(*, params: Sequence[str], curves: Sequence[str], utility: str = "acc/test") -> str:
+def saved_view(
+    *,
+    params: Sequence[str],
+    curves: Sequence[str],
+    utility: str = "acc/test",
+    ascending: bool = False,
+) -> str:
     """Return the value of the experiment tag :data:`VIEW_TAG`.
 
     Args:
         params: Released hyperparameters, for the parallel coordinates.
         curves: Names of the step metrics of arms that are not sealed.
         utility: The metric that arms are compared by; the best comes first.
+        ascending: Whether the least is best.
     """
     section = "privtune-budget"
     charts = _charts(section, params, curves, utility)
@@ -75,7 +83,7 @@ def saved_view(*, params: Sequence[str], curves: Sequence[str], utility: str = "
     state = {
         "searchFilter": "",
         "orderByKey": f"metrics.`{utility}`",
-        "orderByAsc": utility.startswith("loss/"),
+        "orderByAsc": ascending,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "datasetsFilter": [],

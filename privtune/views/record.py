@@ -6,9 +6,11 @@ a trial, so it cannot show one.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import epsilon
@@ -16,7 +18,15 @@ from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.strategies import validation_metric
 from privtune.strategies.curves import epsilon_spent
-from privtune.views.text import budget_line, ceil_to, floor_to, show_epsilon, together
+from privtune.tasks import PRETRAINED, TRAINED
+from privtune.views.text import (
+    budget_line,
+    ceil_to,
+    floor_to,
+    metric_of,
+    show_epsilon,
+    together,
+)
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
@@ -30,18 +40,14 @@ __all__ = [
     "arm_record",
     "budget_view",
     "ledger_table",
+    "short_name",
     "study_note",
 ]
 
-CURVE_NAMES = {
-    "learning_rate": "lr",
-    "max_grad_norm": "clip",
-    "val_accuracy": "acc/val",
-    "validation_accuracy": "acc/val",
-    "validation_loss": "loss/val",
-    "test_accuracy": "acc/test",
-}
-"""Short names of metrics: MLflow cuts its columns at about thirteen characters."""
+CURVE_NAMES = {"learning_rate": "lr", "max_grad_norm": "clip", "val_accuracy": "acc/val"}
+"""Short names of curves: MLflow cuts its columns at about thirteen characters."""
+
+_SHORT = {"accuracy": "acc", "balanced_accuracy": "bal_acc"}
 
 LEDGER_TABLE = "privacy/ledger.json"
 
@@ -122,7 +128,8 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         "eps/total": ceil_to(release.guarantee.epsilon, 4),
         "eps/one_run": ceil_to(one_run, 4),
         "eps/left": floor_to(view.left, 4),
-        **{_utility_name(name): _rounded(value, 4) for name, value in release.utility.items()},
+        **{short_name(name): _rounded(value, 4) for name, value in release.utility.items()},
+        **_ends(plan, release),
         **_score(plan, release),
         "cost/gradient_evaluations": _rounded(release.cost.gradient_evaluations, 0),
         "cost/wall_seconds": _rounded(release.cost.wall_seconds, 1),
@@ -149,7 +156,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         sealed=plan.is_sealed,
         seconds=0.0 if plan.is_sealed else release.cost.wall_seconds or 0.0,
         tags=_tags(study, plan, release),
-        params=_params(plan, release),
+        params=_params(study, plan, release),
         points=tuple(points),
         note=_arm_note(study, plan, release, view, one_run),
         documents={
@@ -200,8 +207,27 @@ def study_note(study: Study, view: BudgetView) -> str:
     return "\n".join(lines)
 
 
-def _utility_name(name: str) -> str:
-    return CURVE_NAMES.get(name, f"acc/{name}" if "/" not in name else name)
+def short_name(name: str) -> str:
+    """Return the short name of a metric on a split.
+
+    Example:
+        >>> short_name("test_accuracy"), short_name("validation_loss"), short_name("test_auc")
+        ('acc/test', 'loss/val', 'auc/test')
+    """
+    metric = metric_of(name)
+    split = "test" if name.startswith("test_") else "val"
+    return f"{_SHORT.get(metric, metric)}/{split}"
+
+
+def _ends(plan: Plan, release: Release) -> dict[str, float | None]:
+    """Return the ends of intervals that were paid for; those on a public split are a plot's."""
+    if plan.report is None:
+        return {}
+    return {
+        f"{short_name(name)}_{end}": _rounded(value, 4)
+        for name, ends in release.intervals.items()
+        for end, value in zip(("low", "high"), ends, strict=True)
+    }
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
@@ -228,7 +254,7 @@ def _child(plan: Plan, trial: TrialResult) -> ArmRecord:
 def _score(plan: Plan, result: Release | TrialResult) -> dict[str, float]:
     """Return the score, unless there is a curve of it: it would stand at the curve's first step."""
     return {
-        CURVE_NAMES[name]: round(value, 4)
+        short_name(name): round(value, 4)
         for name, value in validation_metric(plan.score, result.score).items()
         if not (name == "validation_accuracy" and "val_accuracy" in result.curves)
     }
@@ -255,18 +281,59 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "privtune.delta": f"{budget.delta:g}",
         "privtune.bound": release.guarantee.method,
         "privtune.cost": "expected" if release.cost.expected else "measured",
+        "privtune.device": study.spec.device,
+        "privtune.versions": ", ".join(f"{name} {_version(name)}" for name in _LIBRARIES),
         "privtune.visibility": "sealed trials, winner only" if plan.is_sealed else "everything",
+        **{f"privtune.machine.{name}": value for name, value in release.machine.items()},
     }
     if not math.isfinite(release.guarantee.epsilon):
         tags["privtune.not_private"] = "no guarantee: ε is infinite"
     if study.spec.weakened:
         tags["privtune.weakened"] = study.spec.weakened
-    return tags
+    facts = plan.public_facts
+    tuned = {"privtune.pretrained": PRETRAINED, "privtune.trainable": TRAINED}
+    return {**tags, **{tag: facts[fact] for tag, fact in tuned.items() if fact in facts}}
 
 
-def _params(plan: Plan, release: Release) -> dict[str, str]:
+_LIBRARIES = ("privtune", "torch", "opacus", "numpy")
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "of its source"
+
+
+def _options(study: Study, plan: Plan) -> dict[str, str]:
+    """Return what an arm was told, and what follows: no two arms that differ log the same."""
+    told = {arm.name: arm.model_extra or {} for arm in study.spec.arms}.get(plan.arm, {})
+    laws = {"law": plan.runs, "score": plan.score, "report": plan.report}
+    found = {
+        **{f"option.{name}": value for name, value in told.items()},
+        **{
+            f"{what}.{name}": value
+            for what, terms in laws.items()
+            if terms is not None
+            for name, value in terms.to_dict().items()
+        },
+        "trials": None if plan.search is None else plan.search.trials,
+        "tuning_rate": plan.rate,
+        **{f"plan.{k}": v for k, v in plan.details.items() if isinstance(v, str | int | float)},
+    }
+    return {name: _text(value) for name, value in found.items() if value is not None}
+
+
+def _text(value: Any) -> str:
+    """Return an option as text: a mapping in the order of its names."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def _params(study: Study, plan: Plan, release: Release) -> dict[str, str]:
     method = plan.training.to_dict()["method"]
     params = {
+        **{f"method.{name}": _text(value) for name, value in method.items() if name != "name"},
+        **_options(study, plan),
         **{name: str(value) for name, value in release.params.items()},
         "strategy": plan.strategy,
         "delta": f"{release.guarantee.delta:g}",

@@ -20,12 +20,15 @@ from privtune.views.page import (
 from privtune.views.record import LEDGER_TABLE, budget_view, ledger_table
 from privtune.views.statement import privacy_statement
 from privtune.views.text import (
+    NOT_MEASURED,
     budget_line,
     ceil_to,
+    explain_utility,
     public_facts,
     show_epsilon,
     show_params,
     utility_column,
+    utility_name,
 )
 
 if TYPE_CHECKING:
@@ -36,13 +39,6 @@ if TYPE_CHECKING:
     from privtune.views.record import ArmRecord, BudgetView
 
 __all__ = ["render_arm", "render_study"]
-
-_UTILITY = {
-    "test accuracy": "Test accuracy of each released model, with 95% intervals over the public test "
-    "records,",
-    "validation accuracy": "The validation accuracy that each arm was chosen by, noised if private,",
-    "validation loss": "The validation loss that each arm was chosen by, noised if private,",
-}
 
 
 def render_arm(record: ArmRecord, view: BudgetView) -> str:
@@ -158,6 +154,7 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
             caption="What each arm reached, at what ε, at what cost",
             numeric=["ε", utility, "gradients", "seconds"],
         ),
+        Html(f'<p class="quiet">{text(explain_utility(arms))}</p>'),
         Html(
             '<p class="quiet">Gradient evaluations are expectations: sizes of Poisson samples are '
             "private. † The plan's expectation: what a sealed round really took would tell its secret "
@@ -172,16 +169,18 @@ def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
 
     released = [arm.release for arm in arms if arm.release is not None]
     shown = [_budget_figure(study)]
-    utility, values = utility_column(arms)
-    if values and " or " not in utility:  # losses and accuracies have no axis in common
+    name = utility_name(arms)
+    measured = [value for value in utility_column(arms)[1].values() if value != NOT_MEASURED]
+    if measured and " or " not in name:  # losses and accuracies have no axis in common
         shown.append(
             section(
                 "Utility against ε",
                 figure(
                     "utility",
-                    plots.plot_utility(study, metric=utility.replace(" ", "_")),
-                    caption=f"{_UTILITY[utility]} against the ε of its "
-                    "procedure. The hollow marker is the ε of the released training alone, which "
+                    plots.plot_utility(study, metric=name),
+                    caption=f"{explain_utility(arms)} It stands against the ε of the arm's "
+                    "procedure, on the test split with 95% intervals. The hollow marker is the ε of the "
+                    "released training alone, which "
                     "forgets the search.",
                 ),
             )

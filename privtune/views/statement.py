@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from privtune.accounting import Adjacency, epsilon
 from privtune.ledger import RECORD, unit_note
+from privtune.tasks import PRETRAINED
 from privtune.views.page import Html, section, table, text
 from privtune.views.text import ceil_to, show_epsilon, together
 
@@ -131,6 +132,10 @@ def _limits(study: Study) -> str:
             f"This study was run with the fixed seed {study.spec.seed}: nothing is promised against "
             "anybody who knows it.",
         )
+    known = {plan.public_facts.get(PRETRAINED) for plan in study.plans}
+    parts += [
+        f"Training started from public weights: {said}." for said in sorted(filter(None, known))
+    ]
     return " ".join(parts)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.strategies import validation_metric
+from privtune.training.mechanism.metrics import is_share
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
@@ -15,14 +16,19 @@ if TYPE_CHECKING:
     from privtune.study.spec import BudgetSpec
 
 __all__ = [
+    "NOT_MEASURED",
     "budget_line",
     "ceil_to",
+    "explain_utility",
     "floor_to",
+    "metric_of",
     "public_facts",
     "show_epsilon",
+    "show_metric",
     "show_params",
     "together",
     "utility_column",
+    "utility_name",
 ]
 
 
@@ -63,28 +69,91 @@ def public_facts(plans: Sequence[Plan]) -> list[tuple[str, Mapping[str, str]]]:
     return [(", ".join(arms), facts) for arms, facts in lists]
 
 
-def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:
-    """Return what arms are compared by, and its text for every arm that has it.
+NOT_MEASURED = "not measured"
+"""What stands for a metric that no charge paid for."""
 
-    That is the accuracy on a test split that the task declares public; where no arm has one, as in
-    open studies, the score on the validation split under the name of its metric.
+
+def metric_of(name: str) -> str:
+    """Return the metric in a name such as ``test_accuracy``.
+
+    Example:
+        >>> metric_of("validation_macro_f1")
+        'macro_f1'
+    """
+    return name.removeprefix("validation_").removeprefix("test_")
+
+
+def show_metric(name: str, value: float) -> str:
+    """Return a metric as people read it: a share in percent.
+
+    Example:
+        >>> show_metric("test_accuracy", 0.912), show_metric("test_mae", 12.34567)
+        ('91.2%', '12.3457')
+    """
+    if is_share(metric_of(name)):
+        return f"{value:.1%}"
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.6g}"
+
+
+def utility_name(arms: Sequence[ArmStatus]) -> str:
+    """Return the name of what arms are compared by.
+
+    That is the metric on the test split, where that is public or paid for; where no arm has one, as
+    in open studies, the score on the validation split.
     """
     released = [(arm.plan, arm.release) for arm in arms if arm.release is not None]
-    test = {
-        plan.arm: f"{release.utility['test_accuracy']:.1%}"
-        for plan, release in released
-        if "test_accuracy" in release.utility
-    }
-    scores = {plan.arm: validation_metric(plan.score, r.score) for plan, r in released}
-    if test or not any(scores.values()):
-        return "test accuracy", test
-    title = " or ".join(dict.fromkeys(name for score in scores.values() for name in score))
-    shown = {
-        arm: f"{value:.4f}" if name == "validation_loss" else f"{value:.1%}"
-        for arm, score in scores.items()
-        for name, value in score.items()
-    }
-    return title.replace("_", " "), shown
+    names = dict.fromkeys(name for _, r in released for name in r.utility)
+    names = names or dict.fromkeys(
+        name for plan, r in released for name in validation_metric(plan.score, r.score)
+    )
+    if names:
+        return " or ".join(names)
+    plans = [arm.plan for arm in arms]
+    asked = next((plan.report.metric for plan in plans if plan.report is not None), None)
+    numbers = any("target" in plan.public_facts for plan in plans)
+    return f"test_{asked or ('mae' if numbers else 'accuracy')}"
+
+
+def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:
+    """Return the title of what arms are compared by, and its text for every released arm.
+
+    A noised metric comes with its interval; an arm that has none says that it was not measured.
+    """
+    names = utility_name(arms).split(" or ")
+    shown = {}
+    for plan, release in ((a.plan, a.release) for a in arms if a.release is not None):
+        values = {**validation_metric(plan.score, release.score), **release.utility}
+        found = [name for name in names if name in values]
+        shown[plan.arm] = show_metric(found[0], values[found[0]]) if found else NOT_MEASURED
+        if found and plan.report is not None and found[0] in release.intervals:
+            low, high = (show_metric(found[0], end) for end in release.intervals[found[0]])
+            shown[plan.arm] += f" [{low}, {high}]"
+    return " or ".join(names).replace("_", " "), shown
+
+
+def explain_utility(arms: Sequence[ArmStatus]) -> str:
+    """Return one sentence: what the column of :func:`utility_column` is, and how it was paid for."""
+    title, shown = utility_column(arms)
+    how = (
+        "For a score of every arm on the private test split, noised and charged, say in the spec "
+        "report: {metric: ..., epsilon_share: 0.25}."
+    )
+    title = title[0].upper() + title[1:]
+    if title.startswith("Validation"):
+        missing = f" Arms that choose nothing have none. {how}"
+        return (
+            f"{title} is the score that the arm was chosen by: noised and charged, unless the "
+            f"validation split is public.{missing if NOT_MEASURED in shown.values() else ''}"
+        )
+    if not any(value != NOT_MEASURED for value in shown.values()):
+        return f"{title} was not measured: the task's test split is private. {how}"
+    reports = [arm.plan.report for arm in arms if arm.plan.report is not None]
+    if reports and reports[0].event is not None:
+        return (
+            f"{title} is of the released model on the private test split: noised and charged, with a "
+            "95% interval for the noise and for the drawing of the records."
+        )
+    return f"{title} is of the released model, on the test split, which the task declares public."
 
 
 def together(spent: Guarantee) -> str:

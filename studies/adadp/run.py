@@ -37,7 +37,7 @@ def run(settings: dict[str, Any], data: Path | None, *, smoke: bool) -> dict[str
         )
 
     sigma, norm = settings["noise_multiplier"], settings["max_grad_norm"]
-    method = ADADP(sigma, tolerance=settings["tolerance"])
+    method = ADADP(sigma, tolerance=settings["tolerance"], adapt_share=1.0)  # to the end
     starts = [{"learning_rate": r, "max_grad_norm": norm} for r in settings["initial_rates"]]
     short = schedule(settings["rate_epochs"])
     secrets = secrets_for("adadp", settings["seed"], len(starts))

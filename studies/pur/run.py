@@ -42,7 +42,7 @@ class FullBatch:
     def __init__(self, x: torch.Tensor, y: torch.Tensor, steps: int, repetitions: int, seed: int):
         self.x, self.y = x, y
         self.schedule = Schedule(records=len(y), sample_rate=1.0, steps=steps)
-        self.candidates = repetitions
+        self.candidates, self.pace = repetitions, 1.0
         self._generator = torch.Generator().manual_seed(seed)
         self._transcripts = [Transcript() for _ in range(repetitions)]
 

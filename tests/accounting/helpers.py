@@ -1,8 +1,12 @@
 """Shared by the accounting tests: short names, event strategies, a lattice pair from a finite one."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
+import pytest
+import scipy.fft
 from hypothesis import strategies as st
 
 from privtune.accounting import (
@@ -45,6 +49,40 @@ def finite_pmf(p, q, step=2e-3):
 
     reach = math.ceil(np.abs(np.log(p / q)).max() / step) + 1
     return from_profile(profile(p, q), profile(q, p), step, -reach, reach)
+
+
+class Work:
+    """What the time of an answer is spent on, counted: the same on every machine, however busy."""
+
+    transformed = 0
+    """Points of Fourier transforms."""
+    convolved = 0
+    """Products of convolutions without transforms."""
+    summed = 0
+    """Terms of power series: points times coefficients."""
+
+
+@contextmanager
+def counted() -> Iterator[Work]:
+    """Count the work of what is asked meanwhile. What was asked before may be known, and cost none."""
+    work = Work()
+
+    def spy(owner, name, kind, size):
+        real = getattr(owner, name)
+
+        def call(first, second=None, *rest, **options):
+            setattr(work, kind, getattr(work, kind) + size(first, second))
+            return real(first, second, *rest, **options)
+
+        patch.setattr(owner, name, call)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("rfft", "irfft"):
+            spy(scipy.fft, name, "transformed", lambda x, n: len(x) if n is None else n)
+        spy(np, "convolve", "convolved", lambda a, b: np.size(a) * np.size(b))
+        polynomial = np.polynomial.polynomial
+        spy(polynomial, "polyval", "summed", lambda x, c: np.size(x) * np.size(c))
+        yield work
 
 
 positive = st.floats(0.05, 50.0, allow_nan=False)

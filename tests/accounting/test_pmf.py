@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy import signal
 
+from privtune.accounting import pmf as pmf_module
 from privtune.accounting.gaussian import gaussian_delta
-from privtune.accounting.pmf import LossPmf, compose, from_profile, mixture
+from privtune.accounting.pmf import LossPmf, _discounted, compose, from_profile, mixture
 from privtune.accounting.releases import Direction, loss_deviation, sampled_gaussian
 from tests.accounting.helpers import finite_pmf
 
@@ -170,3 +172,27 @@ def test_mixture_is_the_average_profile():
         0.25 * first.delta(EPSILONS) + 0.75 * second.delta(EPSILONS),
         atol=1e-12,
     )
+
+
+@pytest.mark.parametrize("step", [1e-9, 1e-4, 0.1, 1.0, 50.0, 250.0])
+@pytest.mark.parametrize("size", [1, 1023, 1024, 1025, 20_000])
+def test_discounted_sums_are_those_of_a_filter(size, step):
+    rng = np.random.default_rng(0)
+    values = np.exp(-700.0 * rng.random(size)) * (rng.random(size) < 0.8)
+    expected = signal.lfilter([1.0], [1.0, -math.exp(-step)], values)
+    np.testing.assert_allclose(_discounted(values, step), expected, rtol=1e-10, atol=1e-295)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "count"), [(0.06, 1.4, 337), (0.2, 10.0, 1000), (1e-4, 0.5, 1000)]
+)
+def test_double_precision_is_taken_only_where_its_noise_is_beside(rate, noise, count, monkeypatch):
+    one = sampled_gaussian(rate, noise, 1e-3, Direction.REMOVE)
+    found = compose([(one, count)])
+    monkeypatch.setattr(pmf_module, "_is_negligible", lambda *_: False)
+    exact = compose([(one, count)])
+    points = np.array([0.1, 1.0, 3.0, 6.0])
+    known = exact.delta(points)
+    kept = known > 1e-14
+    assert kept.any()
+    np.testing.assert_allclose(found.delta(points)[kept], known[kept], rtol=1e-4)

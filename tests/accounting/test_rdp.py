@@ -13,6 +13,7 @@ from scipy.special import gammaln, logsumexp
 
 from privtune.accounting import (
     ZCDP,
+    Adjacency,
     ApproximateDP,
     Composed,
     Gaussian,
@@ -26,6 +27,7 @@ from privtune.accounting import (
     TruncatedNegativeBinomial,
     WorstOf,
     epsilon,
+    rdp,
 )
 from privtune.accounting.curves import (
     ORDERS,
@@ -35,7 +37,7 @@ from privtune.accounting.curves import (
     selection_curve,
 )
 from privtune.accounting.moments import sampled_gaussian_curve, sampled_gaussian_curves
-from privtune.accounting.rdp import rdp_curve
+from privtune.accounting.rdp import composed_by_autodp, confirm_composition, rdp_curve
 from privtune.accounting.registry import ENTRIES
 from privtune.errors import PrivTuneError
 from tests.accounting.helpers import steps
@@ -218,6 +220,34 @@ def test_the_carrier_multiplies_and_adds():
         2 * rdp_curve(Gaussian(2)) + rdp_curve(Laplace(3)),
     )
     assert (rdp_curve(Composed([])) == 0).all()
+
+
+def test_sums_of_curves_are_autodps_composition():
+    counts = {
+        PoissonSampled(0.01, Gaussian(1.1)): 1000,
+        Laplace(2.0): 3,
+        Gaussian(4.0): 1,
+        PrivateSelection(Repeated(10, Gaussian(9.0)), Geometric(mean=5)): 2,
+    }
+    ours = rdp_curve(Composed([Repeated(count, event) for event, count in counts.items()]))
+    np.testing.assert_allclose(ours, composed_by_autodp(counts), rtol=1e-12)
+    confirm_composition(frozenset(counts.items()), Adjacency.ADD_REMOVE)
+
+
+def test_nothing_is_charged_where_autodp_composes_otherwise(monkeypatch, tmp_path):
+    """A witness that never objects proves nothing: a term is lost on either side."""
+    from privtune.ledger import Budget, ChargeRequest, Ledger
+
+    whole = rdp.composed_curve
+    confirm_composition.cache_clear()
+    with Ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        ledger.create_budget(Budget(8.0, 1e-5, name="b"))
+        monkeypatch.setattr(rdp, "composed_curve", lambda parts: whole(parts) * (1 - 1e-6))
+        with pytest.raises(PrivTuneError, match="autodp composes"):
+            ledger.reserve("b", [ChargeRequest(Gaussian(4.5))])
+        assert ledger.charges("b") == ()
+        monkeypatch.setattr(rdp, "composed_curve", whole)
+        ledger.reserve("b", [ChargeRequest(Gaussian(4.5))])
 
 
 def test_orders_below_two_are_used():

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.tiers import PATIENCE
 from tests.tracked import Tracked
 from tests.tracking.servers import Server, free_port
-
-PATIENCE = 90.0
 
 
 class Browser:

@@ -201,6 +201,17 @@ def test_backup(cli: Cli, budget: str, event: str, tmp_path: Path) -> None:
     assert "sealed" in cli("budget", "backup", str(tmp_path / "other.db")).out
 
 
+def test_a_name_that_no_file_can_have_is_one_sentence(cli: Cli, budget: str) -> None:
+    long = "9" * 400
+    for args in (
+        ["list", "--storage", f"sqlite:///{long}"],
+        ["backup", long],
+        ["export", "b", "--output", long],
+    ):
+        done = cli("budget", *args)
+        assert (done.code, done.err.count("\n")) == (1, 1), done
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"type": "gaussian"}', '{"type": "unheard-of"}'])
 def test_an_event_that_is_none(cli: Cli, budget: str, tmp_path: Path, text: str) -> None:
     path = tmp_path / "event.json"

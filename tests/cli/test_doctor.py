@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
+from privtune.execution import doctor as engines
 from privtune.ledger import Budget, Ledger, doctor
-from privtune.ledger.storage import artifact_root
+from privtune.ledger.storage import Storage, artifact_root
+from privtune.training.engine import machine
 from tests.cli.conftest import Cli
 from tests.ledger.conftest import postgres_url
 from tests.ledger.old import make_old
@@ -44,7 +49,8 @@ def test_a_healthy_ledger(cli: Cli, url: str) -> None:
     found = states(cli, 0)
     assert {state for state, _ in found.values()} == {"ok"}
     assert set(found) == {
-        "python", "file system", "fsync", "permissions", "heads", "schema", "settings", "artifacts",
+        "python", "torch", "cuda", "mlflow", "ray", "slurm", "file system", "fsync", "disk",
+        "permissions", "heads", "schema", "settings", "artifacts",
     }  # fmt: skip
     assert "permissions" in cli("doctor").out
 
@@ -134,3 +140,61 @@ def test_postgres(cli: Cli, url: str, postgres_url: str, monkeypatch: pytest.Mon
     assert found["schema"][0] == "ok"
     assert "fsync = on" in found["settings"][1]
     assert "synchronous_commit = on" in found["settings"][1]
+    assert found["database"][1].startswith("PostgreSQL ")
+    assert (found["clock"][0], found["privileges"][0]) == ("ok", "ok")
+    with closing(Storage(postgres_url)) as storage, storage.write() as connection:
+        connection.execute(sa.text("GRANT SELECT ON privtune_rounds TO PUBLIC"))
+    state, says = states(cli, 1)["privileges"]
+    assert (state, "REVOKE ALL ON privtune_rounds" in says) == ("fail", True)
+    monkeypatch.setattr(doctor, "_CLOCK", "SELECT extract(epoch FROM clock_timestamp()) - 60")
+    state, says = states(cli, 1)["clock"]
+    assert (state, "60.0 s" in says) == ("warn", True)
+
+
+def test_a_disk_that_is_nearly_full(cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_LITTLE", math.inf)
+    assert states(cli, 0)["disk"][0] == "warn"
+
+
+@pytest.mark.parametrize(
+    ("environment", "state", "says"),
+    [
+        ({}, "ok", "nothing spills"),
+        ({"RAY_AUTH_MODE": "disabled"}, "fail", "RAY_AUTH_MODE=token"),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, "fail", "is not set"),
+        ({"RAY_ADDRESS": "10.0.0.1:6379", "RAY_AUTH_MODE": "token"}, "warn", "spilling"),
+        (
+            {
+                "RAY_ADDRESS": "10.0.0.1:6379",
+                "RAY_AUTH_MODE": "token",
+                "RAY_automatic_object_spilling_enabled": "0",
+            },
+            "ok",
+            "its token is asked for",
+        ),
+    ],
+)
+def test_ray(
+    cli: Cli,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    state: str,
+    says: str,
+) -> None:
+    monkeypatch.setattr(engines, "_version", lambda package: "2.60.0")
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_automatic_object_spilling_enabled"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = states(cli, int(state == "fail"))["ray"]
+    assert (found[0], says in found[1]) == (state, True)
+
+
+def test_a_driver_without_a_device(cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(machine, "driver", lambda: "")
+    assert states(cli, 0)["cuda"][0] == "ok"
+    monkeypatch.setattr(machine, "driver", lambda: "570.1")
+    state, says = states(cli, 0)["cuda"]
+    assert (state, "Trainings run on the CPU" in says) == ("warn", True)

@@ -10,11 +10,13 @@ import copy
 import csv
 import io
 import json
+import logging
 import math
 import os
 import random
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,6 +36,7 @@ from privtune.study import Study
 from privtune.tasks import get_task
 from tests.study.conftest import toy_spec
 
+LOG = logging.getLogger("campaign")
 FULL = os.environ.get("PRIVTUNE_CAMPAIGN") == "full"
 SEED = int(os.environ.get("PRIVTUNE_FUZZ_SEED", "7"))
 CPU_SECONDS = 10
@@ -159,6 +162,7 @@ class Fuzz:
     def __init__(self, kind: str) -> None:
         self.rng = random.Random(f"{SEED} {kind}")
         self.count = COUNTS[kind][0 if FULL else 1]
+        self.kind, self.tried, self.slowest = kind, 0, 0.0
         self.wrong: list[str] = []
         self.refused = 0
 
@@ -188,6 +192,8 @@ class Fuzz:
         self.call(run, note=f"{' '.join(args)[:300]!r} {str(note)[:600]!r}")
 
     def call(self, run: Callable[[], object], *, note: str) -> None:
+        self.tried += 1
+        begin = time.process_time()
         try:
             with warnings.catch_warnings(), limited():
                 warnings.simplefilter("ignore")
@@ -206,8 +212,14 @@ class Fuzz:
             self.wrong.append(
                 f"{note}\n  {type(error).__name__}: {error} at {' < '.join(where[-1:-5:-1])}"
             )
+        finally:
+            self.slowest = max(self.slowest, time.process_time() - begin)
 
     def done(self) -> None:
+        LOG.info(
+            f"{self.kind}, seed {SEED}: {self.tried} inputs, {self.refused} refused, {len(self.wrong)} "
+            f"wrong, the slowest {self.slowest:.1f} s of CPU"
+        )
         assert not self.wrong, f"{len(self.wrong)} of {self.count}:\n" + "\n".join(self.wrong)
         assert self.refused > self.count / 4, "inputs are meant to be odd"
 

@@ -1,70 +1,123 @@
-"""Ctrl-C, whenever it comes: one sentence with the command that goes on, and no traceback."""
+"""Ctrl-C or SIGTERM, whenever it comes: one sentence with the command that goes on, no traceback."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import shlex
+import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from privtune.ledger import Ledger
 from privtune.study import Study
+from privtune.training.mechanism.stack_oracle import StackOracle
+from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
 
-# Raises Ctrl-C when the command line reaches a place, as the signal does between two instructions.
+# Raises Ctrl-C when the command line looks for a module, as the signal does between two instructions.
 _DRIVER = """
-import sys, builtins
-place = {place!r}
-if place.startswith("import "):
-    class Finder:
-        def find_spec(self, name, path=None, target=None):
-            if name == place.removeprefix("import "):
-                raise KeyboardInterrupt
-    sys.meta_path.insert(0, Finder())
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
 from privtune.cli import main
-if not place.startswith("import "):
-    import importlib
-    module, _, name = place.partition(":")
-    owner, _, method = name.rpartition(".")
-    found = importlib.import_module(module)
-    found = getattr(found, owner) if owner else found
-    def stop(*args, **options):
-        raise KeyboardInterrupt
-    setattr(found, method, stop)
-sys.argv = ["privtune", "study", "run", "toy", "--storage", {storage!r}, "--no-mlflow"]
+sys.argv = ["privtune", *{words!r}]
 main()
 """
 
+MODULES = ["typer", "privtune.accounting", "privtune.cli.study", "torch"]
 PLACES = [
-    "import typer",
-    "import privtune.accounting",
-    "import privtune.cli.study",
-    "import torch",
-    "privtune.study._run:dry_run",
-    "privtune.study.lifecycle:Life.charge",
-    "privtune.study.lifecycle:Life.start",
-    "privtune.study._round:train_trials",
-    "privtune.study.lifecycle:Life.settle",
-    "privtune.study.lifecycle:Life.announce",
+    "privtune.study._run.dry_run",
+    "privtune.study.lifecycle.Life.charge",
+    "privtune.study.lifecycle.Life.start",
+    "privtune.study._round.train_trials",
+    "privtune.study.lifecycle.Life.settle",
+    "privtune.study.lifecycle.Life.announce",
 ]
 
 
-@pytest.mark.parametrize(
-    "place", [*PLACES[:2], *(pytest.param(p, marks=pytest.mark.slow) for p in PLACES[2:])]
-)
-def test_an_interrupted_command_says_how_to_go_on(tmp_path: Path, place: str) -> None:
+def made(tmp_path: Path, **changes: Any) -> tuple[str, tuple[str, ...]]:
+    """Make a study; return its storage, and the command that runs it."""
     storage = f"sqlite:///{tmp_path / 'privtune.db'}"
     arm = {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2}
-    Study.create(toy_spec(arms=[arm]), storage).close()
-    code = _DRIVER.format(place=place, storage=storage)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 130, done.stderr
-    assert "Traceback" not in done.stderr
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith(f"go on with: privtune study run toy --storage {storage} --no-mlflow")
+    Study.create(toy_spec(arms=[arm], **changes), storage).close()
+    return storage, ("study", "run", "toy", "--storage", storage, "--no-mlflow")
+
+
+def check(code: int, said: str, command: tuple[str, ...]) -> None:
+    assert code == 130, said
+    assert said.count("\n") == 1, said
+    assert said.endswith(f"go on with: privtune {shlex.join(command)}\n")
+
+
+def charges(storage: str) -> list[str]:
     with Ledger(storage) as ledger:
-        early = any(word in place for word in ("import", "dry_run", "charge"))
-        assert len(ledger.charges("toy")) == (0 if early else 1)
+        return [str(charge.state) for charge in ledger.charges("toy")]
+
+
+@pytest.mark.parametrize(
+    "module", [*MODULES[:2], *(pytest.param(m, marks=pytest.mark.slow) for m in MODULES[2:])]
+)
+def test_an_import_that_is_interrupted_says_how_to_go_on(tmp_path: Path, module: str) -> None:
+    storage, command = made(tmp_path)
+    code = _DRIVER.format(module=module, words=command)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    check(done.returncode, done.stderr, command)
+    assert charges(storage) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_interrupted_command_says_how_to_go_on(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def stop(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    storage, command = made(tmp_path)
+    monkeypatch.setattr(place, stop)
+    done = cli(*command)
+    check(done.code, done.err, command)
+    early = any(word in place for word in ("dry_run", "charge"))
+    assert len(charges(storage)) == (0 if early else 1)
+
+
+@pytest.mark.slow
+def test_sigterm_is_ctrl_c_and_nothing_is_lost(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler's first signal, in the middle of a training; the same command goes on from there."""
+    storage, command = made(tmp_path, seed=1)
+    gradient, step = StackOracle.gradient, itertools.count()
+
+    def terminated(*args: Any, **options: Any) -> Any:
+        answer = gradient(*args, **options)
+        with Ledger(storage) as ledger:
+            started = any(charge.state == "started" for charge in ledger.charges("toy"))
+        if started and next(step) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return answer
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(StackOracle, "gradient", terminated)
+            stopped = cli(*command)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert next(step) == 4, "it was stopped after four releases"
+    check(stopped.code, stopped.err, command)
+    assert charges(storage) == ["started"]
+
+    assert cli(*command).code == 0
+    assert charges(storage) == ["settled"]
+    with closing(Study("toy", storage)) as study:
+        (release,) = study.releases()
+    assert (release.arm, release.is_nothing) == ("selection", False)

@@ -112,6 +112,7 @@ def test_a_task_of_a_scheduler_never_raises(
         ("kubernetes", "must be one of inline, processes, external, ray, slurm"),
         ({"type": "ray", "nodes": 3}, "takes type and gpus"),
         ({"gpus": 1}, "must be one of"),
+        ({"type": "inline", "gpus": 1}, "is for processes and ray"),
     ],
 )
 def test_executors_are_checked_with_the_spec(given: object, says: str) -> None:

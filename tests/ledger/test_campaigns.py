@@ -14,9 +14,9 @@ from privtune.ledger import Admission, Budget, ChargeRequest, Ledger
 from privtune.testing.campaigns import RaceReport, crash, crash_upgrade, race
 from tests.ledger.conftest import PostgresSchemas
 from tests.ledger.old import make_old
+from tests.tiers import FULL
 
 LOG = logging.getLogger("campaign")
-FULL = os.environ.get("PRIVTUNE_CAMPAIGN") == "full"
 WORKERS = 32 if FULL else 12
 CRASHES = 200 if FULL else 20
 
@@ -55,7 +55,7 @@ def test_a_race_for_a_declaration(ledger_url: str) -> None:
 def _check(report: RaceReport) -> None:
     assert report.refused == 3 * report.workers
     assert sorted(report.admitted) == sorted(set(report.admitted)) == sorted(report.logged)
-    assert report.longest < 30
+    assert report.longest < 30 or not FULL, "nobody waits for long on a machine of its own"
 
 
 def _line(report: RaceReport) -> str:
@@ -67,13 +67,7 @@ def _line(report: RaceReport) -> str:
 
 @pytest.mark.slow
 def test_crashes(ledger_url: str, tmp_path: Path) -> None:
-    report = crash(
-        ledger_url,
-        tmp_path,
-        crashes=CRASHES,
-        seed=1,
-        window=0.4 if ledger_url.startswith("sqlite") else 0.9,
-    )
+    report = crash(ledger_url, tmp_path, crashes=CRASHES, seed=1)
     LOG.info(f"{ledger_url.split(':', maxsplit=1)[0]} crashes: {report}")
     assert report.crashes == CRASHES
     assert len(report.where) >= 3, "the kills did not hit different moments"
@@ -98,8 +92,6 @@ def test_crashes_while_upgrading_sqlite(tmp_path: Path) -> None:
 )
 def test_crashes_while_upgrading_postgres() -> None:
     with PostgresSchemas() as schemas:
-        found = crash_upgrade(
-            lambda: make_old(schemas.fresh()), crashes=CRASHES // 5, seed=3, window=0.8
-        )
+        found = crash_upgrade(lambda: make_old(schemas.fresh()), crashes=CRASHES // 5, seed=3)
     LOG.info(f"postgres upgrades: {found}")
     assert sum(found.values()) == CRASHES // 5

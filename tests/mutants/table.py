@@ -38,6 +38,7 @@ def _in(file: str, *rows: tuple[str, str, str, str]) -> None:
 
 _RANDOM = "tests/training/mechanism/test_randomness.py"
 _SCORING = "tests/training/mechanism/test_scoring.py"
+_METRICS = "tests/training/mechanism/test_metrics.py"
 _TAILS = "tests/training/mechanism/test_tails.py"
 _UNUSABLE = "tests/training/mechanism/test_unusable.py"
 _ORACLE = "tests/training/mechanism/test_oracle.py"
@@ -428,29 +429,39 @@ _in(
 )
 
 _in(
+    "training/mechanism/metrics/_base.py",
+    (
+        "losses of a score are not clipped",
+        "values.clamp(0.0, bound).unsqueeze(-1)",
+        "values.unsqueeze(-1)",
+        f"{_METRICS}::test_no_record_adds_more_than_the_norm_and_one_reaches_it",
+    ),
+)
+
+_in(
     "training/mechanism/scoring.py",
     (
         "half the noise on scores",
-        "[0]) * plan.standard_deviation",
-        "[0]) * 0.5 * plan.standard_deviation",
+        "len(sums)) * plan.standard_deviation",
+        "len(sums)) * 0.5 * plan.standard_deviation",
         f"{_SCORING}::test_the_noise_has_the_charged_deviation",
     ),
     (
-        "losses of a score are not clipped",
-        "posinf=bound).clamp(0.0, bound)",
-        "posinf=bound)",
-        f"{_SCORING}::test_one_record_moves_a_score_by_its_bound_at_most",
+        "what a record adds to a score is held to no bound",
+        "parts * (plan.bound / length.clamp(min=plan.bound))",
+        "parts",
+        f"{_METRICS}::test_whatever_a_metric_says_a_record_adds_its_bound_at_most",
     ),
     (
         "a score is divided by the size of the split",
-        ".sum()) / plan.records",
-        ".sum()) / len(data)",
+        "sums / plan.records",
+        "sums / len(data)",
         f"{_SCORING}::test_the_sum_is_divided_by_what_was_declared",
     ),
     (
         "a record that breaks public facts counts in a score",
-        "parts.append(found if lost is None else found.masked_fill(lost, 0.0))",
-        "parts.append(found)",
+        "found = found.masked_fill(lost.unsqueeze(1), 0.0)",
+        "pass",
         f"{_SCORING}::test_a_record_that_cannot_be_used_adds_exactly_nothing",
     ),
     (

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.statistical.audit import LowerBound
+from privtune.audit.bounds import LowerBound
 
 
 def note(mechanism: str, audit: Callable[[], LowerBound], reported: float) -> LowerBound:

@@ -89,7 +89,8 @@ class ToyRound:
         """Say whether a training on this part of the records sees the canary."""
         records = WITH if self.canary else WITHOUT
         seen = part_of(records, part, self.plan.rate, self.streams)
-        return bool((seen.x == 1.0).any())
+        # A part without any record holds one that is marked as unusable.
+        return seen.unusable is None and bool((seen.x == 1.0).any())
 
     def trial(
         self, number: int, training: TrainingPlan, params: Mapping[str, Any], noise: float
@@ -124,6 +125,15 @@ class ToyRound:
         self.named += 1
         noise = float(self.streams.numpy("noise", self.named).normal())
         return self.trial(self.named, training, params, noise)
+
+    at_once = 1
+
+    def train_numbered(self, plan: Plan, trials: Mapping[int, Any]) -> Sequence[TrialResult]:
+        assert plan.search is not None
+        return [
+            self.train(plan, plan.search.training_of(p), p, name=f"trial-{n}", scored=True)
+            for n, p in trials.items()
+        ]
 
     def ask(self, number: int, make: Any) -> Mapping[str, Any]:
         return self.space.draw(self.streams, number)

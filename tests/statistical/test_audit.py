@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.statistical.audit import lower_bound
+from privtune.accounting import Gaussian
+from privtune.audit.bounds import Claim, lower_bound, one_run_bound
 
 pytestmark = pytest.mark.statistical
 
@@ -36,20 +37,21 @@ def test_an_absence_that_gives_itself_away_is_found():
     assert lower_bound(without, canary, delta=0.2).epsilon == 0.0
 
 
-@pytest.mark.parametrize("gaussian", [False, True])
-def test_the_bound_is_above_the_truth_as_rarely_as_stated(gaussian):
+@pytest.mark.parametrize("by_profile", [False, True])
+def test_the_bound_is_above_the_truth_as_rarely_as_stated(by_profile):
     """300 audits of a Gaussian of mu = 1. At a true rate of 5%, 31 or more have probability 1e-4."""
     rng = np.random.default_rng(3)
     delta = delta_of(1.0, 1.5)
+    claim = Claim(Gaussian(1.0), delta) if by_profile else None
     found = [
         lower_bound(
-            rng.normal(size=400), rng.normal(1.0, size=400), delta=delta, gaussian=gaussian
+            rng.normal(size=400), rng.normal(1.0, size=400), delta=delta, claim=claim
         ).epsilon
         for _ in range(300)
     ]
     assert sum(epsilon > 1.5 for epsilon in found) <= 30
     assert max(found) > 0.5
-    assert (np.median(found) > 0.7) == gaussian
+    assert (np.median(found) > 0.7) == by_profile
 
 
 def test_mu_is_turned_into_epsilon():
@@ -59,13 +61,35 @@ def test_mu_is_turned_into_epsilon():
         rng.normal(size=100_000),
         rng.normal(2.0, size=100_000),
         delta=delta_of(2.0, 5.0),
-        gaussian=True,
+        claim=Claim(Gaussian(0.5), delta_of(2.0, 5.0)),
     )
     assert 4.85 < found.epsilon <= 5.0
 
 
 def test_no_difference_is_no_epsilon():
     rng = np.random.default_rng(5)
-    for gaussian in (False, True):
+    for claim in (None, Claim(Gaussian(1.0), 1e-3)):
         same = [rng.normal(size=1000) for _ in range(2)]
-        assert lower_bound(*same, delta=1e-3, gaussian=gaussian).epsilon < 0.05
+        assert lower_bound(*same, delta=1e-3, claim=claim).epsilon < 0.05
+
+
+@pytest.mark.parametrize("by_profile", [False, True])
+def test_one_run_is_above_the_truth_as_rarely_as_stated(by_profile):
+    """200 runs of 300 canaries of mu = 1. At a true rate of 5%, 24 or more have probability 1e-4."""
+    rng = np.random.default_rng(6)
+    claim = Claim(Gaussian(1.0), 1e-3)
+    found = []
+    for _ in range(200):
+        inside = rng.random(300) < 0.5
+        scores = rng.normal(size=300) + inside
+        split = scores[~inside], scores[inside]
+        found.append(one_run_bound(*split, delta=1e-3, claim=claim if by_profile else None).epsilon)
+    assert sum(epsilon > claim.epsilon for epsilon in found) <= 23
+    assert np.median(found) > (0.3 if by_profile else 0.15) * claim.epsilon
+
+
+def test_one_run_without_any_privacy_is_found():
+    """Every guess is right, of 1200 in 2000: more than randomised response of epsilon = 4 does."""
+    scores = np.arange(2000.0)
+    for claim in (None, Claim(Gaussian(1.0), 1e-5)):
+        assert one_run_bound(scores[:1000], scores[1000:], delta=1e-6, claim=claim).epsilon > 4.0

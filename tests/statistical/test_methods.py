@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from privtune.accounting import Adjacency, epsilon
+from privtune.audit.bounds import Claim, lower_bound
+from privtune.audit.canaries import canaries, secrets_of, train_canaries
 from privtune.training.mechanism import stack_oracle as releases
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS
-from tests.statistical.audit import lower_bound
 from tests.statistical.report import note
-from tests.statistical.watched import ratios
 from tests.training.methods.test_contract import candidate, options
 
 pytestmark = pytest.mark.statistical
 
-PRIVATE = sorted(set(METHODS) - {"pur-oracle"})  # that one reports no guarantee at all
+PRIVATE = sorted(METHODS)
 DELTA = 1e-3
 TARGET = 4.0
 SAMPLED, WHOLE = Schedule(20, 0.5, 4), Schedule(20, 1.0, 4)
@@ -35,13 +35,23 @@ def planned(name, schedule):
 def audited(name, schedule, *, runs, of=""):
     """Audit a method; without sampling, every method's claim is that of one Gaussian."""
     method, reported = planned(name, schedule)
+    adjacency = Adjacency(getattr(method, "adjacency", "add-remove"))
+    replaced = adjacency is Adjacency.REPLACE_ONE
 
     def audit():
         sides = [
-            ratios(method, schedule, candidate(method), runs=runs, sign=sign, tag=tag)
-            for tag, sign in ((2 * PRIVATE.index(name), 0.0), (2 * PRIVATE.index(name) + 1, 1.0))
+            train_canaries(
+                method,
+                schedule,
+                candidate(method),
+                secrets_of(PRIVATE.index(name), f"{sign:g}", runs),
+                data=canaries([sign]),
+                replaced=replaced,
+            ).ratio
+            for sign in (-1.0 if replaced else 0.0, 1.0)
         ]
-        return lower_bound(*sides, delta=DELTA, gaussian=schedule == WHOLE)
+        claim = Claim(method.event(schedule), DELTA, adjacency) if schedule == WHOLE else None
+        return lower_bound(*sides, delta=DELTA, claim=claim)
 
     label = f"{name}, rate {schedule.sample_rate:g}{of}"
     return note(label, audit, reported).epsilon, reported
@@ -86,12 +96,12 @@ def test_samples_that_hold_everybody_are_found(monkeypatch):
             super().__init__(rate=1.0, **rest)
 
     monkeypatch.setattr(releases, "PoissonSampler", Everybody)
-    found, reported = audited("dpsgd", Schedule(20, 0.1, 4), runs=1000, of=", everybody sampled")
+    found, reported = audited("dpsgd", Schedule(20, 0.1, 4), runs=3000, of=", everybody sampled")
     assert found > reported
 
 
 def test_the_audit_of_dpsgd_reaches_four_fifths_of_what_is_reported():
-    """2 x 20,000 trainings of 4 steps. The bound is above the truth with a probability of at most
+    """2 x 5,000 trainings of 4 steps. The bound is above the truth with a probability of at most
     5%."""
-    found, reported = audited("dpsgd", WHOLE, runs=20_000)
+    found, reported = audited("dpsgd", WHOLE, runs=5_000)
     assert 0.8 * reported <= found <= reported

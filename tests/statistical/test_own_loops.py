@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from privtune.accounting import Gaussian, Repeated, calibrate, epsilon
+from privtune.audit.bounds import Claim, lower_bound
+from privtune.audit.canaries import LONG
 from privtune.training.mechanism import stack_oracle as releases
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from privtune.training.own_loop.private_training import PrivateTraining
-from tests.statistical.audit import lower_bound
 from tests.statistical.report import note
-from tests.statistical.watched import LONG
 
 pytestmark = pytest.mark.statistical
 
@@ -67,7 +67,9 @@ def audited(form, of=""):
 
     def audit():
         sides = [sums(form, noise=noise, canary=canary) for canary in (False, True)]
-        return lower_bound(*sides, delta=DELTA, gaussian=True)
+        return lower_bound(
+            *sides, delta=DELTA, claim=Claim(Repeated(STEPS, Gaussian(noise)), DELTA)
+        )
 
     return note(f"own loop, {form}{of}", audit, reported).epsilon, reported
 

@@ -16,7 +16,9 @@ import torch
 from torch import nn
 
 from privtune.accounting import epsilon
+from privtune.audit.bounds import Claim, lower_bound
 from privtune.strategies import (
+    DPHyper,
     Everything,
     Fixed,
     InRun,
@@ -29,7 +31,6 @@ from privtune.strategies import (
 )
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.scoring import score
-from tests.statistical.audit import lower_bound
 from tests.statistical.report import note
 from tests.statistical.rounds import (
     DELTA,
@@ -55,7 +56,7 @@ def planned(strategy):
     return plan, epsilon(plan.event, DELTA).epsilon
 
 
-def audited(strategy, shown, *, runs, gaussian=False, low=LOW, high=HIGH, count=None, of=None):
+def audited(strategy, shown, *, runs, composed=False, low=LOW, high=HIGH, count=None, of=None):
     """Audit a strategy: ``shown`` turns a plan and an outcome into the statistic."""
     plan, reported = planned(strategy)
     first = plan.training if plan.search is None else plan.search.trainings[0]
@@ -68,7 +69,8 @@ def audited(strategy, shown, *, runs, gaussian=False, low=LOW, high=HIGH, count=
         return shown(plan, strategy.run(plan, trials))
 
     def audit():
-        return lower_bound(*sides(run, runs), delta=DELTA, gaussian=gaussian)
+        claim = Claim(plan.event, DELTA) if composed else None
+        return lower_bound(*sides(run, runs), delta=DELTA, claim=claim)
 
     return note(strategy.arm, audit, reported).epsilon, reported
 
@@ -105,7 +107,7 @@ def every_release(plan, outcome):
 def test_what_is_composed_is_no_more_than_reported(strategy):
     """2 x 1000 arms, all of whose trainings are shown; without sampling, so they claim what one
     Gaussian does. Fails by chance with a probability of at most 5%."""
-    found, reported = audited(strategy, every_release, runs=1000, gaussian=True)
+    found, reported = audited(strategy, every_release, runs=1000, composed=True)
     assert 0.5 * reported < found <= reported
 
 
@@ -152,6 +154,8 @@ def rounded_evidence(plan, outcome):
     # The first tier is rare with the canary, the second the rarer without it: about 2 to 1.
     chosen = {2: -1.0, 1: 2.0, 0: 1.0}[best] * abs(evidence(x, deviation(tuned)))
     final = evidence(float(outcome.result.weights[0]), deviation(plan.training))
+    if plan.rate is None:
+        return chosen + final
     inside = plan.rate * math.exp(chosen + (final if plan.training.part == "all" else 0.0))
     return math.log(inside + (1.0 - plan.rate) * math.exp(final))
 
@@ -162,6 +166,13 @@ def test_subsampled_tuning_is_no_more_than_reported(variant):
     strategy = SubsampledTuning(
         parameters=NORM, arm=f"subsampled-tuning {variant}", variant=variant, rate=0.3, mean_runs=4
     )
+    found, reported = audited(strategy, rounded_evidence, runs=1500)
+    assert 0.15 * reported < found <= reported
+
+
+def test_dp_hyper_is_no_more_than_reported():
+    """1500 arms. Fails by chance with a probability of at most 5%."""
+    strategy = DPHyper(parameters=NORM, arm="dp-hyper", share=0.3, mean_runs=4)
     found, reported = audited(strategy, rounded_evidence, runs=1500)
     assert 0.15 * reported < found <= reported
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -31,11 +29,13 @@ from privtune.strategies import (
     registered,
 )
 from privtune.study import Study
+from tests.cli.conftest import Cli, cli
 from tests.strategies.world import BOTH, context
 from tests.study.conftest import toy_spec
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = Path(__file__).parent / "example_package"
+
+__all__ = ["cli"]
 
 Install = Callable[..., None]
 
@@ -76,38 +76,36 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 @pytest.mark.slow
-def test_a_spec_names_a_strategy_of_another_package(tmp_path: Path) -> None:
+def test_a_spec_names_a_strategy_of_another_package(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lay_out_example(tmp_path / "site")
     arms = [{"name": "middle", "strategy": "middle-of-space", "models": 3}]
     spec = toy_spec(arms=arms).model_dump(mode="json")
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(tmp_path / "site"), str(ROOT))),
-        "PRIVTUNE_STORAGE": f"sqlite:///{tmp_path / 'p.db'}",
-    }
+    storage = f"sqlite:///{tmp_path / 'p.db'}"
+    monkeypatch.setenv("PRIVTUNE_STORAGE", storage)
 
     def privtune(*arguments: str) -> str:
-        command = [sys.executable, "-m", "privtune.cli", *arguments]
-        done = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        done = cli(*arguments)
+        assert done.code == 0, done.err
+        return done.out
 
-    rows = {row["name"]: row for row in json.loads(privtune("strategies", "--json"))}
-    assert rows["middle-of-space"]["from"] == "privtune-example-strategies 1.0"
-    assert rows["middle-of-space"]["requires"] == ["a task"]
-    assert {rows[name]["from"] for name in ("fixed", "everything", "dpsgd")} == {"privtune"}
-
-    privtune("study", "create", "spec.yaml")
-    privtune("study", "run", "toy", "--no-mlflow")
+    with monkeypatch.context() as installed:
+        installed.syspath_prepend(tmp_path / "site")
+        rows = {row["name"]: row for row in json.loads(privtune("strategies", "--json"))}
+        assert rows["middle-of-space"]["from"] == "privtune-example-strategies 1.0"
+        assert rows["middle-of-space"]["requires"] == ["a task"]
+        assert {rows[name]["from"] for name in ("fixed", "everything", "dpsgd")} == {"privtune"}
+        privtune("study", "create", str(tmp_path / "spec.yaml"))
+        privtune("study", "run", "toy", "--no-mlflow")
     # From here without the package: what was released and charged does not need it.
-    with closing(Study("toy", environment["PRIVTUNE_STORAGE"])) as study:
+    del sys.modules["example_strategies"]
+    with closing(Study("toy", storage)) as study:
         (release,), (plan,) = study.releases(), study.plans
         assert (release.strategy, len(release.trials)) == ("middle-of-space", 3)
         assert release.params["learning_rate"] == pytest.approx(0.5)
-    with Ledger(environment["PRIVTUNE_STORAGE"]) as ledger:
+    with Ledger(storage) as ledger:
         (charge,) = ledger.charges("toy")
         assert charge.state == "settled"
         assert charge.event == plan.event == Composed((plan.training.event,) * 3)

@@ -6,14 +6,17 @@ import math
 
 import pytest
 
-from privtune.accounting import PrivateSelection, ThresholdSelection
+from privtune.accounting import Event, Parallel, PrivateSelection, ThresholdSelection, epsilon
+from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
 from privtune.strategies import (
+    DPHyper,
     Everything,
     LinearScaling,
     LiuTalwar,
     NonPrivateGrid,
     PapernotSteinke,
+    StrategyError,
     SubsampledTuning,
 )
 from privtune.strategies.linear_scaling import extrapolate
@@ -103,6 +106,36 @@ def test_subsampled_tuning_extrapolates_and_trains_once(rule: object, factor: fl
     assert params["learning_rate"] == pytest.approx(9.0 if factor is None else best * factor)
     assert outcome.result is not None
     assert outcome.result.score == -abs(math.log(best)), "the score that was paid for"
+
+
+def test_dp_hyper_searches_at_its_share_and_trains_once_with_the_rest() -> None:
+    strategy = DPHyper(share=0.2)
+    plan = strategy.plan(context(), epsilon=2.0)
+    selection, final = parts_of(plan.event)
+    assert epsilon(selection, 1e-5).epsilon < 0.45 < 1.6 < epsilon(final, 1e-5).epsilon < 2.0
+    trials = FakeRound(SPACE, count=8)
+    outcome = strategy.run(plan, trials)
+    ((name, training, params),) = trials.trained
+    assert (name, training) == ("final", plan.training)
+    best = max(
+        (SPACE.draw(trials.streams, n)["learning_rate"] for n in range(8)),
+        key=lambda rate: -abs(math.log(rate)),
+    )
+    assert params["learning_rate"] == best
+    assert outcome.result is not None
+    assert outcome.result.score == -abs(math.log(best)), "the score that was paid for"
+    for wrong in (0.0, 1.0, float("nan")):
+        with pytest.raises(InvalidInputError, match="strictly between 0 and 1"):
+            DPHyper(share=wrong).plan(context(), epsilon=2.0)
+    with pytest.raises(StrategyError, match="auto weighs"):
+        DPHyper(law="auto").plan(context(), epsilon=2.0)
+
+
+def parts_of(event: Event) -> tuple[Event, Event]:
+    """What the training records meet: the search, and the final training."""
+    assert isinstance(event, Parallel)
+    first, second = event.events[0].events
+    return first, second
 
 
 def test_everything_tells_the_sampler_and_releases_every_trial() -> None:

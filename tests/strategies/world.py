@@ -79,6 +79,15 @@ class FakeRound:
         self.trained.append((name, training, dict(params)))
         return self._result(len(self.trained) - 1, params)
 
+    at_once = 1
+
+    def train_numbered(self, plan: Plan, trials: Mapping[int, Any]) -> Sequence[TrialResult]:
+        assert plan.search is not None
+        return [
+            self.train(plan, plan.search.training_of(p), p, name=f"trial-{n}", scored=True)
+            for n, p in trials.items()
+        ]
+
     def ask(self, number: int, make: Any) -> Mapping[str, Any]:
         make(self.space)
         return self.space.draw(self.streams, number)

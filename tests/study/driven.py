@@ -12,16 +12,19 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
+import privtune
 from privtune.cli import main
 from privtune.errors import PrivTuneError
 from privtune.ledger.storage import Storage
-from privtune.strategies import Fixed
+from privtune.strategies import Fixed, PapernotSteinke
 from privtune.study import Study, _round, _run
 from privtune.study.lifecycle import Life
 from privtune.training.engine import checkpoint
 from tests.study.make_old_store import LOOP, objective
 
 PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
+OPEN = privtune.Budget(100.0, 1e-5, name="open")
+SPLIT = privtune.Validation(records=60)
 
 
 def run(url: str, gate: Any, results: Any) -> None:
@@ -45,8 +48,17 @@ def charge(url: str, gate: Any, results: Any) -> None:
 def add(url: str, gate: Any, results: Any, arm: str) -> None:
     """Add an arm to the study `open`, and run it."""
     gate.wait()
-    options: dict[str, Any] = {"strategy": Fixed(), "training": LOOP, "epsilon": 0.5, "arm": arm}
-    _tell(results, lambda: _released([Study("open", url).optimize(objective, **options)]))
+    _tell(results, lambda: [added(url, arm)])
+
+
+def added(url: str, arm: str) -> str:
+    """Add an arm, of one run or a selection's as its name says; return the name of the released."""
+    strategy = PapernotSteinke(mean_runs=2) if arm.startswith("selection") else Fixed()
+    with closing(Study("open", url)) as study:
+        release = study.optimize(
+            objective, strategy=strategy, training=LOOP, validation=SPLIT, epsilon=0.5, arm=arm
+        )
+    return release.arm
 
 
 def _released(releases: Any) -> list[str]:

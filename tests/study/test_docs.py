@@ -11,6 +11,7 @@ import yaml
 
 from privtune.errors import PrivTuneError
 from privtune.study import StudySpec, plan_study
+from privtune.tasks import get_task
 
 pytestmark = pytest.mark.quick
 
@@ -18,7 +19,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_documented_spec_is_a_spec() -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "spec.md").read_text("utf-8"), re.DOTALL)
+    page = (DOCS / "spec.md").read_text("utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (table,) = re.findall(r"^  ```yaml\n(.*?)^  ```", page, re.DOTALL | re.MULTILINE)
+    assert get_task(yaml.safe_load(table)["task"]).input_shape == (1 + 1 + 3 + 1 + 5,)
     spec = StudySpec.parse(yaml.safe_load(block))
     strategies = [arm.to_strategy() for arm in spec.arms]
     assert [s.arm for s in strategies] == [arm.name for arm in spec.arms]
@@ -68,3 +72,12 @@ def test_the_guide_s_objective_takes_25_lines_and_compiles() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "guide.md").read_text("utf-8"), re.DOTALL)
     assert len([line for line in code.splitlines() if line]) <= 25
     compile(code, "guide.md", "exec")
+
+
+@pytest.mark.parametrize("name", ["fair", "visits"])
+def test_specs_among_the_examples_are_specs(name: str) -> None:
+    spec = StudySpec.from_file(DOCS / "examples" / f"{name}.yaml")
+    context = spec.planning_context()
+    for arm in spec.arms:
+        assert arm.to_strategy().plan(context, epsilon=1.0).arm == arm.name
+    assert context.plan_report(1.0) is not None

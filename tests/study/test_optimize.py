@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 import types
+from dataclasses import replace
 from typing import Any
 
 import optuna
@@ -34,6 +35,7 @@ from privtune.study import (
     Study,
     StudyFinishedError,
     StudyInterruptedError,
+    _optimize,
 )
 from privtune.study.failures import ArmStoppedError
 from privtune.training.own_loop.private_training import PlanExhaustedError
@@ -276,6 +278,34 @@ def test_an_arm_does_not_change_its_plan(storage: str) -> None:
         study.optimize(objective, strategy=PapernotSteinke(mean_runs=3), timeout=-1.0, **ARGUMENTS)
     with pytest.raises(PrivTuneError, match="exists with another plan"):
         study.optimize(objective, strategy=PapernotSteinke(mean_runs=5), **ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("factor", "same"), [(1.0 + 1e-3, True), (1.0 - 1e-3, True), (1.03, False)]
+)
+def test_an_arm_of_another_version_s_accounts_runs_as_it_was_charged(
+    storage: str, monkeypatch: pytest.MonkeyPatch, factor: float, same: bool
+) -> None:
+    """Today's calibration asks for a little other noise than the one that was charged."""
+    study, strategy = make(storage), PapernotSteinke(mean_runs=2)
+    with pytest.raises(StudyInterruptedError):
+        study.optimize(objective, strategy=strategy, timeout=-1.0, **ARGUMENTS)
+    charged = study.status()[0].plan
+    real = _optimize.plan_objective
+
+    def drifted(*args: Any, **options: Any) -> Any:
+        plan = real(*args, **options)
+        search = replace(plan.search, trainings=(plan.search.trainings[0].scaled(factor),))
+        return replace(plan, training=plan.training.scaled(factor), search=search)
+
+    monkeypatch.setattr(_optimize, "plan_objective", drifted)
+    if not same:
+        with pytest.raises(PrivTuneError, match="exists with another plan"):
+            study.optimize(objective, strategy=strategy, **ARGUMENTS)
+        return
+    study.optimize(objective, strategy=strategy, **ARGUMENTS)
+    assert study.status()[0].plan == charged
+    assert charges(storage) == 1
 
 
 def test_a_second_arm_must_say_what_it_may_cost(storage: str) -> None:

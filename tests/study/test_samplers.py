@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -13,9 +14,12 @@ from optuna.trial import TrialState
 from torch import nn
 
 import privtune
+from privtune.errors import InvalidInputError
 from privtune.strategies import Everything
 from privtune.strategies.everything import SAMPLERS
 from privtune.study import Study
+from privtune.study._round import TrialFiles
+from privtune.study.planning import plan_study
 from tests.study.conftest import toy_spec
 from tests.toy import blobs
 
@@ -44,6 +48,68 @@ def test_cma_es_carries_its_state_from_trial_to_trial(storage: str) -> None:
     # Optuna notes the generation with each trial that CMA-ES itself has drawn: all but the first.
     notes = [any(key.startswith("cma") for key in t.system_attrs) for t in curated.trials]
     assert notes == [False, *[True] * 5]
+
+
+@pytest.mark.parametrize("sampler", ["random", "grid"])
+def test_what_is_drawn_blindly_is_trained_together(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
+) -> None:
+    """The same trials as one by one, in fewer passes; a stop in between repeats no finished one."""
+    arm = {"name": "arm", "strategy": "everything", "sampler": sampler, "trials": 5}
+    stacks: list[int] = []
+    train = TrialFiles.train
+
+    def count(self: TrialFiles, training: object, trials: dict, **rest: object) -> object:
+        stacks.append(len(trials))
+        if len(stacks) == 2:
+            raise KeyboardInterrupt
+        return train(self, training, trials, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialFiles, "at_once", 1)
+        (alone,) = Study.create(toy_spec(arms=[arm], seed=4), storage).run()
+    other = f"sqlite:///{tmp_path / 'together.db'}"
+    study = Study.create(toy_spec(arms=[arm], seed=4), other)
+    monkeypatch.setattr(TrialFiles, "train", count)
+    monkeypatch.setattr(TrialFiles, "at_once", 3)
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    (together,) = study.run()
+    assert stacks == [3, 2, 2]
+    assert together.guarantee == alone.guarantee
+    for one, two in zip(alone.trials, together.trials, strict=True):
+        assert one.params == two.params
+        assert one.transcript_digest == two.transcript_digest
+        # Sums of a stack round otherwise, which large learning rates magnify; other noise would
+        # differ by whole units.
+        assert torch.allclose(one.weights, two.weights, rtol=1e-3, atol=1e-2)
+
+
+def test_a_batch_of_proposals_costs_what_they_cost_one_by_one(storage: str) -> None:
+    arm = {"name": "arm", "strategy": "everything", "sampler": "tpe", "trials": 14}
+    spec = toy_spec(arms=[{**arm, "batch": 7}], seed=4, epochs=0.2)
+    (batched,) = plan_study(spec).plans
+    (single,) = plan_study(toy_spec(arms=[arm], epochs=0.2)).plans
+    assert batched.event == single.event
+    assert batched.details["batch"] == 7
+    assert "batch" not in single.details, "plans of before keep their digest"
+    study = Study.create(spec, storage)
+    (release,) = study.run()
+    assert len({tuple(trial.params.items()) for trial in release.trials}) == 14
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"sampler": "gp", "batch": 2}, "is for sampler tpe"),
+        ({"sampler": "random", "batch": 2}, "random and grid train together"),
+        ({"sampler": "tpe", "batch": 0}, "whole number of at least 1"),
+    ],
+)
+def test_batches_that_cannot_be(options: dict, says: str) -> None:
+    arm = {"name": "arm", "strategy": "everything", "trials": 4, **options}
+    with pytest.raises(InvalidInputError, match=says):
+        plan_study(toy_spec(arms=[arm]))
 
 
 SAMPLER_OBJECTS: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {

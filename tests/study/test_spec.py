@@ -51,7 +51,7 @@ def test_a_bad_field_is_one_sentence_that_names_it(changes: dict, message: str) 
         ({"arms": "none"}, "arms: must be a list, not 'none'"),
         ({"space": [1]}, "space: must be a mapping of names to values"),
         ({"expected_batch_size": 2.5}, "expected_batch_size: must be a whole number, not 2.5"),
-        ({"device": "tpu"}, "must be 'auto', 'cpu' or 'cuda', not 'tpu'"),
+        ({"device": "tpu"}, "must be auto, cpu, cuda or cuda:N, not 'tpu'"),
     ],
 )
 def test_a_bad_field_is_told_in_the_words_of_a_spec(changes: dict, message: str) -> None:
@@ -207,7 +207,7 @@ def test_a_space_that_is_none_is_one_sentence(field: dict) -> None:
         SearchSpace.from_dict({"x": field})
 
 
-@pytest.mark.parametrize("text", ["a: 2026-13-45", "a: " + "[" * 100_000, "a: " + "9" * 5000, "\0"])
+@pytest.mark.parametrize("text", ["a: 2026-13-45", "a: " + "[" * 10_000, "a: " + "9" * 5000, "\0"])
 def test_odd_yaml_is_one_sentence(text: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.yaml"
     path.write_text(text)

@@ -33,6 +33,7 @@ def run(storage: str, arm: dict[str, Any], **changes: Any) -> tuple[Study, Relea
         {"strategy": "papernot-steinke", "law": "logarithmic", "mean_runs": 2},
         {"strategy": "subsampled-tuning", "variant": 1, "rate": 0.25, "mean_runs": 3},
         {"strategy": "subsampled-tuning", "variant": 2, "rate": 0.25, "mean_runs": 3},
+        {"strategy": "dp-hyper", "share": 0.3, "mean_runs": 3},
     ],
     ids=lambda arm: f"{arm['strategy']}-{arm.get('variant', '')}",
 )

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -303,23 +298,3 @@ def test_a_seed_makes_a_study_reproducible_and_none_does_not(tmp_path: Path) -> 
     first, second, other = weights("a", 3), weights("b", 3), weights("c", None)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-@pytest.mark.slow
-def test_kill_nine_at_random_moments_loses_no_charge(storage: str) -> None:
-    spec = toy_spec(epochs=8)
-    Study.create(spec, storage).close()
-    code = f"from privtune.study import Study; Study('toy', {storage!r}).run()"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    for delay in (2.5, 4.0, 4.5, 5.0):
-        child = subprocess.Popen([sys.executable, "-c", code], env=environment)
-        time.sleep(delay)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    study = Study("toy", storage)
-    if states(study) != ["settled"] * 3:
-        study.run()
-    assert states(study) == ["settled"] * 3
-    with Ledger(storage) as ledger:
-        assert len(ledger.charges("toy")) == 3
-    assert study.spent().epsilon <= 6.0

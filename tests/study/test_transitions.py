@@ -48,8 +48,11 @@ class Watching:
         self.seen[plan.arm] = str(self.life.charges()[plan.arm].state)
         return self.trainer.prepare(plan)
 
-    def finish(self, outcome: Any) -> tuple[Any, Mapping[str, float]]:
-        return self.trainer.finish(outcome)
+    def finish(self, plan: Any, outcome: Any) -> tuple[Any, Mapping[str, Any]]:
+        return self.trainer.finish(plan, outcome)
+
+    def machine(self) -> Mapping[str, str]:
+        return self.trainer.machine()
 
 
 def test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time(life: Life) -> None:

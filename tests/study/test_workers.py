@@ -26,6 +26,7 @@ from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import BREAK, VALIDATION, objective
+from tests.tiers import PATIENCE
 
 LOOP = privtune.DPSGD(records=240, epochs=1, expected_batch_size=24)
 PATH = "tests.study.elsewhere:objective"
@@ -34,7 +35,7 @@ ARM = {"name": "arm", "strategy": "papernot-steinke", "mean_runs": 4}
 
 def work(url: str, options: dict[str, Any]) -> None:
     """Be a worker. Module level, to be spawned."""
-    serve(url, **{"idle_exit": 60.0, **options})
+    serve(url, **{"idle_exit": PATIENCE, **options})
 
 
 @contextmanager
@@ -63,9 +64,9 @@ def charges(url: str, budget: str = "toy") -> int:
         return len(ledger.charges(budget))
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 120.0) -> None:
-    """Wait until something holds; a generous limit only ends what would never end."""
-    limit = time.monotonic() + seconds
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    limit = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < limit, "waited in vain"
         time.sleep(0.1)

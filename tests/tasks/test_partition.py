@@ -20,7 +20,7 @@ from privtune.errors import InvalidInputError
 from privtune.execution.training import train_trials
 from privtune.strategies import ScorePlan, TrainingPlan
 from privtune.study import Study
-from privtune.tasks import Sizes, TaskData, get_task, split, tables
+from privtune.tasks import Sizes, TaskData, digits, get_task, split, tables
 from privtune.tasks._partition import places
 from privtune.tasks.tabular import tabular
 from privtune.training.engine.compute import Compute
@@ -81,7 +81,10 @@ SOURCES = {
 def loaded(name: str, edit: Edit, monkeypatch: pytest.MonkeyPatch, folder: Path) -> TaskData:
     """Load a task from a source that was edited."""
     with monkeypatch.context() as patch:
-        if name in SOURCES:
+        if name.startswith("digits"):
+            images, labels = digits._digits()
+            patch.setattr(digits, "_digits", lambda: (edit(images), edit(labels)))
+        elif name in SOURCES:
             source = getattr(sklearn.datasets, SOURCES[name])
 
             def edited(**options: Any) -> Any:

@@ -283,3 +283,15 @@ def test_a_table_with_a_bad_record_gives_the_release_without_it(
 def test_a_task_of_another_type() -> None:
     with pytest.raises(InvalidInputError, match="must be tabular"):
         get_task({"type": "audio"})
+
+
+def test_the_digits_are_those_of_the_library(monkeypatch):
+    from sklearn.datasets import load_digits
+
+    from privtune.tasks import digits
+
+    for file in (digits._file(), None):
+        monkeypatch.setattr(digits, "_file", lambda file=file: file)
+        for found, known in zip(digits._digits(), load_digits(return_X_y=True), strict=True):
+            np.testing.assert_array_equal(found, known)
+            assert found.dtype == known.dtype

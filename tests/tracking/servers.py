@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-PATIENCE = 120.0
+from tests.tiers import PATIENCE
 
 
 def free_port() -> int:
@@ -63,7 +63,7 @@ class Server:
             if self._process.poll() is not None:
                 raise RuntimeError(self.log.read_text())
             try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                with urllib.request.urlopen(f"{self.url}/health", timeout=PATIENCE):
                     return self
             except (urllib.error.URLError, OSError):
                 time.sleep(0.3)

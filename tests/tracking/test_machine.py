@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+from privtune.tracking import machine
 from privtune.tracking.machine import SEALED_STATE, MachineSampler, machine_state
 
 pytestmark = pytest.mark.quick
@@ -32,8 +33,7 @@ def nvml(*, driver: bool = True, mig: bool = False) -> types.ModuleType:
     contents = {
         "NVMLError": NVMLError,
         "nvmlInit": init,
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: int(uuid.removeprefix("GPU-")),
         "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(used=1_000_000 * (h + 1)),
         "nvmlDeviceGetUtilizationRates": rates,
     }
@@ -42,29 +42,35 @@ def nvml(*, driver: bool = True, mig: bool = False) -> types.ModuleType:
     return module
 
 
-def gpu_metrics() -> dict[str, float]:
-    (*_, (_, values)) = MachineSampler(interval=60.0).stop()
+@pytest.fixture(autouse=True)
+def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(machine, "uuid_of", lambda device: f"GPU-{device[5:] or 0}")
+
+
+def gpu_metrics(device: str = "auto") -> dict[str, float]:
+    (*_, (_, values)) = MachineSampler(interval=60.0, device=device).stop()
     assert values["system/process_memory_megabytes"] > 1
     return {name: value for name, value in values.items() if "gpu" in name}
 
 
-def test_memory_and_utilisation_of_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "number"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
+def test_memory_and_utilisation_of_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, number: int
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml())
     assert machine_state(sealed=False) == "CPU, memory and GPU"
-    assert gpu_metrics() == {
-        "system/gpu_0_memory_usage_megabytes": 1.0,
-        "system/gpu_0_utilization_percentage": 40.0,
-        "system/gpu_1_memory_usage_megabytes": 2.0,
-        "system/gpu_1_utilization_percentage": 41.0,
+    assert gpu_metrics(device) == {
+        f"system/gpu_{number}_memory_usage_megabytes": number + 1.0,
+        f"system/gpu_{number}_utilization_percentage": number + 40.0,
     }
+    assert gpu_metrics("cpu") == {}
 
 
 def test_a_reading_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml(mig=True))
-    assert gpu_metrics() == {
-        "system/gpu_0_memory_usage_megabytes": 1.0,
-        "system/gpu_1_memory_usage_megabytes": 2.0,
-    }
+    assert gpu_metrics() == {"system/gpu_0_memory_usage_megabytes": 1.0}
 
 
 def test_without_a_driver_the_tag_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import TrackingUnavailableError, local_uri, tracking_uri
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
+from tests.tiers import PATIENCE
 from tests.toy import curated
 from tests.tracked import ARMS, Tracked
 from tests.tracking.servers import Server, free_port
@@ -108,7 +109,7 @@ def sync_in_processes(storage: str, uri: str, count: int) -> list[Any]:
     ]
     for process in processes:
         process.start()
-    answers = [queue.get(timeout=300) for _ in processes]
+    answers = [queue.get(timeout=PATIENCE) for _ in processes]
     for process in processes:
         process.join()
     return answers

@@ -318,7 +318,7 @@ class BatchedKernel:
         self._seen[key] += 1
         if self._seen[key] <= _RARE:
             if key not in self._rare:
-                self._rare[key] = tape_of(self._module, self._loss_of, self.layout, self.plan, key)
+                self._rare[key] = tape_of(self._module, self._loss_of, self.layout, self.plan)
             return self._rare[key]
         if key not in self._programs:
             x, y = synthetic(rows.x[0], rows.y[0], key, params.device)

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import safetensors.torch
 import torch
 
 from privtune.errors import PrivTuneError
+from privtune.training.engine.machine import hardware, versions
 from privtune.training.mechanism.kernel import say_once
 from privtune.training.mechanism.streams import Tensors, of_prefix, prefixed
 from privtune.training.methods._checkpoint import restore_state, state_tensors
@@ -181,22 +178,4 @@ class Checkpoint:
 
 def _where(device: torch.device) -> dict[str, Any]:
     """Return what may change the bits of a training: the program, and what it runs on."""
-    cuda = device.type == "cuda"
-    return {
-        "privtune": version("privtune"),
-        "torch": f"{torch.__version__} {torch.version.git_version}",
-        "numpy": np.__version__,
-        "machine": f"{platform.machine()} {_processor()}",
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
-    }
-
-
-def _processor() -> str:
-    """Return the processor's name."""
-    facts = Path("/proc/cpuinfo")
-    if not facts.exists():
-        return platform.processor()
-    named = (line for line in facts.read_text().splitlines() if line.startswith("model name"))
-    return next(named, platform.processor())
+    return {**versions(), "threads": torch.get_num_threads(), "hardware": hardware(device)}

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from privtune.training.engine.compute import CompileError
 from privtune.training.engine.graph.capture import PassPlan, tape_of
@@ -138,7 +137,7 @@ class CompiledSums:
     ) -> Callable[..., Tensors]:
         """Return the pass, run as it is."""
         layout = self._layout
-        tape, uses = tape_of(self._module, self._loss_of, layout, self._plan, shape)
+        tape, uses = tape_of(self._module, self._loss_of, layout, self._plan)
 
         def program(
             params: torch.Tensor,
@@ -164,6 +163,7 @@ class CompiledSums:
 def _compile(program: Callable[..., Tensors], example: Tensors) -> Callable[..., Tensors]:
     """Capture a program and compile it in this process: no pool of workers is left behind."""
     from torch import _inductor
+    from torch.fx.experimental.proxy_tensor import make_fx
 
     with _inductor.config.patch({"compile_threads": 1}), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -6,6 +6,7 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -15,7 +16,9 @@ from typing import Literal
 
 from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = ["CompileError", "Compute", "check_stack", "require_compiler"]
+__all__ = ["CompileError", "Compute", "check_device", "check_stack", "require_compiler"]
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d{0,3}))?")
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Compute:
     """How to compute trainings.
 
     Args:
-        device: ``"auto"`` (CUDA when there is one), ``"cpu"`` or ``"cuda"``.
+        device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         stack: How many candidates to train at once, or ``"auto"``.
         compiled: Whether to compile what is common: seconds for each shape, then faster steps.
     """
@@ -52,6 +55,41 @@ def check_stack(value: object) -> int | Literal["auto"]:
     if number < 1:
         raise InvalidInputError("stack", value, "must be a whole number of at least 1, or auto")
     return number
+
+
+def check_device(device: str, *, here: bool = True) -> str:
+    """Return where to train, as torch names it.
+
+    Args:
+        device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        here: Whether it must be on this machine; else only its name is checked, and torch is not
+            imported.
+
+    Raises:
+        InvalidInputError: If there is no such device.
+    """
+    if not isinstance(device, str) or not _DEVICE.fullmatch(device):
+        raise InvalidInputError("device", device, "must be auto, cpu, cuda or cuda:N")
+    if not here or device == "cpu":
+        return device
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        return "cuda" if count else "cpu"
+    number = int(device.partition(":")[2] or 0)
+    if number < count:
+        return device
+    has = (
+        f"this machine shows {count}, cuda:0 to cuda:{count - 1}" if count else "there is none here"
+    )
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    raise InvalidInputError(
+        "device",
+        device,
+        f"needs a CUDA device that is there, and {has}",
+        "" if hidden is None else f"CUDA_VISIBLE_DEVICES is {hidden!r}.",
+    )
 
 
 def require_compiler() -> None:

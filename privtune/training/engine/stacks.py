@@ -174,6 +174,7 @@ def run_stack(
     oracle: StackOracle,
     *,
     steps: Sequence[int],
+    paces: Sequence[Sequence[float]],
     on_step: OnStep | None,
     snapshots_at: Collection[int] = (),
     checkpoint: Checkpoint | None = None,
@@ -185,6 +186,7 @@ def run_stack(
         state: Its state for the K candidates.
         oracle: Their oracle.
         steps: Steps of each candidate.
+        paces: Factors on the learning rate of each candidate, one a step.
         on_step: Called after every step.
         snapshots_at: Steps after which to keep a copy of the parameters.
         checkpoint: Where a stack of one goes on from, and what it keeps.
@@ -199,7 +201,10 @@ def run_stack(
         kept = checkpoint.load()
         first, state, history = kept.step, kept.state, list(kept.history)
         snapshots[0].update(kept.snapshots)
+    level = all(pace == 1.0 for each in paces for pace in each)
     for step in range(first, max(steps)):
+        if not level:
+            oracle.pace = state.params.new_tensor([paces[k][step] for k in alive])
         state = method.update(state, oracle)
         history.append(method.report(state))
         if on_step is not None:

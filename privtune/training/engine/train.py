@@ -16,7 +16,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.checkpoint import Checkpoint, Keeper
 from privtune.training.engine.compiling import Shape
-from privtune.training.engine.compute import check_stack
+from privtune.training.engine.compute import check_device, check_stack
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.opacus_adapter import OpacusKernel
 from privtune.training.engine.stacks import (
@@ -27,13 +27,14 @@ from privtune.training.engine.stacks import (
     run_stack,
     split,
 )
-from privtune.training.mechanism.data import Data, targets_are_classes
+from privtune.training.mechanism.data import Data, fingerprint, targets_are_classes
 from privtune.training.mechanism.kernel import (
     Kernel,
     Layout,
     Loss,
     LossOf,
     OfOutputs,
+    Rows,
     same_fixed,
     say_once,
 )
@@ -43,12 +44,14 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import Transcript
+from privtune.training.methods._rate_schedule import SEARCHED, rate_factors
 
 if TYPE_CHECKING:
     from privtune.training.methods._base import Candidate, Method
 
 __all__ = [
     "TrainingResult",
+    "losses_of",
     "train",
 ]
 
@@ -104,9 +107,10 @@ def train(
         model: Makes the model; its parameters are initialised from each candidate's own stream.
         loss: Loss of each record: outputs ``[B, ...]`` and targets ``[B, ...]`` to ``[B]``.
         data: The private records.
-        candidates: Hyperparameters of each candidate.
+        candidates: Hyperparameters of each candidate; ``schedule`` and ``warmup`` among them take
+            the place of the method's schedule of the learning rate.
         secrets: 32 bytes a candidate; with them, its result does not depend on its stack.
-        device: ``"auto"`` (CUDA when there is one), ``"cpu"`` or ``"cuda"``.
+        device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         stack: How many candidates to train at once, or ``"auto"``.
         compiled: Whether to compile what is common: seconds for each shape, then faster steps.
         steps: Steps of each candidate, at most ``schedule.steps``; those that are done leave the
@@ -133,9 +137,14 @@ def train(
             "secrets", f"{len(secrets)} of them", "must be one for each candidate, at least 1"
         )
     stack = check_stack(stack)
-    place = _device(device)
+    place = torch.device(check_device(device))
     local = data.to(place)
     counts = _steps(schedule, steps, len(candidates))
+    paces = [
+        rate_factors(method, candidate, dataclasses.replace(schedule, steps=count))
+        for candidate, count in zip(candidates, counts, strict=True)
+    ]
+    left = [{n: v for n, v in candidate.items() if n not in SEARCHED} for candidate in candidates]
     kernel = choose_kernel(model, OfOutputs(loss), local, place, schedule, compiled=compiled)
     facts = find_facts(lambda x, y: loss(kernel.module(x), y), *local.like, device=place)
     local = local.held_to(facts)
@@ -160,11 +169,13 @@ def train(
             noise=noise,
         )
         params = torch.stack([_initial(model, s, kernel) for s in streams]).to(place)
-        state = method.init(params, [candidates[k] for k in members])
+        state = method.init(params, [left[k] for k in members])
         checkpoint = None
         if keeper is not None and len(candidates) == 1:
             own = streams[0].key("checkpoint").hex()
-            about = repr((own, method, oracle.schedule, candidates, noise, len(local)))
+            about = repr(
+                (own, method, oracle.schedule, candidates, noise, fingerprint(local), kernel.module)
+            )
             seen = kernel.seen if isinstance(kernel, BatchedKernel) else Counter[Shape]()
             checkpoint = Checkpoint(keeper, about, state, oracle, seen)
         done = run_stack(
@@ -172,6 +183,7 @@ def train(
             state,
             oracle,
             steps=[counts[k] for k in members],
+            paces=[paces[k] for k in members],
             on_step=on_step,
             snapshots_at=snapshots_at,
             checkpoint=checkpoint,
@@ -182,6 +194,28 @@ def train(
         outcomes[k].transcript.check_within(event)
         outcomes[k].transcript.check_whole(event)
     return _joined([outcomes[k] for k in range(len(counts))], schedule.steps)
+
+
+def losses_of(
+    model: Callable[[], nn.Module], loss: Loss, data: Data, weights: torch.Tensor
+) -> torch.Tensor:
+    """Return the loss of every record as a training computes it, without dropout, shape ``[N]``.
+
+    Args:
+        model: Makes the model.
+        loss: Loss of each record.
+        data: A few records.
+        weights: Trained parameters, flat.
+    """
+    place = torch.device("cpu")
+    records = len(data)
+    schedule = Schedule(records, 1.0, 1)
+    kernel = choose_kernel(model, OfOutputs(loss), data, place, schedule)
+    x, y, _ = data.fetch(torch.arange(records))
+    flat = weights.unsqueeze(0)
+    mask = flat.new_ones(1, records)
+    rows = Rows(x.unsqueeze(0), y.unsqueeze(0), [records], mask, [torch.Generator()])
+    return kernel.losses(flat, rows)[0]
 
 
 def _steps(schedule: Schedule, steps: Sequence[int] | None, candidates: int) -> list[int]:
@@ -262,14 +296,3 @@ def _initial(model: Callable[[], nn.Module], streams: Streams, kernel: Kernel) -
             "Load what is frozen from a file, or seed it.",
         )
     return kernel.layout.flatten({n: p.detach() for n, p in module.named_parameters()})
-
-
-def _device(device: str) -> torch.device:
-    """Choose the device."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise InvalidInputError("device", device, 'must be "auto", "cpu" or "cuda"')
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InvalidInputError("device", device, "needs a CUDA device, and there is none")
-    return torch.device(device)

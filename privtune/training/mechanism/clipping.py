@@ -16,7 +16,14 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Automatic", "Clipping", "CoordinateTransform", "Flat", "PerLayer"]
+__all__ = [
+    "Automatic",
+    "Clipping",
+    "CoordinateTransform",
+    "EqualByLayer",
+    "Flat",
+    "PerLayer",
+]
 
 
 _SMALLEST = 1e-15  # of bounds: float32 sees no norm below 1e-19
@@ -164,6 +171,34 @@ class PerLayer(Clipping):
                 f"must be at least {_SMALLEST:g}, of shape [L] or [K, L]",
             )
         return bounds.expand(candidates, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class EqualByLayer(Clipping):
+    """Clip the gradient of each of L layers to ``max_grad_norm / sqrt(L)``.
+
+    **Guarantee**: the squares of L such norms add up to ``max_grad_norm`` squared at most.
+
+    Args:
+        max_grad_norm: Above 0; a float, or shape ``[K]``.
+    """
+
+    max_grad_norm: float | torch.Tensor
+    by_layer = True
+
+    def sensitivity(self, candidates: int) -> torch.Tensor:
+        """Return ``max_grad_norm`` of each candidate."""
+        return _column("max_grad_norm", self.max_grad_norm, candidates)
+
+    def limits(self, norms: torch.Tensor) -> torch.Tensor:
+        """Return the bound of every layer, shape ``[1, K, 1]``."""
+        whole = _as_rows(self.sensitivity(norms.shape[1]), norms)
+        return (whole / math.sqrt(norms.shape[0])).unsqueeze(0)
+
+    @staticmethod
+    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+        """Return ``min(1, bound / norm)``, layer by layer."""
+        return Flat.rule(norms, limits)
 
 
 @dataclass(frozen=True, eq=False)

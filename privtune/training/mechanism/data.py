@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +12,15 @@ from torch.utils.data import Dataset, default_collate
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.records import NO_FACTS, RecordFacts, blames_records
 
-__all__ = ["Data", "DatasetData", "Fetched", "TensorData", "synthetic", "targets_are_classes"]
+__all__ = [
+    "Data",
+    "DatasetData",
+    "Fetched",
+    "TensorData",
+    "fingerprint",
+    "synthetic",
+    "targets_are_classes",
+]
 
 Fetched = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Inputs, targets, and which of the records cannot be used; None for none of them."""
@@ -236,6 +245,26 @@ def targets_are_classes(data: Data) -> bool:
     if not isinstance(data, TensorData) or data.sealed_size:
         return False
     return not data.y.dtype.is_floating_point and bool((data.y >= 0).all())
+
+
+_SPREAD = 64  # steps from the first record of a data set on disk to its last, for its fingerprint
+
+
+def fingerprint(data: Data) -> str:
+    """Return a digest that tells whether a training goes on with the records it began with. Sealed.
+
+    Of every record in memory; of a data set that is read record by record, of 65 spread over it.
+    """
+    if isinstance(data, TensorData):
+        parts = [data.x, data.y, *([] if data.unusable is None else [data.unusable])]
+    else:
+        spread = sorted({number * (len(data) - 1) // _SPREAD for number in range(_SPREAD + 1)})
+        parts = list(data.fetch(torch.tensor(spread, device=data.like[0].device))[:2])
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(f"{part.dtype} {tuple(part.shape)}".encode())
+        found.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def synthetic(

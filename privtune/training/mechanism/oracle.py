@@ -43,6 +43,8 @@ class Oracle(Protocol):
 
     schedule: Schedule
     candidates: int
+    pace: torch.Tensor | float
+    """Public factor on the learning rate of the next step: one for all, or shape ``[K]``."""
 
     def sample(self) -> Sample:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""

@@ -1,4 +1,4 @@
-"""Scores of trained models: a bounded metric, summed record by record, noised as the plan has it.
+"""Scores of trained models: bounded vectors, summed record by record, noised as the plan has it.
 
 Each record is evaluated by itself, as a batch of one. A model that mixes the records of a batch, in
 evaluation as well, then mixes nothing, and a record changes the sum by no more than its bound.
@@ -7,9 +7,10 @@ evaluation as well, then mixes nothing, and a record changes the sum by no more 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,9 +22,11 @@ from privtune.errors import InvalidInputError
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.data import TensorData, synthetic
 from privtune.training.mechanism.kernel import Loss
+from privtune.training.mechanism.metrics import Floats, Metric, interval, make_metric
 from privtune.training.mechanism.records import blames_records, find_facts, find_raising
+from privtune.training.mechanism.units import are_units, rows_of
 
-__all__ = ["ScoreTerms", "cross_entropy", "score"]
+__all__ = ["Measured", "ScoreTerms", "cross_entropy", "measure", "score"]
 
 _CHUNK = 512  # records that are evaluated at once, each by itself
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -39,12 +42,17 @@ class ScoreTerms(Protocol):
 
     @property
     def metric(self) -> str:
-        """``accuracy`` or ``loss``."""
+        """Name of the metric."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What else the metric takes."""
         ...
 
     @property
     def bound(self) -> float:
-        """The most that a record adds to the sum."""
+        """The longest vector that a record adds to the sums, in the mechanism's norm."""
         ...
 
     @property
@@ -54,13 +62,28 @@ class ScoreTerms(Protocol):
 
     @property
     def standard_deviation(self) -> float:
-        """Scale of the noise on the mean; 0 for a split that is declared public."""
+        """Scale of the noise on each mean; 0 for a split that is declared public."""
         ...
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of each record."""
     return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A metric of a model, and how far off it may be.
+
+    Args:
+        value: The metric itself: less is better for a loss.
+        low: Lower end of a 95% interval, for the noise and for the drawing of the records.
+        high: Upper end.
+    """
+
+    value: float
+    low: float
+    high: float
 
 
 def score(
@@ -76,36 +99,98 @@ def score(
     Args:
         plan: Metric, bound, noise, and the declared number of records.
         model: The trained model; evaluated in evaluation mode, and left as it was.
-        data: The validation records; whole-number targets ``[N]`` for the accuracy.
+        data: The validation records; their targets as the metric takes them.
         rng: Source of the noise, used for this score alone.
         loss: Loss of each record, for the metric ``loss``.
 
     Returns:
-        The mean, over the declared number of records, of what each contributes: for ``accuracy`` 1
-        if it is classified correctly, for ``loss`` its loss clipped to ``[0, bound]``, of which one
-        that is not a number counts as the bound. −∞ for weights that are not finite.
+        The metric of sums over the declared number of records, negated where less is better.
+        −∞ for weights that are not finite.
 
     Raises:
         InvalidInputError: If outputs or targets have another shape than the metric takes.
 
-    **Guarantee**: a record changes the mean by at most ``bound / records``, whatever model and loss
-    do with the others, and not at all if it breaks public facts or raises by itself.
+    **Guarantee**: a record changes the sums by a vector of at most ``bound``, whatever model, loss
+    and metric do with the others, and not at all if it breaks public facts or raises by itself. What
+    is made of the noised sums looks at nothing else.
     """
-    if not all(bool(p.isfinite().all()) for p in model.parameters() if p.is_floating_point()):
+    metric = _metric(plan)
+    means = _noised(plan, metric, model, data, rng=rng, loss=loss)
+    if means is None:
         return -math.inf
+    value = metric.value(means)
+    return -value if metric.lower_is_better else value
+
+
+def measure(
+    plan: ScoreTerms,
+    model: nn.Module,
+    data: TensorData,
+    *,
+    rng: np.random.Generator,
+    loss: Loss = cross_entropy,
+) -> Measured | None:
+    """Return the metric of a model with its interval; None for weights that are not finite.
+
+    Args:
+        plan: As for :func:`score`.
+        model: Likewise.
+        data: Likewise.
+        rng: Likewise.
+        loss: Likewise.
+
+    **Guarantee**: that of :func:`score`; the interval is a function of what was noised.
+    """
+    metric = _metric(plan)
+    means = _noised(plan, metric, model, data, rng=rng, loss=loss)
+    if means is None:
+        return None
+    low, high = interval(
+        metric,
+        means,
+        scale=plan.standard_deviation,
+        mechanism=plan.mechanism,
+        records=plan.records,
+    )
+    return Measured(metric.value(means), low, high)
+
+
+def _metric(plan: ScoreTerms) -> Metric:
+    if plan.metric == "accuracy":
+        return make_metric("accuracy")
+    options = dict(plan.options)
+    if plan.metric == "loss" or ":" in plan.metric:
+        options["bound"] = plan.bound
+    return make_metric(plan.metric, **options)
+
+
+def _noised(
+    plan: ScoreTerms,
+    metric: Metric,
+    model: nn.Module,
+    data: TensorData,
+    *,
+    rng: np.random.Generator,
+    loss: Loss,
+) -> Floats | None:
+    """Return the noised means of what records add; None for weights that are not finite."""
+    if not all(bool(p.isfinite().all()) for p in model.parameters() if p.is_floating_point()):
+        return None
     with _evaluating(model), torch.no_grad():
-        value = float(_contributions(plan, model, data, loss).sum()) / plan.records
-    value = -value if plan.metric == "loss" else value
+        sums = _sums(plan, metric, model, data, loss)
     draw = tails.gaussian if plan.mechanism == "gaussian" else tails.laplace
-    return value + float(draw(rng.random, 1)[0]) * plan.standard_deviation
+    noise = draw(rng.random, len(sums)) * plan.standard_deviation
+    # Of the score, which is a loss negated: the same draw as ever.
+    means: Floats = sums / plan.records + (-noise if metric.lower_is_better else noise)
+    return means
 
 
-def _contributions(
-    plan: ScoreTerms, model: nn.Module, data: TensorData, loss: Loss
-) -> torch.Tensor:
-    """Return what each record adds to the sum, in float64."""
+def _sums(
+    plan: ScoreTerms, metric: Metric, model: nn.Module, data: TensorData, loss: Loss
+) -> Floats:
+    """Return the sums of what each record adds, in float64, shape ``[d]``."""
     device = next((p.device for p in model.parameters()), data.x.device)
-    accuracy = plan.metric == "accuracy"
+    order = 1 if plan.mechanism == "laplace" else 2
 
     def outputs_of(x: torch.Tensor) -> torch.Tensor:
         # On a copy of the buffers: what a forward pass writes there (running statistics) must not
@@ -114,61 +199,95 @@ def _contributions(
         outputs: torch.Tensor = functional_call(model, own, (x,))
         return outputs
 
+    def mean(outputs: torch.Tensor, targets: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+        # Of rows that are each held to the bound, so it is held to it, too.
+        parts = metric.parts(outputs, targets, loss)
+        lengths = torch.linalg.vector_norm(parts, ord=order, dim=1, keepdim=True)
+        held = parts * (plan.bound / lengths.clamp(min=plan.bound)) * there.unsqueeze(1)
+        average: torch.Tensor = held.sum(dim=0) / there.sum().clamp(min=1)
+        return average
+
     def one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         outputs, targets = outputs_of(x.unsqueeze(0)), y.unsqueeze(0)
-        if accuracy:
-            right = (outputs.argmax(dim=-1) == targets) & ~outputs.isnan().any(dim=-1)
-            return right.squeeze(0).double()
-        return _clipped(loss(outputs, targets).squeeze(0), plan.bound)
+        if metric.takes != "any" and are_units(outputs, targets):
+            return mean(*rows_of(outputs, targets))
+        parts = metric.parts(outputs, targets, loss).squeeze(0)
+        # Whatever the metric says of itself, this is what is charged.
+        length: torch.Tensor = torch.linalg.vector_norm(parts, ord=order)
+        held: torch.Tensor = parts * (plan.bound / length.clamp(min=plan.bound))
+        if metric.takes in ("classes", "two"):
+            return held.where((targets >= 0) & (targets < outputs.shape[1]), 0.0)
+        return held.where(targets.isfinite(), 0.0) if metric.takes == "numbers" else held
 
     made_up = tuple(part[0] for part in synthetic(*data.like, (1, 2), device))
-    _check_shapes(outputs_of(made_up[0][:1]), made_up[1][:1], accuracy, loss)
+    _check_shapes(outputs_of(made_up[0][:1]), made_up[1][:1], metric, loss)
     facts = find_facts(
-        lambda x, y: outputs_of(x) if accuracy else loss(outputs_of(x), y),
+        lambda x, y: _parts(metric, outputs_of(x), y, loss),
         *data.like,
         device=device,
     )
     data = data.to(device).held_to(facts)
     together = _vmapped(one, *made_up)
-    parts = []
+    total = torch.zeros_like(one(made_up[0][0], made_up[1][0]))
     for index in torch.split(torch.arange(len(data), device=device), _CHUNK):
         x, y, lost = data.fetch(index)
         found = together(x, y) if together is not None else _one_by_one(one, x, y)
-        parts.append(found if lost is None else found.masked_fill(lost, 0.0))
-    return torch.cat(parts)
+        if lost is not None:
+            found = found.masked_fill(lost.unsqueeze(1), 0.0)
+        total += found.sum(dim=0)
+    sums: Floats = total.cpu().numpy()
+    return sums
 
 
-def _check_shapes(outputs: torch.Tensor, y: torch.Tensor, accuracy: bool, loss: Loss) -> None:
+def _parts(metric: Metric, outputs: torch.Tensor, y: torch.Tensor, loss: Loss) -> torch.Tensor:
+    """Return what records add, or the rows of units."""
+    if metric.takes != "any" and are_units(outputs, y):
+        outputs, y, _ = rows_of(outputs, y)
+    return metric.parts(outputs, y, loss)
+
+
+def _check_shapes(outputs: torch.Tensor, y: torch.Tensor, metric: Metric, loss: Loss) -> None:
+    if are_units(outputs, y):
+        if metric.takes == "numbers" or y.is_floating_point():
+            raise InvalidInputError("metric", metric.name, "is for records of one row each")
+        if metric.takes == "any":
+            return
+        outputs, y = outputs[:, 0], y[:, 0]
     whole = not y.is_floating_point()
-    if whole and y.ndim != 1:
+    of_classes = metric.takes in ("classes", "two")
+    if (of_classes or whole) and y.ndim != 1:
         raise InvalidInputError(
             "targets",
             ("N", *y.shape[1:]),
             "must be one whole number a record, shape (N,)",
             "Drop the other axes, as y.squeeze(1) does.",
         )
-    if accuracy and not whole:
+    if of_classes and not whole:
         raise InvalidInputError(
-            "targets", str(y.dtype), "must be whole numbers, the classes that an accuracy counts"
+            "targets",
+            str(y.dtype),
+            f"must be whole numbers, the classes that metric {metric.name} counts",
         )
-    if (accuracy or whole) and (outputs.ndim != 2 or len(outputs) != 1):
+    shape = ("N", *outputs.shape[1:])
+    if metric.takes == "numbers":
+        if y.ndim != 1 or outputs.numel() != len(y):
+            raise InvalidInputError("outputs", shape, "must be one number a record, as targets are")
+        return
+    if (of_classes or whole) and (outputs.ndim != 2 or len(outputs) != 1):
         raise InvalidInputError(
-            "outputs",
-            ("N", *outputs.shape[1:]),
-            "must be one number a class for each record, shape (N, classes)",
+            "outputs", shape, "must be one number a class for each record, shape (N, classes)"
         )
-    if not accuracy and (shape := loss(outputs, y).shape) != (1,):
+    if metric.takes == "two" and outputs.shape[1] != 2:
+        raise InvalidInputError(
+            "outputs", shape, f"must be of two classes, shape (N, 2), for metric {metric.name}"
+        )
+    if metric.takes == "any" and (given := metric.parts(outputs, y, loss).shape) != (1, 1):
         raise InvalidInputError(
             "loss",
-            tuple(shape),
+            tuple(given[:-1]),
             "must be one number a record: shape (1,) for one record",
             'Use reduction="none".',
         )
-
-
-def _clipped(losses: torch.Tensor, bound: float) -> torch.Tensor:
-    """Clip to [0, bound]; what is not a number counts as the worst, so that the bound holds."""
-    return losses.double().nan_to_num(nan=bound, posinf=bound).clamp(0.0, bound)
 
 
 def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
@@ -193,20 +312,24 @@ def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
                 return many(_where(kept, own, x), _where(kept, targets, y))
 
             lost = find_raising(error, len(own), only)
-        return only(~lost).masked_fill(lost.to(own.device), 0.0)
+        return only(~lost).masked_fill(lost.to(own.device).unsqueeze(1), 0.0)
 
     return together
 
 
 def _one_by_one(one: _One, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    values = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    values: list[torch.Tensor | None] = []
     for i in range(len(x)):
         try:
-            values[i] = one(x[i], y[i])
+            values.append(one(x[i], y[i]))
         except Exception as error:
             if not blames_records(error):
                 raise
-    return values
+            values.append(None)
+    nothing = next((torch.zeros_like(value) for value in values if value is not None), None)
+    if nothing is None:
+        return torch.zeros((len(x), 1), dtype=torch.float64, device=x.device)
+    return torch.stack([nothing if value is None else value for value in values])
 
 
 def _where(kept: torch.Tensor, values: torch.Tensor, made_up: torch.Tensor) -> torch.Tensor:

@@ -73,6 +73,7 @@ class StackOracle:
             )
         self.schedule = schedule
         self.candidates = len(streams)
+        self.pace: torch.Tensor | float = 1.0
         self.gradient_evaluations = np.zeros(self.candidates, dtype=np.int64)
         self.nonfinite = torch.zeros(self.candidates, dtype=torch.long)
         self._data = self._given = data

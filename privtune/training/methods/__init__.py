@@ -21,7 +21,7 @@ from privtune.training.methods.dpsgd import FixedDPSGD
 from privtune.training.methods.hyfreedp import HyFreeDP
 from privtune.training.methods.norm_bound import NormBound
 from privtune.training.methods.prodigy import Prodigy
-from privtune.training.methods.pur import PUR, PURConstant, PUROracle
+from privtune.training.methods.pur import PUR, PURConstant
 from privtune.training.methods.quantile_clip import QuantileClipping
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "MethodState",
     "NormBound",
     "PURConstant",
-    "PUROracle",
     "Prodigy",
     "QuantileClipping",
 ]
@@ -61,8 +60,7 @@ _METHODS: tuple[type[Method[Any]], ...] = (
     DAdaptation,
     PUR,
     PURConstant,
-    PUROracle,
 )
 
 METHODS: Mapping[str, type[Method[Any]]] = MappingProxyType({m.name: m for m in _METHODS})
-"""Every method by its name in specs."""
+"""Every method by its name in specs. ``PUROracle`` has none: it is private under no budget."""

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidate", "Method", "MethodState", "scale_noise_of"]
 
-Candidate = Mapping[str, float]
-"""The hyperparameters of one candidate, by their field names (``learning_rate``, ...)."""
+Candidate = Mapping[str, Any]
+"""The hyperparameters of one candidate, by their field names (``learning_rate``, ...): numbers, but
+for the type of a schedule."""
 
 
 class MethodState(Protocol):
@@ -66,7 +67,9 @@ class Method(Protocol[S]):
         1000.0
         >>> state = method.init(torch.zeros(1, 2), [{"learning_rate": 0.5, "max_grad_norm": 1.0}])
         >>> gradient = torch.tensor([[1.0, -2.0]])
-        >>> oracle = SimpleNamespace(sample=lambda: None, gradient=lambda *_, **__: gradient)
+        >>> oracle = SimpleNamespace(
+        ...     pace=1.0, sample=lambda: None, gradient=lambda *_, **__: gradient
+        ... )
         >>> method.update(state, oracle).params
         tensor([[-0.5000,  1.0000]])
         >>> sorted(method.report(state))

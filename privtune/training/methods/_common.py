@@ -34,7 +34,7 @@ M = TypeVar("M")
 def build(method: type[M], options: Mapping[str, Any], **fixed: Any) -> M:
     """Make a method from the options of a spec and the fields that a plan fixes."""
     own = [f for f in fields(method) if f.name not in fixed]  # type: ignore[arg-type]
-    allowed = [f.name for f in own]
+    allowed = [f.name for f in sorted(own, key=lambda f: bool(f.kw_only))]  # its own options first
     for name in options:
         if name not in allowed:
             raise InvalidInputError("option", name, f"must be one of {', '.join(allowed)}")

@@ -6,18 +6,28 @@ scale of its noise. All of it is post-processing of releases.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Fit", "fit_paper", "fit_tracked", "next_bound"]
+__all__ = [
+    "EAGER",
+    "STEADY",
+    "TRACKED",
+    "Fit",
+    "Rules",
+    "fit_paper",
+    "fit_tracked",
+    "next_bound",
+    "paper_bound",
+]
 
 _BOUND_CEILING = 1e6
 _BOUND_SHRINK = 0.5  # the bound at most halves at an update: a noisy sum may be far too small
 _SATURATED = 0.9  # losses above this part of their bound are flat because they were clipped
-_GROWTH = 4.0  # factor on the reach while no curvature is visible
 _DRIFT = 0.3  # relative change of slope and curvature from one update to the next
 
 
@@ -26,12 +36,14 @@ class Fit:
     """What is known of the loss along the step direction; every field has shape ``[K]``.
 
     Args:
-        learning_rate: The rate to step with.
+        learning_rate: The rate that was fitted last.
         reach: How far along the direction the next losses are probed.
         slope: Estimate of the loss's decrease per unit of reach.
         slope_variance: Its variance; infinite before the first estimate.
         curvature: Estimate of the second derivative.
         curvature_variance: Its variance.
+        fits: Updates since a fit first moved the rate, that one included.
+        step_rate: The rate to step with.
     """
 
     learning_rate: torch.Tensor
@@ -40,6 +52,8 @@ class Fit:
     slope_variance: torch.Tensor
     curvature: torch.Tensor
     curvature_variance: torch.Tensor
+    fits: torch.Tensor
+    step_rate: torch.Tensor
 
 
 def fit_paper(fit: Fit, losses: torch.Tensor) -> Fit:
@@ -58,16 +72,40 @@ def fit_paper(fit: Fit, losses: torch.Tensor) -> Fit:
     rate = slope / curvature
     good = (slope > 0) & (curvature > 0) & torch.isfinite(rate) & (rate > 0)
     rate = torch.where(good, rate, fit.learning_rate)
-    return replace(fit, learning_rate=rate, reach=rate, slope=slope, curvature=curvature)
+    return replace(
+        fit, learning_rate=rate, step_rate=rate, reach=rate, slope=slope, curvature=curvature
+    )
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a tracked fit moves the rate and the reach.
+
+    Args:
+        growth: Factor on the reach while no curvature is visible.
+        resolution: Standard deviations of its noise that a curvature must exceed to be visible.
+        clear: Standard deviations of the slope's noise within which a rate is as good as another.
+        change: Most that the rate changes by in one fit, once it was fitted: a factor.
+        average: Whether steps take the geometric mean of all rates since the first fit. A single fit
+            lowers the next loss most, and under noise that is less than gets farthest.
+        blind: Whether the reach also grows while the losses are clipped and nothing is known.
+    """
+
+    growth: float
+    resolution: float
+    clear: float
+    change: float
+    average: bool
+    blind: bool
+
+
+TRACKED = Rules(growth=4.0, resolution=1.0, clear=0.0, change=math.inf, average=False, blind=False)
+EAGER = Rules(growth=16.0, resolution=1.0, clear=0.0, change=math.inf, average=True, blind=False)
+STEADY = Rules(growth=16.0, resolution=3.0, clear=2.0, change=2.0, average=True, blind=True)
 
 
 def fit_tracked(
-    fit: Fit,
-    losses: torch.Tensor,
-    *,
-    deviation: torch.Tensor,
-    bound: torch.Tensor,
-    resolution: float,
+    fit: Fit, losses: torch.Tensor, *, deviation: torch.Tensor, bound: torch.Tensor, rules: Rules
 ) -> Fit:
     """Update slope, curvature, rate and reach from three losses whose noise is known.
 
@@ -76,14 +114,15 @@ def fit_tracked(
         losses: Shape ``[3, K]``: a step backward, here, a step forward.
         deviation: Shape ``[K]``: standard deviation of each loss's noise, which is public.
         bound: Shape ``[K]``: what the losses were clipped to.
-        resolution: Standard deviations that make a curvature visible.
+        rules: How the rate and the reach move.
 
     Returns:
-        The updated fit; unchanged where the losses are clipped or not finite.
+        The updated fit; where the losses are clipped or not finite, at most the reach has grown.
     """
     import torch
 
     reach = fit.reach
+    unknown = torch.isinf(fit.curvature_variance)
     # A first difference of two noises has variance 2 deviation^2, a second one 1 + 1 + 4 = 6.
     noise = (deviation / reach) ** 2
     (slope, curvature), (slope_variance, curvature_variance) = _filter(
@@ -92,29 +131,48 @@ def fit_tracked(
         torch.stack(_coefficients(losses, reach)),
         torch.stack([noise / 2.0, 6.0 * noise / reach**2]),
     )
-    visible = (curvature > resolution * curvature_variance.sqrt()) & (curvature > 0)
-    best = slope / curvature
-    good = visible & torch.isfinite(best) & (best > 0)
+    visible = (curvature > rules.resolution * curvature_variance.sqrt()) & (curvature > 0)
+    doubt = rules.clear * slope_variance.sqrt()
+    steady = (fit.fits > 0) & math.isfinite(rules.change)
+    # The first fit goes where it points; the others no farther than there is evidence for.
+    best = torch.where(
+        steady,
+        fit.learning_rate.clamp((slope - doubt) / curvature, (slope + doubt) / curvature).clamp(
+            fit.learning_rate / rules.change, fit.learning_rate * rules.change
+        ),
+        slope / curvature,
+    )
+    good = visible & torch.isfinite(best) & (steady | (slope > doubt))
     best = torch.where(good, best, fit.learning_rate)
     # The reach at which one probe by itself would show this curvature; never below the best rate.
-    needed = (resolution * 6.0**0.5 * deviation / curvature).sqrt()
-    aim = torch.where(visible, torch.maximum(best, needed), _GROWTH * reach)
+    needed = (rules.resolution * 6.0**0.5 * deviation / curvature).sqrt()
+    aim = torch.where(visible, torch.maximum(best, needed), rules.growth * reach)
+    # Never farther than was probed: beyond, the parabola is a guess.
+    rate = torch.minimum(best, torch.maximum(reach, fit.learning_rate))
+    fits = torch.where(good | (fit.fits > 0), fit.fits + 1, fit.fits)
+    step_rate = rate
+    if rules.average:
+        mean = fit.step_rate * (rate / fit.step_rate) ** (1.0 / fits.clamp_min(1.0))
+        step_rate = torch.where(fits > 0, mean, rate)
     updated = Fit(
-        # Never farther than was probed: beyond, the parabola is a guess.
-        learning_rate=torch.minimum(best, torch.maximum(reach, fit.learning_rate)),
-        reach=torch.minimum(aim, _GROWTH * reach),
+        learning_rate=rate,
+        reach=torch.minimum(aim, rules.growth * reach),
         slope=slope,
         slope_variance=slope_variance,
         curvature=curvature,
         curvature_variance=curvature_variance,
+        fits=fits,
+        step_rate=step_rate,
     )
-    seen = torch.isfinite(losses).all(dim=0) & (losses[1] < _SATURATED * bound)
-    return Fit(
-        *(
-            torch.where(seen, getattr(updated, field.name), getattr(fit, field.name))
-            for field in fields(fit)
-        )
-    )
+    finite = torch.isfinite(losses).all(dim=0)
+    seen = finite & (losses[1] < _SATURATED * bound)
+    kept = {
+        field.name: torch.where(seen, getattr(updated, field.name), getattr(fit, field.name))
+        for field in fields(fit)
+    }
+    if rules.blind:
+        kept["reach"] = torch.where(finite & ~seen & unknown, rules.growth * reach, kept["reach"])
+    return Fit(**kept)
 
 
 def _coefficients(losses: torch.Tensor, reach: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,3 +206,11 @@ def next_bound(bound: torch.Tensor, losses: torch.Tensor, floor: float) -> torch
     least = (_BOUND_SHRINK * bound).clamp_min(floor)
     updated = torch.maximum(total, least).clamp_max(_BOUND_CEILING)
     return torch.where(torch.isfinite(total), updated, bound)
+
+
+def paper_bound(bound: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
+    """Return Algorithm 1's bound, the noisy loss at the iterate; kept where that is no bound."""
+    import torch
+
+    here = losses[1]
+    return torch.where(torch.isfinite(here) & (here > 0), here, bound)

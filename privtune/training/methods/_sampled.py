@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.training.methods._common import build, check_nonnegative, noise_scale_for
+from privtune.training.methods._rate_schedule import Scheduled
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,7 @@ __all__ = ["SampledGradient"]
 
 
 @dataclass(frozen=True)
-class SampledGradient:
+class SampledGradient(Scheduled):
     """A method that releases one Poisson-sampled Gaussian gradient a step.
 
     Args:
@@ -37,11 +38,12 @@ class SampledGradient:
     open_ended: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_nonnegative("noise_multiplier", self.noise_multiplier)
 
     @classmethod
     def for_budget(
-        cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
+        cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
         """Build the method with the least noise that keeps one training at (epsilon, delta).
 

@@ -124,7 +124,7 @@ class AdaCliP(SampledGradient):
         variance = variance + (1.0 - self.deviation_decay) * seen
         return replace(
             state,
-            params=state.params - rows(state.learning_rate) * gradient,
+            params=state.params - rows(state.learning_rate * oracle.pace) * gradient,
             mean=self.mean_decay * state.mean + (1.0 - self.mean_decay) * gradient,
             deviation=variance.sqrt(),
         )

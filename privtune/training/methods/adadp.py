@@ -1,11 +1,21 @@
-"""ADADP: the learning rate from one full step against two half steps (arXiv 1809.03832, Alg. 2)."""
+"""ADADP: the learning rate from one full step against two half steps (arXiv 1809.03832, Alg. 2).
+
+What differs from the paper:
+
+* The tolerance is ``min(1, sqrt(d / 2T))``. Section 4.2 derives ``sqrt(d / 2T)``, and its networks
+  are trained with τ = 1: there d/2T is of order one. Where it is far above (a wide net in a short
+  training), the rule asks for a rate that grows as 1/σ, far past the best one.
+* The rate is fixed after the first third of the steps, and then decays by (5.1). The paper fixes it
+  after half of its 100 epochs; while it adapts, only every second gradient moves the parameters.
+* Poisson samples, and an expected batch size, in the place of batches of a fixed size.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Flat
@@ -17,9 +27,14 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.training.mechanism.oracle import Oracle
+    from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
 
 __all__ = ["ADADP", "ADADPState", "default_tolerance"]
+
+_FAR = (
+    10.0  # d/2T beyond this, or below its inverse, is far from the one that the rule is meant for
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +63,18 @@ class ADADP(SampledGradient):
     Args:
         noise_multiplier: Noise standard deviation over the clipping norm, at least 0.
         tolerance: Error τ that is aimed at, above 0; None takes ``sqrt(d / 2T)`` of Section 4.2,
-            with d parameters and T iterations.
+            with d parameters and T iterations, or ``largest_tolerance`` if that is less.
+        largest_tolerance: Most that the rule may give, above 0: the papers' experiments take 1.
         smallest_factor: α_min in (0, 1], the least change of the rate in one iteration.
         largest_factor: α_max >= 1, the largest.
         acceptance: Whether a step with an error above τ is discarded; the paper omits it for
             neural networks.
         adapt_epochs: Epochs after which the rate is fixed and decays by (5.1), with one step of
-            DP-SGD for each sample from there on; None adapts to the end.
+            DP-SGD for each sample from there on; None leaves it to ``adapt_share``.
+        adapt_share: The same as a share of the steps, above 0; 1 adapts to the end.
         decay: Factor of the decay (5.1) for each epoch after that, at least 0.
         learning_rate: Initial rate η₀, above 0, for candidates that give none.
+        schedule: Further factors on the rate, public: see ``RateSchedule``.
 
     Raises:
         InvalidInputError: If a field is out of its range.
@@ -72,13 +90,17 @@ class ADADP(SampledGradient):
         >>> schedule = Schedule(records=1000, sample_rate=0.05, steps=20)  # ten iterations
         >>> ADADP(1.1).event(schedule)  # what DP-SGD costs
         Repeated(count=20, event=PoissonSampled(rate=0.05, event=Gaussian(noise_multiplier=1.1)))
+        >>> ADADP(1.1).advice(schedule, 50_000)[:14]
+        'd/2T is 2.5e+0'
     """
 
     tolerance: float | None = None
+    largest_tolerance: float = 1.0
     smallest_factor: float = 0.9
     largest_factor: float = 1.1
     acceptance: bool = False
     adapt_epochs: float | None = None
+    adapt_share: float = 1.0 / 3.0
     decay: float = 0.1
     learning_rate: float = 0.1
 
@@ -88,6 +110,11 @@ class ADADP(SampledGradient):
     parameters: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
     releases: ClassVar[str] = "one clipped noisy gradient; an iteration takes two steps"
     open_ended: ClassVar[bool] = False  # the tolerance follows from the number of steps
+    later: ClassVar[Mapping[str, Any]] = {
+        **SampledGradient.later,
+        "largest_tolerance": math.inf,
+        "adapt_share": 1.0,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,6 +122,11 @@ class ADADP(SampledGradient):
             check_positive("tolerance", self.tolerance)
         if self.adapt_epochs is not None:
             check_positive("adapt_epochs", self.adapt_epochs)
+        check_positive("adapt_share", self.adapt_share)
+        if not self.largest_tolerance > 0.0:
+            raise InvalidInputError(
+                "largest_tolerance", self.largest_tolerance, "must be a number above 0"
+            )
         check_nonnegative("decay", self.decay)
         check_positive("learning_rate", self.learning_rate)
         if not 0.0 < self.smallest_factor <= 1.0 <= self.largest_factor < math.inf:
@@ -120,9 +152,11 @@ class ADADP(SampledGradient):
         """Take the first or the second half of an iteration, or a step at the fixed rate."""
         rate = oracle.schedule.sample_rate
         odd = state.step % 2 == 1
-        began = (state.step - odd) * rate
-        if self.adapt_epochs is not None and began >= self.adapt_epochs:
-            over = int(state.step * rate - self.adapt_epochs)
+        adapted = self.adapt_epochs
+        if adapted is None:
+            adapted = self.adapt_share * oracle.schedule.steps * rate
+        if (state.step - odd) * rate >= adapted:
+            over = int(state.step * rate - adapted)
             params = self._full_step(state, oracle, state.learning_rate / (1 + self.decay * over))
             return replace(state, params=params, step=state.step + 1)
         if not odd:
@@ -132,7 +166,7 @@ class ADADP(SampledGradient):
 
     def _full_step(self, state: ADADPState, oracle: Oracle, rate: torch.Tensor) -> torch.Tensor:
         gradient = self._gradient(oracle, state.params, Flat(state.max_grad_norm))
-        return state.params - by_row(rate) * gradient
+        return state.params - by_row(rate * oracle.pace) * gradient
 
     def _compare(self, state: ADADPState, oracle: Oracle) -> ADADPState:
         """Compare the full step with two half steps and adapt the learning rate."""
@@ -140,7 +174,7 @@ class ADADP(SampledGradient):
 
         middle = (state.origin + state.params) / 2
         gradient = self._gradient(oracle, middle, Flat(state.max_grad_norm))
-        halves = middle - by_row(state.learning_rate) / 2 * gradient
+        halves = middle - by_row(state.learning_rate * oracle.pace) / 2 * gradient
         # Equation (4.1): relative where a parameter is above 1, absolute below.
         difference = (state.params - halves).abs() / state.params.abs().clamp_min(1.0)
         error = difference.norm(dim=1)
@@ -160,7 +194,28 @@ class ADADP(SampledGradient):
     def _tolerance(self, dimension: int, steps: int) -> float:
         if self.tolerance is not None:
             return self.tolerance
-        return default_tolerance(dimension, max(1, steps // 2))
+        rule = default_tolerance(dimension, max(1, steps // 2))
+        return min(self.largest_tolerance, rule)
+
+    def advice(self, schedule: Schedule, dimension: int) -> str:
+        """Say where the rule for the tolerance is not meant for this training; empty if it is.
+
+        Args:
+            schedule: Records, rate and number of steps.
+            dimension: Number of trained parameters.
+
+        Returns:
+            A sentence.
+        """
+        ratio = default_tolerance(dimension, max(1, schedule.steps // 2)) ** 2
+        if self.tolerance is not None or 1.0 / _FAR <= ratio <= _FAR:
+            return ""
+        taken = self._tolerance(dimension, schedule.steps)
+        return (
+            f"d/2T is {ratio:.3g} ({dimension:,} parameters, {max(1, schedule.steps // 2):,} iterations), "
+            f"and the rule for the tolerance is meant for about 1: {taken:.3g} is taken; give "
+            "tolerance if the learning rate should follow another."
+        )
 
     def report(self, state: ADADPState) -> Mapping[str, torch.Tensor]:
         """Return the learning rate and the last error."""

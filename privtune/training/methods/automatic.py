@@ -76,7 +76,7 @@ class AutomaticClipping(SampledGradient):
         """Take one step along the noisy mean of normalised gradients."""
         gradient = self._gradient(oracle, state.params, Automatic(self.stabilizer))
         direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
-        params = descend(state.params, state.learning_rate, direction)
+        params = descend(state.params, state.learning_rate * oracle.pace, direction)
         return replace(state, params=params, moments=moments)
 
     def report(self, state: LearningRateState) -> Mapping[str, torch.Tensor]:

@@ -88,8 +88,10 @@ class DAdaptation(DistanceAdam):
         total = weighted.abs().sum(dim=1).double()
         known = total > 0
         estimate = torch.where(known, numerator / ((1.0 - root) * total), state.distance)
-        params = state.params * (1.0 - self.weight_decay * by_row)
-        params = params - first / (second.sqrt() + self.stability)
+        # The average holds the rates of earlier steps, so a schedule scales the step as a whole.
+        step = first / (second.sqrt() + self.stability)
+        step = step + self.weight_decay * by_row * state.params
+        params = state.params - torch.as_tensor(oracle.pace).to(step).reshape(-1, 1) * step
         return replace(
             state,
             params=torch.where(rows(known), params, state.params),

@@ -87,7 +87,7 @@ class DoG(FreeGradient):
         gradient = self._gradient(oracle, state.iterate, self._clipping())
         distance = torch.maximum(state.distance, (state.iterate - state.origin).norm(dim=1))
         squares = state.squares + gradient.square().sum(dim=1)
-        rate = distance / (squares + 1e-8).sqrt()
+        rate = oracle.pace * distance / (squares + 1e-8).sqrt()
         iterate = state.iterate - rows(rate) * gradient
         step = state.step + 1
         return replace(

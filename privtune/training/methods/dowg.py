@@ -73,7 +73,7 @@ class DoWG(FreeGradient):
         gradient = self._gradient(oracle, state.params, self._clipping())
         distance = torch.maximum(state.distance, (state.params - state.origin).norm(dim=1))
         weighted = state.weighted_squares + distance.square() * gradient.square().sum(dim=1)
-        rate = distance.square() / weighted.sqrt().clamp_min(1e-20)
+        rate = oracle.pace * distance.square() / weighted.sqrt().clamp_min(1e-20)
         return replace(
             state,
             params=state.params - rows(rate) * gradient,

@@ -21,6 +21,7 @@ class DPAdam(FixedRates):
         beta2: Decay of the average squared gradient, in [0, 1).
         stability: Added to the root of the second moment, above 0.
         weight_decay: At least 0.
+        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L).
         decoupled: True decays the parameters (AdamW), False adds the decay to the gradient (Adam).
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
@@ -39,6 +40,7 @@ class DPAdam(FixedRates):
     name: ClassVar[str] = "dp-adam"
     summary: ClassVar[str] = "Adam or AdamW on clipped noisy gradients"
     adapts: ClassVar[tuple[str, ...]] = ("step size of each coordinate",)
+    scale_free: ClassVar[bool] = True
 
     def _optimizer(self) -> AdamW:
         return AdamW(self.beta1, self.beta2, self.stability, self.weight_decay, self.decoupled)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from privtune.training.mechanism.clipping import Flat
-from privtune.training.methods._common import candidate_column, descend
+from privtune.training.mechanism.clipping import EqualByLayer, Flat
+from privtune.training.methods._common import candidate_column, check_choice, descend
 from privtune.training.methods._optimizers import SGD, InnerOptimizer, Moments
 from privtune.training.methods._sampled import SampledGradient
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from privtune.training.methods._base import Candidate
 
 __all__ = ["DPSGDState", "FixedDPSGD", "FixedRates"]
+
+_CLIPPINGS = {"flat": Flat, "by-layer": EqualByLayer}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +35,22 @@ class DPSGDState:
 
 @dataclass(frozen=True)
 class FixedRates(SampledGradient, ABC):
-    """A fixed learning rate and a fixed clipping norm; what differs is the optimizer."""
+    """A fixed learning rate and a fixed clipping norm; what differs is the optimizer.
+
+    Args:
+        clipping: ``flat``: the whole gradient to ``max_grad_norm``. ``by-layer``: each of L layers to
+            ``max_grad_norm / sqrt(L)``, of the same sensitivity.
+    """
+
+    clipping: str = field(default="flat", kw_only=True)
 
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
     releases: ClassVar[str] = "one clipped noisy gradient"
+    later: ClassVar[Mapping[str, Any]] = {**SampledGradient.later, "clipping": "flat"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("clipping", self.clipping, tuple(_CLIPPINGS))
         self._optimizer()
 
     @abstractmethod
@@ -57,9 +68,11 @@ class FixedRates(SampledGradient, ABC):
 
     def update(self, state: DPSGDState, oracle: Oracle) -> DPSGDState:
         """Take one step of the optimizer on the noisy clipped gradient."""
-        gradient = self._gradient(oracle, state.params, Flat(state.max_grad_norm))
+        gradient = self._gradient(
+            oracle, state.params, _CLIPPINGS[self.clipping](state.max_grad_norm)
+        )
         direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
-        params = descend(state.params, state.learning_rate, direction)
+        params = descend(state.params, state.learning_rate * oracle.pace, direction)
         return replace(state, params=params, moments=moments)
 
     def report(self, state: DPSGDState) -> Mapping[str, torch.Tensor]:
@@ -75,6 +88,7 @@ class FixedDPSGD(FixedRates):
         noise_multiplier: Noise standard deviation over the clipping norm, at least 0.
         momentum: Momentum in [0, 1) on the noisy gradient.
         weight_decay: Weight of the L2 penalty, at least 0; it touches no data.
+        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L).
 
     **Guarantee**: each step is one Poisson-sampled Gaussian release.
 

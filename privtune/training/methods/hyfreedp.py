@@ -7,14 +7,24 @@ What differs from the paper:
   have a batch of their own (``loss_batch="separate"``). So it is for Laplace noise on the losses.
 * Guards. A noisy loss may be negative, and so may a fitted coefficient: the loss bound stays above
   its initial value, and the learning rate moves only by a fit whose coefficients are both positive.
+  ``fit="paper"`` is Algorithm 1 to the letter, ``R_l = L̃(0)`` included, but for what is no number
+  above 0: that moves nothing.
 * The fit, unless ``fit="paper"``. At the initial rate of 1e-4 the three losses of a small batch
   differ by less than their noise; Algorithm 1 then divides two noises, a half-Cauchy ratio of scale
-  ``sqrt(2)/(2 sqrt(6)) = 0.29``, so the rate shrinks geometrically and training never starts.
-  ``fit="tracked"`` uses what is public, the scale of that noise: slope and curvature are filtered
-  over the updates (Kalman), a fit counts only where its curvature stands out from the noise, and
-  the losses are probed at a reach of their own, which grows until the curvature is visible. Probing
-  far moves no parameter; no step goes farther than was probed. Without noise it is Algorithm 1 once
-  the reach has grown to the fitted rate. All of it is post-processing.
+  ``sqrt(2)/(2 sqrt(6)) = 0.29``, so the rate shrinks geometrically and training never starts. The
+  other fits use what is public, the scale of that noise: slope and curvature are filtered over the
+  updates (Kalman), a fit counts only where its curvature stands out from the noise, and the losses
+  are probed at a reach of their own, which grows until the curvature is visible. Probing far moves
+  no parameter; no step goes farther than was probed. All of it is post-processing.
+* ``fit="steady"``, the default where the noise lets anything be seen, asks for evidence: the
+  curvature must exceed three deviations of its noise, and the rate moves no farther than into the
+  interval of rates that the slope's noise leaves open, at most by a factor of two; steps take the
+  geometric mean of the rates so far. The reach grows 16-fold while nothing is visible, also while
+  the losses are clipped, so that a short training does not wait for its first fit. Small batches
+  under much noise never see so much: for them a plan takes ``fit="eager"``: one deviation, any
+  change, 16-fold, the geometric mean. ``fit="tracked"`` is the rule of earlier versions: one
+  deviation, any change, the last rate, 4-fold. Without noise both are Algorithm 1 once the reach
+  has grown to the fitted rate.
 """
 
 from __future__ import annotations
@@ -34,7 +44,17 @@ from privtune.training.methods._common import (
     rows,
 )
 from privtune.training.methods._optimizers import SGD, AdamW, InnerOptimizer, Moments
-from privtune.training.methods._parabola import Fit, fit_paper, fit_tracked, next_bound
+from privtune.training.methods._parabola import (
+    EAGER,
+    STEADY,
+    TRACKED,
+    Fit,
+    fit_paper,
+    fit_tracked,
+    next_bound,
+    paper_bound,
+)
+from privtune.training.methods._rate_schedule import Scheduled
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +68,10 @@ __all__ = ["HyFreeDP", "HyFreeDPState"]
 
 _LOSS_BATCHES = ("same", "separate")
 _DEVIATIONS = {"gaussian": 1.0, "laplace": 2.0**0.5}  # standard deviation of noise of scale 1
-_FITS = ("tracked", "paper")
+_RULES = {"steady": STEADY, "eager": EAGER, "tracked": TRACKED}
+_FITS = (*_RULES, "paper")
+_LOUD = 0.25
+"""Part of the losses' bound that three deviations of a probe's noise may be, for evidence to be had."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +87,7 @@ class HyFreeDPState:
 
 
 @dataclass(frozen=True)
-class HyFreeDP:
+class HyFreeDP(Scheduled):
     """Normalised noisy gradients, with the learning rate fitted to three noisy losses.
 
     Args:
@@ -75,14 +98,17 @@ class HyFreeDP:
         loss_batch: ``"same"`` asks for the losses about the gradient's batch, ``"separate"`` about
             an independent one.
         loss_noise: ``"gaussian"`` or ``"laplace"`` (Algorithm 2): the noise on the losses.
-        optimizer: ``"sgd"`` or ``"adamw"``: what the noisy gradient goes through.
+        optimizer: What the noisy gradient goes through: ``"adamw"`` with 0.9, 0.999 and a decay of
+            0.01, which the paper fixes, or ``"sgd"``.
         learning_rate: Initial learning rate, above 0.
         loss_bound: Initial bound on a record's loss, above 0; also its floor.
-        fit: ``"tracked"``, or ``"paper"`` for Algorithm 1 to the letter.
-        resolution: Standard deviations of its noise that a tracked curvature must exceed.
+        fit: ``"steady"``, ``"eager"``, ``"tracked"``, or ``"paper"`` for Algorithm 1 to the letter.
+        resolution: Standard deviations of its noise that a curvature must exceed; None takes 3
+            (``"steady"``) or 1.
         stabilizer: Added to the gradient norm before dividing by it, above 0.
         momentum: Momentum of the optimizer ``"sgd"``.
         weight_decay: Weight decay of the optimizer; None takes 0 for SGD and 0.01 for AdamW.
+        schedule: Public factors on the fitted rate: see ``RateSchedule``.
 
     Raises:
         InvalidInputError: If a field is out of its range.
@@ -107,11 +133,11 @@ class HyFreeDP:
     interval: int = 5
     loss_batch: str = "same"
     loss_noise: str = "gaussian"
-    optimizer: str = "sgd"
+    optimizer: str = "adamw"
     learning_rate: float = 1e-4
     loss_bound: float = 1.0
-    fit: str = "tracked"
-    resolution: float = 1.0
+    fit: str = "steady"
+    resolution: float | None = None
     stabilizer: float = 0.01
     momentum: float = 0.0
     weight_decay: float | None = None
@@ -126,6 +152,7 @@ class HyFreeDP:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_nonnegative("gradient_noise_multiplier", self.gradient_noise_multiplier)
         check_nonnegative("loss_noise_multiplier", self.loss_noise_multiplier)
         if self.interval < 1:
@@ -137,7 +164,8 @@ class HyFreeDP:
         check_positive("loss_bound", self.loss_bound)
         check_positive("stabilizer", self.stabilizer)
         check_choice("fit", self.fit, _FITS)
-        check_nonnegative("resolution", self.resolution)
+        if self.resolution is not None:
+            check_nonnegative("resolution", self.resolution)
         self._inner()
 
     def _inner(self) -> InnerOptimizer:
@@ -148,7 +176,7 @@ class HyFreeDP:
 
     @classmethod
     def for_budget(
-        cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
+        cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
         """Build the method with a little more gradient noise than DP-SGD, and the rest for losses.
 
@@ -156,10 +184,11 @@ class HyFreeDP:
             schedule: The public clockwork.
             epsilon: Target, above 0.
             delta: Target, in (0, 1).
-            options: Other fields. ``loss_batch`` may be ``"auto"``, which is the default: the kind
-                of batch that needs less noise on the losses. ``gradient_noise_factor``, above 1, is
-                the gradient noise over that of DP-SGD: 1.01 in the paper; small batches do better
-                with 1.05.
+            options: Other fields. ``fit`` is ``"steady"``, or ``"eager"`` where the noise on the
+                losses leaves no evidence to wait for, unless given. ``loss_batch`` may be
+                ``"auto"``, the default: the kind of batch that needs less noise on the losses.
+                ``gradient_noise_factor``, above 1, is the gradient noise over that of DP-SGD: 1.01
+                in the paper; small batches do better with 1.05.
 
         Returns:
             The method with both noise multipliers, and the kind of batch that was chosen.
@@ -193,9 +222,12 @@ class HyFreeDP:
             gradient_noise_factor=factor,
             mechanism=chosen["loss_noise"],
         )
+        # The deviation of a curvature's noise over the bound of the losses: both are public.
+        deviation = 6.0**0.5 * _DEVIATIONS[chosen["loss_noise"]] * noise.loss_noise
+        loud = 3.0 * deviation / schedule.expected_batch_size > _LOUD
         return build(
             cls,
-            chosen | {"loss_batch": noise.loss_batch},
+            {"fit": "eager" if loud else "steady"} | chosen | {"loss_batch": noise.loss_batch},
             gradient_noise_multiplier=noise.gradient_noise,
             loss_noise_multiplier=noise.loss_noise,
         )
@@ -227,7 +259,7 @@ class HyFreeDP:
         nothing = rate.new_zeros(rate.shape)
         return HyFreeDPState(
             params=params,
-            fit=Fit(rate, rate, nothing, unknown, nothing, unknown),
+            fit=Fit(rate, rate, nothing, unknown, nothing, unknown, nothing, rate),
             loss_bound=candidate_column(candidates, "loss_bound", params, default=self.loss_bound),
             loss=rate.new_full(rate.shape, float("nan")),
             moments=self._inner().init(params),
@@ -249,7 +281,7 @@ class HyFreeDP:
             state = self._refit(state, oracle, probe, direction)
         return replace(
             state,
-            params=state.params - rows(state.fit.learning_rate) * direction,
+            params=state.params - rows(state.fit.step_rate * oracle.pace) * direction,
             moments=moments,
             step=state.step + 1,
         )
@@ -268,26 +300,31 @@ class HyFreeDP:
         )
         if self.fit == "paper":
             fit = fit_paper(state.fit, losses)
+            loss_bound = paper_bound(state.loss_bound, losses)
         else:
+            rules = _RULES[self.fit]
+            if self.resolution is not None:
+                rules = replace(rules, resolution=self.resolution)
             scale = self.loss_noise_multiplier / oracle.schedule.expected_batch_size
             fit = fit_tracked(
                 state.fit,
                 losses,
                 deviation=_DEVIATIONS[self.loss_noise] * scale * state.loss_bound,
                 bound=state.loss_bound,
-                resolution=self.resolution,
+                rules=rules,
             )
+            loss_bound = next_bound(state.loss_bound, losses, self.loss_bound)
         return replace(
             state,
             fit=fit,
-            loss_bound=next_bound(state.loss_bound, losses, self.loss_bound),
+            loss_bound=loss_bound,
             loss=losses[1],
         )
 
     def report(self, state: HyFreeDPState) -> Mapping[str, torch.Tensor]:
         """Return the learning rate, the loss bound and the last noisy loss."""
         return {
-            "learning_rate": state.fit.learning_rate,
+            "learning_rate": state.fit.step_rate,
             "loss_bound": state.loss_bound,
             "loss": state.loss,
         }

@@ -51,7 +51,7 @@ class NormBound(SampledGradient):
     Example:
         >>> import math  # logistic loss on inputs of norm 1 and a constant: a gradient's norm is below √2
         >>> NormBound(1.1, gradient_bound=round(math.sqrt(2), 4))
-        NormBound(noise_multiplier=1.1, gradient_bound=1.4142)
+        NormBound(schedule='constant', noise_multiplier=1.1, gradient_bound=1.4142)
     """
 
     gradient_bound: float = 1.0
@@ -74,7 +74,9 @@ class NormBound(SampledGradient):
     def update(self, state: LearningRateState, oracle: Oracle) -> LearningRateState:
         """Take one step along the noisy mean gradient."""
         gradient = self._gradient(oracle, state.params, Flat(self.gradient_bound))
-        return replace(state, params=state.params - rows(state.learning_rate) * gradient)
+        return replace(
+            state, params=state.params - rows(state.learning_rate * oracle.pace) * gradient
+        )
 
     def report(self, state: LearningRateState) -> Mapping[str, torch.Tensor]:
         """Return the learning rate: a constant."""

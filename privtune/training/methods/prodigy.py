@@ -82,7 +82,7 @@ class Prodigy(DistanceAdam):
         gradient = self._gradient(oracle, state.params, self._clipping())
         beta3 = self.beta2**0.5
         distance = state.distance
-        rate = distance * self.learning_rate
+        rate = distance * self.learning_rate * oracle.pace
         # Relative to d_0, as the authors do it, to stay clear of numbers that are too small.
         weight = distance / self.initial_distance * rate
         moved = (gradient * (state.origin - state.params)).sum(dim=1).double()

@@ -13,6 +13,7 @@ anonymous). Its slips, and what is done here instead:
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -24,7 +25,9 @@ from privtune.training.methods._common import (
     check_choice,
     check_nonnegative,
     check_positive,
+    descend,
 )
+from privtune.training.methods._rate_schedule import Scheduled
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
 
-__all__ = ["PUR", "PURConstant", "PUROracle", "PURState"]
+__all__ = ["PUR", "PURConstant", "PURState"]
 
 _REGIMES = ("non-convex", "convex", "strongly-convex")
 _ROUNDING = 1e-9  # relative; the account may sum in another order, and round otherwise
@@ -70,7 +73,7 @@ class PURState:
 
 
 @dataclass(frozen=True)
-class _FullBatchDescent:
+class _FullBatchDescent(Scheduled, ABC):
     """Noisy gradient descent ``θ - (∇F(θ) + noise) / 2M`` on all records, for a horizon.
 
     Args:
@@ -94,6 +97,7 @@ class _FullBatchDescent:
     parameters: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive("lipschitz", self.lipschitz)
         check_positive("smoothness", self.smoothness)
         check_nonnegative("regularisation", self.regularisation)
@@ -140,10 +144,16 @@ class _FullBatchDescent:
             params=params, noise=params.new_full((params.shape[0],), float("nan")), step=0
         )
 
-    def _descend(
-        self, state: PURState, oracle: Oracle, noise_multiplier: float | torch.Tensor
-    ) -> PURState:
-        """Take one step along the noisy mean gradient of all records."""
+    @abstractmethod
+    def _multiplier(self, step: int, records: int) -> float:
+        """Return the noise of one update over the sensitivity of the mean."""
+
+    def update(self, state: PURState, oracle: Oracle) -> PURState:
+        """Take one step along the noisy mean gradient; past the horizon, release nothing."""
+        if state.step >= self._updates(oracle.schedule):
+            return replace(state, step=state.step + 1)
+        records = oracle.schedule.records
+        noise_multiplier = self._multiplier(state.step, records)
         gradient = oracle.gradient(
             oracle.everything(),
             state.params,
@@ -151,11 +161,13 @@ class _FullBatchDescent:
             noise_multiplier=noise_multiplier,
         )
         gradient = gradient + self.regularisation * state.params
-        deviation = noise_multiplier * self._sensitivity(oracle.schedule.records)
+        rate = state.noise.new_full(state.noise.shape, self.learning_rate)
         return replace(
             state,
-            params=state.params - self.learning_rate * gradient,
-            noise=_filled(state.noise, deviation),
+            params=descend(state.params, rate * oracle.pace, gradient),
+            noise=state.noise.new_full(
+                state.noise.shape, noise_multiplier * self._sensitivity(records)
+            ),
             step=state.step + 1,
         )
 
@@ -172,12 +184,6 @@ class PUR(_FullBatchDescent):
     convex and ``sqrt(2 μ (F(θ_0) - F*) (1 - μ/2M)^t / d)`` for μ-strongly convex losses, t from 1.
 
     Args:
-        lipschitz: L, what a record's gradient is clipped to, above 0.
-        smoothness: M, above 0.
-        dimension: d, the number of parameters.
-        horizon: Updates that release anything; later steps of the schedule release nothing.
-        regularisation: λ, added to the gradient as ``λ θ``.
-        adjacency: ``"replace-one"`` or ``"add-remove"``.
         regime: ``"non-convex"``, ``"convex"`` or ``"strongly-convex"``.
         gap: Data-independent bound on ``F(θ_0) - F*``, above 0 (log 2 for logistic at 0).
         distance: Data-independent bound R on ``|θ_t - θ*|``; needed for ``"convex"``.
@@ -225,7 +231,7 @@ class PUR(_FullBatchDescent):
 
     @classmethod
     def for_budget(
-        cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
+        cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
         """Build the method with the longest horizon that stays at (epsilon, delta).
 
@@ -290,24 +296,12 @@ class PUR(_FullBatchDescent):
         steps = range(self._updates(schedule))
         return Composed([Gaussian(self._multiplier(t, schedule.records)) for t in steps])
 
-    def update(self, state: PURState, oracle: Oracle) -> PURState:
-        """Take one step; past the horizon, release nothing and stay."""
-        if state.step >= self._updates(oracle.schedule):
-            return replace(state, step=state.step + 1)
-        return self._descend(state, oracle, self._multiplier(state.step, oracle.schedule.records))
-
 
 @dataclass(frozen=True)
 class PURConstant(_FullBatchDescent):
     """Full-batch noisy gradient descent with the same noise in every step.
 
     Args:
-        lipschitz: L, what a record's gradient is clipped to, above 0.
-        smoothness: M, above 0.
-        dimension: d, the number of parameters.
-        horizon: Updates that release anything.
-        regularisation: λ, added to the gradient as ``λ θ``.
-        adjacency: ``"replace-one"`` or ``"add-remove"``.
         noise_multiplier: Noise standard deviation over the sensitivity of the mean, at least 0.
 
     **Guarantee**: one Gaussian release about all records in each update.
@@ -334,7 +328,7 @@ class PURConstant(_FullBatchDescent):
 
     @classmethod
     def for_budget(
-        cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
+        cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
         """Build the method with the least noise that keeps its steps at (epsilon, delta).
 
@@ -358,6 +352,9 @@ class PURConstant(_FullBatchDescent):
         )
         return replace(unit, noise_multiplier=found.scale)
 
+    def _multiplier(self, step: int, records: int) -> float:
+        return self.noise_multiplier
+
     def event(self, schedule: Schedule) -> Event:
         """Return T Gaussian releases about all records."""
         from privtune.accounting import Gaussian, NonPrivate, Repeated
@@ -365,94 +362,3 @@ class PURConstant(_FullBatchDescent):
         if self.noise_multiplier == 0.0:
             return NonPrivate()
         return Repeated(self._updates(schedule), Gaussian(self.noise_multiplier))
-
-    def update(self, state: PURState, oracle: Oracle) -> PURState:
-        """Take one step; past the horizon, release nothing and stay."""
-        if state.step >= self._updates(oracle.schedule):
-            return replace(state, step=state.step + 1)
-        return self._descend(state, oracle, self.noise_multiplier)
-
-
-@dataclass(frozen=True)
-class PUROracle(_FullBatchDescent):
-    """The data-dependent schedule of Proposition 1: noise in proportion to the true gradient norm.
-
-    **It is not private.** The norm is asked for without noise, so its event is ``non_private`` and
-    only a study that is marked so may run it.
-
-    Args:
-        lipschitz: L, what a record's gradient is clipped to, above 0.
-        smoothness: M, above 0.
-        dimension: d, the number of parameters.
-        horizon: Updates that release anything.
-        regularisation: λ, added to the gradient as ``λ θ``.
-        adjacency: ``"replace-one"`` or ``"add-remove"``.
-
-    Example:
-        >>> from privtune.training.mechanism.schedule import Schedule
-        >>> PUROracle(1.0, 0.25, 20).event(Schedule(records=1000, sample_rate=1.0, steps=50))
-        NonPrivate()
-    """
-
-    name: ClassVar[str] = "pur-oracle"
-    summary: ClassVar[str] = "NOT PRIVATE: noise follows the un-noised gradient norm"
-    adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "noise")
-    releases: ClassVar[str] = "the gradient of all records without noise: no privacy"
-
-    @classmethod
-    def for_budget(
-        cls,
-        schedule: Schedule,  # noqa: ARG003  the protocol's signature
-        *,
-        epsilon: float,  # noqa: ARG003
-        delta: float,  # noqa: ARG003
-        **options: Any,  # noqa: ARG003
-    ) -> Self:
-        """Refuse: no budget pays for it.
-
-        Args:
-            schedule: Ignored.
-            epsilon: Ignored.
-            delta: Ignored.
-            **options: Ignored.
-
-        Returns:
-            Never.
-
-        Raises:
-            InvalidInputError: Always.
-        """
-        raise InvalidInputError(
-            "strategy", cls.name, "is not private, so no budget pays for it", "Use pur instead."
-        )
-
-    def gradient_evaluations(self, schedule: Schedule) -> float:
-        """Return twice those of the private schedules: it looks before it steps."""
-        return 2.0 * super().gradient_evaluations(schedule)
-
-    def event(self, schedule: Schedule) -> Event:
-        """Return the event that says that nothing is guaranteed."""
-        from privtune.accounting import NonPrivate
-
-        return NonPrivate()
-
-    def update(self, state: PURState, oracle: Oracle) -> PURState:
-        """Look at the gradient norm, then take a step with noise in proportion to it."""
-        if state.step >= self._updates(oracle.schedule):
-            return replace(state, step=state.step + 1)
-        exact = oracle.gradient(
-            oracle.everything(),
-            state.params,
-            clipping=_WholeRecord(self.lipschitz, self.adjacency),
-            noise_multiplier=0.0,
-        )
-        norm = (exact + self.regularisation * state.params).norm(dim=1)
-        sensitivity = self._sensitivity(oracle.schedule.records)
-        return self._descend(state, oracle, norm / math.sqrt(self.dimension) / sensitivity)
-
-
-def _filled(like: torch.Tensor, value: float | torch.Tensor) -> torch.Tensor:
-    """Return ``value`` in the shape of ``like``."""
-    import torch
-
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand(like.shape)

@@ -17,6 +17,7 @@ from privtune.training.methods._common import (
     rows,
 )
 from privtune.training.methods._optimizers import SGD
+from privtune.training.methods._rate_schedule import Scheduled
 from privtune.training.methods.dpsgd import DPSGDState
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _ROUNDING = 1e-9  # keeps the joint noise above its target after it was split an
 
 
 @dataclass(frozen=True)
-class QuantileClipping:
+class QuantileClipping(Scheduled):
     """SGD whose clipping norm is moved towards a quantile of the gradient norms.
 
     Beside the gradient, each step releases how many gradients were not clipped, encoded as ±1/2 a
@@ -82,6 +83,7 @@ class QuantileClipping:
     releases: ClassVar[str] = "one clipped noisy gradient and the noisy fraction not clipped"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_nonnegative("noise_multiplier", self.noise_multiplier)
         check_nonnegative("count_noise_multiplier", self.count_noise_multiplier)
         check_positive("norm_rate", self.norm_rate)
@@ -95,7 +97,7 @@ class QuantileClipping:
 
     @classmethod
     def for_budget(
-        cls, schedule: Schedule, *, epsilon: float, delta: float, **options: Any
+        cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
         """Build the method with a count noise of B/20 (more for small batches) and what is left.
 
@@ -167,7 +169,7 @@ class QuantileClipping:
         change = -self.norm_rate * (fraction - self.quantile)
         return replace(
             state,
-            params=state.params - rows(state.learning_rate) * direction,
+            params=state.params - rows(state.learning_rate * oracle.pace) * direction,
             max_grad_norm=(state.max_grad_norm * change.exp().to(state.max_grad_norm)).clamp(
                 *_NORM_RANGE
             ),

@@ -33,6 +33,7 @@ from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods import Candidate, Method
+from privtune.training.methods._rate_schedule import SEARCHED, rate_factors
 from privtune.training.own_loop.batch import Batch, OpenSample
 from privtune.training.own_loop.hooked import HookedModel
 from privtune.training.own_loop.optimizer import UserOptimizer, checked
@@ -164,8 +165,18 @@ class PrivateTraining:
         self._own: UserOptimizer | None = None
         self._state: Any = None
         self._history: list[Mapping[str, torch.Tensor]] = []
+        given = dict(candidate or {})
+        self._paces = rate_factors(method, given, schedule)
         if optimizer is None:
-            self._state = method.init(flat.clone().unsqueeze(0), [dict(candidate or {})])
+            own = {name: value for name, value in given.items() if name not in SEARCHED}
+            self._state = method.init(flat.clone().unsqueeze(0), [own])
+        elif any(pace != 1.0 for pace in self._paces):
+            raise InvalidInputError(
+                "schedule",
+                getattr(method, "schedule", given),
+                "is of the method's own steps, but an optimizer was given",
+                "Leave the optimizer out, or step a scheduler of torch's with it.",
+            )
         elif held is not None and clipping is not None:
             multiplier: float = method.noise_multiplier  # type: ignore[attr-defined]
             self._own = UserOptimizer(held, clipping, multiplier)
@@ -423,6 +434,7 @@ class PrivateTraining:
             )
             self._descend(self._own, gradient[0])
         else:
+            self._oracle.pace = self._paces[self._taken]
             self._state = self._method.update(self._state, self._oracle)
             with torch.no_grad():
                 self._weights.flat.copy_(self._state.params[0])

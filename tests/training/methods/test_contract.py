@@ -18,7 +18,7 @@ from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import TranscriptMismatchError, looks_of
-from privtune.training.methods import METHODS, PUR, PUROracle
+from privtune.training.methods import METHODS, PUR
 from privtune.training.methods._base import scale_noise_of
 from privtune.training.methods._checkpoint import restore_state, state_tensors
 from tests.training.methods.world import LiteralOracle, World
@@ -34,7 +34,6 @@ def options(name, dimension):
     return {
         "pur": {**bounds, "regime": "convex", "distance": 3.0},
         "pur-constant": bounds,
-        "pur-oracle": bounds,
     }.get(name, {})
 
 
@@ -45,8 +44,6 @@ def candidate(method):
 
 def planned(name, schedule, dimension, eps=4.0):
     method = METHODS[name]
-    if method is PUROracle:
-        return PUROracle(**options(name, dimension))
     return method.for_budget(schedule, epsilon=eps, delta=1e-5, **options(name, dimension))
 
 
@@ -81,8 +78,7 @@ def test_number_of_steps_is_a_candidates_own_whatever_its_stack(name):
     for k, count in enumerate(steps):
         alone = fit([k], Schedule(len(x), 0.1, count))
         torch.testing.assert_close(mixed.params[k], alone.params[0], rtol=1e-4, atol=1e-5)
-        if name != "pur-oracle":  # its noise follows the data, to the last bit
-            assert mixed.transcripts[k].looks() == alone.transcripts[0].looks()
+        assert mixed.transcripts[k].looks() == alone.transcripts[0].looks()
         for label, values in alone.report.items():
             own = mixed.report[label][:count, k]
             torch.testing.assert_close(own, values[:, 0], rtol=1e-3, atol=1e-5, equal_nan=True)
@@ -154,13 +150,13 @@ def test_planned_gradient_evaluations_are_those_that_happen(name):
     expected = method.gradient_evaluations(schedule)
     if name.startswith("pur"):  # all records in each update, whatever the sampling rate
         updates = min(method.horizon or STEPS, STEPS)
-        assert expected == len(x) * updates * (2 if name == "pur-oracle" else 1)
+        assert expected == len(x) * updates
         assert happened == expected
     else:
         assert abs(happened - expected) < 5 * expected**0.5
 
 
-@every(sorted(set(METHODS) - {"pur-oracle"}))
+@every(METHODS)
 def test_early_stop_is_within_and_one_step_more_is_not(name):
     oracle = LiteralOracle([World(1), World(2)], STEPS)
     method = planned(name, oracle.schedule, 3)
@@ -180,7 +176,7 @@ def test_early_stop_is_within_and_one_step_more_is_not(name):
             oracle.transcripts()[0].check_within(event)
 
 
-@every(sorted(set(METHODS) - {"pur-oracle"}))
+@every(METHODS)
 @pytest.mark.parametrize("eps", [0.7, 4.0])
 def test_the_plan_meets_its_budget_and_wastes_little(name, eps):
     schedule = Schedule(5000, 0.02, 300)
@@ -232,7 +228,7 @@ def test_a_checkpoint_of_something_else_is_refused():
         restore_state(state, {**tensors, "params": tensors["params"].float()})
 
 
-@every(sorted(set(METHODS) - {"pur-oracle", "pur"}))
+@every(sorted(set(METHODS) - {"pur"}))
 def test_scaled_noise_is_the_scaled_event(name):
     from privtune.accounting import scale_noise
 
@@ -262,9 +258,8 @@ def test_a_candidate_that_misses_or_mistypes_is_refused(name):
         for wrong in (incomplete, {**incomplete, parameter: math.nan}):
             with pytest.raises(InvalidInputError):
                 method.init(oracle.start(), [wrong])
-    if name != "pur-oracle":
-        with pytest.raises(InvalidInputError, match="must be one of"):
-            METHODS[name].for_budget(oracle.schedule, epsilon=1.0, delta=1e-5, lerning_rate=1.0)
+    with pytest.raises(InvalidInputError, match="must be one of"):
+        METHODS[name].for_budget(oracle.schedule, epsilon=1.0, delta=1e-5, lerning_rate=1.0)
 
 
 def test_a_method_scaled_for_another_adjacency_is_refused():
@@ -282,13 +277,6 @@ def test_a_method_scaled_for_another_adjacency_is_refused():
     )
     with pytest.raises(InvalidInputError, match="add-remove"):
         arm.plan(context, epsilon=4.0)
-
-
-def test_a_method_that_is_not_private_has_no_budget():
-    schedule = Schedule(100, 0.1, 5)
-    assert PUROracle(1.0, 1.0, 3).event(schedule) == NonPrivate()
-    with pytest.raises(InvalidInputError, match="not private"):
-        PUROracle.for_budget(schedule, epsilon=1.0, delta=1e-5)
 
 
 @every(["dpsgd", "hyfreedp", "quantile-clipping", "adaclip"])

@@ -20,7 +20,7 @@ from privtune.training.methods import METHODS
 from tests.training.methods.test_contract import candidate, options
 from tests.training.simple import cross_entropy, secrets
 
-PRIVATE = sorted(set(METHODS) - {"pur-oracle"})
+PRIVATE = sorted(METHODS)
 WIDTH = 40  # 10 classes: 400 coordinates of gradient noise a step
 STEPS = 60
 
@@ -34,7 +34,7 @@ class Spy:
 
     def __init__(self, oracle):
         self.inner = oracle
-        self.schedule, self.candidates = oracle.schedule, oracle.candidates
+        self.schedule, self.candidates, self.pace = oracle.schedule, oracle.candidates, 1.0
         self.gradients, self.losses_, self.counts = [], [], []
 
     def sample(self):
@@ -200,11 +200,7 @@ def test_a_poisoned_record_counts_as_zero(name, poison):
         touched[7] = value
         method = METHODS[name]
         schedule = Schedule(50, 1.0 if name.startswith("pur") else 0.5, 6)
-        method = (
-            method(**options(name, WIDTH * 10))
-            if name == "pur-oracle"
-            else method.for_budget(schedule, epsilon=1e3, delta=1e-5, **options(name, WIDTH * 10))
-        )
+        method = method.for_budget(schedule, epsilon=1e3, delta=1e-5, **options(name, WIDTH * 10))
         result = train(
             method,
             schedule,

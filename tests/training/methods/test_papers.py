@@ -21,7 +21,6 @@ from privtune.training.methods import (
     HyFreeDP,
     NormBound,
     PURConstant,
-    PUROracle,
     QuantileClipping,
 )
 from tests.training.methods.world import World, run
@@ -240,7 +239,7 @@ def adadp_literal(world, candidate, sigma, tau, acceptance, iterations):
 def test_adadp(seed, sigma, lr, norm, tau, accept):
     candidates = [{"learning_rate": lr, "max_grad_norm": norm}] * 2
     check(
-        ADADP(sigma, tolerance=tau, acceptance=accept),
+        ADADP(sigma, tolerance=tau, acceptance=accept, adapt_share=1.0),
         candidates,
         lambda world, candidate: adadp_literal(world, candidate, sigma, tau, accept, STEPS // 2),
         seeds=(seed, seed + 1),
@@ -248,9 +247,13 @@ def test_adadp(seed, sigma, lr, norm, tau, accept):
     )
 
 
-def test_adadp_fixes_the_rate_and_decays_it():
-    """Equation (5.1): after 50 steps of adaptation, eta_50 / (1 + 0.1 (k - 50)), k in epochs."""
-    method = ADADP(0.5, tolerance=0.1, adapt_epochs=1.2, decay=0.1)  # 4 steps at rate 0.3
+@pytest.mark.parametrize("when", [{"adapt_epochs": 1.2}, {}])
+def test_adadp_fixes_the_rate_and_decays_it(when):
+    """Equation (5.1): after 50 steps of adaptation, eta_50 / (1 + 0.1 (k - 50)), k in epochs.
+
+    At rate 0.3, 1.2 epochs are the first third of 12 steps: the default.
+    """
+    method = ADADP(0.5, tolerance=0.1, decay=0.1, **when)
 
     def literal(world, candidate):
         trace = list(adadp_literal(world, candidate, 0.5, 0.1, False, 2))
@@ -274,6 +277,10 @@ def test_adadp_tolerance_rule():
     tau = math.sqrt(3 / (2 * 4))
     two, _ = run(ADADP(0.5, tolerance=tau), [{"max_grad_norm": 1.0}] * 2, steps=8)
     assert one[-1].params.equal(two[-1].params)
+    capped, _ = run(ADADP(0.5, largest_tolerance=1e-4), [{"max_grad_norm": 1.0}] * 2, steps=8)
+    given, _ = run(ADADP(0.5, tolerance=1e-4), [{"max_grad_norm": 1.0}] * 2, steps=8)
+    assert capped[-1].params.equal(given[-1].params)
+    assert not capped[-1].params.equal(one[-1].params)
 
 
 @few
@@ -286,7 +293,7 @@ def test_adadp_tolerance_rule():
     momentum=st.sampled_from([0.0, 0.9]),
 )
 def test_hyfreedp_as_in_the_paper(seed, sigma, loss_sigma, eta, batch, momentum):
-    """Bu & Liu, Algorithm 1, with SGD, K = 2, R_l the sum of the three losses, and the guards."""
+    """Bu & Liu, Algorithm 1, with SGD, K = 2 and R_l = L̃(0); a fit counts if it is a minimum."""
 
     def literal(world, candidate):
         theta, rate, bound, velocity = world.start(), eta, 1.0, 0.0
@@ -308,7 +315,8 @@ def test_hyfreedp_as_in_the_paper(seed, sigma, loss_sigma, eta, batch, momentum)
                 slope, curve = (plus - minus) / (2 * rate), (plus + minus - 2 * here) / rate**2
                 if slope > 0 and curve > 0 and math.isfinite(slope / curve):
                     rate = slope / curve
-                bound = max(plus + here + minus, bound / 2, 1.0)
+                if here > 0:
+                    bound = here
             theta = theta - rate * velocity
             yield theta, rate, bound
 
@@ -319,6 +327,7 @@ def test_hyfreedp_as_in_the_paper(seed, sigma, loss_sigma, eta, batch, momentum)
         loss_batch=batch,
         learning_rate=eta,
         fit="paper",
+        optimizer="sgd",
         momentum=momentum,
     )
     check(
@@ -342,13 +351,15 @@ def kalman(mean, variance, seen, noise):
     sigma=sigmas,
     loss_sigma=st.sampled_from([0.2, 1.0, 4.0]),
     kind=st.sampled_from(["gaussian", "laplace"]),
+    fit=st.sampled_from(["tracked", "steady"]),
 )
-def test_hyfreedp_tracked(seed, sigma, loss_sigma, kind):
+def test_hyfreedp_tracked(seed, sigma, loss_sigma, kind, fit):
     """The documented filter, written for one candidate with plain numbers."""
+    growth, visible, clear, change = {"tracked": (4, 1, 0, math.inf), "steady": (16, 3, 2, 2)}[fit]
 
     def literal(world, candidate):
         theta, rate, reach, bound = world.start(), 1e-2, 1e-2, 5.0
-        slope, slope_var, curve, curve_var = 0.0, math.inf, 0.0, math.inf
+        slope, slope_var, curve, curve_var, logs = 0.0, math.inf, 0.0, math.inf, []
         for _ in range(3 * STEPS):
             rows = world.draw()
             g = noisy_mean(world, rows, theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0)
@@ -366,20 +377,39 @@ def test_hyfreedp_tracked(seed, sigma, loss_sigma, kind):
                 curve, curve_var = kalman(
                     curve, curve_var, (plus + minus - 2 * here) / reach**2, 6 * dev**2 / reach**4
                 )
-                if curve > 0 and curve > math.sqrt(curve_var):
-                    best = slope / curve if slope > 0 else rate
-                    aim = max(best, math.sqrt(math.sqrt(6) * dev / curve))
+                first = False
+                if curve > 0 and curve > visible * math.sqrt(curve_var):
+                    best = rate
+                    doubt = clear * math.sqrt(slope_var)
+                    if logs and change < math.inf:
+                        best = min(max(best, (slope - doubt) / curve), (slope + doubt) / curve)
+                        best = min(max(best, rate / change), rate * change)
+                    elif slope > doubt:
+                        best, first = slope / curve, True
+                    aim = max(best, math.sqrt(visible * math.sqrt(6) * dev / curve))
                     rate = min(best, max(reach, rate))
                 else:
-                    aim = 4 * reach
-                reach = min(aim, 4 * reach)
+                    aim = growth * reach
+                reach = min(aim, growth * reach)
+                if first or logs:
+                    logs.append(math.log(rate))
+            elif fit == "steady" and math.isinf(curve_var):
+                reach *= growth
             bound = max(plus + here + minus, bound / 2, 5.0)
-            theta = theta - rate * g
+            mean = math.exp(sum(logs) / len(logs)) if logs and fit == "steady" else rate
+            theta = theta - mean * g
             yield theta, rate, reach, bound
 
     check(
         HyFreeDP(
-            sigma, loss_sigma, interval=1, learning_rate=1e-2, loss_bound=5.0, loss_noise=kind
+            sigma,
+            loss_sigma,
+            interval=1,
+            optimizer="sgd",
+            fit=fit,
+            learning_rate=1e-2,
+            loss_bound=5.0,
+            loss_noise=kind,
         ),
         [{}, {}],
         literal,
@@ -472,22 +502,18 @@ def test_pur_schedules(seed, regime, adjacency):
     check(method, [{}, {}], literal, seeds=(seed, seed + 1), fields=(lambda s: s.noise,))
 
 
-def test_pur_oracle_and_constant():
-    smooth, bound = 2.0, 4.0
+def test_pur_constant():
+    smooth, bound, sigma = 2.0, 4.0, 1.7 * 2 * 4.0 / 40
 
-    def literal(world, candidate, sigma):
+    def literal(world, candidate):
         theta = world.start()
         for _ in range(STEPS):
             g = sum(world.gradient(i, theta) for i in range(world.records)) / world.records
-            deviation = np.linalg.norm(g) / math.sqrt(3) if sigma is None else sigma
-            theta = theta - (g + deviation * world.noise(3)) / (2 * smooth)
-            yield theta, deviation
+            theta = theta - (g + sigma * world.noise(3)) / (2 * smooth)
+            yield theta, sigma
 
-    for method, sigma in (
-        (PUROracle(bound, smooth, 3), None),
-        (PURConstant(bound, smooth, 3, noise_multiplier=1.7), 1.7 * 2 * bound / 40),
-    ):
-        check(method, [{}, {}], lambda w, c, s=sigma: literal(w, c, s), fields=(lambda s: s.noise,))
+    method = PURConstant(bound, smooth, 3, noise_multiplier=1.7)
+    check(method, [{}, {}], literal, fields=(lambda s: s.noise,))
 
 
 @pytest.mark.parametrize(("steps", "horizon"), [(6, 4), (3, 9)])

@@ -51,7 +51,7 @@ class LiteralOracle:
 
     def __init__(self, worlds, steps):
         self.worlds = worlds
-        self.candidates = len(worlds)
+        self.candidates, self.pace = len(worlds), 1.0
         first = worlds[0]
         self.schedule = Schedule(records=first.records, sample_rate=first.rate, steps=steps)
         self._transcripts = [Transcript() for _ in worlds]

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch._C import _functorch as functorch
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.engine.graph.polish import polish
+from privtune.training.engine.graph.record import record
 from privtune.training.engine.graph.tape import Entry, Levels, Site
 from privtune.training.engine.layers.uses import CopyUse, Use
 from privtune.training.mechanism.kernel import Layout, LossOf
@@ -126,24 +126,20 @@ def plan_model(
     )
 
 
-def tape_of(
-    module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan, shape: tuple[int, int]
-) -> Tape:
-    """Return the program that runs forward and backward pass on rows of ``shape``, K and M.
+def tape_of(module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan) -> Tape:
+    """Return the program that runs forward and backward pass.
 
     Args:
         module: The model.
         loss_of: The loss of a record.
         layout: Where parameters lie.
         plan: How they are used.
-        shape: Candidates and rows.
 
     Returns:
         A program from ``(params [K, P], x, y, *masks)`` to ``(a, g)`` of every use, one after the
         other, run as it is; and the list of uses, filled by its first run.
     """
     uses: list[Use] = []
-    ones = torch.ones(shape, dtype=layout.dtype, device=next(module.parameters()).device)
 
     def program(
         params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *masks: torch.Tensor
@@ -166,8 +162,9 @@ def tape_of(
                 all_classes=plan.all_classes,
             )
             outs = [entry.out for entry in done.entries] + list(copies.values())
+            # The sum of losses of records; a gradient to start from would import an algebra system.
             grads = torch.autograd.grad(
-                done.losses, outs, ones, allow_unused=True, materialize_grads=True
+                done.losses.sum(), outs, allow_unused=True, materialize_grads=True
             )
         uses[:] = [e.use for e in done.entries] + [CopyUse(name, None) for name in copies]
         inputs = [e.a for e in done.entries] + [copy.detach() for copy in copies.values()]
@@ -181,9 +178,8 @@ def capture_tape(
     module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan, example: Tensors
 ) -> Tape:
     """Capture the program of ``tape_of`` as a flat graph, for tensors like the example."""
-    shape = (example[1].shape[0], example[1].shape[1])
-    program, uses = tape_of(module, loss_of, layout, plan, shape)
-    return polish(make_fx(program)(*example), example), uses
+    program, uses = tape_of(module, loss_of, layout, plan)
+    return polish(record(program, example), example), uses
 
 
 def capture_losses(module: nn.Module, loss_of: LossOf, layout: Layout, example: Tensors) -> Program:
@@ -197,7 +193,7 @@ def capture_losses(module: nn.Module, loss_of: LossOf, layout: Layout, example: 
             ).losses.detach(),
         )
 
-    return polish(make_fx(program)(*example), example)
+    return polish(record(program, example), example)
 
 
 def run_one(

@@ -1,0 +1,351 @@
+"""Empirical lower bounds on epsilon from what canaries give away, at a stated confidence.
+
+Two ways to ask. *Two neighbours*: many independent runs with the canary and as many without it; a
+threshold test, its two rates bounded by exact (Clopper–Pearson) intervals. *One run*: many canaries of
+which each is in with probability 1/2; how many an auditor guesses right.
+
+Each can be held against (ε, δ)-DP, without any assumption on the mechanism, or against a *claim*: a
+whole privacy profile δ(ε), that of the plan's event. The bound is then on the noise: the least factor
+of the event's noise at which its claim is contradicted, and the ε of that event. It is tighter, as the
+middle of a profile is known far better than its tail, and it is a bound for mechanisms of that family:
+it says how far the claim is from being found out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from privtune.accounting import Adjacency, Event, scale_noise
+from privtune.accounting import delta as delta_of
+from privtune.accounting import epsilon as account
+from privtune.errors import InvalidInputError
+
+__all__ = ["Claim", "Floats", "LowerBound", "lower_bound", "one_run_bound"]
+
+Floats = npt.NDArray[np.float64]
+
+_THRESHOLDS = 400  # that are tried on the held-out part
+_POINTS = 25  # of ε at which a profile is held against the rates
+_WIDEST = 16.0  # factor of the noise, up and down, within which a claim is looked for
+_ABOVE = 1.2  # factor of the noise
+_GUESSED = (0.04, 0.2, 0.6)  # shares of the canaries that are guessed, fixed in advance
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """What an audit found.
+
+    Args:
+        epsilon: The mechanism is not (epsilon', delta)-DP for any epsilon' below this; against a
+            claim, no mechanism of its family with an epsilon' below this fits what was seen.
+        false_positive_rate: Upper confidence bound; of wrong guesses, the share.
+        true_positive_rate: Lower confidence bound; of right guesses, the share.
+        runs: Runs, or canaries, that the bounds rest on; those that chose the test not counted.
+
+    Example:
+        >>> LowerBound(1.2, 0.1, 0.4, runs=20_000).epsilon
+        1.2
+    """
+
+    epsilon: float
+    false_positive_rate: float
+    true_positive_rate: float
+    runs: int
+
+
+class Claim:
+    """What an event claims: its privacy profile, and those of the same event with other noise.
+
+    Args:
+        event: What is charged.
+        delta: At which δ its ε is asked for.
+        adjacency: Under which relation.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> claim = Claim(Gaussian(1.0), 1e-3)
+        >>> round(claim.epsilon, 3), claim.contradicted(0.01, 0.2), claim.contradicted(0.01, 0.05)
+        (3.139, True, False)
+    """
+
+    def __init__(
+        self, event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE
+    ) -> None:
+        self.event, self.delta, self.adjacency = event, delta, adjacency
+
+    @property
+    def epsilon(self) -> float:
+        """What is reported of the event."""
+        return self._epsilon(1.0)
+
+    def contradicted(self, fpr: float, tpr: float, factor: float = 1.0) -> bool:
+        """Say whether no mechanism of the claim has a test of these rates.
+
+        Args:
+            fpr: Upper bound on the false positive rate of a test.
+            tpr: Lower bound on its true positive rate.
+            factor: Of the event's noise.
+        """
+        return bool(self.margin(np.array([fpr]), np.array([tpr]), factor)[0] > 0.0)
+
+    def margin(self, fpr: Floats, tpr: Floats, factor: float = 1.0) -> Floats:
+        """Return by how much true positive rates are above what the claim allows.
+
+        Args:
+            fpr: Upper bounds on false positive rates.
+            tpr: Lower bounds on true positive rates.
+            factor: Of the event's noise.
+        """
+        epsilons, deltas = self._profile(factor)
+        allowed = (np.exp(epsilons) * fpr[:, None] + deltas).min(axis=1)
+        return np.asarray(tpr - allowed)
+
+    def lowest_fpr(self, tpr: float, factor: float) -> float:
+        """Return the least false positive rate that the claim allows a test of this power.
+
+        Args:
+            tpr: The power.
+            factor: Of the event's noise.
+        """
+        epsilons, deltas = self._profile(factor)
+        one = (tpr - deltas) * np.exp(-epsilons)
+        # The same of the complementary test, with the neighbours in each other's place.
+        other = 1.0 - deltas - np.exp(epsilons) * (1.0 - tpr)
+        return float(max(0.0, one.max(), other.max()))
+
+    def largest(self, contradicted: Callable[[float], bool]) -> float:
+        """Return ε with the least noise at which the claim is contradicted; 0 if it never is.
+
+        Args:
+            contradicted: Whether it is, with this factor of its noise; true from some factor on.
+        """
+        low, high = 1.0 / _WIDEST, _WIDEST
+        if not contradicted(high):
+            return 0.0
+        if contradicted(low):
+            return self._epsilon(low)
+        for _ in range(12):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if contradicted(middle) else (middle, high)
+        return self._epsilon(high)
+
+    def _epsilon(self, factor: float) -> float:
+        event = scale_noise(self.event, factor)
+        return account(event, self.delta, adjacency=self.adjacency).epsilon
+
+    def _profile(self, factor: float) -> tuple[Floats, Floats]:
+        return _profile(self.event, self.adjacency, factor)
+
+
+@lru_cache(maxsize=256)
+def _profile(event: Event, adjacency: Adjacency, factor: float) -> tuple[Floats, Floats]:
+    """Return the profile of an event with its noise multiplied, at some ε that matter."""
+    event = scale_noise(event, factor)
+    end = account(event, 1e-4, adjacency=adjacency).epsilon
+    epsilons = np.linspace(0.0, min(end, 50.0) if math.isfinite(end) else 50.0, _POINTS)
+    deltas = [delta_of(event, float(e), adjacency=adjacency).delta for e in epsilons]
+    return epsilons, np.array(deltas)
+
+
+def lower_bound(
+    without: Floats,
+    canary: Floats,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    held_out: float = 0.25,
+    claim: Claim | None = None,
+) -> LowerBound:
+    """Bound epsilon from below by the best threshold test between two neighbours.
+
+    The direction and the threshold are chosen on the first runs of each side; the bounds on the two
+    rates come from the others, so one test is made of them: Clopper and Pearson, each one-sided at
+    half of what may go wrong.
+
+    Args:
+        without: A statistic of all that was released, one value a run, on one dataset.
+        canary: Likewise on its neighbour, where it should be larger; runs are independent.
+        delta: In [0, 1).
+        confidence: Of the lower bound: it is above the truth with probability 1 - confidence at most.
+        held_out: Fraction of the runs that choose the test.
+        claim: What is held against the bound, as a whole profile: see the module. Without it,
+            nothing is assumed.
+
+    Returns:
+        The bound, at least 0.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> truth = [(rng.random(20_000) < p).astype(float) for p in (0.25, 0.75)]
+        >>> round(lower_bound(*truth, delta=0.0).epsilon, 2)  # randomised response: log 3 = 1.10
+        1.07
+
+    References:
+        Kairouz, Oh, Viswanath, arXiv:1311.0776, Theorem 2.1: (epsilon, delta)-DP if and only if every
+        test has ``TPR <= e^epsilon FPR + delta``. Dong, Roth, Su, arXiv:1905.02383: a profile and a
+        trade-off curve say the same (Proposition 2.13). Nasr et al., arXiv:2302.07956, Section 4:
+        audits by the trade-off curve of the mechanism.
+    """
+    risk = (1.0 - confidence) / 2.0
+    cut = round(held_out * min(len(without), len(canary)))
+    side, threshold = _chosen(without[:cut], canary[:cut], risk, delta, claim)
+    low, high = list(_sides(without[cut:], canary[cut:]))[side]
+    fpr, tpr = (float(rate[0]) for rate in _rates(low, high, threshold, risk))
+    if claim is None:
+        epsilon = float(_found(np.array([fpr]), np.array([tpr]), delta)[0])
+    else:
+        epsilon = claim.largest(lambda factor: claim.contradicted(fpr, tpr, factor))
+    return LowerBound(max(0.0, epsilon), fpr, tpr, len(low) + len(high))
+
+
+def _chosen(
+    without: Floats, canary: Floats, risk: float, delta: float, claim: Claim | None
+) -> tuple[int, Floats]:
+    """Return the direction and the threshold of the best test."""
+    tests = []
+    for low, high in _sides(without, canary):
+        tried = np.quantile(np.concatenate([low, high]), np.linspace(0.0, 1.0, _THRESHOLDS))
+        tests.append((tried, _rates(low, high, tried, risk)))
+    if claim is None:
+        worth = [_found(*rates, delta) for _, rates in tests]
+    else:
+        # The test that contradicts the claim by most, a little above the least noise at which any
+        # does: just there it would be the luckiest.
+        for factor in np.geomspace(0.5, _WIDEST, 36):
+            worth = [claim.margin(*rates, _ABOVE * float(factor)) for _, rates in tests]
+            if max(float(claim.margin(*rates, float(factor)).max()) for _, rates in tests) > 0.0:
+                break
+    side = int(np.argmax([values.max() for values in worth]))
+    return side, tests[side][0][[int(np.argmax(worth[side]))]]
+
+
+def _sides(without: Floats, canary: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """Yield the two directions: large values that give the canary away, small ones its absence."""
+    yield without, canary
+    yield -canary, -without
+
+
+def _rates(low: Floats, high: Floats, thresholds: Floats, risk: float) -> tuple[Floats, Floats]:
+    """Return upper bounds on the false positive rates and lower ones on the true positive rates."""
+    false, true = (len(s) - np.searchsorted(np.sort(s), thresholds, "right") for s in (low, high))
+    upper = stats.beta.ppf(1.0 - risk, false + 1, np.maximum(len(low) - false, 1))
+    lower = stats.beta.ppf(risk, np.maximum(true, 1), len(high) - true + 1)
+    return np.where(false < len(low), upper, 1.0), np.where(true > 0, lower, 0.0)
+
+
+def _found(fpr: Floats, tpr: Floats, delta: float) -> Floats:
+    """Return the bounds on epsilon."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(np.maximum(tpr - delta, 0.0) / fpr))
+
+
+def one_run_bound(
+    absent: Floats,
+    present: Floats,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    claim: Claim | None = None,
+) -> LowerBound:
+    """Bound epsilon from below by how many canaries of a single run are guessed right.
+
+    Of those that score highest the auditor says that they are in, of those that score lowest that
+    they are out, of the others nothing. How many are guessed is fixed in advance, in three ways; each
+    has a third of what may go wrong.
+
+    Args:
+        absent: Scores of the canaries that were left out.
+        present: Scores of those that were in: each with probability 1/2, independently.
+        delta: In [0, 1).
+        confidence: Of the lower bound.
+        claim: What is held against the bound, as in :func:`lower_bound`.
+
+    Returns:
+        The best of the three bounds, at least 0.
+
+    Example:
+        >>> import numpy as np
+        >>> scores = np.random.default_rng(0).normal(size=4000) + np.repeat([0.0, 3.0], 2000)
+        >>> found = one_run_bound(scores[:2000], scores[2000:], delta=1e-5)
+        >>> 2.0 < found.epsilon < 3.0 ** 2 / 2 + 3.0 * 3.9  # of a Gaussian of mu = 3
+        True
+
+    References:
+        Steinke, Nasr, Jagielski, arXiv:2305.08846, Theorem 5.2 with guesses withheld (and its
+        Appendix D for the number). Mahloujifar, Melis, Chaudhuri, arXiv:2410.22235, Algorithm 3: the
+        same for a trade-off curve, here that of the claim.
+    """
+    scores = np.concatenate([absent, present])
+    inside = np.repeat([False, True], [len(absent), len(present)])
+    inside = inside[np.argsort(scores, kind="stable")]
+    total, risk = len(scores), (1.0 - confidence) / len(_GUESSED)
+    best = LowerBound(0.0, 1.0, 0.0, total)
+    for share in _GUESSED:
+        half = max(1, round(share * total / 2))
+        right = int(inside[-half:].sum() + (~inside[:half]).sum())
+        if claim is None:
+            found = _one_run(total, 2 * half, right, delta, risk)
+        else:
+            found = claim.largest(_guesses(claim, total, 2 * half, right, risk))
+        if found > best.epsilon:
+            rate = right / (2 * half)
+            best = LowerBound(found, 1.0 - rate, rate, total)
+    return best
+
+
+def _one_run(total: int, guesses: int, right: int, delta: float, risk: float) -> float:
+    """Return the largest ε at which so many right guesses have a probability of ``risk`` at most."""
+
+    def chance(epsilon: float) -> float:
+        each = 1.0 / (1.0 + math.exp(-epsilon))
+        binomial = stats.binom(guesses, each)
+        beyond = float(binomial.sf(right - 1))
+        if delta == 0.0:
+            return beyond
+        steps = np.arange(1, right + 1)
+        missed = (binomial.sf(right - steps - 1) - beyond) / steps
+        return beyond + 2.0 * total * delta * float(missed.max(initial=0.0))
+
+    if chance(0.0) > risk:
+        return 0.0
+    low, high = 0.0, 1.0
+    while chance(high) <= risk and high < 64.0:
+        low, high = high, 2.0 * high
+    for _ in range(30):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if chance(middle) <= risk else (low, middle)
+    return low
+
+
+def _guesses(
+    claim: Claim, total: int, guesses: int, right: int, risk: float
+) -> Callable[[float], bool]:
+    """Return whether so many right guesses contradict a claim, as a function of its noise's factor.
+
+    ``hits`` and ``misses`` carry what is left of P(at least i guesses are right), split by whether the
+    guess in question is: the trade-off curve bounds one by the other, from i = ``right`` down to 0.
+    If both together then exceed the share of guesses, the first was above ``risk``.
+    """
+    if not guesses:
+        raise InvalidInputError("guesses", guesses, "must be at least 1")
+
+    def contradicted(factor: float) -> bool:
+        hits = risk * right / total
+        misses = risk * (guesses - right) / total
+        for i in range(right - 1, -1, -1):
+            least = max(misses, claim.lowest_fpr(hits, factor))
+            if least == misses:
+                break
+            hits = min(1.0, hits + i / (guesses - i) * (least - misses))
+            misses = least
+        return hits + misses > guesses / total
+
+    return contradicted

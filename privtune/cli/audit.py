@@ -1,0 +1,151 @@
+"""``privtune audit``: an empirical lower bound on the ε of a study's arms, as they run here."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from privtune.audit import AuditReport
+    from privtune.study import Study
+
+__all__ = ["audit"]
+
+
+def audit(  # noqa: PLR0917 (the command line passes them by name)
+    name: Annotated[str, typer.Argument(help="Name of the study.")],
+    storage: Storage = DEFAULT_STORAGE,
+    arm: Annotated[str | None, typer.Option(help="One arm; all of them unless given.")] = None,
+    runs: Annotated[
+        int, typer.Option(min=100, help="Runs with the canary, and as many without it.")
+    ] = 2000,
+    confidence: Annotated[float, typer.Option(help="Of each bound.")] = 0.95,
+    seed: Annotated[int, typer.Option(min=0, help="Everything drawn derives from it.")] = 0,
+    model: Annotated[
+        str, typer.Option(help="probe: the canary's parameter alone; task: the task's model, too.")
+    ] = "probe",
+    as_json: AsJson = False,
+) -> None:
+    """Bound the ε of a study's arms from below, on made-up records; spends nothing, touches no data."""
+    from privtune.errors import InvalidInputError
+    from privtune.study import Study
+
+    if model not in ("probe", "task"):
+        raise InvalidInputError("model", model, "must be probe or task")
+    study = Study(name, storage)
+    try:
+        plans = {plan.arm: plan for plan in study.plans}
+        if arm is not None and arm not in plans:
+            raise InvalidInputError("arm", arm, f"must be one of {', '.join(plans)}")
+        chosen = [arm] if arm is not None else [a for a, p in plans.items() if p.is_private]
+        reports = [
+            _one(
+                study,
+                a,
+                runs=runs,
+                confidence=confidence,
+                seed=seed,
+                whole=model == "task",
+                quiet=as_json,
+            )
+            for a in chosen
+        ]
+    finally:
+        study.close()
+    if as_json:
+        emit_json([report.to_dict() for report in reports])
+    if not all(report.passed for report in reports):
+        raise typer.Exit(1)
+
+
+def _one(
+    study: Study,
+    arm: str,
+    *,
+    runs: int,
+    confidence: float,
+    seed: int,
+    whole: bool,
+    quiet: bool,
+) -> AuditReport:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from privtune.audit import audit as run_audit
+    from privtune.audit import estimate
+
+    [plan] = [plan for plan in study.plans if plan.arm == arm]
+    spec, budget = study.spec, study.spec.budget
+    strategy = next((s.to_strategy() for s in spec.arms if s.name == arm), None)
+    if not quiet:
+        console().print(
+            f"[bold]{arm}[/] ({plan.strategy}): {estimate(plan, runs=runs):,} trainings of "
+            f"{plan.training.schedule.steps:,} steps in expectation, seed {seed}, confidence "
+            f"{confidence:.0%}.",
+            soft_wrap=True,
+        )
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=quiet) as bars:
+        known: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in known:
+                known[what] = bars.add_task(what, total=total)
+            bars.update(known[what], completed=done, total=total)
+
+        report = run_audit(
+            plan,
+            delta=budget.delta,
+            strategy=strategy,
+            adjacency=budget.adjacency,
+            published=budget.epsilon,
+            task=spec.load_task() if whole else None,
+            runs=runs,
+            confidence=confidence,
+            seed=seed,
+            progress=tell,
+        )
+    if not quiet:
+        _show(report)
+    return report
+
+
+def _show(report: AuditReport) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("", "audited ≤", "lower ≤", "reported ≤", "published", "runs", "time")
+    for row in report.rows:
+        published = "" if report.published is None else f"{report.published:.3f}"
+        colour: Literal["green", "red"] = "green" if row.passed else "red"
+        table.add_row(
+            row.name,
+            f"[{colour}]{row.epsilon:.3f}[/]",
+            f"{row.lower:.3f}",
+            f"{row.reported:.3f}",
+            published,
+            f"{row.runs:,}",
+            f"{row.seconds:.0f} s",
+        )
+        for name, found in row.bounds.items():
+            table.add_row(f"  {name}", f"[dim]{found:.3f}[/]", "", "", "", "", "")
+    console().print(table)
+    laws = Table("law", "seen", "p-value", "")
+    for check in report.checks:
+        mark = "[green]holds[/]" if check.passed else "[bold red]BROKEN[/]"
+        laws.add_row(check.name, escape(check.seen), f"{check.p_value:.3g}", mark)
+    console().print(laws)
+    console().print(
+        f"Nothing is said of {'; nor of '.join(report.untouched)}.", soft_wrap=True, highlight=False
+    )
+    if not report.passed:
+        console().print(
+            "[bold red]The audit contradicts what is reported.[/] Release nothing, and report it "
+            "(SECURITY.md) with the seed.",
+            soft_wrap=True,
+        )

@@ -1,0 +1,193 @@
+"""Large results in an object store: encrypted there, under keys that are in the database alone.
+
+Each object has a key of its own (AES-256-GCM), which stands with its address in the result's row and
+nowhere else: with the row the key is gone, whatever a store keeps of what was deleted. What the
+object is the result of is authenticated with it, so an object that was damaged, put in another's
+place, or written by somebody else is found to be none.
+
+A store sees how many objects there are, how large, and when they were written: for a sealed round
+that tells the number of runs. Whoever may list it is inside the trust boundary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.files import private_folder
+
+__all__ = ["DamagedResultError", "ObjectStore", "check_address"]
+
+_CHUNK = 2**30  # bytes; one call of AES-GCM takes less than 2³¹
+_TAG = 16
+
+
+class DamagedResultError(PrivTuneError):
+    """An object is not the result whose place it has."""
+
+
+def check_address(url: str) -> str:
+    """Return the address of an object store, absolute and without secrets, for it is recorded.
+
+    Args:
+        url: As fsspec takes it: ``s3://bucket/folder``, ``gs://...``, ``file:///mnt/folder``.
+
+    Raises:
+        InvalidInputError: If it is none, or what opens it is not installed.
+    """
+    import fsspec
+
+    scheme, separator, rest = url.partition("://")
+    if not separator or not rest or (scheme in {"file", "local"} and not rest.startswith("/")):
+        raise InvalidInputError(
+            "artifacts", url, "must be an absolute URL", "As s3://bucket/folder or file:///folder."
+        )
+    if "@" in rest.partition("/")[0] or "?" in rest:
+        raise InvalidInputError(
+            "artifacts",
+            f"{scheme}://...",
+            "must hold no name, password or option: it is recorded",
+            "Keys of stores belong into the environment of whoever trains.",
+        )
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ValueError:
+        raise InvalidInputError("artifacts", url, f"{scheme} is no store that is known") from None
+    except ImportError as error:
+        raise InvalidInputError("artifacts", url, f"needs a package ({error})") from None
+    return url.rstrip("/")
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """The objects of one study.
+
+    Args:
+        address: Where, as :func:`check_address` gave it.
+        uid: The study's; names the folder.
+    """
+
+    address: str
+    uid: str
+
+    def put(self, content: bytes, *, identity: str, folder: str) -> str:
+        """Store a result under a name of its own.
+
+        Args:
+            content: The result.
+            identity: What it is the result of.
+            folder: Part of the study, which is deleted as a whole.
+
+        Returns:
+            Its place, for its row. A secret.
+        """
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        name, key = f"{folder}/{uuid.uuid4().hex}", secrets.token_bytes(32)
+        count = max(1, -(-len(content) // _CHUNK))
+        parts = (content[n * _CHUNK : (n + 1) * _CHUNK] for n in range(count))
+        sealed = b"".join(
+            # The key is this object's alone, so that counting makes nonces that never repeat.
+            AESGCM(key).encrypt(n.to_bytes(12, "big"), part, self._about(identity, n, count))
+            for n, part in enumerate(parts)
+        )
+        with self._speaking("written to"):
+            if "file" in self._files.protocol:
+                private_folder(Path(self._files._strip_protocol(self._path(folder))))
+            self._files.pipe_file(self._path(name), sealed)
+        return json.dumps({"name": name, "key": key.hex()})
+
+    def get(self, place: str, *, identity: str) -> bytes:
+        """Return the result at a place.
+
+        Raises:
+            DamagedResultError: If what is there, if anything, is not that result.
+            PrivTuneError: If the store cannot be reached.
+        """
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        where = json.loads(place)
+        key = AESGCM(bytes.fromhex(where["key"]))
+        try:
+            with self._speaking("read from"):
+                sealed = self._files.cat_file(self._path(where["name"]))
+            size = _CHUNK + _TAG
+            count = max(1, -(-len(sealed) // size))
+            parts = [sealed[n * size : (n + 1) * size] for n in range(count)]
+            return b"".join(
+                key.decrypt(n.to_bytes(12, "big"), part, self._about(identity, n, count))
+                for n, part in enumerate(parts)
+            )
+        except (FileNotFoundError, InvalidTag):
+            raise DamagedResultError(
+                f"A result in {self.address} is missing, damaged, or not the one that was stored "
+                "there: it is not used. What is not released yet is trained anew from the same seeds, "
+                "without another charge, when the study is run again."
+            ) from None
+
+    def remove(self, place: str) -> None:
+        """Delete one object; without its key it is noise, so one that stays tells nothing."""
+        self._remove(json.loads(place)["name"])
+
+    def remove_all(self, folder: str = "") -> None:
+        """Delete a folder whole, with what workers left that died."""
+        self._remove(folder)
+
+    def check(self) -> None:
+        """Write, read and delete something, before anything is charged.
+
+        Raises:
+            PrivTuneError: If that fails.
+        """
+        place = self.put(b"privtune", identity="check", folder="check")
+        self.get(place, identity="check")
+        self.remove(place)
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(Exception):  # gone, or not to be reached: the key is forgotten
+            self._files.rm(self._path(name), recursive=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self.address}/{self.uid}/{name}"
+
+    def _about(self, identity: str, number: int, count: int) -> bytes:
+        return json.dumps([self.uid, identity, number, count]).encode()
+
+    @cached_property
+    def _files(self) -> Any:
+        import fsspec
+
+        # No cache of listings: others write here at the same time.
+        return fsspec.filesystem(self.address.partition("://")[0], use_listings_cache=False)
+
+    def _speaking(self, doing: str) -> _Speaking:
+        return _Speaking(self.address, doing)
+
+
+@dataclass(frozen=True)
+class _Speaking:
+    """Turns what stores raise into one sentence; their own may show requests with their secrets."""
+
+    address: str
+    doing: str
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: Any
+    ) -> None:
+        if kind is None or not issubclass(kind, Exception) or issubclass(kind, FileNotFoundError):
+            return
+        raise PrivTuneError(
+            f"{self.address} cannot be {self.doing} from here ({kind.__name__}). What was charged "
+            "stays charged; mend that and run the study again: it goes on where it was."
+        ) from None

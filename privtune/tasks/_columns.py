@@ -1,0 +1,359 @@
+"""How a column of a table becomes numbers: each value by itself, by public facts alone.
+
+No mean, mode, minimum or list of the values that occur is taken from the records: bounds, categories,
+levels and fills are declared. A value that is missing takes the declared fill; one that is not as
+declared makes its record unusable, save a category that is not declared, which has a place of its own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from privtune.errors import InvalidInputError
+
+__all__ = ["MISSING", "Column", "Number", "label_of", "number_of", "read_columns"]
+
+Floats = npt.NDArray[np.float64]
+Encoded = tuple[Floats, npt.NDArray[np.bool_]]
+"""Features of shape ``[N, width]``, and which records are not as declared, ``[N]``."""
+
+MISSING = frozenset({"", "na", "n/a", "nan", "nat", "null", "none"})
+
+_DATA_DEPENDENT = (
+    "auto",
+    "minmax",
+    "standard",
+    "data",
+    "robust",
+    "quantile",
+    "mean",
+    "median",
+    "mode",
+)
+_PARTS: Mapping[str, tuple[int, str]] = {
+    "time": (1, "where it stands between the bounds"),
+    "month": (2, "the month, on a circle"),
+    "weekday": (2, "the weekday, on a circle"),
+    "hour": (2, "the hour, on a circle"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A feature column as it is declared."""
+
+    kind: ClassVar[str]
+    name: str
+
+    @property
+    def width(self) -> int:
+        """How many features it becomes."""
+        return 1
+
+    @property
+    def words(self) -> str:
+        """What is declared public of it."""
+        raise NotImplementedError
+
+    def encode(self, cells: Sequence[Any]) -> Encoded:
+        """Return the features of some cells, each a function of its own cell."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Column):
+    """A number, clipped to public bounds and scaled to [-1, 1]."""
+
+    kind: ClassVar[str] = "bounds"
+    low: float
+    high: float
+    missing: float
+
+    @property
+    def words(self) -> str:
+        """See ``Column``."""
+        return f"[{self.low:g}, {self.high:g}]"
+
+    def encode(self, cells: Sequence[Any]) -> Encoded:
+        """See ``Column``."""
+        values, broken = numbers_of(cells)
+        values = np.where(np.isnan(values), self.missing, values)
+        middle, half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
+        return ((np.clip(values, self.low, self.high) - middle) / half)[:, None], broken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Category(Column):
+    """One of declared values: a one for each, and one for every other value and for none."""
+
+    kind: ClassVar[str] = "categories"
+    values: tuple[Any, ...]
+
+    @property
+    def width(self) -> int:
+        """See ``Column``."""
+        return len(self.values) + 1
+
+    @property
+    def words(self) -> str:
+        """See ``Column``."""
+        return f"{', '.join(map(str, self.values))}, or another"
+
+    def encode(self, cells: Sequence[Any]) -> Encoded:
+        """See ``Column``."""
+        place = {label_of(value): index for index, value in enumerate(self.values)}
+        found = [place.get(label_of(cell), len(self.values)) for cell in cells]
+        return np.eye(self.width)[np.array(found, dtype=int)], np.zeros(len(cells), dtype=bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordinal(Column):
+    """One of declared levels in their order, evenly from -1 to 1."""
+
+    kind: ClassVar[str] = "ordinal"
+    levels: tuple[Any, ...]
+    missing: float
+
+    @property
+    def words(self) -> str:
+        """See ``Column``."""
+        return " < ".join(map(str, self.levels))
+
+    def encode(self, cells: Sequence[Any]) -> Encoded:
+        """See ``Column``."""
+        step = 2.0 / (len(self.levels) - 1)
+        place = {label_of(value): step * i - 1.0 for i, value in enumerate(self.levels)}
+        values = [
+            self.missing if is_missing(c) else place.get(label_of(c), math.nan) for c in cells
+        ]
+        found = np.array(values, dtype=float)
+        broken = np.isnan(found)
+        return np.where(broken, 0.0, found)[:, None], broken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Date(Column):
+    """A date or a time in ISO form, clipped to public bounds; its parts. All 0 where it is missing."""
+
+    kind: ClassVar[str] = "date"
+    low: datetime.datetime
+    high: datetime.datetime
+    parts: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        """See ``Column``."""
+        return sum(_PARTS[part][0] for part in self.parts)
+
+    @property
+    def words(self) -> str:
+        """See ``Column``."""
+        return f"{self.low:%Y-%m-%d} to {self.high:%Y-%m-%d}: {', '.join(self.parts)}"
+
+    def encode(self, cells: Sequence[Any]) -> Encoded:
+        """See ``Column``."""
+        features = np.zeros((len(cells), self.width))
+        broken = np.zeros(len(cells), dtype=bool)
+        for row, cell in enumerate(cells):
+            if is_missing(cell):
+                continue
+            moment = _moment(cell)
+            if moment is None:
+                broken[row] = True
+            else:
+                features[row] = self._features(min(max(moment, self.low), self.high))
+        return features, broken
+
+    def _features(self, moment: datetime.datetime) -> list[float]:
+        turns = {
+            "month": (moment.month - 1) / 12.0,
+            "weekday": moment.weekday() / 7.0,
+            "hour": moment.hour / 24.0,
+        }
+        found = []
+        for part in self.parts:
+            if part == "time":
+                found.append(2.0 * ((moment - self.low) / (self.high - self.low)) - 1.0)
+            else:
+                angle = 2.0 * math.pi * turns[part]
+                found += [math.sin(angle), math.cos(angle)]
+        return found
+
+
+def read_columns(bounds: Any, columns: Any) -> tuple[Column, ...]:
+    """Read the ``bounds`` and ``columns`` of a table's spec.
+
+    Args:
+        bounds: By numeric column ``[low, high]``; or None.
+        columns: By column a list of bounds, or a mapping with one of ``bounds``, ``categories``,
+            ``ordinal`` and ``date``, and what goes with it; or None.
+
+    Raises:
+        InvalidInputError: If a column is not well declared, or would be scaled by the records.
+    """
+    if bounds is None and not columns:
+        bounds = {}
+    if _depends(bounds) or _depends(columns):
+        raise _refused("task.bounds", bounds if _depends(bounds) else columns)
+    given: dict[str, Any] = {}
+    for field, declared in (("task.bounds", bounds or {}), ("task.columns", columns or {})):
+        if not isinstance(declared, Mapping):
+            raise InvalidInputError(field, declared, "must give [low, high] of each feature column")
+        for name, how in declared.items():
+            if str(name) in given:
+                raise InvalidInputError(field, str(name), "is declared twice")
+            given[str(name)] = _column(f"{field}.{name}", str(name), how)
+    if not given:
+        raise InvalidInputError(
+            "task.bounds", bounds, "must give [low, high] of each feature column"
+        )
+    return tuple(given.values())
+
+
+def _depends(given: Any) -> bool:
+    return isinstance(given, str) and given in _DATA_DEPENDENT
+
+
+def _refused(field: str, given: Any) -> InvalidInputError:
+    return InvalidInputError(
+        field,
+        given,
+        "must be public numbers for each feature: a minimum, maximum, mean or deviation of the "
+        "records is a release about them that nothing charges",
+        "Write [low, high] of each column from what is known without the data.",
+    )
+
+
+def _column(field: str, name: str, how: Any) -> Column:
+    if _depends(how):
+        raise _refused("task.bounds", how)
+    if not isinstance(how, Mapping):
+        how = {"bounds": how}
+    kinds = [kind for kind in ("bounds", "categories", "ordinal", "date") if kind in how]
+    if len(kinds) != 1:
+        raise InvalidInputError(
+            field, dict(how), "must say one of bounds, categories, ordinal and date"
+        )
+    (kind,) = kinds
+    others = {"bounds": {"missing"}, "ordinal": {"missing"}, "date": {"parts"}}.get(kind, set())
+    if unknown := sorted(map(str, set(how) - {kind} - others)):
+        known = ", ".join(sorted(others)) or "nothing else"
+        raise InvalidInputError(field, unknown, f"is not known; beside {kind} it takes {known}")
+    if kind == "bounds":
+        return _number(field, name, how)
+    if kind == "categories":
+        return Category(name=name, values=values_of(f"{field}.categories", how[kind], least=1))
+    if kind == "date":
+        return _date(field, name, how)
+    levels = values_of(f"{field}.ordinal", how[kind], least=2)
+    fill = how.get("missing")
+    place = {label_of(value): 2.0 * i / (len(levels) - 1) - 1.0 for i, value in enumerate(levels)}
+    if fill is not None and label_of(fill) not in place:
+        raise InvalidInputError(f"{field}.missing", fill, "must be one of the levels")
+    return Ordinal(name=name, levels=levels, missing=0.0 if fill is None else place[label_of(fill)])
+
+
+def _number(field: str, name: str, how: Mapping[str, Any]) -> Number:
+    low, high = pair_of(field, how["bounds"])
+    fill = how.get("missing", 0.5 * (low + high))
+    if _depends(fill):
+        raise _refused(f"{field}.missing", fill)
+    number = number_of(fill)
+    if number is None or not low <= number <= high:
+        raise InvalidInputError(f"{field}.missing", fill, "must be a number within the bounds")
+    return Number(name=name, low=low, high=high, missing=number)
+
+
+def _date(field: str, name: str, how: Mapping[str, Any]) -> Date:
+    given = how["date"]
+    ends = [_moment(end) for end in given] if isinstance(given, list | tuple) else []
+    low, high = ends if len(ends) == 2 else (None, None)
+    if low is None or high is None or not low < high:
+        raise InvalidInputError(
+            f"{field}.date", given, "must be [first, last], dates in ISO form, first < last"
+        )
+    parts = how.get("parts", ["time"])
+    if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
+        parts = [parts]
+    if unknown := [part for part in parts if part not in _PARTS]:
+        raise InvalidInputError(f"{field}.parts", unknown, f"must be of {', '.join(_PARTS)}")
+    return Date(name=name, low=low, high=high, parts=tuple(dict.fromkeys(parts)))
+
+
+def pair_of(field: str, pair: Any) -> tuple[float, float]:
+    """Return ``[low, high]`` as numbers, or refuse it."""
+    try:
+        low, high = (float(value) for value in pair)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInputError(field, pair, "must be [low, high]") from None
+    if not (low < high and math.isfinite(high - low)):
+        raise InvalidInputError(field, pair, "must be [low, high], finite, low < high")
+    return low, high
+
+
+def values_of(field: str, given: Any, *, least: int) -> tuple[Any, ...]:
+    """Return declared values, or refuse what is no list of different ones."""
+    listed = isinstance(given, Sequence) and not isinstance(given, str)
+    if not listed or len(given) < least:
+        raise InvalidInputError(
+            field, given, f"must be a list of at least {least} values, all that it can have"
+        )
+    if not all(isinstance(value, str | int | float | datetime.date) for value in given):
+        raise InvalidInputError(field, given, "must be words and numbers")
+    if len({label_of(value) for value in given}) < len(given):
+        raise InvalidInputError(field, given, "must differ from one another")
+    return tuple(given)
+
+
+def is_missing(cell: Any) -> bool:
+    """Return whether a cell holds nothing."""
+    return cell is None or str(cell).strip().lower() in MISSING
+
+
+def number_of(cell: Any) -> float | None:
+    """Return the number that a cell holds, None if it is none."""
+    try:
+        return None if isinstance(cell, str) and "_" in cell else float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def numbers_of(cells: Sequence[Any]) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Return the numbers in some cells, NaN for none, and where a cell is neither number nor empty."""
+    found = [number_of(cell) for cell in cells]
+    missing = np.array([is_missing(cell) for cell in cells], dtype=bool)
+    values = np.array([math.nan if v is None else v for v in found], dtype=float)
+    return values, np.isnan(values) & ~missing
+
+
+def label_of(value: Any) -> float | str:
+    """Return what stands for a value, written as a number or a word, with or without blanks."""
+    text = str(value).strip()
+    if text.lower() in {"true", "false"}:
+        return text.lower()
+    number = number_of(text)
+    return text if number is None or math.isnan(number) else number
+
+
+def _moment(cell: Any) -> datetime.datetime | None:
+    """Return a cell as a time without a zone, None if it is none."""
+    if isinstance(cell, datetime.date) and not isinstance(cell, datetime.datetime):
+        cell = datetime.datetime(cell.year, cell.month, cell.day)
+    try:
+        found = cell if isinstance(cell, datetime.datetime) else _parsed(str(cell).strip())
+        return (
+            found if found.tzinfo is None else found.astimezone(datetime.UTC).replace(tzinfo=None)
+        )
+    except (ValueError, OverflowError):
+        return None
+
+
+def _parsed(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text)

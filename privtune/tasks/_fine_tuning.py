@@ -1,0 +1,195 @@
+"""Fine-tuning a task's model: public weights from a file, and which part of it is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privtune.errors import InvalidInputError
+from privtune.tasks._task import Task, TaskDataError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FIELDS", "fine_tuned", "from_spec"]
+
+FIELDS = ("type", "task", "pretrained", "trainable", "target_modules")
+"""Fields of ``task: {type: fine-tuning, ...}`` in a spec."""
+
+_LORA = re.compile(r"lora:([1-9]\d{0,3})")
+_TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+
+
+def fine_tuned(
+    task: Task,
+    *,
+    pretrained: str | None = None,
+    trainable: str = "all",
+    target_modules: Sequence[str] | None = None,
+) -> Task:
+    """Return a task whose model starts from public weights, and of which a part is trained.
+
+    What the weights were trained on is assumed public: no guarantee here protects it. Frozen
+    parameters are held once, whatever the number of candidates.
+
+    Args:
+        task: The task; its model is built as before, and then given the weights.
+        pretrained: A safetensors file, or a folder of them as Hugging Face keeps it; their names are
+            those of the model's parameters. The head alone may be missing. None if the task's own
+            model comes with its weights.
+        trainable: ``"all"``, ``"head"``, ``"biases"`` (with the head) or ``"lora:R"`` (with the head).
+        target_modules: With ``lora:R``: names of linear layers, or how these end; None for all.
+
+    Returns:
+        The task. Its data, and the weights, have not been read; the file's digest has.
+
+    Raises:
+        InvalidInputError: If there is no such file, it is a pickle, or ``trainable`` is none of these.
+
+    Example:
+        >>> from privtune.tasks import get_task
+        >>> task = fine_tuned(get_task("digits-mlp"), trainable="lora:2")
+        >>> task.facts.to_dict()["trained part"]
+        'lora:2'
+        >>> [name for name, p in task.model().named_parameters() if p.requires_grad]
+        ['0.down.weight', '0.up.weight', '2.weight', '2.bias']
+    """
+    weights = None if pretrained is None else _Weights.at(pretrained)
+    rank = _LORA.fullmatch(trainable)
+    if trainable not in ("all", "head", "biases") and rank is None:
+        raise InvalidInputError("trainable", trainable, "must be all, head, biases or lora:R")
+    targets = None if target_modules is None else tuple(target_modules)
+    if targets is not None and rank is None:
+        raise InvalidInputError(
+            "target_modules", list(targets), f"goes with lora:R, not with {trainable}"
+        )
+    kind = trainable if rank is None else "lora"
+    return replace(
+        task,
+        name=task.name if trainable == "all" else f"{task.name}, {trainable}",
+        model=_Model(task.model, weights, kind, 0 if rank is None else int(rank.group(1)), targets),
+        pretrained=None if weights is None else f"{weights.path.name}, SHA-256 {weights.digest}",
+        trainable=trainable if targets is None else f"{trainable} in {', '.join(targets)}",
+    )
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Public weights by their place and digest."""
+
+    path: Path
+    digest: str
+
+    @classmethod
+    def at(cls, place: str) -> _Weights:
+        """Find the weights and take their digest."""
+        if not isinstance(place, str) or "\0" in place:
+            raise InvalidInputError("pretrained", place, "must be the path of a file or folder")
+        path = Path(place).expanduser().absolute()
+        return cls(path, _digest(_files(path)))
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return the tensors by name, read once; they must not be written to."""
+        return _read(self.path, self.digest)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, digest: str) -> Mapping[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    files = _files(path)
+    if _digest(files) != digest:
+        raise TaskDataError(f"{path} has changed since it was planned with; plan the study again.")
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            tensors |= load_file(file)
+        except SafetensorError as error:
+            raise TaskDataError(f"{file} cannot be read as safetensors ({error}).") from error
+    return tensors
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the files of a place, or refuse it."""
+    hint = "Save weights with safetensors.torch.save_file(model.state_dict(), PATH)."
+    if path.is_dir():
+        if found := sorted(path.glob("*.safetensors")):
+            return found
+        raise InvalidInputError("pretrained", str(path), "holds no *.safetensors", hint)
+    if not path.is_file():
+        raise InvalidInputError("pretrained", str(path), "must be a file or a folder", hint)
+    if path.suffix in _TORCH:
+        raise InvalidInputError(
+            "pretrained", str(path), "is a pickle, which may run any program; not read", hint
+        )
+    return [path]
+
+
+def _digest(files: Sequence[Path]) -> str:
+    found = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            each = hashlib.file_digest(opened, "sha256").hexdigest()
+        found.update(f"{file.name if len(files) > 1 else ''}:{each}\n".encode())
+    return each if len(files) == 1 else found.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Makes the model: equal ones are one model to whatever keeps what it captured of it."""
+
+    make: Callable[[], torch.nn.Module]
+    weights: _Weights | None
+    kind: str
+    rank: int
+    targets: tuple[str, ...] | None
+
+    def __call__(self) -> torch.nn.Module:
+        from privtune.training.engine.fine_tuning import load_public, set_trainable
+
+        model = self.make()
+        drawn: set[str] = set()
+        if self.weights is not None:
+            drawn = load_public(model, self.weights.tensors(), source=str(self.weights.path))
+        model = set_trainable(model, self.kind, rank=self.rank, targets=self.targets)
+        if self.weights is not None:
+            # What is trained is written to; what is frozen stays the one copy there is.
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad and name not in drawn:
+                    parameter.data = parameter.data.clone()
+        return model
+
+
+def from_spec(data: Mapping[str, Any], get: Callable[[Any], Task]) -> Task:
+    """Return the task that ``task: {type: fine-tuning, ...}`` describes.
+
+    Args:
+        data: The mapping.
+        get: Returns the task that is fine-tuned.
+
+    Raises:
+        InvalidInputError: Naming what is missing, unknown or of another type.
+    """
+    if unknown := sorted(set(data) - set(FIELDS)):
+        raise InvalidInputError("task", unknown, f"a fine-tuning takes {', '.join(FIELDS)} alone")
+    if "task" not in data:
+        raise InvalidInputError("task", sorted(data), "must name the task that is fine-tuned: task")
+    trainable, targets = data.get("trainable", "all"), data.get("target_modules")
+    if not isinstance(trainable, str):
+        raise InvalidInputError("task.trainable", trainable, "must be all, head, biases or lora:R")
+    if targets is not None and not (
+        isinstance(targets, list | tuple) and targets and all(isinstance(t, str) for t in targets)
+    ):
+        raise InvalidInputError("task.target_modules", targets, "must be a list of names")
+    return fine_tuned(
+        get(data["task"]),
+        pretrained=data.get("pretrained"),
+        trainable=trainable,
+        target_modules=targets,
+    )

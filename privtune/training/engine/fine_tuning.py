@@ -1,0 +1,235 @@
+"""Fine-tuning: which parameters of a public model are trained, and adapters for the others.
+
+What is frozen is public, and one copy of it serves all candidates: the kernel stacks what is
+trained alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from privtune.errors import InvalidInputError
+from privtune.training.engine.batched import refuse_coupling
+from privtune.training.mechanism.data import TensorData
+
+__all__ = ["FrozenPart", "Lora", "load_public", "part_of_model", "set_trainable"]
+
+_PASS = 1024  # records whose features are computed at once
+
+
+class Lora(nn.Module):
+    """A frozen linear layer beside a trained product of two thin ones.
+
+    Args:
+        base: The layer; it is frozen.
+        rank: Columns of the product.
+
+    References:
+        Hu et al. 2021, arXiv 2106.09685. Its factor alpha / r is 1 here: the learning rate is
+        searched, or adapted, anyway.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        like = {"device": base.weight.device, "dtype": base.weight.dtype}
+        self.down = nn.Linear(base.in_features, rank, bias=False, **like)
+        self.up = nn.Linear(rank, base.out_features, bias=False, **like)
+        nn.init.zeros_(self.up.weight)  # so that it starts as the public model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's outputs plus those of the adapter."""
+        adapted: torch.Tensor = self.base(x) + self.up(self.down(x))
+        return adapted
+
+
+def head_of(model: nn.Module) -> str:
+    """Return the name of the last layer that has parameters of its own."""
+    owners = [
+        name
+        for name, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+    ]
+    if not owners:
+        raise InvalidInputError("model", type(model).__name__, "must have parameters")
+    last: str = owners[-1]
+    return last
+
+
+def load_public(model: nn.Module, weights: Mapping[str, torch.Tensor], *, source: str) -> set[str]:
+    """Give a model its public weights; what shares their memory must not be trained in place.
+
+    Args:
+        model: The model; its head stays as it was drawn if the file has none that fits.
+        weights: By the names of the model's parameters and buffers.
+        source: Where they come from, for the message.
+
+    Returns:
+        The names of what stays as it was drawn.
+
+    Raises:
+        InvalidInputError: If anything but the head is missing, or has another shape.
+    """
+    head = head_of(model)
+    wanted = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    lacking = {
+        name
+        for name, tensor in wanted.items()
+        if name not in weights or weights[name].shape != tensor.shape
+    }
+    if beyond := sorted(name for name in lacking if name.rpartition(".")[0] != head):
+        raise InvalidInputError(
+            "pretrained",
+            source,
+            f"holds no {', '.join(beyond[:3])}{', ...' if len(beyond) > 3 else ''} of the model's shape",
+            f"Of the model, the head ({head}) alone may be missing.",
+        )
+    for name, tensor in wanted.items():
+        if name not in lacking:
+            tensor.data = weights[name].to(tensor.dtype)
+    return lacking
+
+
+def set_trainable(
+    model: nn.Module, kind: str, *, rank: int = 0, targets: Collection[str] | None = None
+) -> nn.Module:
+    """Freeze a model but for what is to be trained, and put adapters where they are asked for.
+
+    Args:
+        model: The model, with its weights.
+        kind: ``"all"``; ``"head"``, its last layer; ``"biases"``, with the head (BitFit, Ben Zaken et
+            al. 2022, arXiv 2106.10199); ``"lora"``, adapters, with the head.
+        rank: Of the adapters.
+        targets: With ``"lora"``: the linear layers that get an adapter, by their names or by how
+            these end; None for all but the head.
+
+    Returns:
+        The model, changed in place.
+
+    Raises:
+        InvalidInputError: If no layer is a target.
+    """
+    if kind == "all":
+        return model
+    head = head_of(model)
+    for name, parameter in model.named_parameters():
+        owner, _, own = name.rpartition(".")
+        chosen = owner == head or (kind == "biases" and own.endswith("bias"))
+        parameter.requires_grad_(chosen)
+    if kind != "lora":
+        return model
+    chosen_layers = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear)
+        and name != head
+        and (targets is None or any(name == t or name.endswith(f".{t}") for t in targets))
+    ]
+    if not chosen_layers:
+        linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != head]
+        raise InvalidInputError(
+            "target_modules",
+            None if targets is None else list(targets),
+            f"names no linear layer beside the head; there are {', '.join(linear) or 'none'}",
+        )
+    for name, layer in chosen_layers:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, Lora(layer, rank))
+    return model
+
+
+class _Nested(nn.Module):
+    """One layer under the name that it has in the whole model."""
+
+    def __init__(self, name: str, layer: nn.Module) -> None:
+        super().__init__()
+        self._path = name
+        first, _, rest = name.partition(".")
+        self.add_module(first, _Nested(rest, layer) if rest else layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's outputs."""
+        (inner,) = self.children()
+        outputs: torch.Tensor = inner(x)
+        return outputs
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenPart:
+    """A model whose head alone is trained: the head, and what comes before it, once a record.
+
+    Features lie in memory beside the records, and go when these go; no file holds them.
+
+    Args:
+        whole: The model, its head included.
+        head: The head's name.
+    """
+
+    whole: nn.Module
+    head: str
+    _known: weakref.WeakKeyDictionary[TensorData, TensorData] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the head is given for these inputs, shape ``[N, ...]``."""
+        caught: list[torch.Tensor] = []
+        hook = self.whole.get_submodule(self.head).register_forward_pre_hook(
+            lambda _, given: caught.append(given[0].detach())
+        )
+        try:
+            with torch.no_grad():
+                for piece in torch.split(x, _PASS):
+                    self.whole(piece)
+        finally:
+            hook.remove()
+        return torch.cat(caught)
+
+    def reduce(self, data: TensorData) -> TensorData:
+        """Return the data with features in the place of inputs; computed once for each data."""
+        if data not in self._known:
+            self._known[data] = replace(data, x=self.features(data.x))
+        return self._known[data]
+
+    def model(self, module: nn.Module) -> nn.Module:
+        """Return the head of a model as one of its own, its parameters under the same names."""
+        return _Nested(self.head, module.get_submodule(self.head))
+
+
+def part_of_model(model: nn.Module, x: torch.Tensor) -> FrozenPart | None:
+    """Split a model into its head and the rest, if the head alone is trained, and comes last.
+
+    Args:
+        model: The model, in the mode to train it in.
+        x: A few inputs, made up.
+
+    Returns:
+        The parts; None where something else is trained, where the rest draws random numbers, or
+        where the model's outputs are not the head's.
+
+    Raises:
+        InvalidInputError: If the features of a record hang on the others of its batch.
+    """
+    head = head_of(model)
+    owners = {n.rpartition(".")[0] for n, p in model.named_parameters() if p.requires_grad}
+    if owners != {head}:
+        return None
+    refuse_coupling(model)
+    part = FrozenPart(model, head)
+    with torch.no_grad():
+        features = part.features(x)
+        outputs = [model(x), model(x), part.model(model)(features)]
+    alone = torch.cat([part.features(record) for record in torch.split(x, 1)])
+    if not torch.allclose(alone, features, rtol=1e-3, atol=1e-4):
+        raise InvalidInputError(
+            "model",
+            type(model).__name__,
+            "must take each record by itself: others change its features",
+        )
+    same = all(o.shape == outputs[0].shape and torch.equal(o, outputs[0]) for o in outputs[1:])
+    return part if same else None

@@ -1,0 +1,43 @@
+"""Records that are units: several rows about one person, padded to a common number."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+__all__ = ["OfUnits", "are_units", "rows_of"]
+
+
+class OfUnits(nn.Module):
+    """A model of rows, applied to each row of a unit; rows alone pass as they are.
+
+    Args:
+        inner: The model of rows.
+        axes: Axes of one row.
+    """
+
+    def __init__(self, inner: nn.Module, axes: int) -> None:
+        super().__init__()
+        self.inner, self.axes = inner, axes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return outputs ``[B, R, ...]`` of units ``[B, R, ...]``, ``[B, ...]`` of rows."""
+        if x.dim() == self.axes + 1:
+            rows: torch.Tensor = self.inner(x)
+            return rows
+        outputs: torch.Tensor = self.inner(x.flatten(0, 1))
+        return outputs.reshape(*x.shape[:2], *outputs.shape[1:])
+
+
+def are_units(outputs: torch.Tensor, targets: torch.Tensor) -> bool:
+    """Say whether records have several targets each, with outputs for every one of them."""
+    return targets.dim() == 2 and outputs.dim() == 3
+
+
+def rows_of(
+    outputs: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the outputs and targets of all rows, and which of them are no fillers."""
+    targets = targets.flatten()
+    there = targets.isfinite() if targets.is_floating_point() else targets >= 0
+    return outputs.flatten(0, 1), torch.where(there, targets, 0), there

@@ -1,0 +1,72 @@
+"""The comparison of a study as CSV and as Markdown, made of the document that ``--json`` prints."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from privtune.views.text import show_epsilon, show_params, utility_column
+
+if TYPE_CHECKING:
+    from privtune.study import Study
+
+__all__ = ["to_csv", "to_markdown"]
+
+_COLUMNS = (
+    "arm", "strategy", "state", "epsilon", "delta", "bound", "sealed", "score", "score_metric",
+    "gradient_evaluations", "wall_seconds", "wall_seconds_expected",
+)  # fmt: skip
+
+
+def to_csv(document: Mapping[str, Any]) -> str:
+    """Return one line an arm: what it cost and reached, its intervals, its released parameters.
+
+    Args:
+        document: The comparison as ``privtune study compare --json`` prints it. No ε at all, of an
+            arm without a guarantee, is an empty cell.
+    """
+    rows = []
+    for arm in document["arms"]:
+        row = {name: arm[name] for name in _COLUMNS}
+        row |= arm["utility"] or {}
+        for name, (low, high) in (arm["intervals"] or {}).items():
+            row |= {f"{name}_low": low, f"{name}_high": high}
+        rows.append(row | {f"params.{name}": v for name, v in (arm["params"] or {}).items()})
+    names = dict.fromkeys(name for row in rows for name in row)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(names) or list(_COLUMNS), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def to_markdown(study: Study) -> str:
+    """Return the comparison as a table of Markdown.
+
+    Args:
+        study: A study.
+    """
+    title, values = utility_column(study.status())
+    head = ("arm", "strategy", "ε", title, "gradient evaluations", "released parameters")
+    lines = [_line(head), _line(["---"] * len(head))]
+    for status in study.status():
+        plan, release = status.plan, status.release
+        lines.append(
+            _line(
+                (
+                    plan.arm,
+                    plan.strategy,
+                    show_epsilon(status.guarantee.epsilon),
+                    values.get(plan.arm, status.state),
+                    f"{plan.expected_gradient_evaluations:,.0f}{' †' if plan.is_sealed else ''}",
+                    show_params({} if release is None else release.params) or "—",
+                )
+            )
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Any) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

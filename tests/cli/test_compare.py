@@ -1,0 +1,153 @@
+"""The comparison at any width and in any form, and the options of a strategy."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+import privtune
+from privtune.cli._tables import _print_arms
+from privtune.strategies.describe import describe
+from privtune.study import StudySpec
+from privtune.views.comparison import to_csv
+from tests.cli.conftest import Cli
+from tests.study.conftest import toy_spec
+
+ARM: dict[str, Any] = {
+    "arm": "selection-of-many",
+    "strategy": "papernot-steinke",
+    "state": "settled",
+    "epsilon": 2.5,
+    "delta": 1e-5,
+    "bound": "pld",
+    "sealed": True,
+    "params": {"learning_rate": 0.5},
+    "score": 0.9,
+    "score_metric": "auc",
+    "gradient_evaluations": 1234567.0,
+    "wall_seconds": 12.3,
+    "wall_seconds_expected": True,
+    "utility": {"test_auc": 0.91},
+    "intervals": {"test_auc": [0.88, 0.94]},
+}
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_word_is_broken_at_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rich.console import Console
+
+    from privtune.cli import _tables
+
+    long = {**ARM, "arm": "a-name-of-an-arm-that-is-quite-long"}
+    study: Any = SimpleNamespace(name="s", spec=SimpleNamespace(task_name="x/" + "y" * 60))
+    monkeypatch.setattr(_tables, "comparison_document", lambda _: {"arms": [ARM, long]})
+    monkeypatch.setattr(_tables, "console", lambda: Console(width=width))
+    shown = {"selection-of-many": "0.9100 [0.8800, 0.9400]"}
+    _print_arms(study, "test auc", shown)
+    words = capsys.readouterr().out.split()
+    for word in (
+        "selection-of-many",
+        long["arm"],
+        "papernot-steinke",
+        "1,234,567",
+        "2.500",
+        "[0.8800,",
+    ):
+        assert word in words
+
+
+def test_every_form_of_a_comparison(cli: Cli, tmp_path: Path) -> None:
+    spec, at = tmp_path / "toy.yaml", ("--storage", f"sqlite:///{tmp_path / 'p.db'}")
+    fixed = {"strategy": "fixed", "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0}}
+    arms = [{"name": name, **fixed} for name in ("one", "two")]
+    spec.write_text(yaml.safe_dump(toy_spec(arms=arms, epochs=1).model_dump(mode="json")))
+    assert cli("study", "create", str(spec), *at).code == 0
+    assert cli("study", "run", "toy", *at, "--no-mlflow").code == 0
+    document = json.loads(cli("study", "compare", "toy", *at, "--json").out)
+    rows = list(csv.DictReader(io.StringIO(cli("study", "compare", "toy", *at, "--csv").out)))
+    assert [row["arm"] for row in rows] == [arm["arm"] for arm in document["arms"]]
+    for row, arm in zip(rows, document["arms"], strict=True):
+        assert float(row["epsilon"]) == arm["epsilon"]
+        assert float(row["test_accuracy"]) == arm["utility"]["test_accuracy"]
+        assert float(row["test_accuracy_low"]) <= float(row["test_accuracy"])
+    lines = cli("study", "compare", "toy", *at, "--md").out.splitlines()
+    assert len(lines) == 2 + len(rows)
+    assert len({line.count("|") for line in lines}) == 1
+    assert cli("study", "compare", "toy", *at, "--md", "--csv").code == 2
+
+
+def test_a_cell_of_an_arm_without_a_guarantee_is_empty() -> None:
+    text = to_csv({"arms": [{**ARM, "epsilon": None, "utility": None, "intervals": None}]})
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert row["epsilon"] == ""
+    assert row["params.learning_rate"] == "0.5"
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("papernot-steinke", "mean_runs"),
+        ("subsampled-tuning", "extrapolation"),
+        ("hyfreedp", "loss_noise"),
+        ("dpsgd", "clipping"),
+    ],
+)
+def test_the_options_of_a_strategy(cli: Cli, name: str, option: str) -> None:
+    text = cli("strategies", name).out
+    assert option in text
+    options = {
+        row["name"]: row for row in json.loads(cli("strategies", name, "--json").out)["options"]
+    }
+    assert options[option]["what"]
+    assert options[option]["type"] != "a value"
+
+
+def test_every_option_of_every_method_and_strategy_is_described() -> None:
+    from privtune.strategies import STRATEGIES
+    from privtune.training.methods import METHODS
+
+    for name in (*STRATEGIES, *METHODS):
+        for option in describe(name)["options"]:
+            assert option["what"], f"{name}: {option['name']}"
+
+
+def test_an_unknown_strategy(cli: Cli) -> None:
+    found = cli("strategies", "guess")
+    assert found.code == 1
+    assert "must be one of" in found.err
+
+
+def test_create_study_takes_every_field_of_a_spec_by_name() -> None:
+    given = set(inspect.signature(privtune.create_study).parameters)
+    assert given - {"storage", "load_if_exists"} == set(StudySpec.model_fields)
+    assert not any(
+        p.kind is p.VAR_KEYWORD
+        for p in inspect.signature(privtune.create_study).parameters.values()
+    )
+
+
+def test_a_table_can_be_given_in_python(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n1,0\n2,1\n")
+    task = {"type": "tabular", "path": str(path), "target": "y", "classes": [0, 1], "bounds": {"x": [0, 3]},
+            "train": 8, "validation": 2, "test": 2}  # fmt: skip
+    study = privtune.create_study(
+        "table",
+        budget=privtune.Budget(2.0, 1e-5, name="t"),
+        task=task,
+        arms=[{"name": "a", "strategy": "dog"}],
+        epochs=1,
+        expected_batch_size=4,
+        storage=f"sqlite:///{tmp_path / 'p.db'}",
+    )
+    assert study.arms == ("a",)

@@ -1,0 +1,181 @@
+"""What a method's options mean in an arm: batch sizes, extrapolation, clipping, what trackers log."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from privtune.errors import InvalidInputError
+from privtune.strategies import Plan, make_strategy, plan_arm
+from privtune.study import StudySpec
+from privtune.training.mechanism.clipping import EqualByLayer, PerLayer
+from privtune.training.methods import METHODS, DPAdam, FixedDPSGD
+from privtune.views.record import _params
+from tests.study.conftest import toy_spec
+
+BATCHES = {"type": "categorical", "choices": [12, 48]}
+RATES = {"learning_rate": {"type": "float", "low": 0.1, "high": 1.0}}
+TUNED = {"rate": 0.25, "mean_runs": 2, "guarantee": "common"}
+
+
+def planned(spec: StudySpec, arm: dict[str, Any], epsilon: float = 4.0) -> Plan:
+    options = {k: v for k, v in arm.items() if k not in ("name", "strategy", "weight")}
+    strategy = make_strategy(arm["strategy"], arm=arm["name"], options=options)
+    return plan_arm(strategy, spec.planning_context(), epsilon=epsilon)
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_a_batch_size_on_the_grid_is_the_final_model_s(variant: int) -> None:
+    """The paper keeps the ratio of a sample to its records, of the subset as of all."""
+    spec = toy_spec(space={**RATES, "expected_batch_size": BATCHES})
+    arm = {
+        "name": "tuned",
+        "strategy": "subsampled-tuning",
+        "variant": variant,
+        "parameters": {"max_grad_norm": 1.0},
+        **TUNED,
+    }
+    plan = planned(spec, arm)
+    assert plan.search is not None
+    for training, point in zip(plan.search.trainings, plan.search.points, strict=True):
+        batch = point["expected_batch_size"]
+        final = 240 if variant == 2 else 180
+        assert training.schedule.records == 60
+        assert training.schedule.sample_rate == pytest.approx(batch / final)
+    first = plan.search.points[0]["expected_batch_size"]
+    assert plan.training.schedule.expected_batch_size == pytest.approx(first)
+
+
+def test_a_batch_size_above_the_records_is_named() -> None:
+    spec = toy_spec(
+        space={**RATES, "expected_batch_size": {"type": "categorical", "choices": [12, 500]}}
+    )
+    arm = {
+        "name": "all",
+        "strategy": "everything",
+        "trials": 2,
+        "guarantee": "common",
+        "parameters": {"max_grad_norm": 1.0},
+    }
+    with pytest.raises(InvalidInputError, match=r"space.expected_batch_size = 500: .* at most 240"):
+        planned(spec, arm)
+
+
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [
+        ("dpsgd", "scale-learning-rate"),
+        ("dp-adam", "keep"),
+        ("automatic-clipping", "scale-learning-rate"),
+    ],
+)
+def test_the_rule_of_extrapolation_goes_with_the_method_and_the_plan_says_it(
+    method: str, rule: str
+) -> None:
+    needed = {"max_grad_norm": 1.0} if "max_grad_norm" in METHODS[method].parameters else {}
+    arm = {
+        "name": "tuned",
+        "strategy": "subsampled-tuning",
+        "method": method,
+        "rate": 0.25,
+        "mean_runs": 2,
+        "parameters": needed,
+    }
+    assert planned(toy_spec(space=RATES), arm).details["extrapolation"] == rule
+    said = planned(toy_spec(space=RATES), {**arm, "extrapolation": "keep"})
+    assert said.details["extrapolation"] == "keep"
+
+
+def test_what_no_budget_pays_for_is_not_listed() -> None:
+    assert "pur-oracle" not in METHODS
+    with pytest.raises(InvalidInputError, match="must be one of"):
+        make_strategy("pur-oracle", arm="a", options={})
+
+
+def test_clipping_by_layer_is_per_layer_clipping_of_the_same_sensitivity() -> None:
+    norms = torch.rand((3, 2, 50), generator=torch.Generator().manual_seed(0)) * 4
+    whole = torch.tensor([1.0, 2.0])
+    equal = EqualByLayer(whole)
+    layers = PerLayer((whole / 3**0.5)[:, None].expand(2, 3))
+    assert torch.allclose(equal.factors(norms), layers.factors(norms))
+    assert torch.allclose(equal.sensitivity(2), layers.sensitivity(2))
+    assert torch.equal(equal.sensitivity(2), whole.double())
+    clipped = (equal.factors(norms) * norms).square().sum(dim=0).sqrt()
+    assert bool((clipped <= whole[:, None] * (1 + 1e-6)).all())
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "dp-adam"])
+def test_clipping_by_layer_is_reached_by_an_option(method: str, tmp_path: Any) -> None:
+    from privtune.study import Study
+
+    given = {"learning_rate": 0.5, "max_grad_norm": 1.0}
+    arms = [
+        {
+            "name": clipping,
+            "strategy": "fixed",
+            "method": method,
+            "parameters": given,
+            "options": {"clipping": clipping},
+        }
+        for clipping in ("flat", "by-layer")
+    ]
+    study = Study.create(toy_spec(arms=arms, seed=1, epochs=1), f"sqlite:///{tmp_path / 'p.db'}")
+    flat, layers = study.plans
+    assert (
+        "clipping" not in flat.to_dict()["training"]["method"]
+    )  # plans of before keep their digests
+    assert layers.to_dict()["training"]["method"]["clipping"] == "by-layer"
+    assert Plan.from_dict(layers.to_dict()) == layers
+    assert flat.event == layers.event
+    one, other = study.run()
+    assert not torch.equal(one.weights, other.weights)
+    with pytest.raises(InvalidInputError, match="flat, by-layer"):
+        {"dpsgd": FixedDPSGD, "dp-adam": DPAdam}[method](1.0, clipping="layers")
+
+
+GIVEN = {"learning_rate": 0.5, "max_grad_norm": 1.0}
+NORM = {"max_grad_norm": 1.0}
+VARIANTS: list[dict[str, Any]] = [
+    {"strategy": "fixed", "parameters": GIVEN},
+    {"strategy": "fixed", "parameters": {**GIVEN, "learning_rate": 0.6}},
+    {"strategy": "fixed", "parameters": GIVEN, "options": {"momentum": 0.9}},
+    {"strategy": "fixed", "parameters": GIVEN, "options": {"clipping": "by-layer"}},
+    {"strategy": "fixed", "parameters": GIVEN, "method": "dp-adam"},
+    {"strategy": "fixed", "parameters": GIVEN, "method": "dp-adam", "options": {"beta1": 0.8}},
+    {"strategy": "hyfreedp"},
+    {"strategy": "hyfreedp", "interval": 10},
+    {"strategy": "hyfreedp", "optimizer": "adamw"},
+    {"strategy": "hyfreedp", "loss_noise": "laplace"},
+    {"strategy": "papernot-steinke", "mean_runs": 2, "parameters": NORM},
+    {"strategy": "papernot-steinke", "mean_runs": 3, "parameters": NORM},
+    {"strategy": "papernot-steinke", "mean_runs": 2, "parameters": {"max_grad_norm": 2.0}},
+    {"strategy": "papernot-steinke", "mean_runs": 2, "law": "logarithmic", "parameters": NORM},
+    {"strategy": "subsampled-tuning", "mean_runs": 2, "variant": 1, "parameters": NORM},
+    {"strategy": "subsampled-tuning", "mean_runs": 2, "variant": 2, "parameters": NORM},
+    {"strategy": "subsampled-tuning", "mean_runs": 2, "extrapolation": "keep", "parameters": NORM},
+    {"strategy": "everything", "trials": 2, "parameters": NORM},
+    {"strategy": "everything", "trials": 3, "parameters": NORM},
+    {"strategy": "everything", "trials": 2, "sampler": "qmc", "parameters": NORM},
+]
+
+
+def test_arms_that_differ_in_an_option_differ_in_what_a_tracker_logs() -> None:
+    """As logged: without noise, which the options of a plan fix, and without what was released."""
+    logged = []
+    for number, options in enumerate(VARIANTS):
+        arm = {"name": f"arm-{number}", **options}
+        spec = toy_spec(space=RATES, arms=[arm])
+        plan = planned(spec, arm, 2.0)
+        release = SimpleNamespace(params={}, guarantee=SimpleNamespace(delta=1e-5))
+        params = _params(SimpleNamespace(spec=spec), plan, release)
+        assert all(isinstance(value, str) and value for value in params.values())
+        logged.append({k: v for k, v in params.items() if "noise_multiplier" not in k})
+    for one, other in itertools.combinations(logged, 2):
+        assert one != other
+    # A loop of one's own has no spec to tell: the plan alone tells its method's options apart.
+    for params in logged:
+        assert any(name.startswith("method.") for name in params) or params["method"] == "dpsgd"

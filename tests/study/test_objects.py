@@ -1,0 +1,252 @@
+"""Large results in an object store: encrypted, each under its own key, and never another's."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.ledger import Ledger, Rounds
+from privtune.study import Study
+from privtune.study._objects import DamagedResultError, ObjectStore, check_address
+from privtune.study._store import Results, StudyRow, StudyStore
+from privtune.study.lifecycle import Life
+from privtune.study.spec import SpecError
+from tests.study.conftest import toy_spec
+
+SENTINEL = b"sentinel-that-no-accident-writes-7c1f"
+ARM = {"name": "arm", "strategy": "papernot-steinke", "mean_runs": 4}
+
+
+@pytest.fixture(params=["file", "memory"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/objects"
+        return
+    name = f"/{uuid.uuid4().hex}"
+    yield f"memory:/{name}"
+    fsspec.filesystem("memory").store.clear()
+
+
+def objects(address: str) -> dict[str, bytes]:
+    files = fsspec.filesystem(address.partition(":")[0])
+    return {name: files.cat_file(name) for name in files.find(address)}
+
+
+def write(address: str, name: str, content: bytes) -> None:
+    fsspec.filesystem(address.partition(":")[0]).pipe_file(name, content)
+
+
+@pytest.fixture
+def rows(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Results]:
+    monkeypatch.setattr("privtune.study._store._LARGE", 20)
+    with Ledger(f"sqlite:///{tmp_path / 'rows.db'}") as ledger:
+        row = StudyRow("toy", "uid", {"artifacts": address}, tmp_path / "files")
+        StudyStore(ledger.log.storage).create(row, [])
+        yield Results(ledger.log.storage, row, "sealed/arm/")
+
+
+@pytest.mark.quick
+def test_what_is_stored_is_read_and_nobody_else_can(rows: Results, address: str) -> None:
+    rows.put("small", b"in the row")
+    assert objects(address) == {}
+    for name in ("one", "two"):
+        rows.put(name, SENTINEL)
+    stored = objects(address)
+    assert len(stored) == 2
+    assert not any(SENTINEL in content for content in stored.values())
+    assert not any("arm" in name.rpartition("objects")[2] for name in stored), "no names of arms"
+    assert len({content[:16] for content in stored.values()}) == 2, "a key each"
+    assert (rows.get("one"), rows.get("two"), rows.get("small")) == (
+        SENTINEL,
+        SENTINEL,
+        b"in the row",
+    )
+    assert not rows.folder.exists()
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:7] + bytes([content[7] ^ 1]) + content[8:]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "damage", [flipped, lambda c: c[:-1], lambda c: b"", lambda c: c + b"x", lambda c: SENTINEL]
+)
+def test_a_damaged_object_is_no_result(
+    rows: Results, address: str, damage: Callable[[bytes], bytes]
+) -> None:
+    rows.put("one", SENTINEL)
+    ((name, content),) = objects(address).items()
+    write(address, name, damage(content))
+    with pytest.raises(DamagedResultError, match=r"it is not used"):
+        rows.get("one")
+    assert rows.find("one") is None, "it is trained anew"
+    rows.put("one", SENTINEL[::-1])
+    assert rows.get("one") == SENTINEL[::-1]
+    assert len(objects(address)) == 1
+
+
+@pytest.mark.quick
+def test_anothers_object_is_no_result(rows: Results, address: str) -> None:
+    """Even with its key: what it is the result of is authenticated."""
+    rows.put("one", SENTINEL)
+    rows.put("two", SENTINEL[::-1])
+    (first, one), (second, two) = objects(address).items()
+    write(address, first, two)
+    write(address, second, one)
+    for name in ("one", "two"):
+        with pytest.raises(DamagedResultError):
+            rows.get(name)
+    store = ObjectStore(address, "uid")
+    place = store.put(SENTINEL, identity="sealed/arm/one", folder="f")
+    for other, identity in ((store, "sealed/arm/two"), (ObjectStore(address, "other"), "x")):
+        with pytest.raises(DamagedResultError):
+            other.get(place, identity=identity)
+    fsspec.filesystem(address.partition(":")[0]).rm(address, recursive=True)
+    with pytest.raises(DamagedResultError, match="missing"):
+        store.get(place, identity="sealed/arm/one")
+
+
+@pytest.mark.quick
+def test_parts_of_a_long_result_stay_in_their_order(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privtune.study._objects._CHUNK", 10)
+    store = ObjectStore(address, "uid")
+    place = store.put(SENTINEL[:30], identity="i", folder="f")
+    assert store.get(place, identity="i") == SENTINEL[:30]
+    ((name, content),) = objects(address).items()
+    parts = [content[n : n + 26] for n in range(0, len(content), 26)]
+    assert len(parts) == 3
+    for wrong in (parts[:2], parts[1:], [parts[1], parts[0], parts[2]], [*parts, parts[2]]):
+        write(address, name, b"".join(wrong))
+        with pytest.raises(DamagedResultError):
+            store.get(place, identity="i")
+    assert store.get(store.put(b"", identity="i", folder="f"), identity="i") == b""
+
+
+@pytest.mark.quick
+def test_the_first_result_stays_and_what_came_second_is_deleted(
+    rows: Results, address: str
+) -> None:
+    rows.put("one", SENTINEL)
+    rows.put("one", SENTINEL[::-1])
+    assert (rows.get("one"), len(objects(address))) == (SENTINEL, 1)
+    rows.put("one", SENTINEL[::-1], replace=True)
+    assert (rows.get("one"), len(objects(address))) == (SENTINEL[::-1], 1)
+    second = rows.stage("one", SENTINEL)
+    assert len(objects(address)) == 2
+    rows.discard("one", second)
+    assert len(objects(address)) == 1
+    first = rows.stage("three", SENTINEL)
+    with rows._storage.write() as connection:
+        rows.insert("three", first, connection)
+    rows.discard("three", first)  # as a worker asks whose connection broke after it was heard
+    assert rows.get("three") == SENTINEL
+    rows.within("elsewhere").put("one", SENTINEL)
+    rows.stage("left by a worker that died", SENTINEL)
+    with rows._storage.write() as connection:
+        rows.forget(connection)
+    assert rows.names() == []
+    assert len(objects(address)) == 1, "of another arm"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("objects", "absolute URL"),
+        ("file://objects", "absolute URL"),
+        ("file://", "absolute URL"),
+        ("tape://reel", "no store that is known"),
+        ("s3://key:hunter2@bucket/x", "it is recorded"),
+        ("s3://bucket/x?key=hunter2", "it is recorded"),
+    ],
+)
+def test_addresses_are_checked_with_the_spec(url: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        toy_spec(artifacts=url)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(InvalidInputError):
+        check_address(url)
+    assert check_address("memory://a/b/") == "memory://a/b"
+
+
+def test_a_store_that_cannot_be_written_is_said_before_the_charge(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'p.db'}"
+    (tmp_path / "file").touch()
+    study = Study.create(toy_spec(artifacts=f"file://{tmp_path}/file/x"), url)
+    with pytest.raises(PrivTuneError, match=r"cannot be written to from here \("):
+        study.run()
+    with Ledger(url) as ledger:
+        assert not ledger.charges("toy")
+
+
+def test_a_round_whose_objects_are_damaged_is_trained_anew_to_the_same_release(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Study.create(
+        toy_spec(arms=[ARM], seed=4), f"sqlite:///{tmp_path / 'whole.db'}"
+    ).run()
+    monkeypatch.setattr("privtune.study._store._LARGE", 100)
+    url = f"sqlite:///{tmp_path / 'p.db'}"
+    study = Study.create(toy_spec(arms=[ARM], seed=4, artifacts=address), url)
+    assert json.loads(json.dumps(study.spec.model_dump(mode="json")))["artifacts"] == address
+    seen: list[int] = []
+    results = Rounds.results
+
+    def damaging(self: Rounds, charge_id: str) -> object:
+        there = objects(address)
+        seen.append(len(there))
+        if len(seen) == 1:
+            first, *others = there.items()
+            write(address, first[0], flipped(first[1]))
+            if others:
+                fsspec.filesystem(address.partition(":")[0]).rm(others[0][0])
+        return results(self, charge_id)
+
+    monkeypatch.setattr(Rounds, "results", damaging)
+    (release,) = study.run()
+    assert len(seen) == 2
+    assert seen[0] == seen[1] > 1
+    assert release.params == expected[0].params
+    assert torch.allclose(release.weights, expected[0].weights, atol=1e-5)
+    with Ledger(url) as ledger:
+        assert len(ledger.charges("toy")) == 1
+    assert len(objects(address)) == 1, "the released model; what was sealed is gone"
+    monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(tmp_path / "another directory"))
+    life = Life("toy", url)
+    assert torch.equal(life.release(next(iter(life.arms().values())).plan).weights, release.weights)
+    life.delete()
+    assert objects(address) == {}
+
+
+def test_a_store_that_always_loses_is_said_and_nothing_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privtune.study._store._LARGE", 100)
+    address = f"memory://{uuid.uuid4().hex}"
+    url = f"sqlite:///{tmp_path / 'p.db'}"
+    study = Study.create(toy_spec(arms=[ARM], seed=4, artifacts=address), url)
+    results = Rounds.results
+
+    def losing(self: Rounds, charge_id: str) -> object:
+        fsspec.filesystem("memory").rm(address, recursive=True)
+        return results(self, charge_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rounds, "results", losing)
+        with pytest.raises(PrivTuneError, match="trained anew"):
+            study.run()
+    assert study.releases() == ()
+    (release,) = study.run()
+    assert release.params
+    with Ledger(url) as ledger:
+        assert len(ledger.charges("toy")) == 1

@@ -1,0 +1,162 @@
+"""One final score of every arm on the private test split: charged, noised, shown with its interval."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privtune.accounting import Adjacency, Parallel, epsilon
+from privtune.errors import PrivTuneError
+from privtune.study import Study, plan_study
+from privtune.tasks import Task
+from privtune.views.report import render_study
+from privtune.views.text import NOT_MEASURED, explain_utility, utility_column
+from tests.study.conftest import toy_spec
+from tests.toy import blobs
+
+HERE = "tests.study.test_report_score"
+ARMS = [
+    {
+        "name": "defaults",
+        "strategy": "fixed",
+        "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+    },
+    {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2},
+]
+REPORT = {"metric": "balanced_accuracy", "epsilon_share": 0.5}
+
+
+def sealed() -> Task:
+    return replace(blobs(), public_test=False)
+
+
+def spec(**changes: Any) -> Any:
+    return toy_spec(
+        **{"task": f"{HERE}:sealed", "arms": ARMS, "epochs": 1, "report": REPORT, **changes}
+    )
+
+
+def test_it_is_charged_in_parallel_and_leaves_the_training_its_noise() -> None:
+    with_it, without = plan_study(spec()), plan_study(spec(report=None))
+    assert with_it.total.epsilon <= 6.0
+    for plan, bare in zip(with_it.plans, without.plans, strict=True):
+        assert isinstance(plan.event, Parallel)
+        assert plan.report is not None
+        assert plan.event.events[1] == plan.report.event
+        assert "balanced_accuracy on the test split" in " ".join(plan.released)
+        # Test records meet this event alone: half of the arm's ε is dearer than nothing else.
+        noise, other = plan.training.method.noise_multiplier, bare.training.method.noise_multiplier
+        assert noise == pytest.approx(other, rel=0.02)
+        assert bare.report is None
+        assert "report" not in bare.to_dict()
+    report = with_it.plans[0].report
+    assert report is not None
+    assert report.event is not None
+    share = epsilon(report.event, 1e-5, adjacency=Adjacency.ADD_REMOVE).epsilon
+    assert share <= 0.5 * with_it.guarantees[0].epsilon * 1.01
+
+
+def test_every_arm_is_measured_and_the_noise_is_the_charged_one(storage: str) -> None:
+    study = Study.create(spec(seed=3), storage)
+    releases = study.run()
+    assert [list(r.utility) for r in releases] == [["test_balanced_accuracy"]] * 2
+    exact = Study.create(spec(name="open", task="tests.toy:blobs", seed=3), storage)
+    assert all(plan.report is not None and plan.report.event is None for plan in exact.plans)
+    for release in releases:
+        (value,), (ends,) = release.utility.values(), release.intervals.values()
+        assert ends[0] <= value <= ends[1]
+        assert 0.0 < ends[1] - ends[0] < 1.0
+    title, values = utility_column(study.status())
+    assert title == "test balanced accuracy"
+    assert all("%" in text and "[" in text for text in values.values())
+    assert "noised and charged, with a 95% interval" in explain_utility(study.status())
+    assert "test balanced accuracy" in render_study(study)
+    again = Study("toy", storage)
+    assert [r.intervals for r in again.releases()] == [r.intervals for r in releases]
+
+
+def test_without_it_nothing_is_measured_and_the_way_is_told(storage: str) -> None:
+    study = Study.create(spec(report=None), storage)
+    assert all(not release.utility for release in study.run())
+    title, values = utility_column(study.status())
+    assert title == "validation accuracy"
+    assert values["defaults"] == NOT_MEASURED
+    assert "report: {metric: ...," in explain_utility(study.status())
+    alone = Study.create(
+        spec(name="alone", report=None, arms=ARMS[:1], epsilon=2.0, budget=OTHER), storage
+    )
+    alone.run()
+    assert utility_column(alone.status()) == ("test accuracy", {"defaults": NOT_MEASURED})
+    assert "was not measured" in explain_utility(alone.status())
+
+
+OTHER = {"name": "other", "epsilon": 4.0, "delta": 1e-5}
+
+
+def test_on_a_public_split_it_is_exact_and_free(storage: str) -> None:
+    study = Study.create(spec(task="tests.toy:blobs", arms=ARMS[:1]), storage)
+    (plan,) = study.plans
+    assert not isinstance(plan.event, Parallel)
+    (release,) = study.run()
+    data = blobs().load_checked().test
+    model = blobs().model()
+    model.load_state_dict(release.state_dict())
+    from sklearn.metrics import balanced_accuracy_score
+
+    predicted = model(data.x).argmax(dim=1)
+    assert release.utility["test_balanced_accuracy"] == pytest.approx(
+        balanced_accuracy_score(data.y, predicted)
+    )
+
+
+def moving() -> Task:
+    return replace(sealed(), partition="content")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"report": {"metric": "auc"}}, "of two classes, and the task has 3"),
+        ({"report": {"metric": "precision"}}, "report.metric = 'precision': must be one of"),
+        ({"report": {"share": 0.1}}, "report = .*knows metric, mechanism"),
+        ({"report": {"epsilon_share": 0}}, "above 0 and at most 1"),
+        ({"report": {"epsilon_share": "half"}}, "must be a number"),
+        (
+            {
+                "task": f"{HERE}:moving",
+                "budget": {"name": "b", "epsilon": 4, "delta": 1e-5, "adjacency": "replace-one"},
+                "arms": ARMS[:1],
+            },
+            "may change its split and meet both charges",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_while_planning(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PrivTuneError, match=message):
+        plan_study(spec(**changes))
+
+
+def test_the_noise_is_drawn_anew_by_every_arm_and_the_same_when_it_is_asked_again(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An arm that is stopped between its score and its release shows the same score afterwards."""
+    from privtune.study import lifecycle
+
+    study = Study.create(spec(arms=ARMS[:1]), storage)
+    seen: list[float] = []
+    keep = lifecycle.Life.keep
+
+    def stop(self: Any, plan: Any, outcome: Any, **rest: Any) -> None:
+        seen.append(rest["utility"]["test_balanced_accuracy"].value)
+        raise RuntimeError
+
+    monkeypatch.setattr(lifecycle.Life, "keep", stop)
+    with pytest.raises(RuntimeError):
+        study.run()
+    monkeypatch.setattr(lifecycle.Life, "keep", keep)
+    (release,) = study.run()
+    assert release.utility["test_balanced_accuracy"] == seen[0]
+    assert not np.isclose(seen[0] * 60, round(seen[0] * 60))  # noised: no count of records

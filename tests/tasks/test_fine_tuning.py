@@ -1,0 +1,339 @@
+"""Public weights from a file, the part that is trained, features of a frozen part."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.execution.fine_tuned import AdapterError, check_saved, reduced
+from privtune.execution.training import dry_run, train_trials
+from privtune.strategies import TrainingPlan, make_strategy
+from privtune.strategies.arms import plan_arm
+from privtune.study.spec import StudySpec
+from privtune.tasks import TaskDataError, fine_tuned, get_task
+from privtune.training.engine.train import choose_kernel, train
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import FixedDPSGD
+
+SIZES = {"all": 4810, "head": 650, "biases": 64 + 650, "lora:3": 3 * 128 + 650}
+
+
+@pytest.fixture
+def weights(tmp_path):
+    torch.manual_seed(3)
+    path = tmp_path / "digits.safetensors"
+    body = {n: p.detach() for n, p in get_task("digits-mlp").model().named_parameters()}
+    safetensors.torch.save_file({n: p for n, p in body.items() if n.startswith("0.")}, path)
+    return path
+
+
+def tuned(weights, trainable, **options):
+    return fine_tuned(
+        get_task("digits-mlp"), pretrained=str(weights), trainable=trainable, **options
+    )
+
+
+def trained_in(model):
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("trainable", SIZES)
+def test_a_part_is_trained_and_starts_from_the_public_weights(weights, trainable):
+    task = tuned(weights, trainable)
+    one, two = task.model(), task.model()
+    assert trained_in(one) == SIZES[trainable]
+    public = safetensors.torch.load_file(weights)
+    named = {n.replace("base.", ""): p for n, p in one.named_parameters()}
+    for name, tensor in public.items():
+        assert torch.equal(named[name], tensor)
+    # The adapter starts as nothing: outputs are those of the public body under the same head.
+    x = torch.rand(5, 64)
+    plain = get_task("digits-mlp").model()
+    plain.load_state_dict({**public, "2.weight": named["2.weight"], "2.bias": named["2.bias"]})
+    torch.testing.assert_close(one(x), plain(x))
+    shared = {
+        name
+        for (name, a), b in zip(one.named_parameters(), two.parameters(), strict=True)
+        if a.data_ptr() == b.data_ptr()
+    }
+    assert shared == {n for n, p in one.named_parameters() if not p.requires_grad}
+
+
+def test_the_digest_is_a_public_fact_of_the_plan(weights):
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    spec = StudySpec(
+        name="s",
+        task={
+            "type": "fine-tuning",
+            "task": "digits-mlp",
+            "pretrained": str(weights),
+            "trainable": "lora:2",
+            "target_modules": ["0"],
+        },
+        budget={"name": "b", "epsilon": 4.0, "delta": 1e-5},
+        arms=[{"name": "a", "strategy": "dog"}],
+        epochs=1,
+        expected_batch_size=64,
+    )
+    assert spec.task_name == "digits-mlp, lora:2"
+    facts = spec.load_task().facts.to_dict()
+    assert facts["pretrained weights"] == (
+        f"digits.safetensors, SHA-256 {digest}; what they were trained on is assumed public"
+    )
+    assert facts["trained part"] == "lora:2 in 0"
+    weights.write_bytes(safetensors.torch.save({"0.bias": torch.zeros(64)}))
+    other = spec.load_task().facts.to_dict()["pretrained weights"]
+    assert digest not in other
+
+
+def test_weights_that_changed_since_the_plan_are_not_used(weights):
+    task = tuned(weights, "head")
+    weights.write_bytes(safetensors.torch.save({"0.bias": torch.zeros(64)}))
+    with pytest.raises(TaskDataError, match="has changed since it was planned"):
+        task.model()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({"trainable": "heads"}, "must be all, head, biases or lora:R"),
+        ({"trainable": "lora:0"}, "must be all, head, biases or lora:R"),
+        ({"trainable": "lora"}, "must be all, head, biases or lora:R"),
+        ({"trainable": 3}, "must be all, head, biases or lora:R"),
+        ({"trainable": "head", "target_modules": ["0"]}, "goes with lora:R"),
+        ({"trainable": "lora:2", "target_modules": "0"}, "must be a list of names"),
+        ({"pretrained": "nowhere.safetensors"}, "must be a file or a folder"),
+        ({"pretrained": 7}, "must be the path"),
+        ({"pretrained": "a\0b"}, "must be the path"),
+        ({"trainabel": "head"}, "takes type, task, pretrained"),
+    ],
+)
+def test_a_wrong_description_is_one_sentence(data, why):
+    with pytest.raises(InvalidInputError, match=why):
+        get_task({"type": "fine-tuning", "task": "digits-mlp", **data})
+
+
+def test_what_is_no_safetensors_is_refused(tmp_path, weights):
+    pickled = tmp_path / "model.pt"
+    torch.save({"0.bias": torch.zeros(64)}, pickled)
+    with pytest.raises(InvalidInputError, match="is a pickle"):
+        tuned(pickled, "head")
+    with pytest.raises(InvalidInputError, match="holds no"):
+        tuned(tmp_path / "..", "head")
+    (tmp_path / "text.safetensors").write_text("no tensors")
+    with pytest.raises(TaskDataError, match="cannot be read as safetensors"):
+        tuned(tmp_path / "text.safetensors", "head").model()
+    safetensors.torch.save_file({"0.bias": torch.zeros(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(
+        InvalidInputError, match=r"holds no 0\.bias, 0\.weight of the model's shape"
+    ):
+        tuned(tmp_path / "other.safetensors", "head").model()
+    with pytest.raises(
+        InvalidInputError, match="names no linear layer beside the head; there are 0"
+    ):
+        tuned(weights, "lora:2", target_modules=["7"]).model()
+
+
+def test_a_folder_of_shards_is_one_set_of_weights(tmp_path, weights):
+    whole = safetensors.torch.load_file(weights)
+    folder = tmp_path / "hugging"
+    folder.mkdir()
+    for number, (name, tensor) in enumerate(whole.items()):
+        safetensors.torch.save_file({name: tensor}, folder / f"model-{number}.safetensors")
+    model = tuned(folder, "head").model()
+    assert torch.equal(model[0].weight, whole["0.weight"])
+
+
+def test_features_of_a_frozen_part_train_the_same_head(weights):
+    """Once a record, and the head alone: the weights that the whole model would get."""
+    task = tuned(weights, "head")
+    torch.manual_seed(0)
+    data = TensorData(torch.rand(200, 64), torch.randint(10, (200,)))
+    schedule = Schedule(200, 0.2, 12)
+    options = {
+        "loss": task.loss,
+        "candidates": [{"learning_rate": 0.5, "max_grad_norm": 1.0}] * 2,
+        "secrets": [bytes([k] * 32) for k in range(2)],
+        "device": "cpu",
+    }
+    whole = train(FixedDPSGD(1.0), schedule, model=task.model, data=data, **options)
+    model, reduce = reduced(task, data)
+    part = train(FixedDPSGD(1.0), schedule, model=model, data=reduce(data), **options)
+    torch.testing.assert_close(part.params, whole.params, rtol=1e-4, atol=1e-5)
+    assert reduce(data) is reduce(data)  # computed once
+    assert reduce(data).x.shape == (200, 64)
+    kernel = choose_kernel(model, OfOutputs(task.loss), reduce(data), torch.device("cpu"), schedule)
+    assert trained_in(kernel.module) == sum(p.numel() for p in kernel.module.parameters()) == 650
+    assert reduced(tuned(weights, "biases"), data)[0] is not model
+
+
+class Centred(nn.Module):
+    """Its features look at the other records of the batch."""
+
+    def forward(self, x):
+        return x - x.mean(dim=0)
+
+
+class Late(nn.Module):
+    """Its last layer with parameters is not what its outputs come from."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+def frozen_but_last(model):
+    layers = list(model.parameters())
+    for parameter in layers[:-2]:
+        parameter.requires_grad_(False)
+    return model
+
+
+def with_model(make):
+    return dataclasses.replace(get_task("digits-mlp"), model=make, trainable="head")
+
+
+def test_a_frozen_part_that_couples_records_is_refused():
+    def make():
+        torch.manual_seed(0)
+        return frozen_but_last(nn.Sequential(nn.Linear(64, 8), Centred(), nn.Linear(8, 10)))
+
+    data = TensorData(torch.rand(20, 64), torch.randint(10, (20,)))
+    with pytest.raises(InvalidInputError, match="each record by itself"):
+        reduced(with_model(make), data)
+
+
+def test_what_cannot_be_split_is_trained_whole():
+    data = TensorData(torch.rand(20, 64), torch.randint(10, (20,)))
+    task = with_model(Late)
+    assert reduced(task, data)[0] is task.model
+    whole = TensorData(torch.randint(5, (20, 64)), torch.randint(10, (20,)))
+    task = with_model(lambda: nn.Linear(64, 10))
+    assert reduced(task, whole)[0] is task.model
+
+
+def plan_of(task):
+    spec = StudySpec(
+        name="s",
+        task="digits-mlp",
+        budget={"name": "b", "epsilon": 4.0, "delta": 1e-5},
+        arms=[{"name": "a", "strategy": "dog"}],
+        epochs=1,
+        expected_batch_size=64,
+    )
+    context = dataclasses.replace(spec.planning_context(), task=task)
+    return plan_arm(make_strategy("dog", arm="a", options={}), context, epsilon=4.0)
+
+
+@pytest.mark.parametrize("trainable", SIZES)
+def test_a_rehearsal_saves_and_loads_what_it_trained(weights, trainable):
+    task = tuned(weights, trainable)
+    assert dry_run(plan_of(task), task, steps=2) > 0.0
+
+
+class Idle(nn.Module):
+    """An adapter that nothing listens to."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(64, 10).requires_grad_(False)
+        self.up = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.base(x) + 0.0 * self.up(x)
+
+
+def test_an_adapter_that_does_nothing_is_refused_before_anything_is_charged():
+    def idle():
+        torch.manual_seed(1)
+        return Idle()
+
+    task = dataclasses.replace(get_task("digits-mlp"), model=idle)
+    data = TensorData(torch.rand(20, 64), torch.randint(10, (20,)))
+    with pytest.raises(AdapterError, match="does not reach its outputs"):
+        check_saved(task, torch.ones(650), data)
+
+
+def test_a_model_that_is_another_when_loaded_is_refused():
+    calls = []
+
+    def drifting():
+        calls.append(0)
+        torch.manual_seed(len(calls))
+        return frozen_but_last(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10)))
+
+    task = dataclasses.replace(get_task("digits-mlp"), model=drifting)
+    data = TensorData(torch.rand(20, 64), torch.randint(10, (20,)))
+    with pytest.raises(PrivTuneError, match="another model than the one that was trained"):
+        check_saved(task, torch.linspace(-1.0, 1.0, 90), data)
+
+
+def test_trials_are_scored_by_the_model_that_was_trained(weights):
+    """On features of the validation records, as on these themselves."""
+    task = dataclasses.replace(tuned(weights, "head"), public_validation=True)
+    torch.manual_seed(0)
+    data = task.load()
+    schedule = Schedule(len(data.train), 0.1, 5)
+    from privtune.strategies.scoring import Scoring
+
+    score = Scoring().plan(
+        records=len(data.validation), public=True, epsilon=1.0, delta=1e-5, adjacency="add-remove"
+    )
+    (result,) = train_trials(
+        TrainingPlan(schedule, FixedDPSGD(1.0)),
+        task=task,
+        data=data,
+        records=data.train,
+        score=score,
+        trials={0: {"learning_rate": 1.0, "max_grad_norm": 1.0, "schedule": "linear"}},
+        secrets={0: bytes(32)},
+    )
+    from privtune.execution.training import accuracy
+
+    assert result.score == pytest.approx(accuracy(task, result.weights, data.validation))
+
+
+def test_statement_certificate_and_tracker_name_the_public_weights(weights, tmp_path):
+    import privtune
+    from privtune.views.record import arm_record, budget_view
+    from privtune.views.report import render_study
+
+    study = privtune.create_study(
+        "tuned",
+        budget=privtune.Budget(4.0, 1e-5, name="digits"),
+        task={
+            "type": "fine-tuning",
+            "task": "digits-mlp",
+            "pretrained": str(weights),
+            "trainable": "head",
+        },
+        arms=[{"name": "a", "strategy": "dog"}],
+        epochs=1,
+        expected_batch_size=256,
+        seed=1,
+        storage=f"sqlite:///{tmp_path}/study.db",
+    )
+    (release,) = study.run()
+    assert len(release.weights) == SIZES["head"]
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    view = budget_view(study)
+    assert digest in json.dumps(view.certificate)
+    assert (
+        digest in arm_record(study, study.plans[0], release, view=view).tags["privtune.pretrained"]
+    )
+    page = render_study(study)
+    assert f"Training started from public weights: digits.safetensors, SHA-256 {digest}" in page
+    assert "assumed public" in page
+    study.close()

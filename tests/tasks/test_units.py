@@ -1,0 +1,252 @@
+"""A unit is one record: clipped, sampled, charged and scored as one, whatever trains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import privtune
+from privtune.accounting import Gaussian, PoissonSampled
+from privtune.audit import audit
+from privtune.errors import InvalidInputError
+from privtune.execution.training import accuracy, train_trials
+from privtune.ledger import Ledger, check_unit, export_certificate
+from privtune.strategies import ScorePlan, TrainingPlan
+from privtune.tasks import Sizes, TaskData, TaskDataError, by_unit, unit_records
+from privtune.training.engine.opacus_adapter import OpacusKernel
+from privtune.training.engine.train import train
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import load_params
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.scoring import score
+from privtune.training.methods import FixedDPSGD
+from privtune.training.own_loop.private_training import PrivateTraining
+from tests.audit.test_audit import fixed
+from tests.statistical.rounds import DELTA
+from tests.toy import blobs
+
+MOST = 4
+
+
+def groups():
+    made = torch.Generator().manual_seed(3)
+    return tuple(
+        torch.randint(count, (rows,), generator=made) + 1000 * n
+        for n, (rows, count) in enumerate(((240, 60), (60, 15), (60, 15)))
+    )
+
+
+def conv():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+    )
+
+
+def of_units(**more):
+    rows = replace(blobs(), **more)
+    return by_unit(rows, unit="person", most=MOST, sizes=Sizes(60, 15, 15), groups=groups)
+
+
+def by_micro_batches(task, data, start, norm):
+    """Return one step of clipped descent, a unit's rows at a time, by the row model alone."""
+    rows, total = task.model(), torch.zeros_like(start)
+    load_params(rows, start)
+    for x, y in zip(data.x, data.y, strict=True):
+        there = y >= 0
+        rows.zero_grad()
+        outputs = rows.inner(x[there])
+        nn.functional.cross_entropy(outputs, y[there], reduction="sum").backward()
+        gradient = torch.cat([p.grad.flatten() for p in rows.parameters()])
+        total += gradient * min(1.0, norm / float(gradient.norm()))
+    return start - total / task.train_records
+
+
+@pytest.mark.parametrize("model", [None, conv], ids=["linear", "convolution"])
+def test_a_step_is_that_of_micro_batches_of_one_unit(model):
+    task = of_units() if model is None else of_units(model=model)
+    data = task.load().train
+    terms = {"learning_rate": 1.0, "max_grad_norm": 0.5}
+    options = {"model": task.model, "loss": task.loss, "data": data, "device": "cpu"}
+    secrets = [bytes([1]) * 32] * 2
+    still, moved = (
+        train(
+            FixedDPSGD(0.0),
+            Schedule(task.train_records, 1.0, 1),
+            candidates=[{**terms, "learning_rate": rate}] * 2,
+            secrets=secrets,
+            **options,
+        ).params[0]
+        for rate in (1e-12, 1.0)
+    )
+    expected = by_micro_batches(task, data, still, 0.5)
+    assert (still - moved).norm() > 0.01
+    assert torch.allclose(moved, expected, atol=1e-6)
+
+
+def test_an_own_loop_clips_units():
+    task = of_units()
+    data = task.load().train
+    model = task.model()
+    start = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+    private = PrivateTraining(
+        model,
+        data,
+        schedule=Schedule(task.train_records, 1.0, 1),
+        method=FixedDPSGD(0.0),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        clipping=Flat(0.5),
+        secret=bytes(32),
+    )
+    private.fit(lambda m, x, y: task.loss(m(x), y))
+    done = torch.cat([p.detach().flatten() for p in private.bare.parameters()])
+    private.close()
+    assert torch.allclose(done, by_micro_batches(task, data, start, 0.5), atol=1e-6)
+
+
+def test_the_charge_is_the_same_event_at_the_units_rate(tmp_path):
+    task = of_units()
+    spec = {
+        "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+        "name": "fixed",
+        "strategy": "fixed",
+    }
+    study = privtune.create_study(
+        "people",
+        task="tests.tasks.test_units:of_units",
+        storage=f"sqlite:///{tmp_path / 'p.db'}",
+        budget=privtune.Budget(4.0, 1e-5, name="people"),
+        arms=[spec],
+        epochs=2,
+        expected_batch_size=12,
+    )
+    [plan] = study.plans
+    assert isinstance(plan.event.event, PoissonSampled)
+    assert isinstance(plan.event.event.event, Gaussian)
+    assert plan.event.event.rate == 12 / task.train_records
+    assert plan.public_facts["a record"] == "all rows of one person, at most 4 of them"
+    study.run()
+    [release] = study.releases()
+    assert release.weights.isfinite().all()
+    with Ledger(study.storage) as ledger:
+        certificate = export_certificate(ledger.log.storage, "people")
+    assert "all rows of one person, at most 4 of them" in str(certificate["entries"])
+    study.close()
+
+
+def test_a_score_is_the_mean_of_units_and_a_unit_moves_it_by_one_record():
+    task = of_units()
+    data = task.load()
+    model = task.model()
+    plan = ScorePlan(15, None)
+    found = score(plan, model, data.validation, rng=np.random.default_rng(0), loss=task.loss)
+    right = model(data.validation.x).argmax(-1) == data.validation.y
+    there = data.validation.y >= 0
+    shares = ((right & there).sum(1) / there.sum(1)).double()
+    assert found == pytest.approx(float(shares.sum()) / 15)
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert accuracy(task, weights, data.validation) == pytest.approx(float(shares.mean()))
+    for left in range(len(shares)):
+        keep = torch.arange(len(shares)) != left
+        less = TensorData(data.validation.x[keep], data.validation.y[keep], True)
+        other = score(plan, model, less, rng=np.random.default_rng(0), loss=task.loss)
+        assert abs(found - other) <= 1.0 / 15 + 1e-12
+    loss = ScorePlan(15, None, metric="loss", bound=0.5)
+    assert (
+        -0.5
+        <= score(loss, model, data.validation, rng=np.random.default_rng(0), loss=task.loss)
+        <= 0
+    )
+
+
+def test_a_unit_is_in_one_split_and_gives_way_to_public_ones():
+    x, y = torch.arange(6.0).view(6, 1), torch.zeros(6, dtype=torch.long)
+    data = TensorData(x, y)
+    rows = replace(blobs(), input_shape=(1,), load=lambda: TaskData(data, data, data))
+    ids = (torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([1, 1, 3, 3, 3, 4]), torch.full((6,), 2))
+    for public, trained in ((False, [2, 2]), (True, [2])):  # unit 2 is in the public test split
+        task = by_unit(
+            replace(rows, public_validation=public),
+            unit="person",
+            most=3,
+            sizes=Sizes(3, 3, 3),
+            groups=lambda: ids,
+        )
+        found = task.load()
+        assert [int(n) for n in (found.train.y >= 0).sum(1)] == trained
+        counts = sorted(int(n) for n in (found.validation.y >= 0).sum(1))
+        assert counts == ([1, 2, 3] if public else [1, 3])
+
+
+def test_rows_beyond_the_most_and_unusable_rows_are_left_out():
+    data = TensorData(
+        torch.arange(5.0).view(5, 1),
+        torch.tensor([0, 1, 2, 0, 1]),
+        unusable=torch.tensor([True, False, False, False, False]),
+    )
+    found = unit_records(data, torch.tensor([9, 9, 9, 9, 4]), most=2)
+    assert found.y.tolist() == [[1, -1], [1, 2]]
+    assert found.x[1, :, 0].tolist() == [1.0, 2.0]
+    assert found.sealed_size
+
+
+def test_a_trial_of_units_is_trained_and_scored():
+    task = of_units()
+    [result] = train_trials(
+        TrainingPlan(Schedule(60, 0.2, 5), FixedDPSGD(1.0)),
+        task=task,
+        data=task.load(),
+        records=task.load().train,
+        score=ScorePlan(15, 1.0),
+        trials={0: {"learning_rate": 0.5, "max_grad_norm": 1.0}},
+        secrets={0: bytes(32)},
+    )
+    assert result.weights.isfinite().all()
+    assert result.score is not None
+    rows = task.model()
+    load_params(rows, result.weights)
+    assert rows(torch.zeros(7, 6)).shape == (7, 3)  # rows alone pass as they are
+
+
+def test_hooks_that_count_rows_as_records_refuse_units():
+    """Opacus' hooks would clip row by row, which is not what was charged."""
+    task = of_units()
+    data = task.load().train
+    with pytest.raises(InvalidInputError, match="12 rows for 3 records"):
+        OpacusKernel(
+            task.model,
+            lambda model, x, y: task.loss(model(x), y),
+            x=data.like[0],
+            y=data.like[1],
+            device=torch.device("cpu"),
+            records=60,
+        )
+
+
+@pytest.mark.quick
+def test_what_cannot_take_units_refuses():
+    with pytest.raises(InvalidInputError, match="already"):
+        by_unit(of_units(), unit="person", most=2, sizes=Sizes(1, 1, 1), groups=groups)
+    with pytest.raises(InvalidInputError, match="regression"):
+        by_unit(
+            replace(blobs(), classes=None),
+            unit="person",
+            most=2,
+            sizes=Sizes(1, 1, 1),
+            groups=groups,
+        )
+    for most in (0, True, 1e3):
+        with pytest.raises(InvalidInputError, match="most"):
+            by_unit(blobs(), unit="person", most=most, sizes=Sizes(1, 1, 1), groups=groups)
+    with pytest.raises(InvalidInputError, match="unit"):
+        by_unit(blobs(), unit=" ", most=2, sizes=Sizes(1, 1, 1), groups=groups)
+    with pytest.raises(TaskDataError, match="each row"):
+        unit_records(blobs().load().train, torch.zeros(3, dtype=torch.long), most=2)
+    with pytest.raises(InvalidInputError, match="by_unit"):
+        check_unit("hospital")
+    with pytest.raises(InvalidInputError, match="canary alone"):
+        audit(fixed(), delta=DELTA, task=of_units(), runs=100)

@@ -1,0 +1,87 @@
+"""What ``pip install privtune`` leaves out is asked for in a sentence, and before anything is charged."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import privtune
+from privtune.errors import PrivTuneError
+from privtune.imports import find_extra
+from privtune.tasks import TASKS
+
+EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    for name in {library, *(n for n in sys.modules if n.startswith(f"{library}."))}:
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def planned(task: str, folder: Path) -> privtune.Study:
+    storage = f"sqlite:///{folder}/ledger.db"
+    return privtune.create_study(
+        "bare",
+        budget=privtune.Budget(4.0, 1e-5, name="people"),
+        storage=storage,
+        task=task,
+        arms=[
+            {
+                "name": "defaults",
+                "strategy": "fixed",
+                "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+            }
+        ],
+        epochs=1,
+        expected_batch_size=64,
+    )
+
+
+@pytest.mark.parametrize(
+    "task", ["digits-mlp", "iris-logistic", "breast-cancer-logistic", "mnist-mlp"]
+)
+def test_a_task_whose_data_is_an_extra_is_refused_before_the_charge(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert task in TASKS
+    monkeypatch.delenv("PRIVTUNE_DATA", raising=False)
+    hide(monkeypatch, "sklearn")
+    study = planned(task, tmp_path)
+    with pytest.raises(PrivTuneError, match=r"needs sklearn.*pip install 'privtune\[demo\]'"):
+        study.run()
+    assert study.status()[0].state == "planned"
+
+
+@pytest.mark.parametrize("content", [None, b"no archive", b"", b"PK\x03\x04 cut"])
+def test_a_file_that_is_not_mnist_is_refused_before_the_charge(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mnist.npz"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("PRIVTUNE_DATA", str(file))
+    study = planned("mnist-mlp", tmp_path)
+    with pytest.raises(PrivTuneError, match=r"cannot be read as MNIST's"):
+        study.run()
+    assert study.status()[0].state == "planned"
+
+
+def test_every_extra_that_is_asked_for_exists_and_is_no_dependency_of_all() -> None:
+    always = " ".join(EXTRAS["dependencies"])
+    for library in ("pandas", "scikit-learn", "mlflow>", "ray", "submitit", "psycopg"):
+        assert library not in always
+    assert {"ui", "demo", "postgres", "ray", "slurm", "dashboard"} <= set(
+        EXTRAS["optional-dependencies"]
+    )
+
+
+def test_a_library_that_misses_something_of_its_own_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_installed.py").write_text("import no_such_part")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="no_such_part"):
+        find_extra("half_installed", extra="demo", what="This")

@@ -1,0 +1,323 @@
+"""Metrics: what one record can change, by enumeration; values against scikit-learn; intervals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as reference
+from torch import nn
+
+from privtune.accounting import Adjacency
+from privtune.errors import InvalidInputError
+from privtune.strategies import ScorePlan, Scoring
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.metrics import METRICS, interval, make_metric
+from privtune.training.mechanism.scoring import cross_entropy, measure, score
+from privtune.training.mechanism.streams import Streams
+
+pytestmark = pytest.mark.quick
+
+RANGE = (-1.0, 3.0)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "top_k": {"k": 2},
+    "auc": {"bins": 4},
+    "loss": {"bound": 0.7},
+    "mae": {"target_range": RANGE},
+    "mse": {"target_range": RANGE},
+    "r2": {"target_range": RANGE},
+    "tests.training.mechanism.test_metrics:wild": {"bound": 2.0},
+}
+NAMES = (*METRICS, "tests.training.mechanism.test_metrics:wild")
+
+
+def wild(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A function of one's own that keeps to no bound."""
+    return 1e6 * outputs[:, 0]
+
+
+class Given(nn.Module):
+    """Outputs are the inputs, so that a dataset of inputs is one of outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def universe(name: str) -> list[tuple[list[float], float]]:
+    """Every kind of record: all classes, all predictions, ties, ends, what is no number."""
+    takes = METRICS[name].takes if name in METRICS else "any"
+    if takes == "numbers":
+        outputs = [[-9.0], [-1.0], [0.5], [3.0], [math.inf], [math.nan]]
+        return list(itertools.product(outputs, [-5.0, -1.0, 0.0, 0.3, 1.0, 3.0, 7.0]))
+    classes = 3 if takes == "classes" else 2
+    values = [-math.inf, -2.0, 0.0, 1.0, math.inf, math.nan]
+    outputs = [list(o) for o in itertools.product(values, repeat=classes)]
+    return list(itertools.product(outputs, range(classes)))
+
+
+def data_of(name: str, records: list[tuple[list[float], float]]) -> TensorData:
+    whole = name not in METRICS or METRICS[name].takes != "numbers"
+    x = torch.tensor([x for x, _ in records])
+    return TensorData(
+        x, torch.tensor([y for _, y in records], dtype=torch.int64 if whole else None)
+    )
+
+
+def plan_of(name: str, records: int, mechanism: str = "gaussian") -> ScorePlan:
+    scoring = Scoring(metric=name, mechanism=mechanism, **OPTIONS.get(name, {}))
+    terms: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "adjacency": Adjacency.ADD_REMOVE}
+    return scoring.plan(records=records, public=True, **terms)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_record_adds_more_than_the_norm_and_one_reaches_it(name: str, mechanism: str) -> None:
+    """Sums over records that are evaluated alone: a neighbour differs by one of these vectors."""
+    plan = plan_of(name, 1, mechanism)
+    metric = make_metric(name, **OPTIONS.get(name, {}))
+    data = data_of(name, universe(name))
+    order = 1 if mechanism == "laplace" else 2
+    parts = metric.parts(data.x, data.y, cross_entropy)
+    assert bool(parts.isfinite().all())
+    longest = float(torch.linalg.vector_norm(parts, ord=order, dim=1).max())
+    assert longest <= plan.bound * (1 + 1e-12)
+    assert longest >= plan.bound * (1 - 1e-6)  # no looser than it must be
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_record_that_is_replaced_moves_the_sums_further_than_is_charged(
+    name: str, mechanism: str
+) -> None:
+    """All pairs of records; a record that contributes nothing is one of them."""
+    scoring = Scoring(metric=name, mechanism=mechanism, **OPTIONS.get(name, {}))
+    plan = scoring.plan(
+        records=10, public=False, epsilon=1.0, delta=1e-5, adjacency=Adjacency.REPLACE_ONE
+    )
+    assert plan.noise_multiplier is not None
+    charged = plan.standard_deviation * plan.records / plan.noise_multiplier
+    metric = make_metric(name, **OPTIONS.get(name, {}))
+    data = data_of(name, universe(name))
+    parts = metric.parts(data.x, data.y, cross_entropy)
+    parts = torch.cat([parts, torch.zeros_like(parts[:1])])
+    furthest = float(torch.cdist(parts, parts, p=1 if mechanism == "laplace" else 2).max())
+    assert furthest <= charged * (1 + 1e-9)
+    if name != "macro_f1":  # which takes four classes
+        assert furthest >= charged * (1 - 1e-6)  # no looser than it must be
+    assert ScorePlan(**plan.to_dict()).to_dict() == plan.to_dict()
+
+
+def test_the_macro_f1_of_four_classes_reaches_its_bound() -> None:
+    metric = make_metric("macro_f1")
+    outputs, targets = torch.eye(4)[[1, 3]], torch.tensor([0, 2])
+    a, b = metric.parts(outputs, targets, cross_entropy)
+    for mechanism, order in (("gaussian", 2), ("laplace", 1)):
+        assert float(torch.linalg.vector_norm(a - b, ord=order)) == metric.moved(mechanism)
+
+
+def test_whatever_a_metric_says_a_record_adds_its_bound_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A metric that is wrong about itself is held to what was charged."""
+    from privtune.training.mechanism import scoring
+
+    plan, metric = plan_of("loss", 1), make_metric("loss", **OPTIONS["loss"])
+    monkeypatch.setattr(
+        type(metric), "parts", lambda self, outputs, targets, loss: 50.0 + outputs[:, :1]
+    )
+    data = data_of("loss", [([1.0, 2.0], 0)])
+    added = scoring._sums(plan, metric, Given(), data, cross_entropy)
+    assert added.tolist() == pytest.approx([plan.bound])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_neighbouring_datasets_differ_by_the_charged_sensitivity(name: str) -> None:
+    """All pairs D, D + r of a universe, through the code that scores, at rising sizes of D."""
+    from privtune.training.mechanism import scoring
+
+    records = universe(name)
+    rng = np.random.default_rng(0)
+    if len(records) > 10:
+        records = [records[i] for i in rng.choice(len(records), 10, replace=False)]
+    for mechanism, order in (("gaussian", 2), ("laplace", 1)):
+        plan = plan_of(name, 1, mechanism)
+        metric = make_metric(name, **OPTIONS.get(name, {}))
+
+        def sums(chosen: list[Any], metric: Any = metric, plan: Any = plan) -> Any:
+            return scoring._sums(plan, metric, Given(), data_of(name, chosen), cross_entropy)
+
+        for size in (1, 3):
+            for chosen in itertools.islice(itertools.combinations(records, size), 4):
+                before = sums(list(chosen))
+                for record in records:
+                    after = sums([*chosen, record])
+                    moved = np.linalg.norm(after - before, ord=order)
+                    assert moved <= plan.bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["balanced_accuracy", "f1", "auc", "macro_f1", "top_k", "accuracy"]
+)
+@pytest.mark.parametrize("bad", [-1, 7])
+def test_a_class_that_is_none_adds_nothing(name: str, bad: int) -> None:
+    records = universe(name)[::7]
+    plan = plan_of(name, len(records))
+    spoilt = [*records, ([0.0] * len(records[0][0]), bad)]
+
+    def found(chosen: list[Any]) -> float:
+        return score(plan, Given(), data_of(name, chosen), rng=Streams(bytes(32)).numpy("s"))
+
+    assert found(spoilt) == pytest.approx(found(records), abs=1e-12)
+
+
+def exact(name: str, x: torch.Tensor, y: torch.Tensor, **options: Any) -> float:
+    plan = plan_of(name, len(y))
+    if options:
+        plan = ScorePlan(len(y), None, metric=name, bound=plan.bound, options=options)
+    value = score(plan, Given(), TensorData(x, y), rng=Streams(bytes(32)).numpy("s"))
+    return -value if name in METRICS and METRICS[name].lower_is_better else value
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_values_against_scikit_learn(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    y = rng.choice(3, 400, p=[0.7, 0.2, 0.1])
+    x = rng.standard_normal((400, 3)) + np.eye(3)[y]
+    many, of_many = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+    predicted = many.argmax(dim=1).numpy()
+    assert exact("balanced_accuracy", many, of_many) == pytest.approx(
+        reference.balanced_accuracy_score(y, predicted)
+    )
+    assert exact("macro_f1", many, of_many) == pytest.approx(
+        reference.f1_score(y, predicted, average="macro")
+    )
+    assert exact("top_k", many, of_many) == pytest.approx(
+        reference.top_k_accuracy_score(y, many.numpy(), k=2)
+    )
+    two, of_two = many[:, :2], (of_many > 0).long()
+    assert exact("f1", two, of_two) == pytest.approx(
+        reference.f1_score(of_two.numpy(), two.argmax(dim=1).numpy())
+    )
+    margin = (two[:, 1] - two[:, 0]).numpy()
+    area = reference.roc_auc_score(of_two.numpy(), margin)
+    assert exact("auc", two, of_two, bins=1000) == pytest.approx(area, abs=2e-3)
+    assert exact("auc", two, of_two, bins=20) == pytest.approx(area, abs=2e-2)
+    assert exact("auc", -two, of_two, bins=1000) == pytest.approx(1.0 - area, abs=2e-3)
+
+    target = rng.uniform(*RANGE, 400)
+    given = np.clip(target + 0.5 * rng.standard_normal(400), *RANGE)
+    numbers = torch.tensor(given, dtype=torch.float32)[:, None]
+    known = torch.tensor(target, dtype=torch.float32)
+    for name, theirs in (
+        ("mae", reference.mean_absolute_error),
+        ("mse", reference.mean_squared_error),
+        ("r2", reference.r2_score),
+    ):
+        assert exact(name, numbers, known) == pytest.approx(theirs(target, given), rel=1e-5)
+
+
+def test_what_is_far_from_the_truth_keeps_to_the_metric_s_range() -> None:
+    """Noise of any size: ratios stay in their range, whatever sums it gives."""
+    for name in NAMES:
+        metric = make_metric(name, **OPTIONS.get(name, {}))
+        length = metric.parts(
+            *data_of(name, universe(name)[:2]).take(torch.arange(2)), cross_entropy
+        )
+        rng = np.random.default_rng(1)
+        for _ in range(200):
+            value = metric.value(10.0 * rng.standard_normal(length.shape[1]))
+            assert math.isfinite(value)
+            if name in ("balanced_accuracy", "f1", "macro_f1", "auc"):
+                assert 0.0 <= value <= 1.0
+            if name == "r2":
+                assert -1.0 <= value <= 1.0
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("name", "noise"), [("accuracy", 4.0), ("f1", 4.0), ("auc", 2.0), ("mae", 4.0)]
+)
+def test_intervals_hold_the_truth(name: str, noise: float) -> None:
+    """300 draws of records and noise: 95% of the intervals should hold the value of the law.
+
+    Fewer than 90% of 300 has probability below 3e-4 at a coverage of 95%; a mutant without the noise
+    or without the records' own spread falls below it.
+    """
+    rng = np.random.default_rng(3)
+
+    def draw(records: int) -> TensorData:
+        y = (rng.random(records) < 0.4).astype(int)
+        if name == "mae":
+            target = rng.uniform(*RANGE, records)
+            off = np.where(rng.random(records) < 0.5, 4.0, 0.0)  # as spread as a range allows
+            given = np.where(target > 1.0, target - off, target + off)
+            return TensorData(
+                torch.tensor(given, dtype=torch.float32)[:, None],
+                torch.tensor(target, dtype=torch.float32),
+            )
+        x = rng.standard_normal((records, 2)) + 0.8 * np.eye(2)[y]
+        return TensorData(torch.tensor(x, dtype=torch.float32), torch.tensor(y))
+
+    truth = exact(name, *draw(200_000).take(torch.arange(200_000)))
+    shown = plan_of(name, 300)
+    plan = ScorePlan(300, noise, metric=name, bound=shown.bound, options=shown.options)
+    held = 0
+    for number in range(300):
+        streams = Streams(number.to_bytes(32, "big"))
+        found = measure(plan, Given(), draw(300), rng=streams.numpy("report"))
+        assert found is not None
+        held += found.low <= truth <= found.high
+    assert held >= 270
+
+
+def test_an_interval_is_a_function_of_what_was_released() -> None:
+    metric = make_metric("f1")
+    terms: dict[str, Any] = {"scale": 0.01, "mechanism": "laplace", "records": 100}
+    means = np.array([0.3, 0.1])
+    assert interval(metric, means, **terms) == interval(metric, means, **terms)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "message"),
+    [
+        ({"metric": "auc", "k": 3}, "it takes bins"),
+        ({"metric": "auc", "bins": 1}, "from 2 to 1000"),
+        ({"metric": "top_k", "k": 0}, "from 1 to 1000"),
+        ({"metric": "mae"}, "needs \\[low, high\\]"),
+        ({"metric": "mse", "target_range": (1.0, 1.0)}, "low < high"),
+        ({"metric": "nowhere:function"}, "cannot be imported"),
+        ({"metric": "f1", "bound": 3.0}, "it takes none"),
+    ],
+)
+def test_what_does_not_fit_is_refused(scoring: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        Scoring(**scoring).make()
+
+
+def test_a_metric_of_other_targets_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="of two classes, and the task has 3"):
+        Scoring(metric="auc").check(classes=3, target_range=None)
+    with pytest.raises(
+        InvalidInputError, match="must be of numbers in a declared range: loss, mae"
+    ):
+        Scoring(metric="accuracy").check(classes=None, target_range=RANGE)
+    with pytest.raises(InvalidInputError, match="must be of classes: accuracy"):
+        Scoring(metric="mae", target_range=RANGE).check(classes=3, target_range=None)
+    Scoring().check(classes=None, target_range=RANGE)
+    Scoring(metric="mae", target_range=RANGE).check(classes=None, target_range=None)
+
+
+def test_plans_of_before_keep_their_digests() -> None:
+    assert set(plan_of("accuracy", 5).to_dict()) == {
+        "records", "noise_multiplier", "mechanism", "metric", "bound"
+    }  # fmt: skip
+    data = plan_of("r2", 5).to_dict()
+    assert ScorePlan(**data).to_dict() == data

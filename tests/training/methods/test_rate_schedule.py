@@ -1,0 +1,224 @@
+"""Learning-rate schedules: their factors, that every method follows them, and who may say them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from privtune.errors import InvalidInputError
+from privtune.strategies import make_strategy
+from privtune.strategies.plan import TrainingPlan
+from privtune.training.engine.train import train
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import ADADP, METHODS, FixedDPSGD, HyFreeDP
+from privtune.training.methods._rate_schedule import RateSchedule
+from tests.training.methods.test_contract import DIMENSION, candidate, planned
+from tests.training.simple import blobs, cross_entropy, mlp, secrets
+
+STEPS = 20
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("said", "reference"),
+    [
+        ({"type": "linear", "end": 0.1}, ("LinearLR", {"start_factor": 1.0, "end_factor": 0.1})),
+        ({"type": "cosine"}, ("CosineAnnealingLR", {})),
+        ({"type": "step", "every": 0.25, "factor": 0.5}, ("StepLR", {"gamma": 0.5})),
+    ],
+)
+def test_factors_are_those_of_torchs_schedulers(said, reference):
+    name, options = reference
+    length = {"LinearLR": "total_iters", "CosineAnnealingLR": "T_max", "StepLR": "step_size"}[name]
+    options = {**options, length: STEPS // 4 if name == "StepLR" else STEPS}
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = getattr(torch.optim.lr_scheduler, name)(optimizer, **options)
+    expected = []
+    for _ in range(STEPS):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    found = RateSchedule.of(said).factors(Schedule(100, 0.1, STEPS))
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.quick
+def test_decay_is_equation_5_1_and_warmup_comes_first():
+    schedule = Schedule(100, 0.5, 10)
+    assert RateSchedule.of({"type": "decay", "start": 0.2}).factors(schedule) == pytest.approx(
+        [1.0, 1.0, *(1 / (1 + 0.1 * k) for k in (0, 0, 1, 1, 2, 2, 3, 3))]
+    )
+    warm = RateSchedule.of({"type": "linear", "warmup": 0.4, "start": 0.1}).factors(schedule)
+    assert warm[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])  # falls once it is warm
+    assert warm[5] == pytest.approx(5 / 6)
+    assert all(f == 1.0 for f in RateSchedule().factors(schedule))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("cosin", "must be one of constant"),
+        ({"type": 3}, "must be one of"),
+        ({"type": "cosine", "every": 0.1}, "cosine takes warmup, start, end alone"),
+        ({"type": "linear", "end": "low"}, "must be a number"),
+        ({"type": "linear", "end": True}, "must be a number"),
+        ({"warmup": 1.0}, r"\[0, 1\)"),
+        ({"type": "step", "every": 0.0}, "above 0"),
+        ({"type": "decay", "decay": float("nan")}, "at least 0"),
+        ({"type": "decay", "start": float("inf")}, r"\[0, 1\)"),
+        (None, "must be one of"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(said, why):
+    with pytest.raises(InvalidInputError, match=why):
+        FixedDPSGD(1.0, schedule=said)
+
+
+def fit(method, given, *, steps=None, **options):
+    x, y = blobs()
+    return train(
+        method,
+        Schedule(len(x), 0.1, STEPS),
+        model=mlp,
+        loss=cross_entropy,
+        data=TensorData(x, y),
+        candidates=given,
+        secrets=secrets(3)[: len(given)],
+        device="cpu",
+        steps=steps,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_stands_still_at_a_rate_of_nothing(name):
+    """And its charge is the same: a schedule is public."""
+    stop = {"type": "step", "start": 0.5, "every": 1e-9, "factor": 0.0}
+    method = planned(name, Schedule(len(blobs()[0]), 0.1, STEPS), DIMENSION)
+    if name == "dog":
+        method = replace(method, averaging=None)  # the average goes on moving
+    stopping = replace(method, schedule=stop)
+    schedule = Schedule(len(blobs()[0]), 0.1, STEPS)
+    assert stopping.event(schedule) == method.event(schedule)
+    snapshots = fit(stopping, [candidate(method)], snapshots_at=range(STEPS)).snapshots[0]
+    free = fit(method, [candidate(method)], snapshots_at=range(STEPS)).snapshots[0]
+    assert torch.equal(snapshots[STEPS // 2], snapshots[STEPS - 1])
+    assert torch.equal(snapshots[STEPS // 2 - 1], free[STEPS // 2 - 1])
+    if "pur" not in name:  # whose horizon may be over by then
+        assert not torch.equal(free[STEPS // 2], free[STEPS - 1])
+
+
+def test_a_candidates_schedule_is_its_own_whatever_its_stack():
+    method = FixedDPSGD(1.0, schedule={"type": "linear", "end": 0.5})
+    usual = {"learning_rate": 0.1, "max_grad_norm": 1.0}
+    given = [usual, {**usual, "schedule": "cosine"}, {**usual, "warmup": 0.5}]
+    steps = [STEPS, 8, STEPS]
+    mixed = fit(method, given, steps=steps)
+    own = [
+        method.schedule,
+        "cosine",
+        {"type": "linear", "end": 0.5, "warmup": 0.5},
+    ]
+    x, y = blobs()
+    for k in range(3):
+        alone = train(
+            replace(method, schedule=own[k]),
+            Schedule(len(x), 0.1, steps[k]),
+            model=mlp,
+            loss=cross_entropy,
+            data=TensorData(x, y),
+            candidates=[usual],
+            secrets=[secrets(3)[k]],
+            device="cpu",
+        )
+        torch.testing.assert_close(mixed.params[k], alone.params[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.quick
+def test_plans_of_before_there_were_schedules_keep_their_meaning():
+    schedule = Schedule(100, 0.1, 10)
+    for method in (FixedDPSGD(1.0), HyFreeDP(1.0, 2.0)):
+        assert "schedule" not in TrainingPlan(schedule, method).to_dict()["method"]
+    old = {
+        "schedule": {"records": 100, "sample_rate": 0.1, "steps": 10},
+        "method": {
+            "name": "adadp",
+            "noise_multiplier": 1.0,
+            "tolerance": None,
+            "smallest_factor": 0.9,
+            "largest_factor": 1.1,
+            "acceptance": False,
+            "adapt_epochs": None,
+            "decay": 0.1,
+            "learning_rate": 0.1,
+        },
+        "part": "all",
+    }
+    plan = TrainingPlan.from_dict(old)
+    assert plan.method == ADADP(1.0, largest_tolerance=float("inf"), adapt_share=1.0)
+    assert plan.to_dict() == old
+    new = TrainingPlan(schedule, ADADP(1.0, schedule="cosine"))
+    assert TrainingPlan.from_dict(new.to_dict()) == new
+    assert new.to_dict()["method"]["schedule"] == "cosine"
+
+
+def context_of(space):
+    from privtune.study.spec import StudySpec
+
+    return StudySpec(
+        name="s",
+        task="iris-logistic",
+        budget={"name": "b", "epsilon": 2.0, "delta": 1e-5},
+        space=space,
+        arms=[{"name": "a", "strategy": "adadp", "parameters": {"max_grad_norm": 1.0}}],
+        epochs=2,
+        expected_batch_size=16,
+    ).planning_context()
+
+
+RATE = {"type": "float", "low": 0.01, "high": 1.0}
+NORM = {"max_grad_norm": 1.0}
+
+
+def test_a_space_may_search_it_and_wrong_values_are_found_while_planning():
+    def plan(space, **options):
+        strategy = make_strategy(
+            "papernot-steinke", arm="a", options={"mean_runs": 3, "parameters": NORM, **options}
+        )
+        return strategy.plan(context_of({"learning_rate": RATE, **space}), epsilon=2.0)
+
+    found = plan(
+        {
+            "schedule": {"type": "categorical", "choices": ["constant", "cosine"]},
+            "warmup": {"type": "float", "low": 0.0, "high": 0.2},
+        }
+    )
+    assert found.search is not None
+    with pytest.raises(InvalidInputError, match="must be one of constant"):
+        plan({"schedule": {"type": "categorical", "choices": ["constant", "cosin"]}})
+    with pytest.raises(InvalidInputError, match="warmup"):
+        plan({"warmup": {"type": "float", "low": 0.0, "high": 1.0}})
+    with pytest.raises(InvalidInputError, match="warmup"):
+        plan({"warmup": {"type": "log_normal", "median": 0.1, "sigma": 1.0}})
+    fixed = plan({}, parameters={**NORM, "schedule": "linear", "warmup": 0.1})
+    assert fixed.params["schedule"] == "linear"
+    assert plan({}, options={"schedule": {"type": "cosine"}}).event == fixed.event
+    with pytest.raises(InvalidInputError, match="must be a number"):
+        plan({}, parameters={**NORM, "warmup": "long"})
+
+
+def test_the_plan_says_where_the_rule_for_the_tolerance_is_not_meant_for():
+    advice = ADADP(1.0).advice(Schedule(55_000, 512 / 55_000, 323), 50_890)
+    assert "d/2T is 158" in advice
+    assert "1 is taken" in advice
+    assert ADADP(1.0, tolerance=1.0).advice(Schedule(55_000, 512 / 55_000, 323), 50_890) == ""
+    assert ADADP(1.0).advice(Schedule(1000, 0.1, 100), 100) == ""
+    strategy = make_strategy("adadp", arm="a", options={"parameters": NORM})
+    context = context_of({})
+    assert "advice" not in strategy.plan(context, epsilon=2.0).details  # iris: d = 15
+    far = replace(context, schedule=Schedule(context.schedule.records, 0.5, 4000))
+    assert "d/2T is 0.00375" in strategy.plan(far, epsilon=2.0).details["advice"]
