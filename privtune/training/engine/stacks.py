@@ -34,7 +34,7 @@ _STACK_BYTES = 128 * 2**20  # larger work spaces fall out of the caches, and sta
 _PIECE_BYTES = 256 * 2**20  # of one candidate's physical batch
 _LARGEST = 256
 _VECTORS = 8  # parameters, gradient, noise, and up to five vectors of a method's state
-_SLACK = 1.25  # allocators hold on to free memory in pieces too small to be used again
+_SLACK = 1.6  # allocators hold on to free memory in pieces too small to be used again: 1.36 seen
 _FIXED_BYTES = 32 * 2**20  # programs, kernels and pools of the libraries, whatever is trained
 
 

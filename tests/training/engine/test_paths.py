@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 import warnings
@@ -568,16 +569,21 @@ print(bound, peak() - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 @pytest.mark.parametrize(("kind", "candidates"), [("mlp", 24), ("conv", 8)])
 def test_measured_memory_stays_below_the_model(kind, candidates):
-    """The peak of a process of its own; the case is large enough for captures to show."""
+    """The peak of a process of its own; the case is large enough for captures to show.
+
+    The allocator gives large pieces back at once: what it keeps otherwise differs by a quarter from
+    run to run, and would hide a model that misses a tensor, or fail by chance.
+    """
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, kind, str(candidates)],
         capture_output=True,
         text=True,
         check=True,
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17)},
     )
     bound, grown = map(int, done.stdout.split())
-    assert 2**20 < grown <= bound
+    assert bound / 4 < grown <= bound
 
 
 def test_what_is_frozen_must_be_the_same_every_time():
