@@ -5,10 +5,10 @@ Names are imported when they are first used: ``import privtune`` alone loads no 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.imports import lazily
 
 if TYPE_CHECKING:
     from privtune import accounting, strategies
@@ -39,30 +39,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Budget": "privtune.ledger",
-    "DPSGD": "privtune.study",
-    "LogNormal": "privtune.priors",
-    "Mixture": "privtune.priors",
-    "NoiseOptions": "privtune.training.mechanism.noise_options",
-    "Trial": "privtune.study",
-    "Validation": "privtune.study",
-    "delete_study": "privtune.api",
-    "Ledger": "privtune.ledger",
-    "Study": "privtune.study",
-    "StudySpec": "privtune.study",
-    "accounting": "privtune.accounting",
-    "create_study": "privtune.api",
-    "load_study": "privtune.api",
-    "strategies": "privtune.strategies",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'privtune' has no attribute {name!r}")
-    module = importlib.import_module(_HOMES[name])
-    return module if module.__name__ == f"privtune.{name}" else getattr(module, name)
+__getattr__ = lazily(__name__, __file__)
 
 
 def __dir__() -> list[str]:

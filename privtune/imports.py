@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -38,19 +39,29 @@ def find_function(field: str, path: str, *, allowed: str, must: str) -> Callable
     return found
 
 
-def lazily(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
+def lazily(package: str, file: str) -> Callable[[str], Any]:
     """Return a package's ``__getattr__`` that imports each of its names when it is first used.
+
+    Where each comes from, the package says once: to type checkers.
 
     Args:
         package: The package's name.
-        homes: Of each module, the names that the package takes from it.
+        file: Its ``__init__.py``, whose imports below ``if TYPE_CHECKING`` are meant.
     """
-    found = {name: module for module, names in homes.items() for name in names}
+    homes: dict[str, str] = {}
+    with open(file, encoding="utf-8") as text:
+        tree = ast.parse(text.read())
+    for block in tree.body:
+        for line in block.body if isinstance(block, ast.If) else ():
+            if isinstance(line, ast.ImportFrom) and line.module:
+                homes |= {alias.name: line.module for alias in line.names}
 
     def get(name: str) -> Any:
-        if name not in found:
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(found[name]), name)
+        if homes[name] == package:  # a package inside of it
+            return importlib.import_module(f"{package}.{name}")
+        value = getattr(importlib.import_module(homes[name]), name)
         # Python asks here only for what the package lacks.
         setattr(sys.modules[package], name, value)
         return value

@@ -42,7 +42,11 @@ HOMES = {
     "dp_accounting": ("accounting/pairs.py", "accounting/compare.py"),
     "opacus": ("training/engine/opacus_adapter.py", "accounting/compare.py"),
     "mlflow": "tracking/",
-    "sqlalchemy": ("ledger/", "study/_store.py", "study/lifecycle.py", "tracking/store.py"),
+    "sqlalchemy": (
+        "ledger/",
+        *(f"study/{name}.py" for name in ("_rows", "_results", "_store", "lifecycle")),
+        "tracking/store.py",
+    ),
 }
 
 

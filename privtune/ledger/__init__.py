@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from privtune.ledger.ledger import Ledger
     from privtune.ledger.migrate import upgrade_storage
     from privtune.ledger.page import render_certificate, write_file
-    from privtune.ledger.rounds import (
+    from privtune.ledger.round_values import (
         SKIPPED,
         Lease,
         OpenRound,
         RoundNotFinishedError,
-        Rounds,
         RoundStuckError,
         TaskResult,
     )
+    from privtune.ledger.rounds import Rounds
     from privtune.ledger.values import (
         RECORD,
         Admission,
@@ -93,62 +93,4 @@ __all__ = [
     "write_file",
 ]
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "privtune.ledger.admission": ("FilterState",),
-        "privtune.ledger.backups": (
-            "backup",
-            "backup_storage",
-        ),
-        "privtune.ledger.certificate": (
-            "export_certificate",
-            "verify_certificate",
-        ),
-        "privtune.ledger.errors": (
-            "BudgetClosedError",
-            "BudgetExceededError",
-            "BudgetExistsError",
-            "ChargeStateError",
-            "DeclarationClosedError",
-            "LedgerBusyError",
-            "LedgerConnectionError",
-            "LedgerCorruptedError",
-            "LedgerError",
-            "LedgerFullError",
-            "LedgerReadOnlyError",
-            "LedgerSchemaError",
-            "UnknownBudgetError",
-            "UnknownChargeError",
-        ),
-        "privtune.ledger.ledger": ("Ledger",),
-        "privtune.ledger.migrate": ("upgrade_storage",),
-        "privtune.ledger.page": (
-            "render_certificate",
-            "write_file",
-        ),
-        "privtune.ledger.rounds": (
-            "Lease",
-            "OpenRound",
-            "RoundNotFinishedError",
-            "RoundStuckError",
-            "Rounds",
-            "SKIPPED",
-            "TaskResult",
-        ),
-        "privtune.ledger.values": (
-            "Admission",
-            "Budget",
-            "Charge",
-            "ChargeRequest",
-            "ChargeState",
-            "RECORD",
-            "check_unit",
-            "unit_note",
-        ),
-        "privtune.ledger.verification": (
-            "Verification",
-            "verify",
-        ),
-    },
-)
+__getattr__ = lazily(__name__, __file__)

@@ -29,10 +29,8 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -40,105 +38,30 @@ from sqlalchemy.engine import Connection, Row
 
 from privtune.errors import InvalidInputError
 from privtune.ledger.chain import Kind, canonical
-from privtune.ledger.errors import LedgerError, UnknownChargeError
+from privtune.ledger.errors import UnknownChargeError
 from privtune.ledger.ledger import Ledger
-from privtune.ledger.schema import rounds, tasks
-from privtune.training.mechanism.streams import Streams
+from privtune.ledger.round_rows import (
+    at_work,
+    count_open,
+    find_round,
+    finish_task,
+    first_free,
+    insert_round,
+    lock_round,
+    of_round,
+    of_task,
+)
+from privtune.ledger.round_values import (
+    SKIPPED,
+    Lease,
+    OpenRound,
+    RoundNotFinishedError,
+    RoundStuckError,
+    TaskResult,
+)
+from privtune.ledger.schema import tasks
 
-__all__ = [
-    "SKIPPED",
-    "Lease",
-    "OpenRound",
-    "RoundNotFinishedError",
-    "RoundStuckError",
-    "Rounds",
-    "TaskResult",
-    "forget_secret",
-]
-
-
-class RoundNotFinishedError(LedgerError):
-    """Not every task of the round has a result yet, so none may be looked at."""
-
-
-class RoundStuckError(LedgerError):
-    """A task has killed too many workers: the curator must see why before it goes on."""
-
-
-@dataclass(frozen=True)
-class OpenRound:
-    """An opened round. Sealed.
-
-    Attributes:
-        charge_id: The charge that pays for it.
-        tasks: K, the number of trials. A secret.
-        secret: What the seeds derive from. A secret.
-
-    Example:
-        >>> opened = OpenRound("clinic-1", 20, bytes(32))
-        >>> opened, opened.seed(3) == opened.seed(3), len(opened.seed(3))  # no secret is shown
-        (OpenRound(charge_id='clinic-1'), True, 32)
-    """
-
-    charge_id: str
-    tasks: int = field(repr=False)
-    secret: bytes = field(repr=False)
-
-    def seed(self, number: int) -> bytes:
-        """Return the 32 bytes that a task's random streams derive from; the same at every attempt.
-
-        Args:
-            number: The task, from 0.
-        """
-        return Streams(self.secret).key("trial", number)
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The right to work on a task for a while. Sealed.
-
-    Attributes:
-        charge_id: The round's charge.
-        number: The task, from 0 on.
-        worker: Who holds it.
-        attempt: 1 at first, more after a takeover.
-        expires: When it ends, in Unix time of the storage's clock.
-        seed: The task's seed, the same at every attempt.
-
-    Example:
-        >>> Lease("clinic-1", 3, "worker-a", attempt=1, expires=1.8e9, seed=bytes(32)).attempt
-        1
-    """
-
-    charge_id: str
-    number: int
-    worker: str
-    attempt: int
-    expires: float
-    seed: bytes = field(repr=False)
-
-
-@dataclass(frozen=True)
-class TaskResult:
-    """The one result of a task. Sealed.
-
-    Attributes:
-        number: The task.
-        score: Its score; −∞ for weights that are not finite.
-        result: What the worker stored, JSON-ready.
-
-    Example:
-        >>> max([TaskResult(0, 0.91, {}), TaskResult(1, -math.inf, {})], key=lambda r: r.score).number
-        0
-    """
-
-    number: int
-    score: float
-    result: Mapping[str, Any]
-
-
-SKIPPED = "skipped"
-"""Key of the result of a task that was not run: an earlier one had ended the round."""
+__all__ = ["Rounds"]
 
 
 class Rounds:
@@ -209,10 +132,10 @@ class Rounds:
         done: list[OpenRound] = []
 
         def insert(connection: Connection) -> bool:
-            there = self._find(connection, charge_id)
+            there = find_round(connection, charge_id)
             if there is not None:
                 self._forget_deaths(connection, charge_id)
-            done.append(there or _insert(connection, charge_id, count, secret))
+            done.append(there or insert_round(connection, charge_id, count, secret))
             return there is None
 
         self._ledger.move(charge_id, Kind.STARTED, work=insert)
@@ -225,7 +148,7 @@ class Rounds:
             charge_id: The charge's id, as ``"clinic-1"``.
         """
         with self._ledger.log.storage.read() as connection:
-            return self._find(connection, charge_id)
+            return find_round(connection, charge_id)
 
     def lease(self, charge_id: str, worker: str) -> Lease | None:
         """Lease the first task that nobody works on: :meth:`lease_some` of one.
@@ -261,9 +184,9 @@ class Rounds:
             opened = self._lock(connection, charge_id)
             now = self._now(connection)
             if most > 1:
-                free, others = self._at_work(connection, charge_id, worker, now)
+                free, others = at_work(connection, charge_id, worker, now)
                 most = max(1, min(most, math.ceil(free / max(workers, others + 1))))
-            rows: Sequence[Any] = self._first_free(connection, charge_id, now, most)
+            rows: Sequence[Any] = first_free(connection, charge_id, now, most)
             rows = rows or self._overdue(connection, charge_id, most)
             if rows and rows[0].attempts >= self._max_attempts:
                 raise RoundStuckError(
@@ -277,7 +200,7 @@ class Rounds:
             for row in rows:
                 connection.execute(
                     sa.update(tasks)
-                    .where(*_task(charge_id, row.number))
+                    .where(*of_task(charge_id, row.number))
                     .values(attempts=row.attempts + 1, worker=worker, leased_until=expires)
                 )
         return tuple(
@@ -300,7 +223,7 @@ class Rounds:
             moved = connection.execute(
                 sa.update(tasks)
                 .where(
-                    *_task(lease.charge_id, lease.number),
+                    *of_task(lease.charge_id, lease.number),
                     tasks.c.done == 0,
                     tasks.c.attempts == lease.attempt,
                     tasks.c.worker == lease.worker,
@@ -338,14 +261,14 @@ class Rounds:
         """
         with self._ledger.log.storage.write() as connection:
             self._lock(connection, lease.charge_id)
-            accepted = _finish(connection, lease.charge_id, lease.number, score, result)
+            accepted = finish_task(connection, lease.charge_id, lease.number, score, result)
             if accepted and keep is not None:
                 keep(connection)
             if accepted and last:
                 connection.execute(
                     sa.update(tasks)
                     .where(
-                        *_round(lease.charge_id), tasks.c.number > lease.number, tasks.c.done == 0
+                        *of_round(lease.charge_id), tasks.c.number > lease.number, tasks.c.done == 0
                     )
                     .values(done=1, score=None, result=canonical({SKIPPED: True}))
                 )
@@ -372,7 +295,7 @@ class Rounds:
             lose(connection)
             connection.execute(
                 sa.update(tasks)
-                .where(*_task(charge_id, number))
+                .where(*of_task(charge_id, number))
                 .values(done=0, score=None, result=None, attempts=0, leased_until=0.0)
             )
 
@@ -383,7 +306,7 @@ class Rounds:
             charge_id: The round's charge.
         """
         with self._ledger.log.storage.read() as connection:
-            return self._open_tasks(connection, charge_id)
+            return count_open(connection, charge_id)
 
     def results(self, charge_id: str) -> tuple[TaskResult, ...]:
         """Return every task's result, once all are there.
@@ -395,15 +318,15 @@ class Rounds:
             RoundNotFinishedError: Some are missing: there is no early look.
         """
         with self._ledger.log.storage.read() as connection:
-            if self._find(connection, charge_id) is None:
+            if find_round(connection, charge_id) is None:
                 raise UnknownChargeError(f"charge {charge_id} has no round.")
-            if self._open_tasks(connection, charge_id):
+            if count_open(connection, charge_id):
                 raise RoundNotFinishedError(
                     f"the round of charge {charge_id} is not finished: "
                     "its results can be read when every task has one."
                 )
             rows = connection.execute(
-                sa.select(tasks).where(*_round(charge_id)).order_by(tasks.c.number)
+                sa.select(tasks).where(*of_round(charge_id)).order_by(tasks.c.number)
             ).all()
         return tuple(
             TaskResult(
@@ -412,18 +335,11 @@ class Rounds:
             for row in rows
         )
 
-    def _find(self, connection: Connection, charge_id: str) -> OpenRound | None:
-        budget, charge = Ledger.parse(charge_id)
-        row = connection.execute(
-            sa.select(rounds).where(rounds.c.budget == budget, rounds.c.charge == charge)
-        ).one_or_none()
-        return None if row is None else OpenRound(charge_id, row.tasks, bytes.fromhex(row.secret))
-
     def _forget_deaths(self, connection: Connection, charge_id: str) -> None:
         connection.execute(
             sa.update(tasks)
             .where(
-                *_round(charge_id),
+                *of_round(charge_id),
                 tasks.c.done == 0,
                 tasks.c.leased_until <= self._now(connection),
             )
@@ -431,43 +347,7 @@ class Rounds:
         )
 
     def _lock(self, connection: Connection, charge_id: str) -> OpenRound:
-        """Lock the round's row."""
-        budget, charge = Ledger.parse(charge_id)
-        query = sa.select(rounds).where(rounds.c.budget == budget, rounds.c.charge == charge)
-        row = self._ledger.log.storage.lock(connection, query, {})
-        if row is None:
-            raise UnknownChargeError(f"charge {charge_id} has no round.")
-        return OpenRound(charge_id, row.tasks, bytes.fromhex(row.secret))
-
-    @staticmethod
-    def _open_tasks(connection: Connection, charge_id: str) -> int:
-        query = sa.select(sa.func.count()).select_from(tasks)
-        return int(
-            connection.execute(query.where(*_round(charge_id), tasks.c.done == 0)).scalar_one()
-        )
-
-    def _first_free(
-        self, connection: Connection, charge_id: str, now: float, most: int
-    ) -> list[Row[Any]]:
-        """Return the first open tasks that nobody works on: few rows, however many there are."""
-        query = sa.select(tasks).where(
-            *_round(charge_id), tasks.c.done == 0, tasks.c.leased_until <= now
-        )
-        return list(connection.execute(query.order_by(tasks.c.number).limit(most)))
-
-    def _at_work(
-        self, connection: Connection, charge_id: str, worker: str, now: float
-    ) -> tuple[int, int]:
-        """Return how many open tasks are free, and how many other workers hold one."""
-        mine, free = _round(charge_id), tasks.c.leased_until <= now
-        count = sa.select(sa.func.count()).select_from(tasks)
-        others = sa.select(sa.func.count(sa.distinct(tasks.c.worker)))
-        held = others.where(*mine, tasks.c.done == 0, sa.not_(free), tasks.c.worker != worker)
-        query = count.where(*mine, tasks.c.done == 0, free)
-        return (
-            int(connection.execute(query).scalar_one()),
-            int(connection.execute(held).scalar_one()),
-        )
+        return lock_round(self._ledger.log.storage, connection, charge_id)
 
     def _overdue(
         self, connection: Connection, charge_id: str, most: int
@@ -477,7 +357,7 @@ class Rounds:
         However the storage's clock was set, whoever waits measures that by a clock of its own.
         """
         asked = sa.select(tasks.c.number, tasks.c.attempts, tasks.c.leased_until)
-        query = asked.where(*_round(charge_id), tasks.c.done == 0).order_by(tasks.c.number)
+        query = asked.where(*of_round(charge_id), tasks.c.done == 0).order_by(tasks.c.number)
         rows = connection.execute(query).all()
         now = time.monotonic()
         keys = [(charge_id, row.number, row.leased_until) for row in rows]
@@ -497,60 +377,3 @@ class Rounds:
 def _check_count(count: int) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 1_000_000:
         raise InvalidInputError("count", "sealed", "must be a whole number from 0 to 1000000")
-
-
-def _round(charge_id: str) -> tuple[sa.ColumnElement[bool], ...]:
-    budget, charge = Ledger.parse(charge_id)
-    return tasks.c.budget == budget, tasks.c.charge == charge
-
-
-def _task(charge_id: str, number: int) -> tuple[sa.ColumnElement[bool], ...]:
-    return *_round(charge_id), tasks.c.number == number
-
-
-def forget_secret(connection: Connection, charge_id: str) -> None:
-    """Forget what a round's seeds derive from: with it, noise could be drawn again and subtracted."""
-    budget, charge = Ledger.parse(charge_id)
-    connection.execute(
-        sa.update(rounds)
-        .where(rounds.c.budget == budget, rounds.c.charge == charge)
-        .values(secret="")
-    )
-
-
-def _insert(connection: Connection, charge_id: str, count: int, secret: bytes | None) -> OpenRound:
-    budget, charge = Ledger.parse(charge_id)
-    opened = OpenRound(charge_id, count, secrets.token_bytes(32) if secret is None else secret)
-    connection.execute(
-        sa.insert(rounds).values(
-            budget=budget, charge=charge, tasks=count, secret=opened.secret.hex()
-        )
-    )
-    rows = [
-        {
-            "budget": budget,
-            "charge": charge,
-            "number": number,
-            "attempts": 0,
-            "worker": "",
-            "leased_until": 0.0,
-            "done": 0,
-        }
-        for number in range(count)
-    ]
-    if rows:
-        connection.execute(sa.insert(tasks), rows)
-    return opened
-
-
-def _finish(
-    connection: Connection, charge_id: str, number: int, score: float, result: Mapping[str, Any]
-) -> bool:
-    # −∞ has no portable literal in a column: it is stored as NULL.
-    stored = None if math.isnan(score) or score == -math.inf else score
-    moved = connection.execute(
-        sa.update(tasks)
-        .where(*_task(charge_id, number), tasks.c.done == 0)
-        .values(done=1, score=stored, result=canonical(result))
-    )
-    return moved.rowcount == 1

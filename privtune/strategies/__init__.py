@@ -11,6 +11,7 @@ from privtune.strategies._base import (
     TrialResult,
 )
 from privtune.strategies.arms import plan_arm
+from privtune.strategies.context import PlanningContext
 from privtune.strategies.dp_hyper import DPHyper
 from privtune.strategies.everything import Everything, selection_instead
 from privtune.strategies.in_run import Fixed, InRun
@@ -18,7 +19,7 @@ from privtune.strategies.linear_scaling import LinearScaling
 from privtune.strategies.liu_talwar import LiuTalwar
 from privtune.strategies.needs import Needs
 from privtune.strategies.non_private import NonPrivateError, NonPrivateGrid
-from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
+from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
 from privtune.strategies.registry import STRATEGIES, EntryPointError, make_strategy, registered
 from privtune.strategies.release import Cost, Release
 from privtune.strategies.scoring import (

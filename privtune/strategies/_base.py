@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from privtune.spaces import SearchSpace
+    from privtune.strategies.context import PlanningContext
     from privtune.strategies.needs import Needs
-    from privtune.strategies.plan import Plan, PlanningContext, TrainingPlan
+    from privtune.strategies.plan import Plan, TrainingPlan
     from privtune.training.mechanism.streams import Streams
 
 __all__ = ["PRUNED", "Outcome", "Round", "Strategy", "StrategyError", "TrialResult", "best_of"]

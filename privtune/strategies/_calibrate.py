@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from privtune.accounting import Event, Parallel, calibrate
-from privtune.strategies.plan import PlanningContext
+from privtune.strategies.context import PlanningContext
 from privtune.strategies.scoring import ScorePlan
 
 __all__ = ["both", "factor_for", "score_for"]

@@ -13,7 +13,8 @@ from privtune.strategies.needs import Needs
 
 if TYPE_CHECKING:
     from privtune.strategies._base import Strategy
-    from privtune.strategies.plan import Plan, PlanningContext
+    from privtune.strategies.context import PlanningContext
+    from privtune.strategies.plan import Plan
 
 __all__ = [
     "check_given",

@@ -12,7 +12,8 @@ from privtune.strategies._check_needs import check_needs, needs_of
 
 if TYPE_CHECKING:
     from privtune.strategies._base import Strategy
-    from privtune.strategies.plan import Plan, PlanningContext
+    from privtune.strategies.context import PlanningContext
+    from privtune.strategies.plan import Plan
     from privtune.strategies.scoring import ScorePlan
 
 __all__ = ["plan_arm"]

@@ -25,9 +25,10 @@ from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round, StrategyError, TrialResult, best_of
 from privtune.strategies._calibrate import both, factor_for, score_for
+from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import scaled
 from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan, PlanningContext, SearchPlan
+from privtune.strategies.plan import Plan, SearchPlan
 from privtune.strategies.searching import Drawing
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from privtune.accounting import Event, WorstOf
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import StrategyError
+from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import method_class
-from privtune.strategies.plan import PlanningContext, SearchPlan, TrainingPlan
+from privtune.strategies.plan import SearchPlan, TrainingPlan
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods._base import scale_noise_of
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round
+from privtune.strategies.context import PlanningContext
 from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan, PlanningContext, TrainingPlan
+from privtune.strategies.plan import Plan, TrainingPlan
 from privtune.training.methods import METHODS
 from privtune.training.methods._rate_schedule import SEARCHED, check_given
 

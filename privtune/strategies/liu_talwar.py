@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 from privtune.accounting import Event, RunLaw, ThresholdSelection
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round
+from privtune.strategies.context import PlanningContext
 from privtune.strategies.laws import MeanRuns, law_of_runs, unused_price
-from privtune.strategies.plan import Plan, PlanningContext
+from privtune.strategies.plan import Plan
 from privtune.strategies.selection import Selection
 
 __all__ = ["LiuTalwar"]

@@ -9,10 +9,11 @@ from typing import ClassVar
 from privtune.accounting import NonPrivate
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
+from privtune.strategies.context import PlanningContext
 from privtune.strategies.everything import grid_of
 from privtune.strategies.in_run import method_class
 from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
+from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
 from privtune.strategies.searching import Searching
 from privtune.training.methods._base import scale_noise_of
 

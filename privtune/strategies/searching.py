@@ -9,9 +9,10 @@ from typing import Any
 from privtune.accounting import Event
 from privtune.errors import InvalidInputError
 from privtune.strategies._check_needs import require_independent
+from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import CHANGING, search_event, search_plan
 from privtune.strategies.in_run import method_class, require_parameters
-from privtune.strategies.plan import PlanningContext, SearchPlan
+from privtune.strategies.plan import SearchPlan
 from privtune.training.methods._rate_schedule import SEARCHED, check_searched
 
 __all__ = ["Drawing", "IndependentDrawing", "Searching"]

@@ -17,10 +17,11 @@ from privtune.accounting import (
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
+from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import scaled
 from privtune.strategies.laws import NOTHING, OptionsOfLaw, choose_law, largest_mean
 from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan, PlanningContext, SearchPlan
+from privtune.strategies.plan import Plan, SearchPlan
 from privtune.strategies.scoring import ScorePlan
 from privtune.strategies.searching import IndependentDrawing
 

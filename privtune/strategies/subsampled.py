@@ -12,10 +12,11 @@ from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
 from privtune.strategies._calibrate import both, factor_for, score_for
 from privtune.strategies._check_needs import check_given
+from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import scaled, search_event
 from privtune.strategies.laws import NOTHING, OptionsOfLaw
 from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan, PlanningContext, SearchPlan, TrainingPlan
+from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
 from privtune.strategies.searching import IndependentDrawing
 from privtune.training.methods import METHODS
 

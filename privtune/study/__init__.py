@@ -44,47 +44,4 @@ __all__ = [
     "study_names",
 ]
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "privtune.study._store": (
-            "StudyExistsError",
-            "StudyNotFoundError",
-        ),
-        "privtune.study._study": (
-            "SealedTrialsError",
-            "Study",
-            "delete_study",
-            "study_names",
-        ),
-        "privtune.study.lifecycle": (
-            "StudyBusyError",
-            "StudyFinishedError",
-        ),
-        "privtune.study.objective": ("StudyInterruptedError",),
-        "privtune.study.observer": (
-            "ArmStatus",
-            "NullObserver",
-            "Observer",
-        ),
-        "privtune.study.planning": (
-            "StudyPlan",
-            "plan_study",
-        ),
-        "privtune.study.seal": ("SealedError",),
-        "privtune.study.spec": (
-            "ArmSpec",
-            "BudgetSpec",
-            "SpecError",
-            "StudySpec",
-        ),
-        "privtune.study.trial": (
-            "SealedTrialError",
-            "Trial",
-        ),
-        "privtune.study.user_training": (
-            "DPSGD",
-            "Validation",
-        ),
-    },
-)
+__getattr__ = lazily(__name__, __file__)

@@ -8,7 +8,8 @@ from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
 from privtune.ledger.storage import artifact_root
 from privtune.names import check_name
-from privtune.study._store import StudyRow, StudyStore
+from privtune.study._rows import StudyRow
+from privtune.study._store import StudyStore
 from privtune.study.lifecycle import new_arm
 from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec

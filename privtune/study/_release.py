@@ -13,7 +13,7 @@ from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResu
 from privtune.training.mechanism.metrics import label
 
 if TYPE_CHECKING:
-    from privtune.study._store import Results
+    from privtune.study._results import Results
     from privtune.tasks import Task, TaskData
     from privtune.training.mechanism.scoring import Measured
     from privtune.training.mechanism.streams import Streams

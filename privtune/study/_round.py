@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from privtune.ledger import Lease, Ledger, Rounds
     from privtune.spaces import SearchSpace
+    from privtune.study._results import Results
     from privtune.study._shown import ShownTrials
-    from privtune.study._store import Results
     from privtune.study._trials import StudyTrials
     from privtune.tasks import Task, TaskData
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
-    from privtune.study._store import Results
+    from privtune.study._results import Results
 
 Kept = dict[str, tuple[Any, "BaseDistribution"]]
 

@@ -21,7 +21,7 @@ from privtune.study._shown import INDEX, ShownTrials
 if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.strategies import TrialResult
-    from privtune.study._store import Results
+    from privtune.study._results import Results
 
 __all__ = ["StudyTrials", "all_params"]
 

@@ -35,10 +35,11 @@ from privtune.ledger import (
 )
 from privtune.ledger.admission import DRIFT
 from privtune.ledger.chain import Kind
-from privtune.ledger.rounds import forget_secret
+from privtune.ledger.round_rows import forget_secret
 from privtune.strategies import Outcome, Plan, Release
 from privtune.study._release import MODEL, load_release, make_release
-from privtune.study._store import Arm, Results, StudyStore, write_file
+from privtune.study._results import Results, write_file
+from privtune.study._store import Arm, StudyStore
 from privtune.study._trials import StudyTrials
 from privtune.study.failures import stopping
 from privtune.study.seal import sealed

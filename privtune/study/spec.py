@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,13 +21,14 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from privtune.accounting import Adjacency
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.ledger import RECORD, Budget, check_unit
 from privtune.names import check_name
 from privtune.spaces import SearchSpace
 from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy
 from privtune.study._objects import check_address
+from privtune.study._spec_words import checked, sentence
 from privtune.tasks import Task, get_task
 from privtune.training.engine.compute import Compute, check_device, require_compiler
 from privtune.training.mechanism.noise_options import NoiseOptions
@@ -41,12 +42,7 @@ _STORED = {"stored": True}
 
 def _named(value: str, info: ValidationInfo) -> str:
     """Hold the names of a new spec to the rule; those of a stored one are as they are."""
-    if info.context == _STORED:
-        return value
-    try:
-        return check_name(value)
-    except InvalidInputError as error:
-        raise ValueError(f"{error.allowed}, not {value!r}") from None
+    return value if info.context == _STORED else checked(check_name, value)
 
 
 _Name = Annotated[str, AfterValidator(_named)]
@@ -82,10 +78,7 @@ class BudgetSpec(BaseModel):
     @field_validator("unit")
     @classmethod
     def _enforced(cls, unit: str) -> str:
-        try:
-            return check_unit(unit)
-        except InvalidInputError as error:
-            raise ValueError(f"{error.allowed}, not {unit!r}. {error.remedy[:-1]}") from None
+        return checked(check_unit, unit)
 
     def to_budget(self) -> Budget:
         """Return the ledger's budget."""
@@ -200,10 +193,7 @@ class StudySpec(BaseModel):
     @field_validator("device")
     @classmethod
     def _device(cls, device: str) -> str:
-        try:
-            return check_device(device, here=False)
-        except InvalidInputError as error:
-            raise ValueError(f"{error.allowed}, not {device!r}") from None
+        return checked(partial(check_device, here=False), device)
 
     @field_validator("noise")
     @classmethod
@@ -216,11 +206,7 @@ class StudySpec(BaseModel):
     def _artifacts(cls, url: str | None, info: ValidationInfo) -> str | None:
         if url is None or info.context == _STORED:
             return url  # another machine may lack what opens it, and need not open it
-        try:
-            return check_address(url)
-        except InvalidInputError as error:
-            remedy = f". {error.remedy[:-1]}" if error.remedy else ""
-            raise ValueError(f"{error.allowed}, not {error.value!r}{remedy}") from None
+        return checked(check_address, url)
 
     @field_validator("executor")
     @classmethod
@@ -276,7 +262,7 @@ class StudySpec(BaseModel):
         try:
             return cls.model_validate(data, context=_STORED if stored else None)
         except ValidationError as error:
-            raise SpecError(f"Study spec, {_sentence(error.errors(), data)}.") from error
+            raise SpecError(f"Study spec, {sentence(error, data, _fields)}.") from error
 
     @classmethod
     def from_file(cls, path: Path) -> StudySpec:
@@ -383,73 +369,6 @@ class StudySpec(BaseModel):
         )
 
 
-_IN_WORDS: Mapping[str, str] = {
-    "missing": "is missing",
-    "tuple_type": "must be a list",
-    "dict_type": "must be a mapping of names to values",
-    "mapping_type": "must be a mapping of names to values",
-    "model_type": "must be a mapping of names to values",
-    "string_type": "must be text",
-    "invalid_key": "must be text",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "finite_number": "must be a finite number",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be below {lt}",
-    "literal_error": "must be {expected}",
-    "enum": "must be {expected}",
-    "value_error": "{error}",
-}
-"""Pydantic's kinds of errors, in the words of a spec."""
-
-
-def _sentence(errors: Sequence[ErrorDetails], data: object) -> str:
-    """Return what is wrong with the first field that is wrong; of a choice, all that is allowed."""
-    first, *others = errors
-    path = _path(first, data)
-    where = ".".join(map(str, path)) or "the spec"
-    allowed, but, given = _in_words(first).partition(", not ")
-    for other in others:
-        words = _in_words(other).partition(", not ")[0].removeprefix("must be ")
-        # Of a choice, each part has its say, below the same path.
-        part = path == _path(other, data) and path not in (first["loc"], other["loc"])
-        if part and words not in allowed:
-            allowed += f" or {words}"
-    return f"{where}: {allowed}{but}{given}".rstrip(".")
-
-
-def _path(error: ErrorDetails, data: object) -> tuple[int | str, ...]:
-    """Return where an error is, without Pydantic's names for the parts of a choice or of a key."""
-    path: list[int | str] = []
-    for part in error["loc"]:
-        if isinstance(data, Mapping) and (part in data or error["type"] == "missing"):
-            data = data.get(part)
-        elif isinstance(data, list | tuple) and isinstance(part, int):
-            data = data[part]
-        else:
-            break
-        path.append(part)
-    return tuple(path)
-
-
-def _in_words(error: ErrorDetails) -> str:
-    """Return what is wrong with a field, what is allowed, and what was given."""
-    if error["type"] == "extra_forbidden":
-        model = BudgetSpec if error["loc"][0] == "budget" else StudySpec
-        name = str(error["loc"][-1])
-        if close := difflib.get_close_matches(name, model.model_fields, n=1):
-            return f"is not a field of it; {close[0]} is"
-        return f"is not a field of it; these are: {', '.join(model.model_fields)}"
-    words = _IN_WORDS.get(error["type"])
-    if words is None:
-        return error["msg"]
-    said = words.format(**error.get("ctx", {}))
-    given = error["input"]
-    shown = isinstance(given, str | int | float) and error["type"] != "value_error"
-    return f"{said}, not {given!r}" if shown else said
+def _fields(error: ErrorDetails) -> Collection[str]:
+    """Return the fields that there are, where one that is not one was given."""
+    return (BudgetSpec if error["loc"][0] == "budget" else StudySpec).model_fields

@@ -14,7 +14,7 @@ from privtune.errors import PrivTuneError
 if TYPE_CHECKING:
     import torch
 
-    from privtune.study._store import Results
+    from privtune.study._results import Results
     from privtune.training.mechanism.data import Data, TensorData
 
 __all__ = ["Split", "SplitError"]

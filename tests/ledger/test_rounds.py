@@ -22,7 +22,7 @@ from privtune.ledger import (
     UnknownChargeError,
 )
 from privtune.ledger.history import History
-from privtune.ledger.rounds import OpenRound
+from privtune.ledger.round_values import OpenRound
 
 pytestmark = pytest.mark.quick
 

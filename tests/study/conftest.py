@@ -7,7 +7,9 @@ import pytest
 
 from privtune.ledger import Ledger
 from privtune.study import StudySpec
-from privtune.study._store import Results, StudyRow, StudyStore
+from privtune.study._results import Results
+from privtune.study._rows import StudyRow
+from privtune.study._store import StudyStore
 
 
 def toy_spec(**changes: object) -> StudySpec:

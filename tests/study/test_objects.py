@@ -15,7 +15,9 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger, Rounds
 from privtune.study import Study
 from privtune.study._objects import DamagedResultError, ObjectStore, check_address
-from privtune.study._store import Results, StudyRow, StudyStore
+from privtune.study._results import Results
+from privtune.study._rows import StudyRow
+from privtune.study._store import StudyStore
 from privtune.study.lifecycle import Life
 from privtune.study.spec import SpecError
 from tests.study.conftest import toy_spec
@@ -45,7 +47,7 @@ def write(address: str, name: str, content: bytes) -> None:
 
 @pytest.fixture
 def rows(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Results]:
-    monkeypatch.setattr("privtune.study._store._LARGE", 20)
+    monkeypatch.setattr("privtune.study._results._LARGE", 20)
     with Ledger(f"sqlite:///{tmp_path / 'rows.db'}") as ledger:
         row = StudyRow("toy", "uid", {"artifacts": address}, tmp_path / "files")
         StudyStore(ledger.log.storage).create(row, [])
@@ -195,7 +197,7 @@ def test_a_round_whose_objects_are_damaged_is_trained_anew_to_the_same_release(
     expected = Study.create(
         toy_spec(arms=[ARM], seed=4), f"sqlite:///{tmp_path / 'whole.db'}"
     ).run()
-    monkeypatch.setattr("privtune.study._store._LARGE", 100)
+    monkeypatch.setattr("privtune.study._results._LARGE", 100)
     url = f"sqlite:///{tmp_path / 'p.db'}"
     study = Study.create(toy_spec(arms=[ARM], seed=4, artifacts=address), url)
     assert json.loads(json.dumps(study.spec.model_dump(mode="json")))["artifacts"] == address
@@ -231,7 +233,7 @@ def test_a_round_whose_objects_are_damaged_is_trained_anew_to_the_same_release(
 def test_a_store_that_always_loses_is_said_and_nothing_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privtune.study._store._LARGE", 100)
+    monkeypatch.setattr("privtune.study._results._LARGE", 100)
     address = f"memory://{uuid.uuid4().hex}"
     url = f"sqlite:///{tmp_path / 'p.db'}"
     study = Study.create(toy_spec(arms=[ARM], seed=4, artifacts=address), url)

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 import torch
 
-from privtune.study._store import Results
+from privtune.study._results import Results
 from privtune.study.split import Split, SplitError
 from privtune.training.mechanism.data import TensorData
 

@@ -1,0 +1,137 @@
+"""What strategies may look at when they plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from privtune.accounting import (
+    Adjacency,
+)
+from privtune.errors import InvalidInputError
+from privtune.spaces import SearchSpace
+from privtune.strategies.scoring import Reporting, ScorePlan, Scoring
+from privtune.tasks import Task
+from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.schedule import Schedule
+
+__all__ = ["PlanningContext"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningContext:
+    """What a strategy may look at when it plans: public facts only.
+
+    Args:
+        task: The task, of which only the public facts are read.
+        schedule: Records, rate and steps of one training.
+        space: Distributions of the hyperparameters.
+        delta: The budget's δ, in (0, 1).
+        adjacency: The budget's neighbouring relation.
+        scoring: How trials are scored.
+        report: How released models are scored on the test split; None for no more than a public
+            one gives by itself.
+        define_by_run: Whether the space is defined by the user's own training loop.
+        noise: Where the noise of trainings comes from, and how it is treated.
+
+    Example:
+        >>> context = study.spec.planning_context()
+
+        >>> context.schedule.records, context.delta, list(context.space)
+        (90, 1e-05, ['learning_rate'])
+        >>> round(context.plan_score(epsilon=1.0).noise_multiplier, 2)
+        3.73
+    """
+
+    task: Task
+    schedule: Schedule
+    space: SearchSpace
+    delta: float
+    adjacency: Adjacency
+    scoring: Scoring = field(default_factory=Scoring)
+    report: Reporting | None = None
+    define_by_run: bool = False
+    noise: NoiseOptions = field(default_factory=NoiseOptions)
+
+    def plan_score(self, epsilon: float) -> ScorePlan:
+        """Plan one score at ``epsilon``, exact on a validation split that is public.
+
+        Args:
+            epsilon: What one score may cost, above 0; unused where the split is public.
+
+        Returns:
+            The plan of a score.
+
+        Raises:
+            InvalidInputError: If a record that is replaced could leave the training records and
+                join the validation records: two charges of which one is counted.
+        """
+        task = self.task
+        self._check_moves(public=task.public_validation)
+        return self._score(public=task.public_validation, epsilon=epsilon)
+
+    def plan_report(self, epsilon: float) -> ScorePlan | None:
+        """Plan the final score of an arm on the test split; None if none is asked for.
+
+        Args:
+            epsilon: What the arm costs.
+
+        Returns:
+            The plan of the score, or None.
+
+        Raises:
+            InvalidInputError: As :meth:`plan_score`.
+
+        Example:
+            >>> study.spec.planning_context().plan_report(2.0) is None  # the spec asks for none
+            True
+        """
+        task, report = self.task, self.report
+        if report is None:
+            return None
+        self._check_moves(public=task.public_test)
+        report.check(classes=task.classes, target_range=task.target_range)
+        return report.plan(
+            records=task.test_records,
+            public=task.public_test or not math.isfinite(epsilon),
+            epsilon=epsilon * report.epsilon_share,
+            delta=self.delta,
+            adjacency=self.adjacency,
+            target_range=task.target_range,
+        )
+
+    def _check_moves(self, *, public: bool) -> None:
+        task = self.task
+        moves = task.partition == "content" and self.adjacency is Adjacency.REPLACE_ONE
+        if moves and not public:
+            raise InvalidInputError(
+                "budget.adjacency",
+                str(self.adjacency),
+                f"does not go with noised scores on task {task.name!r}: its splits follow the content "
+                "of records, so one that is replaced may change its split and meet both charges",
+                "Use add-remove, or a table whose records have an id.",
+            )
+
+    def exact_score(self) -> ScorePlan:
+        """Plan one score without noise, for an arm without any guarantee.
+
+        Returns:
+            The plan of a score.
+
+        Example:
+            >>> study.spec.planning_context().exact_score().standard_deviation
+            0.0
+        """
+        return self._score(public=True, epsilon=math.inf)
+
+    def _score(self, *, public: bool, epsilon: float) -> ScorePlan:
+        task = self.task
+        self.scoring.check(classes=task.classes, target_range=task.target_range)
+        return self.scoring.plan(
+            records=task.validation_records,
+            public=public,
+            epsilon=epsilon,
+            delta=self.delta,
+            adjacency=self.adjacency,
+            target_range=task.target_range,
+        )

@@ -1,0 +1,206 @@
+"""The results of a study: what its trainings produced, in rows, objects and files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from privtune.errors import PrivTuneError
+from privtune.files import open_private, private_folder
+from privtune.ledger.schema import blobs
+from privtune.ledger.storage import Storage
+from privtune.study._objects import DamagedResultError, ObjectStore
+from privtune.study._rows import StudyRow, insert_new
+
+__all__ = ["Results", "Staged", "write_file"]
+
+_LARGE = 2**24
+"""Bytes above which a result is a file in the study's folder, and its row says so."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A result on its way into its row: in the row itself, in an object, or for a file."""
+
+    content: bytes
+    place: str | None
+    large: bool
+
+
+class Results:
+    """What a study's trainings produced, by the path that it has, or would have, in its folder.
+
+    Small results are in the database, so that whoever reaches that reaches them; large ones in the
+    study's object store if it has one, else in its folder, whose place is in the database. The first
+    result of a name stays.
+
+    Args:
+        storage: The ledger's.
+        row: The study.
+        within: A folder of it, for names that are given without.
+    """
+
+    def __init__(self, storage: Storage, row: StudyRow, within: str = "") -> None:
+        self._storage, self._row, self._within = storage, row, within
+        address = row.spec.get("artifacts")
+        self._objects = None if address is None else ObjectStore(address, row.uid)
+
+    def within(self, folder: str) -> Results:
+        """Return the results in a folder of the study."""
+        return Results(self._storage, self._row, f"{folder}/")
+
+    @property
+    def folder(self) -> Path:
+        """Where files of these results are, if there are any."""
+        return self._row.folder / self._within
+
+    def check(self) -> None:
+        """Try the object store, if there is one.
+
+        Raises:
+            PrivTuneError: If it cannot be written, read and cleared from here.
+        """
+        if self._objects is not None:
+            self._objects.check()
+
+    def put(
+        self,
+        name: str,
+        content: bytes,
+        connection: Connection | None = None,
+        *,
+        replace: bool = False,
+    ) -> None:
+        """Store a result, unless there is one of this name that is not to be replaced."""
+        staged = self.stage(name, content)
+        if connection is not None:
+            self.insert(name, staged, connection, replace=replace)
+            return
+        with self._storage.write() as own:
+            self.insert(name, staged, own, replace=replace)
+
+    def stage(self, name: str, content: bytes) -> Staged:
+        """Bring a large result to its object, so that no transaction waits for that."""
+        large = len(content) > _LARGE
+        if not large or self._objects is None:
+            return Staged(content, None, large)
+        folder = self._object_folder
+        return Staged(
+            b"", self._objects.put(content, identity=self._within + name, folder=folder), large
+        )
+
+    def insert(
+        self, name: str, staged: Staged, connection: Connection, *, replace: bool = False
+    ) -> None:
+        """Store what was staged; what it takes the place of, or what came second, is deleted."""
+        row = {"study": self._row.name, "name": self._within + name}
+        values = {"data": None if staged.large else staged.content, "place": staged.place}
+        stored = insert_new(connection, blobs, {**row, **values})
+        if replace and not stored:
+            before = sa.select(blobs.c.place).where(*self._mine(name))
+            old = connection.execute(before).scalar_one()
+            connection.execute(sa.update(blobs).where(*self._mine(name)).values(values))
+            self._drop(old)
+            stored = True
+        if not stored:
+            self._drop(staged.place)
+        elif staged.large and staged.place is None:
+            write_file(self.folder / name, staged.content)
+
+    def discard(self, name: str, staged: Staged) -> None:
+        """Delete what was staged and came second; not what came first after all, and was asked twice."""
+        place = sa.select(blobs.c.place).where(*self._mine(name))
+        with self._storage.read() as connection:
+            stands = connection.execute(place).scalar_one_or_none()
+        if staged.place != stands:
+            self._drop(staged.place)
+
+    def _drop(self, place: str | None) -> None:
+        if place is not None and self._objects is not None:
+            self._objects.remove(place)
+
+    def get(self, name: str) -> bytes | None:
+        """Return a result, ``None`` if there is none.
+
+        Raises:
+            DamagedResultError: If its object is not what was stored.
+            PrivTuneError: If it is a large one, and its file or object is not to be reached from here.
+        """
+        query = sa.select(blobs.c.data, blobs.c.place).where(*self._mine(name))
+        with self._storage.read() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            return None
+        if row.data is not None:
+            return bytes(row.data)
+        if row.place is not None and self._objects is not None:
+            return self._objects.get(row.place, identity=self._within + name)
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            raise PrivTuneError(
+                f"A model of study {self._row.name!r} is too large for the database, and it is not in "
+                f"{self.folder}. Work where that folder is, or say where its files are: "
+                "PRIVTUNE_ARTIFACTS=FOLDER."
+            ) from None
+
+    def find(self, name: str) -> bytes | None:
+        """Return a result, ``None`` if there is none, or if its object was lost: then there is none."""
+        try:
+            return self.get(name)
+        except DamagedResultError:
+            with self._storage.write() as connection:
+                self.lose(name, connection)
+            return None
+
+    def lose(self, name: str, connection: Connection) -> None:
+        """Forget a result whose object turned out to be damaged."""
+        place = sa.select(blobs.c.place).where(*self._mine(name))
+        self._drop(connection.execute(place).scalar_one_or_none())
+        connection.execute(sa.delete(blobs).where(*self._mine(name)))
+
+    def adopt(self, pattern: str) -> None:
+        """Store what versions before kept in files beside the rows, as results of their names."""
+        for path in self.folder.glob(pattern):
+            self.put(path.name, path.read_bytes())
+            path.unlink()
+
+    def names(self) -> list[str]:
+        """Return the names of the results in this folder, in order."""
+        with self._storage.read() as connection:
+            found = connection.scalars(sa.select(blobs.c.name).where(*self._all()))
+            return sorted(name.removeprefix(self._within) for name in found)
+
+    def forget(self, connection: Connection) -> None:
+        """Delete the results in this folder, and the folder: whole, a worker may have left a part."""
+        connection.execute(sa.delete(blobs).where(*self._all()))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._objects is not None:
+            self._objects.remove_all(self._object_folder)
+
+    @property
+    def _object_folder(self) -> str:
+        """A folder of objects for each of results; a store need not know the names of arms."""
+        return hashlib.sha256(self._within.encode()).hexdigest()[:16]
+
+    def _mine(self, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return blobs.c.study == self._row.name, blobs.c.name == self._within + name
+
+    def _all(self) -> tuple[sa.ColumnElement[bool], ...]:
+        start = sa.func.substr(blobs.c.name, 1, len(self._within))
+        return blobs.c.study == self._row.name, start == self._within
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, and for its owner alone."""
+    private_folder(path.parent)
+    partial = path.with_suffix(f".partial-{os.getpid()}")
+    with open_private(partial, "wb", None) as file:
+        file.write(content)
+    partial.replace(path)

@@ -1,0 +1,45 @@
+"""The row of a study; one insertion for every table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+__all__ = ["StudyRow", "insert_new"]
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """A study as it was created.
+
+    Args:
+        name: Its name.
+        uid: Tells it from another of the same name, before or after it.
+        spec: Its spec, JSON-ready.
+        root: Absolute folder of files; the study's own is below it.
+    """
+
+    name: str
+    uid: str
+    spec: Mapping[str, Any]
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        """The study's own folder."""
+        return Path(os.environ.get("PRIVTUNE_ARTIFACTS") or self.root).absolute() / self.name
+
+
+def insert_new(connection: Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:
+    """Insert a row unless there is one of this key; return whether it was inserted."""
+    insert: Any = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    statement = insert(table).values(row).on_conflict_do_nothing()
+    done = connection.execute(statement, execution_options={"preserve_rowcount": True})
+    return done.rowcount == 1
