@@ -11,6 +11,7 @@ from privtune.accounting.accountant import (
     group_privacy,
     lower_bound,
 )
+from privtune.accounting.algebra import Adjacency, Event
 from privtune.accounting.calibration import (
     Calibration,
     CalibrationError,
@@ -19,25 +20,19 @@ from privtune.accounting.calibration import (
     scale_noise,
     share_budget,
 )
+from privtune.accounting.choices import PrivateSelection, SubsampledTuning, ThresholdSelection
 from privtune.accounting.events import (
     ZCDP,
-    Adjacency,
     ApproximateDP,
     Composed,
-    Event,
     Gaussian,
     Joint,
     Laplace,
     NonPrivate,
     Parallel,
     PoissonSampled,
-    PrivateSelection,
     Repeated,
-    SubsampledTuning,
-    ThresholdSelection,
     WorstOf,
-    event_from_dict,
-    event_from_json,
 )
 from privtune.accounting.explain import Explanation, explain
 from privtune.accounting.hyfreedp import (
@@ -46,6 +41,7 @@ from privtune.accounting.hyfreedp import (
     hyfreedp_loss_steps,
     hyfreedp_noise,
 )
+from privtune.accounting.reading import event_from_dict, event_from_json
 from privtune.accounting.runs import (
     Binomial,
     Geometric,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from privtune.accounting._checks import check_delta, check_epsilon
+from privtune.accounting.algebra import Adjacency, Event, flatten
 from privtune.accounting.bounds import Bounds, add_basic, add_numerical, choice_of
 from privtune.accounting.curves import rdp_delta, rdp_epsilon
-from privtune.accounting.events import Adjacency, Event, flatten
 from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from privtune.accounting.instances import instance_epsilon
 from privtune.accounting.orders import Instance

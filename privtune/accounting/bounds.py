@@ -7,8 +7,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
 
+from privtune.accounting.algebra import Event, flatten
+from privtune.accounting.choices import PrivateSelection
 from privtune.accounting.curves import rdp_epsilon
-from privtune.accounting.events import Event, PrivateSelection, Repeated, flatten
+from privtune.accounting.events import Repeated
 from privtune.accounting.gaussian import gaussian_mu
 from privtune.accounting.pld import default_step, event_pair, fine_pair, no_pair, tuners
 from privtune.accounting.pmf import GridError

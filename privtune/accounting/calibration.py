@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from privtune.accounting._checks import check_delta, check_number
 from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
+from privtune.accounting.algebra import Adjacency, Event
 from privtune.accounting.bounds import quick_epsilon
-from privtune.accounting.events import Adjacency, Composed, Event
+from privtune.accounting.events import Composed
 from privtune.accounting.registry import scaled
 from privtune.errors import InvalidInputError, PrivTuneError
 

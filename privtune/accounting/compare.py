@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from privtune.accounting.accountant import Guarantee, epsilon, lower_bound
-from privtune.accounting.events import Event, flatten
+from privtune.accounting.algebra import Event, flatten
 from privtune.accounting.registry import UnknownEventError, entry, looks
 from privtune.accounting.runs import RunLaw
 

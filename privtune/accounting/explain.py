@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from privtune.accounting.accountant import epsilon, lower_bound
-from privtune.accounting.events import Adjacency, Composed, Event
+from privtune.accounting.algebra import Adjacency, Event
+from privtune.accounting.events import Composed
 from privtune.accounting.registry import entry, text
 
 __all__ = ["Explanation", "explain"]

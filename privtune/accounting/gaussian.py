@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from scipy import special
 
-from privtune.accounting.events import Event
+from privtune.accounting.algebra import Event
 from privtune.accounting.registry import entry
 
 __all__ = ["gaussian_delta", "gaussian_epsilon", "gaussian_mu"]

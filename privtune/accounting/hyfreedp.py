@@ -15,17 +15,10 @@ from dataclasses import dataclass
 from privtune.accounting._checks import check_integer, check_number
 from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
+from privtune.accounting.algebra import Event
 from privtune.accounting.bounds import quick_epsilon
 from privtune.accounting.calibration import CalibrationError, calibrate, solve_decreasing
-from privtune.accounting.events import (
-    Composed,
-    Event,
-    Gaussian,
-    Joint,
-    Laplace,
-    PoissonSampled,
-    Repeated,
-)
+from privtune.accounting.events import Composed, Gaussian, Joint, Laplace, PoissonSampled, Repeated
 from privtune.errors import InvalidInputError
 
 __all__ = ["HyFreeNoise", "hyfreedp_event", "hyfreedp_loss_steps", "hyfreedp_noise"]

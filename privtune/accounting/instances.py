@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from privtune.accounting.events import Event, flatten
+from privtune.accounting.algebra import Event, flatten
 from privtune.accounting.lower import Outcomes, composition
 from privtune.accounting.registry import entry
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privtune.accounting.curves import rdp_delta
-from privtune.accounting.pmf import LossPmf, from_profile, lattice_cells
+from privtune.accounting.pmf import LossPmf, lattice_cells
+from privtune.accounting.profiles import from_profile
 from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.releases import Direction
 from privtune.accounting.selection import Table, Threshold, Tuner

@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from privtune.accounting._checks import LARGEST
+from privtune.accounting.algebra import Event, flatten
+from privtune.accounting.convolution import compose
 from privtune.accounting.curves import rdp_epsilon
-from privtune.accounting.events import ZCDP, Event, Gaussian, flatten
+from privtune.accounting.events import ZCDP, Gaussian
 from privtune.accounting.pairs import Pair
-from privtune.accounting.pmf import GridError, LossPmf, compose, nothing
+from privtune.accounting.pmf import GridError, LossPmf, nothing
 from privtune.accounting.rdp import composed_curve
 from privtune.accounting.registry import Tuners, entry
 from privtune.accounting.releases import Direction, loss_range

@@ -13,8 +13,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from privtune.accounting.algebra import Adjacency, Event, flatten
 from privtune.accounting.curves import ORDERS
-from privtune.accounting.events import Adjacency, Composed, Event, Repeated, flatten
+from privtune.accounting.events import Composed, Repeated
 from privtune.accounting.moments import sampled_gaussian_curves
 from privtune.accounting.registry import entry, under
 from privtune.errors import PrivTuneError

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from scipy import special
 
-from privtune.accounting.events import Event
+from privtune.accounting.algebra import Event
 from privtune.accounting.registry import entry
 
 __all__ = ["GAUSSIAN_REACH", "LAPLACE_REACH", "mass_beyond_reach"]

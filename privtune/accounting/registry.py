@@ -18,6 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privtune.accounting._checks import LARGEST
+from privtune.accounting.algebra import Adjacency, Event
+from privtune.accounting.choices import PrivateSelection, SubsampledTuning, ThresholdSelection
+from privtune.accounting.convolution import compose
 from privtune.accounting.curves import (
     ORDERS,
     mixture_curve,
@@ -27,20 +30,15 @@ from privtune.accounting.curves import (
 )
 from privtune.accounting.events import (
     ZCDP,
-    Adjacency,
     ApproximateDP,
     Composed,
-    Event,
     Gaussian,
     Joint,
     Laplace,
     NonPrivate,
     Parallel,
     PoissonSampled,
-    PrivateSelection,
     Repeated,
-    SubsampledTuning,
-    ThresholdSelection,
     WorstOf,
 )
 from privtune.accounting.joint import joint_curve, joint_deviation
@@ -68,7 +66,7 @@ from privtune.accounting.pairs import (
     worst_pair,
     zcdp_pair,
 )
-from privtune.accounting.pmf import compose, mixture
+from privtune.accounting.pmf import mixture
 from privtune.accounting.releases import Direction, loss_deviation, sampled_gaussian
 from privtune.accounting.runs import Geometric
 from privtune.accounting.selection import Threshold, Tuner

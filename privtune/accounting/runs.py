@@ -1,25 +1,20 @@
-"""Laws of the secret number of runs K of a private selection.
-
-`φ(x) = E[x^K]` is the probability generating function. The bounds need φ and φ' only, and the
-object that is charged is the object that draws K.
-"""
+"""Laws of the secret number of runs K of a private selection."""
 
 from __future__ import annotations
 
 import math
-import secrets
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy import special
 
 from privtune.accounting._checks import check_integer, check_number
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.accounting.run_law import RunLaw
+from privtune.errors import InvalidInputError
 
 __all__ = [
     "Binomial",
@@ -34,204 +29,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 _MAX_MEAN = 1e6
-_MAX_CAP = 100_000
 _LEAST_LOG_GAMMA = -600.0
-_LEAST_LOG_KEPT = -200.0  # log of the mass that a cap keeps; below this, its few masses are summed
-_MAX_DRAW = 2**25  # a number of runs that nobody can make
-
-
-@dataclass(frozen=True)
-class RunLaw(ABC):
-    """A law of the number of runs, with an optional hard cap (truncated and renormalised).
-
-    Subclasses give the uncapped law; the cap is applied here, once, to everything.
-
-    Example:
-        >>> law = Geometric(mean=10)
-        >>> law.pmf([1, 2]), law.quantile(0.99), law.sample(np.random.default_rng(0))
-        (array([0.1 , 0.09]), 44, 10)
-        >>> float(law.pgf_derivative(1.0)) == law.expected_runs  # φ'(1) = E[K]
-        True
-        >>> round(float(law.pgf(0.5)), 4), round(float(law.pgf_second_derivative(1.0)), 1)  # E[K (K - 1)]
-        (0.0909, 180.0)
-        >>> run_law_from_dict(law.to_dict()) == law
-        True
-    """
-
-    law: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def cap(self) -> int | None:
-        """The hard cap on runs, or None."""
-
-    @abstractmethod
-    def _log_pmf(self, k: Floats) -> Floats:
-        """Return log P(K = k) of the uncapped law for whole k in its support range."""
-
-    @abstractmethod
-    def _pgf(self, x: Floats) -> Floats:
-        """Return φ(x) of the uncapped law."""
-
-    @abstractmethod
-    def _pgf_derivative(self, x: Floats) -> Floats:
-        """Return φ'(x) of the uncapped law."""
-
-    @abstractmethod
-    def _pgf_second(self, x: Floats) -> Floats:
-        """Return φ''(x) of the uncapped law."""
-
-    @abstractmethod
-    def _below(self, x: Floats, most: int, order: int) -> Floats:
-        """Return the share of the order-th derivative of φ at x that comes from K <= most + order.
-
-        For each law here that is a distribution function of its own family: a cap costs no sum.
-        """
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Return the law as JSON-ready data."""
-
-    @property
-    def can_be_zero(self) -> bool:
-        """Whether K = 0 is possible; then a fixed symbol is released."""
-        return False
-
-    def pgf(self, x: ArrayLike) -> Floats:
-        """Return `φ(x) = E[x^K]` for x in [0, 1].
-
-        Args:
-            x: Points in [0, 1], of any shape.
-        """
-        points = np.asarray(x, dtype=np.float64)
-        if self.cap is None:
-            return self._pgf(points)
-        return np.asarray(np.polynomial.polynomial.polyval(points, _capped_pmf(self)))
-
-    def pgf_derivative(self, x: ArrayLike) -> Floats:
-        """Return `φ'(x) = E[K x^(K-1)]` for x in [0, 1]; `φ'(1)` is the expected number of runs.
-
-        Args:
-            x: Points in [0, 1], of any shape.
-        """
-        points = np.asarray(x, dtype=np.float64)
-        if self.cap is None:
-            return self._pgf_derivative(points)
-        return self._capped_derivative(self._pgf_derivative, points, 1)
-
-    def pgf_second_derivative(self, x: ArrayLike) -> Floats:
-        """Return `φ''(x) = E[K (K-1) x^(K-2)]` for x in [0, 1].
-
-        Args:
-            x: Points in [0, 1], of any shape.
-        """
-        points = np.asarray(x, dtype=np.float64)
-        if self.cap is None:
-            return self._pgf_second(points)
-        return self._capped_derivative(self._pgf_second, points, 2)
-
-    def _capped_derivative(
-        self, uncapped: Callable[[Floats], Floats], x: Floats, order: int
-    ) -> Floats:
-        """Return the order-th derivative of φ with the cap, from the one without."""
-        cap = self.cap if self.cap is not None else 0
-        if cap < order:
-            return np.zeros_like(x)
-        if self._log_kept > _LEAST_LOG_KEPT:
-            kept = self._below(x, cap - order, order) * math.exp(-self._log_kept)
-            return np.asarray(uncapped(x) * kept)
-        masses = np.polynomial.polynomial.polyder(_capped_pmf(self), order)
-        return np.asarray(np.polynomial.polynomial.polyval(x, masses))
-
-    def pmf(self, k: ArrayLike) -> Floats:
-        """Return `P(K = k)` for whole numbers k.
-
-        Args:
-            k: Numbers of runs, of any shape.
-        """
-        values = np.asarray(k, dtype=np.float64)
-        lowest = 0.0 if self.can_be_zero else 1.0
-        inside = (values >= lowest) & (values == np.floor(values))
-        if self.cap is not None:
-            inside &= values <= self.cap
-        safe = np.where(inside, values, 1.0)
-        log_pmf = self._log_pmf(safe) - self._log_kept
-        return np.where(inside, np.exp(log_pmf), 0.0)
-
-    @property
-    def _log_kept(self) -> float:
-        """Log of the probability that the uncapped law respects the cap."""
-        return 0.0 if self.cap is None else _log_kept(self)
-
-    @property
-    def expected_runs(self) -> float:
-        """The expectation of K, cap included."""
-        return float(self.pgf_derivative(1.0))
-
-    @property
-    def most(self) -> int | None:
-        """The largest possible number of runs; None if there is no largest."""
-        return self.cap
-
-    @property
-    def zero_probability(self) -> float:
-        """P(K = 0)."""
-        return float(self.pmf(0)) if self.can_be_zero else 0.0
-
-    def quantile(self, p: float) -> int:
-        """Return the smallest k with `P(K <= k) >= p`, for p in [0, 1).
-
-        Args:
-            p: A probability.
-        """
-        level = check_number("p", p, at_least=0.0, below=1.0)
-        return self._invert(level, strict=False)
-
-    def sample(self, rng: np.random.Generator | None = None) -> int:
-        """Draw K.
-
-        Args:
-            rng: The stream to draw from; None draws from the entropy of the operating system.
-
-        Returns:
-            The number of runs, by exact inversion of the distribution function.
-        """
-        level = secrets.randbits(53) / 2.0**53 if rng is None else float(rng.random())
-        return self._invert(level, strict=True)
-
-    def _invert(self, level: float, *, strict: bool) -> int:
-        start, total, size = (0 if self.can_be_zero else 1), 0.0, 256
-        while True:
-            masses = self.pmf(np.arange(start, start + size))
-            cumulated = total + np.cumsum(masses)
-            hits = cumulated > level if strict else cumulated >= level
-            if hits.any():
-                return start + int(np.argmax(hits))
-            new_total = float(cumulated[-1])
-            # Rounding can leave the sum a few ulps short of 1: stop where nothing is added.
-            if new_total - total <= 1e-17 and new_total > 0.5:
-                return start + int(np.flatnonzero(masses > 0.0)[-1]) if masses.any() else start
-            start, total, size = start + size, new_total, size * 2
-            if start > _MAX_DRAW:
-                raise PrivTuneError(
-                    f"the number of runs came out above {_MAX_DRAW:,}: the law's tail is too heavy "
-                    "to run. Give the law a maximum, or a larger shape."
-                )
-
-
-@lru_cache(maxsize=256)
-def _log_kept(law: RunLaw) -> float:
-    cap = law.cap if law.cap is not None else 0
-    lowest = 0 if law.can_be_zero else 1
-    return float(special.logsumexp(law._log_pmf(np.arange(lowest, cap + 1, dtype=np.float64))))
-
-
-@lru_cache(maxsize=64)
-def _capped_pmf(law: RunLaw) -> Floats:
-    cap = law.cap if law.cap is not None else 0
-    pmf = law.pmf(np.arange(cap + 1))
-    pmf.setflags(write=False)
-    return pmf
 
 
 @lru_cache(maxsize=1024)
@@ -294,8 +92,13 @@ def _log_scale(shape: float, log_gamma: float) -> float:
 class NegativeBinomial(RunLaw):
     """The truncated negative binomial family, K >= 1 (Papernot and Steinke 2022, Definition 1)."""
 
-    _shape: float
+    _shape: ClassVar[float]
     mean: float
+
+    def __post_init__(self) -> None:
+        mean = check_number("mean", self.mean, at_least=1.0, at_most=_MAX_MEAN)
+        object.__setattr__(self, "mean", mean)
+        super().__post_init__()
 
     @property
     def gamma(self) -> float:
@@ -308,9 +111,9 @@ class NegativeBinomial(RunLaw):
         return _log_gamma(self.shape_parameter, self.mean)
 
     @property
-    @abstractmethod
     def shape_parameter(self) -> float:
         """The shape η, above -1."""
+        return self._shape
 
     def _log_pmf(self, k: Floats) -> Floats:
         shape, log_gamma = self.shape_parameter, self.log_gamma
@@ -358,16 +161,6 @@ class NegativeBinomial(RunLaw):
         return np.asarray(self._pgf_derivative(x) * ratio)
 
 
-def _check_cap(maximum: object, lowest: int = 1) -> int | None:
-    if maximum is None:
-        return None
-    return check_integer("maximum", maximum, at_least=lowest, at_most=_MAX_CAP)
-
-
-def _capped(data: dict[str, Any], maximum: int | None) -> dict[str, Any]:
-    return data if maximum is None else {**data, "maximum": maximum}
-
-
 @dataclass(frozen=True)
 class TruncatedNegativeBinomial(NegativeBinomial):
     """The truncated negative binomial law.
@@ -394,28 +187,13 @@ class TruncatedNegativeBinomial(NegativeBinomial):
     def __post_init__(self) -> None:
         shape = check_number("shape", self.shape, above=-1.0, at_most=1000.0)
         object.__setattr__(self, "shape", shape)
-        _check_mean(self, self.mean)
+        super().__post_init__()
         _log_gamma(self.shape, self.mean)
-        object.__setattr__(self, "maximum", _check_cap(self.maximum))
 
     @property
     def shape_parameter(self) -> float:
         """The shape η."""
         return self.shape
-
-    @property
-    def cap(self) -> int | None:
-        """The hard cap on runs, or None."""
-        return self.maximum
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the law as JSON-ready data."""
-        return _capped({"law": self.law, "shape": self.shape, "mean": self.mean}, self.maximum)
-
-
-def _check_mean(law: RunLaw, mean: object) -> None:
-    value = check_number("mean", mean, at_least=1.0, at_most=_MAX_MEAN)
-    object.__setattr__(law, "mean", value)
 
 
 @dataclass(frozen=True)
@@ -433,26 +211,9 @@ class Geometric(NegativeBinomial):
     """
 
     law: ClassVar[str] = "geometric"
+    _shape: ClassVar[float] = 1.0
     mean: float
     maximum: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_mean(self, self.mean)
-        object.__setattr__(self, "maximum", _check_cap(self.maximum))
-
-    @property
-    def shape_parameter(self) -> float:
-        """The shape, 1."""
-        return 1.0
-
-    @property
-    def cap(self) -> int | None:
-        """The hard cap on runs, or None."""
-        return self.maximum
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the law as JSON-ready data."""
-        return _capped({"law": self.law, "mean": self.mean}, self.maximum)
 
 
 @dataclass(frozen=True)
@@ -470,26 +231,9 @@ class Logarithmic(NegativeBinomial):
     """
 
     law: ClassVar[str] = "logarithmic"
+    _shape: ClassVar[float] = 0.0
     mean: float
     maximum: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_mean(self, self.mean)
-        object.__setattr__(self, "maximum", _check_cap(self.maximum))
-
-    @property
-    def shape_parameter(self) -> float:
-        """The shape, 0."""
-        return 0.0
-
-    @property
-    def cap(self) -> int | None:
-        """The hard cap on runs, or None."""
-        return self.maximum
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the law as JSON-ready data."""
-        return _capped({"law": self.law, "mean": self.mean}, self.maximum)
 
 
 @dataclass(frozen=True)
@@ -513,17 +257,12 @@ class Poisson(RunLaw):
     def __post_init__(self) -> None:
         mean = check_number("mean", self.mean, above=0.0, at_most=_MAX_MEAN)
         object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "maximum", _check_cap(self.maximum))
+        super().__post_init__()
 
     @property
     def can_be_zero(self) -> bool:
         """True: K = 0 is possible."""
         return True
-
-    @property
-    def cap(self) -> int | None:
-        """The hard cap on runs, or None."""
-        return self.maximum
 
     def _log_pmf(self, k: Floats) -> Floats:
         return np.asarray(k * math.log(self.mean) - self.mean - special.gammaln(k + 1.0))
@@ -539,10 +278,6 @@ class Poisson(RunLaw):
 
     def _pgf_second(self, x: Floats) -> Floats:
         return np.asarray(self.mean**2 * np.exp(self.mean * (x - 1.0)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the law as JSON-ready data."""
-        return _capped({"law": self.law, "mean": self.mean}, self.maximum)
 
 
 @dataclass(frozen=True)
@@ -570,8 +305,11 @@ class Binomial(RunLaw):
         mean = check_number("mean", self.mean, above=0.0, at_most=float(n))
         object.__setattr__(self, "n", n)
         object.__setattr__(self, "mean", mean)
-        lowest = n if self.mean == float(n) else 1
-        object.__setattr__(self, "maximum", _check_cap(self.maximum, lowest))
+        super().__post_init__()
+
+    @property
+    def _least_cap(self) -> int:
+        return 1 if self.can_be_zero else self.n
 
     @property
     def can_be_zero(self) -> bool:
@@ -582,11 +320,6 @@ class Binomial(RunLaw):
     def most(self) -> int:
         """The largest possible number of runs."""
         return self.n if self.maximum is None else min(self.n, self.maximum)
-
-    @property
-    def cap(self) -> int | None:
-        """The hard cap on runs, or None."""
-        return self.maximum
 
     def _log_pmf(self, k: Floats) -> Floats:
         p = self.mean / self.n
@@ -618,17 +351,10 @@ class Binomial(RunLaw):
             return np.zeros_like(x)
         return np.asarray(self.mean * (self.n - 1) * p * (1.0 - p + p * x) ** (self.n - 2))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the law as JSON-ready data."""
-        return _capped({"law": self.law, "n": self.n, "mean": self.mean}, self.maximum)
 
-
-_LAWS: dict[str, tuple[type[RunLaw], tuple[str, ...]]] = {
-    "truncated_negative_binomial": (TruncatedNegativeBinomial, ("shape", "mean")),
-    "geometric": (Geometric, ("mean",)),
-    "logarithmic": (Logarithmic, ("mean",)),
-    "poisson": (Poisson, ("mean",)),
-    "binomial": (Binomial, ("n", "mean")),
+_LAWS: dict[str, type[RunLaw]] = {
+    kind.law: kind
+    for kind in (TruncatedNegativeBinomial, Geometric, Logarithmic, Poisson, Binomial)
 }
 
 
@@ -653,12 +379,11 @@ def run_law_from_dict(data: Mapping[str, Any]) -> RunLaw:
     name = data.get("law")
     if not isinstance(name, str) or name not in _LAWS:
         raise InvalidInputError("law", name, f"must be one of {', '.join(_LAWS)}")
-    cls, names = _LAWS[name]
+    names = _LAWS[name].__match_args__
     for field in data:
-        if field not in ("law", "maximum", *names):
-            raise InvalidInputError("field", field, f"{name} knows {', '.join(names)}, maximum")
-    for field in names:
+        if field not in ("law", *names):
+            raise InvalidInputError("field", field, f"{name} knows {', '.join(names)}")
+    for field in names[:-1]:
         if field not in data:
             raise InvalidInputError("field", field, f"is required by {name}")
-    values = {field: value for field, value in data.items() if field != "law"}
-    return cls(**values)
+    return _LAWS[name](**{field: value for field, value in data.items() if field != "law"})

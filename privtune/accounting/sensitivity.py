@@ -9,14 +9,9 @@ from functools import partial
 from typing import Any
 
 from privtune.accounting.accountant import Guarantee, epsilon
-from privtune.accounting.events import (
-    Adjacency,
-    Composed,
-    Event,
-    PrivateSelection,
-    Repeated,
-    ThresholdSelection,
-)
+from privtune.accounting.algebra import Adjacency, Event
+from privtune.accounting.choices import PrivateSelection, ThresholdSelection
+from privtune.accounting.events import Composed, Repeated
 from privtune.accounting.registry import Choice, entry, text
 from privtune.accounting.runs import RunLaw, run_law_from_dict
 from privtune.errors import PrivTuneError

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from privtune.accounting.pmf import GridError, LossPmf, compose, lattice_cells
+from privtune.accounting.convolution import compose
+from privtune.accounting.pmf import GridError, LossPmf, lattice_cells
 from privtune.accounting.releases import Direction, cell_masses, loss_range
 
 __all__ = ["composed_in_stages", "gathered", "release_count", "split_step"]

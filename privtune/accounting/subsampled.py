@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from privtune.accounting.pmf import GridError, LossPmf, from_profile, lattice_cells
+from privtune.accounting.pmf import GridError, LossPmf, lattice_cells
+from privtune.accounting.profiles import from_profile
 
 __all__ = [
     "amplified",

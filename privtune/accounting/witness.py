@@ -10,9 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from privtune.accounting.algebra import Adjacency, Event, flatten
 from privtune.accounting.compare import Answer, compare
 from privtune.accounting.curves import rdp_epsilon
-from privtune.accounting.events import Adjacency, Event, NonPrivate, flatten
+from privtune.accounting.events import NonPrivate
 from privtune.accounting.rdp import composed_by_autodp
 from privtune.accounting.registry import UnknownEventError, looks, under
 from privtune.errors import PrivTuneError

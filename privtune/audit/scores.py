@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from privtune.accounting import Event, RunLaw
-from privtune.accounting.events import flatten
+from privtune.accounting.algebra import flatten
 from privtune.accounting.lower import Outcomes, composition, worst_order
 from privtune.accounting.registry import entry
 

@@ -11,8 +11,8 @@ import numpy as np
 from scipy.special import logsumexp
 
 from privtune.accounting import Adjacency, Event, Repeated
+from privtune.accounting.algebra import flatten
 from privtune.accounting.curves import ORDERS
-from privtune.accounting.events import flatten
 from privtune.accounting.pld import fine_pair
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.rdp import rdp_curve

@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from privtune.accounting import ZCDP, Composed, Gaussian, PoissonSampled, Repeated, epsilon
 from privtune.accounting.accountant import lower_bound
-from privtune.accounting.pmf import compose
+from privtune.accounting.convolution import compose
 from privtune.accounting.releases import Direction, sampled_gaussian
 from privtune.accounting.stages import composed_in_stages, gathered, split_step
 from tests.accounting.helpers import steps
