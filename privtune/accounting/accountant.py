@@ -19,12 +19,13 @@ from privtune.accounting.bounds import Bounds, add_basic, add_numerical, choice_
 from privtune.accounting.curves import rdp_delta, rdp_epsilon
 from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from privtune.accounting.instances import instance_epsilon
+from privtune.accounting.mechanisms.entry import UnknownEventError
 from privtune.accounting.orders import Instance
 from privtune.accounting.pairs import thinned
 from privtune.accounting.pld import fine_pair, no_pair
 from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import composed_curve
-from privtune.accounting.registry import UnknownEventError, entry, looks, under
+from privtune.accounting.registry import entry, looks, under
 from privtune.errors import InvalidInputError, PrivTuneError
 
 __all__ = ["Guarantee", "delta", "epsilon", "group_privacy", "lower_bound"]

@@ -12,11 +12,12 @@ from privtune.accounting.choices import PrivateSelection
 from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import Repeated
 from privtune.accounting.gaussian import gaussian_mu
+from privtune.accounting.mechanisms.entry import Choice
 from privtune.accounting.pld import default_step, event_pair, fine_pair, no_pair, tuners
 from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import rdp_curve
 from privtune.accounting.rearrangement import Rearranged
-from privtune.accounting.registry import Choice, entry
+from privtune.accounting.registry import entry
 from privtune.accounting.runs import NegativeBinomial
 from privtune.accounting.selection import Tuner, profile_shift
 from privtune.errors import PrivTuneError

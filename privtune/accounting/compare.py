@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from privtune.accounting.accountant import Guarantee, epsilon, lower_bound
 from privtune.accounting.algebra import Event, flatten
-from privtune.accounting.registry import UnknownEventError, entry, looks
+from privtune.accounting.mechanisms.entry import UnknownEventError
+from privtune.accounting.registry import entry, looks
 from privtune.accounting.runs import RunLaw
 
 __all__ = ["TOOLS", "Answer", "Comparison", "compare"]

@@ -17,10 +17,11 @@ from privtune.accounting.algebra import Event, flatten
 from privtune.accounting.convolution import compose
 from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import ZCDP, Gaussian
+from privtune.accounting.mechanisms.entry import Tuners
 from privtune.accounting.pairs import Pair
 from privtune.accounting.pmf import GridError, LossPmf, nothing
 from privtune.accounting.rdp import composed_curve
-from privtune.accounting.registry import Tuners, entry
+from privtune.accounting.registry import entry
 from privtune.accounting.releases import Direction, loss_range
 from privtune.accounting.stages import composed_in_stages, release_count
 

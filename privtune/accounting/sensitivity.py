@@ -12,7 +12,8 @@ from privtune.accounting.accountant import Guarantee, epsilon
 from privtune.accounting.algebra import Adjacency, Event
 from privtune.accounting.choices import PrivateSelection, ThresholdSelection
 from privtune.accounting.events import Composed, Repeated
-from privtune.accounting.registry import Choice, entry, text
+from privtune.accounting.mechanisms.entry import Choice
+from privtune.accounting.registry import entry, text
 from privtune.accounting.runs import RunLaw, run_law_from_dict
 from privtune.errors import PrivTuneError
 

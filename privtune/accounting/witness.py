@@ -14,8 +14,9 @@ from privtune.accounting.algebra import Adjacency, Event, flatten
 from privtune.accounting.compare import Answer, compare
 from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import NonPrivate
+from privtune.accounting.mechanisms.entry import UnknownEventError
 from privtune.accounting.rdp import composed_by_autodp
-from privtune.accounting.registry import UnknownEventError, looks, under
+from privtune.accounting.registry import looks, under
 from privtune.errors import PrivTuneError
 
 __all__ = ["AUTODP", "DisputedAccountError", "Witnessed", "ask_witnesses", "autodp_epsilon"]

@@ -820,28 +820,16 @@ _ROUNDS = "tests/ledger/test_rounds.py"
 _in(
     "ledger/rounds.py",
     (
-        "a second result replaces the first",
-        ".where(*_task(charge_id, number), tasks.c.done == 0)",
-        ".where(*_task(charge_id, number))",
-        f"{_ROUNDS}::test_the_first_result_stays",
-    ),
-    (
         "results can be read early",
-        "            if self._open_tasks(connection, charge_id):\n                raise Round",
+        "            if count_open(connection, charge_id):\n                raise Round",
         "            if False:\n                raise Round",
         f"{_ROUNDS}::test_no_early_look",
     ),
     (
-        "all trials have one seed",
-        '.key("trial", number)',
-        '.key("trial", 0)',
-        f"{_ROUNDS}::test_seeds_are_secret_and_fixed",
-    ),
-    (
         "K is drawn again",
-        "done.append(there or _insert(connection, charge_id, count, secret))",
+        "done.append(there or insert_round(connection, charge_id, count, secret))",
         "done.append(OpenRound(charge_id, count, there.secret) if there else"
-        " _insert(connection, charge_id, count, secret))",
+        " insert_round(connection, charge_id, count, secret))",
         f"{_ROUNDS}::test_the_number_of_trials_is_never_drawn_twice",
     ),
     (
@@ -851,16 +839,36 @@ _in(
         f"{_ROUNDS}::test_a_task_that_kills_its_workers_stops_the_round_and_is_no_result",
     ),
     (
-        "a score that is no number wins",
-        "None if math.isnan(score) or score == -math.inf else score",
-        "None if score == -math.inf else 1e9 if math.isnan(score) else score",
-        f"{_ROUNDS}::test_a_score_that_is_not_a_number_is_the_worst",
-    ),
-    (
         "rows before the last are closed, too",
         "tasks.c.number > lease.number",
         "tasks.c.number >= 0",
         f"{_ROUNDS}::test_a_result_can_end_its_round_and_leaves_the_rows_before_it_open",
+    ),
+)
+
+_in(
+    "ledger/round_values.py",
+    (
+        "all trials have one seed",
+        '.key("trial", number)',
+        '.key("trial", 0)',
+        f"{_ROUNDS}::test_seeds_are_secret_and_fixed",
+    ),
+)
+
+_in(
+    "ledger/round_rows.py",
+    (
+        "a second result replaces the first",
+        ".where(*of_task(charge_id, number), tasks.c.done == 0)",
+        ".where(*of_task(charge_id, number))",
+        f"{_ROUNDS}::test_the_first_result_stays",
+    ),
+    (
+        "a score that is no number wins",
+        "None if math.isnan(score) or score == -math.inf else score",
+        "None if score == -math.inf else 1e9 if math.isnan(score) else score",
+        f"{_ROUNDS}::test_a_score_that_is_not_a_number_is_the_worst",
     ),
 )
 
@@ -870,6 +878,16 @@ _REGISTRY = "tests/accounting/test_registry.py"
 
 _in(
     "accounting/registry.py",
+    (
+        "what is accounted under add-remove is asked under replace-one",
+        "    if not known.replace_one:\n",
+        "    if False:\n",
+        f"{_ACCOUNTANT}::test_sampled_events_have_no_replace_one_account",
+    ),
+)
+
+_in(
+    "accounting/mechanisms/releases.py",
     (
         "half the Rényi divergence of a Gaussian",
         "return ORDERS / (2.0 * event.noise_multiplier**2)",
@@ -902,6 +920,22 @@ _in(
         f"{_FILTER}::test_weights",
     ),
     (
+        "what is not private has a guarantee",
+        "class _NonPrivate(_Known[NonPrivate]):\n    private = False\n",
+        "class _NonPrivate(_Known[NonPrivate]):\n    private = True\n",
+        f"{_ACCOUNTANT}::test_non_private_is_infinite_everywhere",
+    ),
+    (
+        "a release of all records passes as one of a sample",
+        "return Counter({(event.rate, atoms): n",
+        "return Counter({(1.0, atoms): n",
+        f"{_TRANSCRIPT} {_REGISTRY}",
+    ),
+)
+
+_in(
+    "accounting/mechanisms/compositions.py",
+    (
         "the cheapest of several is charged",
         "return np.asarray(curves.max(axis=0))",
         "return np.asarray(curves.min(axis=0))",
@@ -919,29 +953,15 @@ _in(
         "        counts = Counter(event.events)\n        if True:\n",
         f"{_ACCOUNTANT}::test_a_replaced_record_may_move_to_another_part",
     ),
-    (
-        "what is accounted under add-remove is asked under replace-one",
-        "    if not known.replace_one:\n",
-        "    if False:\n",
-        f"{_ACCOUNTANT}::test_sampled_events_have_no_replace_one_account",
-    ),
+)
+
+_in(
+    "accounting/mechanisms/choices.py",
     (
         "the final training costs nothing",
         "return amplified_curve(ORDERS, tuning, event.rate) + training",
         "return amplified_curve(ORDERS, tuning, event.rate)",
         "tests/accounting/test_subsampled.py::test_the_final_training_is_paid_for_by_every_bound",
-    ),
-    (
-        "what is not private has a guarantee",
-        "class _NonPrivate(_Known[NonPrivate]):\n    private = False\n",
-        "class _NonPrivate(_Known[NonPrivate]):\n    private = True\n",
-        f"{_ACCOUNTANT}::test_non_private_is_infinite_everywhere",
-    ),
-    (
-        "a release of all records passes as one of a sample",
-        "return Counter({(event.rate, atoms): n",
-        "return Counter({(1.0, atoms): n",
-        f"{_TRANSCRIPT} {_REGISTRY}",
     ),
     (
         "a threshold that never gives up",

@@ -16,7 +16,7 @@ GUARANTEE = (
     "privtune/study/seal.py",
     "privtune/study/lifecycle.py",
     "privtune/ledger/",
-    "privtune/accounting/registry.py",
+    "privtune/accounting/mechanisms/",
 )
 
 

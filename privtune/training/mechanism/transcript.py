@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privtune.accounting import Event, NonPrivate
-from privtune.accounting.registry import Atom, Look, UnknownEventError, looks
+from privtune.accounting.mechanisms.entry import Atom, Look, UnknownEventError
+from privtune.accounting.registry import looks
 from privtune.errors import PrivTuneError
 
 __all__ = ["Atom", "Look", "StackTranscript", "Transcript", "TranscriptMismatchError", "looks_of"]
