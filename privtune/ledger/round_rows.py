@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,6 +28,7 @@ __all__ = [
     "lock_round",
     "of_round",
     "of_task",
+    "open_tasks",
 ]
 
 
@@ -85,12 +86,30 @@ def insert_round(
             budget=budget, charge=charge, tasks=count, secret=opened.secret.hex()
         )
     )
+    _insert_tasks(connection, charge_id, range(count))
+    return opened
+
+
+def _insert_tasks(connection: Connection, charge_id: str, numbers: Iterable[int]) -> None:
+    budget, charge = Ledger.parse(charge_id)
     fresh = {"attempts": 0, "worker": "", "leased_until": 0.0, "done": 0}
-    key = {"budget": budget, "charge": charge}
-    rows = [{**key, "number": number, **fresh} for number in range(count)]
+    rows = [{"budget": budget, "charge": charge, "number": n, **fresh} for n in numbers]
     if rows:
         connection.execute(sa.insert(tasks), rows)
-    return opened
+
+
+def open_tasks(connection: Connection, charge_id: str, numbers: Sequence[int]) -> None:
+    """Open tasks, anew if their results were lost; those that have none stay with who works on them."""
+    known = set(connection.scalars(sa.select(tasks.c.number).where(*of_round(charge_id))))
+    _insert_tasks(connection, charge_id, [number for number in numbers if number not in known])
+    for number in known.intersection(numbers):
+        connection.execute(
+            sa.update(tasks)
+            .where(*of_task(charge_id, number), tasks.c.done == 1)
+            .values(done=0, score=None, result=None, attempts=0, leased_until=0.0)
+        )
+    count = len(known.union(numbers))
+    connection.execute(sa.update(rounds).where(*_key(charge_id)).values(tasks=count))
 
 
 def finish_task(

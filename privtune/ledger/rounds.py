@@ -38,7 +38,7 @@ from sqlalchemy.engine import Connection, Row
 
 from privtune.errors import InvalidInputError
 from privtune.ledger.chain import Kind, canonical
-from privtune.ledger.errors import UnknownChargeError
+from privtune.ledger.errors import ChargeStateError, UnknownChargeError
 from privtune.ledger.ledger import Ledger
 from privtune.ledger.round_rows import (
     at_work,
@@ -50,6 +50,7 @@ from privtune.ledger.round_rows import (
     lock_round,
     of_round,
     of_task,
+    open_tasks,
 )
 from privtune.ledger.round_values import (
     SKIPPED,
@@ -60,6 +61,7 @@ from privtune.ledger.round_values import (
     TaskResult,
 )
 from privtune.ledger.schema import tasks
+from privtune.ledger.values import ChargeState
 
 __all__ = ["Rounds"]
 
@@ -140,6 +142,39 @@ class Rounds:
 
         self._ledger.move(charge_id, Kind.STARTED, work=insert)
         return done[-1]
+
+    def propose(self, charge_id: str, numbers: Sequence[int], *, secret: bytes) -> None:
+        """Open tasks of a charge whose trials are all paid for and shown, a batch after the other.
+
+        Tasks that are there stay as they are; those whose result was lost where it was stored are
+        open again.
+
+        Args:
+            charge_id: A started charge.
+            numbers: The tasks, from 0 on; none has a result any more.
+            secret: 32 bytes that the seeds derive from; the same in every batch.
+
+        Raises:
+            ChargeStateError: The charge is not started, or is settled.
+
+        Example:
+            >>> from privtune.accounting import Gaussian
+            >>> from privtune.ledger import Budget, ChargeRequest
+            >>> with Ledger() as ledger:
+            ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+            ...     [charge] = ledger.reserve("clinic", [ChargeRequest(Gaussian(10.0))])
+            ...     rounds = Rounds(ledger)
+            ...     rounds.propose(ledger.start(charge.id).id, [0, 1], secret=bytes(32))
+            ...     rounds.open_count(charge.id)
+            2
+        """
+        if (state := self._ledger.charge(charge_id).state) is not ChargeState.STARTED:
+            raise ChargeStateError(f"charge {charge_id} is {state}: only a started one has tasks.")
+        with self._ledger.log.storage.write() as connection:
+            if find_round(connection, charge_id) is None:
+                insert_round(connection, charge_id, 0, secret)
+            self._lock(connection, charge_id)
+            open_tasks(connection, charge_id, numbers)
 
     def find(self, charge_id: str) -> OpenRound | None:
         """Return the round of a charge, None if it was not opened.
@@ -293,11 +328,7 @@ class Rounds:
         with self._ledger.log.storage.write() as connection:
             self._lock(connection, charge_id)
             lose(connection)
-            connection.execute(
-                sa.update(tasks)
-                .where(*of_task(charge_id, number))
-                .values(done=0, score=None, result=None, attempts=0, leased_until=0.0)
-            )
+            open_tasks(connection, charge_id, [number])
 
     def open_count(self, charge_id: str) -> int:
         """Return how many tasks have no result yet. Sealed, like everything here.

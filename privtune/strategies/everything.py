@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from privtune.spaces import SearchSpace
+    from privtune.training.mechanism.streams import Streams
 
-__all__ = ["SAMPLERS", "Everything", "grid_of", "make_sampler", "selection_instead"]
+__all__ = ["SAMPLERS", "Everything", "grid_of", "make_sampler", "sampler_of", "selection_instead"]
 
 SAMPLERS = ("random", "tpe", "gp", "cmaes", "qmc", "grid")
 _INDEPENDENT = ("random", "grid")
@@ -46,12 +47,15 @@ _INDEPENDENT = ("random", "grid")
 class Everything(Drawing):
     """Run a fixed number of trials, charge each of them, release all of them.
 
+    Trials that are drawn before any of them has a score are trained together, or by several workers.
+
     Args:
         trials: How many; public.
         sampler: Any of Optuna's: ``tpe``, ``random``, ``gp``, ``cmaes``, ``qmc``, ``grid``. It sees
             the noised scores of earlier trials, which are paid for.
         batch: How many trials ``tpe`` proposes before it hears of their scores, to train them together:
-            those under way count as bad ones (constant liar). It costs what they cost one by one.
+            those under way count as bad ones (constant liar), but for functions of one's own, which
+            say what they are given only while they run. It costs what they cost one by one.
         pruner: Refused: a task's trials report no score to prune by.
 
     Example:
@@ -136,10 +140,7 @@ class Everything(Drawing):
         for first in range(0, total, together):
             asked = {}
             for number in range(first, min(first + together, total)):
-                seed = (
-                    trials.streams.seed("search", 0 if self.sampler == "grid" else number) % 2**32
-                )
-                make = partial(make_sampler, self.sampler, seed=seed, liar=batch > 1)
+                make = partial(sampler_of, plan, trials.streams, number)
                 asked[number] = {**plan.params, **trials.ask(number, make)}
             for number, result in zip(asked, trials.train_numbered(plan, asked), strict=True):
                 trials.tell(number, result)
@@ -147,6 +148,30 @@ class Everything(Drawing):
         best = best_of(results, trials.streams)
         note = "Every candidate was pruned; there is no model." if best.failed else ""
         return Outcome(best, trials=tuple(results), note=note)
+
+
+def sampler_of(plan: Plan, streams: Streams, number: int, space: SearchSpace) -> BaseSampler:
+    """Make the sampler that draws a trial of a plan of ``everything``, in whatever process it runs.
+
+    Args:
+        plan: The plan.
+        streams: The arm's.
+        number: The trial, from 0.
+        space: What is searched; empty for a function that defines it while it runs. What such trials
+            are given is not known before they run, so none of a batch sees another.
+
+    Example:
+        >>> from privtune.training.mechanism.streams import Streams
+        >>> context = study.spec.planning_context()
+        >>> strategy = Everything(trials=3, sampler="random", parameters={"max_grad_norm": 1.0})
+        >>> plan = strategy.plan(context, epsilon=4.0)
+        >>> type(sampler_of(plan, Streams(bytes(32)), 0, context.space)).__name__
+        'RandomSampler'
+    """
+    name = plan.details["sampler"]
+    seed = streams.seed("search", 0 if name == "grid" else number) % 2**32
+    liar = plan.details.get("batch", 1) > 1 and any(True for _ in space)
+    return make_sampler(name, space, seed, liar=liar)
 
 
 def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False) -> BaseSampler:

@@ -176,6 +176,8 @@ class _ObjectiveTrainer:
         charge = self.life.charge_of(plan)
         if charge is None or self.executor.name == "inline":
             return None
+        if not plan.is_sealed and (self.sampler is not None or self.pruner is not None):
+            return None  # Optuna's objects see one trial after the other, in this process
         if self.imported is None:
             return in_threads(files, charge.id, self.executor.jobs)
         files.results.put(OBJECTIVE, self.imported.to_json(), replace=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.ledger import SKIPPED
 from privtune.strategies import PRUNED, Plan, TrainingPlan, TrialResult
 from privtune.study._objects import DamagedResultError
+from privtune.study._shown import suggested
 from privtune.training.engine.compute import Compute
 from privtune.training.mechanism.streams import Streams
 
@@ -68,7 +69,13 @@ class Files(ABC):
         return Streams(self.secret)
 
     def candidate(self, number: int) -> dict[str, Any]:
-        """Return the hyperparameters of a row: a function of the secret and its number alone."""
+        """Return the hyperparameters of a row: a function of the secret and its number alone.
+
+        Those of a trial that is shown were drawn by a sampler, and are kept beside the row.
+        """
+        if number >= TRIALS:
+            drawn = suggested(self.results, number - TRIALS)
+            return {**self.plan.params, **{name: value for name, (value, _) in drawn.items()}}
         return {**self.plan.params, **self.space.draw(self.streams, number)}
 
     @abstractmethod
@@ -79,8 +86,17 @@ class Files(ABC):
         *,
         secrets: Mapping[int, bytes],
         scored: bool,
+        alone: bool = True,
     ) -> list[TrialResult]:
-        """Train some candidates; everything random in each derives from its secret."""
+        """Train some candidates; everything random in each derives from its secret.
+
+        Args:
+            training: What to run.
+            trials: Candidates by number.
+            secrets: Their secrets.
+            scored: Whether to score them.
+            alone: Whether no other process may be at the same ones.
+        """
 
     def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
         """Train leased rows, those of one training together, on the seeds of their leases."""
@@ -94,10 +110,12 @@ class Files(ABC):
             if not own:
                 continue
             secrets = {number: by_number[number].seed for number in own}
-            for result in self.train(training, own, secrets=secrets, scored=True):
+            for result in self.train(training, own, secrets=secrets, scored=True, alone=False):
                 lease = by_number[result.index]
-                name = f"trial-{lease.number:06d}.safetensors"
-                staged = self.results.stage(name, pack_result(result))
+                shown = lease.number >= TRIALS
+                index = lease.number - TRIALS if shown else lease.number
+                name = f"trial-{index if shown else f'{index:06d}'}.safetensors"
+                staged = self.results.stage(name, pack_result(replace(result, index=index)))
                 yield Handed(
                     lease,
                     -math.inf if result.score is None else result.score,
@@ -142,6 +160,7 @@ class TrialFiles(Files):
         *,
         secrets: Mapping[int, bytes],
         scored: bool,
+        alone: bool = True,
     ) -> list[TrialResult]:
         """Train some candidates together; a training with a name goes on from its checkpoint."""
         from privtune.training.engine.checkpoint import Keeper
@@ -163,7 +182,7 @@ class TrialFiles(Files):
             # Sealed trials and private splits have no curves: nothing would have paid for them.
             validated=self.task.public_validation and not self.plan.is_sealed,
             # Rows are trained again whole: another worker may be at the same one.
-            keeper=keeper if min(trials) >= TRIALS else None,
+            keeper=keeper if alone and min(trials) >= TRIALS else None,
         )
 
 
@@ -276,15 +295,20 @@ class StudyRound:
 
     @property
     def at_once(self) -> int:
-        """How many candidates it pays to train together: those of a stack."""
-        return self.files.at_once
+        """How many candidates it pays to train together: those of a stack; all, by several workers."""
+        search = self.files.plan.search
+        if self.give_out is None or search is None or search.trials is None:
+            return self.files.at_once
+        return search.trials
 
     def train_numbered(
         self, plan: Plan, trials: Mapping[int, Mapping[str, Any]]
     ) -> Sequence[TrialResult]:
-        """Train some trials together, those of one training as one stack."""
+        """Train some trials together, those of one training as one stack, or as rows of the table."""
         if plan.search is None:
             return ()
+        if len(trials) > 1:
+            self._distribute(trials)
         done: dict[int, TrialResult] = {}
         for training in plan.search.trainings:
             named = {
@@ -294,6 +318,21 @@ class StudyRound:
             }
             done |= {result.index: result for result in self._named(training, named, scored=True)}
         return [done[number] for number in trials]
+
+    def _distribute(self, trials: Iterable[int]) -> None:
+        """Have trials that have no result worked through as rows, if others shall train them."""
+        there = set(self.files.results.names())
+        missing = [n for n in trials if f"trial-{n}.safetensors" not in there]
+        if self.give_out is None or self.charge_id is None or not missing:
+            return
+        rounds = make_rounds(self.ledger)
+        # Numbered as the streams of trainings with a name: a row's seed is what it is in one process.
+        rounds.propose(
+            self.charge_id, [TRIALS + number for number in missing], secret=self.files.secret
+        )
+        self.give_out(rounds)
+        if not self.space:  # what a function defines while it runs was drawn where it ran
+            self.shown.take(missing)
 
     def _named(
         self, training: TrainingPlan, named: Mapping[str, Mapping[str, Any]], *, scored: bool

@@ -8,6 +8,7 @@ candidate: with another one, the release would tell that the first had crashed, 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 Kept = dict[str, tuple[Any, "BaseDistribution"]]
 
-__all__ = ["INDEX", "ShownTrial", "ShownTrials"]
+__all__ = ["INDEX", "ShownTrial", "ShownTrials", "suggested"]
 
 INDEX = "privtune:index"
 """Attribute of a trial: its number in its round."""
@@ -43,9 +44,16 @@ class ShownTrial:
     """
 
     def __init__(self, trial: optuna.Trial, kept: Kept, keep: Callable[[int, bytes], None]) -> None:
-        self._trial, self._kept, self._keep = trial, kept, keep
+        self._trial, self._keep = trial, keep
+        self._kept: Kept = {}
+        self.reports: dict[int, float] = {}
+        self.take(kept)
+
+    def take(self, kept: Kept) -> None:
+        """Take what the trial was suggested in another process."""
+        self._kept |= kept
         # As with trials that Optuna's users enqueue: a suggestion of this name returns this value.
-        trial._fixed_params.update({name: value for name, (value, _) in self._kept.items()})
+        self._trial._fixed_params.update({name: value for name, (value, _) in kept.items()})
 
     def suggest(self, name: str, distribution: BaseDistribution) -> Any:
         """Suggest a value of a distribution; the value that the trial had, if its process died."""
@@ -58,6 +66,7 @@ class ShownTrial:
 
     def report(self, value: float, step: int) -> None:
         """Report an intermediate score."""
+        self.reports[step] = value
         self._trial.report(value, step)
 
     def should_prune(self) -> bool:
@@ -113,10 +122,14 @@ class ShownTrials:
         self, number: int, *, sampler: BaseSampler, pruner: BasePruner | None = None
     ) -> ShownTrial:
         """Return trial ``number``, drawn by a sampler that sees the earlier ones; drawn once."""
-        memory = self._memory
-        # Some samplers write to a trial when it is opened; one that was told stays as it is.
-        memory.sampler = optuna.samplers.RandomSampler() if number in self._told else sampler
-        memory.pruner = pruner or optuna.pruners.NopPruner()
+        # A study of its own over the same trials: several that are open draw by a sampler each.
+        memory = _Planned(
+            self._memory.study_name,
+            self._memory._storage,
+            # Some samplers write to a trial when it is opened; one that was told stays as it is.
+            optuna.samplers.RandomSampler() if number in self._told else sampler,
+            pruner or optuna.pruners.NopPruner(),
+        )
         if number not in self._ids:
             template = create_trial(state=TrialState.RUNNING, user_attrs={INDEX: number})
             self._ids[number] = memory._storage.create_new_trial(memory._study_id, template)
@@ -127,6 +140,23 @@ class ShownTrials:
             trial, kept, lambda count, line: self._results.put(f"{start}-{count:06d}", line)
         )
         return self._open[number]
+
+    def take(self, numbers: Iterable[int]) -> None:
+        """Take what open trials were suggested and reported in other processes."""
+        for number in numbers:
+            if (trial := self._open.get(number)) is None:
+                continue
+            trial.take(suggested(self._results, number))
+            reports = json.loads(self._results.get(f"trial-{number}{_REPORTED}") or b"[]")
+            trial.suggest_kept()
+            for step, value in reports:
+                trial.report(value, step)
+
+    def hand_over(self, number: int) -> None:
+        """Keep what a trial reported here, for the process that tells how it ended."""
+        if reports := self._open[number].reports:
+            content = json.dumps(list(reports.items())).encode()
+            self._results.put(f"trial-{number}{_REPORTED}", content)
 
     def tell(self, number: int, *, score: float, pruned: bool) -> None:
         """Store how a trial ended: once, whole, in one transaction."""
@@ -143,8 +173,15 @@ class ShownTrials:
         self._told.add(number)
 
 
-_ASKED = ".asked"
+_ASKED, _REPORTED = ".asked", ".reported"
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+
+def suggested(results: Results, number: int) -> Kept:
+    """Return what a trial was suggested, by whatever process, up to now."""
+    names = (f"trial-{number}{_ASKED}-{count:06d}" for count in itertools.count())
+    lines = itertools.takewhile(lambda line: line is not None, map(results.get, names))
+    return _read(line for line in lines if line is not None)
 
 
 def _read(kept: Iterable[bytes]) -> Kept:

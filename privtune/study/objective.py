@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,7 +28,9 @@ from privtune.strategies import (
     plan_arm,
 )
 from privtune.strategies._check_needs import check_given, check_objective
+from privtune.strategies.everything import sampler_of
 from privtune.study._round import TRIALS, Files, StudyRound, work_on_rows
+from privtune.study._shown import suggested
 from privtune.study.split import Split
 from privtune.study.trial import SealedTrialError, Trial
 from privtune.study.user_training import DPSGD, Validation, objective_task
@@ -39,8 +41,9 @@ if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
-    from privtune.ledger import Budget, Rounds
-    from privtune.study._shown import ShownTrial
+    from privtune.execution.table import Handed
+    from privtune.ledger import Budget, Lease, Rounds
+    from privtune.study._shown import ShownTrial, ShownTrials
     from privtune.study.lifecycle import Life
     from privtune.training.mechanism.records import RecordFacts
 
@@ -113,6 +116,7 @@ class ObjectiveFiles(Files):
         sampler: A sampler of the user's own for sealed trials.
         deadline: When to stop beginning trials, on the monotonic clock.
         live: Optuna's trials, where every trial is paid for, by number.
+        shown: Opens Optuna's trials in a process of a worker, which draws by the plan's sampler.
         facts: Public ranges of whole numbers, as the rehearsal found them.
     """
 
@@ -120,6 +124,7 @@ class ObjectiveFiles(Files):
     sampler: IndependentSampler | None = None
     deadline: float = math.inf
     live: dict[int, ShownTrial] = field(default_factory=dict)
+    shown: Callable[[], ShownTrials] | None = None
     facts: RecordFacts | None = None
 
     @classmethod
@@ -143,6 +148,22 @@ class ObjectiveFiles(Files):
         """Return the hyperparameters that are fixed; the function suggests the others."""
         return dict(self.plan.params)
 
+    def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
+        """Train leased rows; trials that are shown are opened here, unless whoever asked did so."""
+        if self.shown is None or all(lease.number < TRIALS for lease in leases):
+            yield from super().run_rows(leases)
+            return
+        shown = self.shown()
+        numbers = [lease.number - TRIALS for lease in leases]
+        for number in numbers:
+            sampler = sampler_of(self.plan, self.streams, number, self.space)
+            trial = self.live[TRIALS + number] = shown.ask(number, sampler=sampler)
+            trial.take(suggested(self.results, number))  # by a worker that died at it
+        for handed, number in zip(super().run_rows(leases), numbers, strict=True):
+            shown.hand_over(number)
+            yield handed
+            del self.live[TRIALS + number]
+
     def train(
         self,
         training: TrainingPlan,
@@ -150,6 +171,7 @@ class ObjectiveFiles(Files):
         *,
         secrets: Mapping[int, bytes],
         scored: bool,
+        alone: bool = True,
     ) -> list[TrialResult]:
         """Call the function for each trial."""
         return [self._one(training, n, given, secrets[n]) for n, given in trials.items()]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -239,7 +239,7 @@ def _open_rounds(life: Life, arm: str | None) -> Iterator[tuple[Plan, str]]:
     charges, rounds = life.charges(), make_rounds(life.ledger)
     for name, row in life.arms().items():
         charge = charges.get(name)
-        if arm not in {None, name} or charge is None or row.plan.runs is None:
+        if arm not in {None, name} or charge is None or row.plan.search is None:
             continue
         if life.spec.task is None and life.sealed(name).get(OBJECTIVE) is None:
             continue  # a function that only its own process knows
@@ -298,4 +298,10 @@ def _files(life: Life, plan: Plan, compute: Compute) -> Files:
             "can import: give it as 'package.module:function'."
         )
     objective = ImportedObjective.from_json(stored).load()
-    return ObjectiveFiles.make(life, plan, objective, facts=rehearse(objective, plan))
+    shown = partial(life.trials.shown, plan.arm, life.sealed(plan.arm))
+    # A random sampler asks for no scores: none need be read anew.
+    blind = plan.details.get("sampler") == "random"
+    facts = rehearse(objective, plan)
+    return ObjectiveFiles.make(
+        life, plan, objective, facts=facts, shown=cache(shown) if blind else shown
+    )

@@ -34,3 +34,17 @@ def objective(trial: privtune.Trial) -> float:
     private = trial.make_private(model, torch.optim.SGD(model.parameters(), rate), data.train)
     private.fit(lambda model, x, y: nn.functional.cross_entropy(model(x), y, reduction="none"))
     return trial.score(model, data.validation)
+
+
+def reporting(trial: privtune.Trial) -> float:
+    """Train a linear model on what hangs on a choice, and report scores that are public."""
+    rate = trial.suggest_float("learning_rate", 0.05, 5.0, log=True)
+    heavy = trial.suggest_categorical("heavy", [True, False])
+    momentum = trial.suggest_float("momentum", 0.1, 0.9) if heavy else 0.0
+    data, model = blobs().load(), nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), rate, momentum)
+    private = trial.make_private(model, optimizer, data.train)
+    private.fit(lambda model, x, y: nn.functional.cross_entropy(model(x), y, reduction="none"))
+    score = trial.score(model, data.validation)
+    trial.report(score, step=1)
+    return score

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
 
 import torch
 
-from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 
 __all__ = ["Initialisation"]
-
-# Layers draw their first weights from torch's global generator, of which a process has one: trials
-# in several threads take turns until their model is made.
-_TURN = threading.RLock()
 
 
 class Initialisation:
@@ -31,7 +26,8 @@ class Initialisation:
         self._state: torch.Tensor | None = None
 
     def __enter__(self) -> Initialisation:
-        _TURN.acquire()
+        # Layers draw their first weights from it: trials take turns until their model is made.
+        GLOBAL_GENERATOR.acquire()
         self._state = torch.get_rng_state()
         torch.default_generator.manual_seed(self._streams.seed("initialisation"))
         return self
@@ -41,7 +37,7 @@ class Initialisation:
         if self._state is not None:
             torch.set_rng_state(self._state)
             self._state = None
-            _TURN.release()
+            GLOBAL_GENERATOR.release()
 
     def __exit__(
         self,

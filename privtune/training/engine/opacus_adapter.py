@@ -25,6 +25,7 @@ from privtune.training.engine.self_check import KernelMismatchError, check_kerne
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.kernel import Layout, LossOf, Rows, load_params, say_once
+from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
@@ -459,7 +460,7 @@ def _seeded(stream: torch.Generator) -> Iterator[None]:
     """Feed dropout from a candidate's own stream, leaving the global generator as it was."""
     seed = int(torch.randint(2**62, (), generator=stream, device=stream.device))
     devices: Sequence[torch.device] = [] if stream.device.type == "cpu" else [stream.device]
-    with torch.random.fork_rng(devices=list(devices)):
+    with GLOBAL_GENERATOR, torch.random.fork_rng(devices=list(devices)):
         torch.random.manual_seed(seed)
         yield
 

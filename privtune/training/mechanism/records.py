@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from privtune.errors import PrivTuneError
+from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
 __all__ = ["NO_FACTS", "Lookups", "RecordFacts", "blames_records", "find_facts", "find_raising"]
 
@@ -87,7 +88,7 @@ def find_facts(
     """
     watch = Lookups(_zeros(x, device), _zeros(y, device))
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
+        with GLOBAL_GENERATOR, torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
             run(*watch.records)
     except Exception as error:
         if not blames_records(error):

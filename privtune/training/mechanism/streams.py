@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import secrets
 import struct
+import threading
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -23,7 +24,19 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Streams", "Tensors", "of_prefix", "prefixed", "set_state", "state_of"]
+__all__ = [
+    "GLOBAL_GENERATOR",
+    "Streams",
+    "Tensors",
+    "of_prefix",
+    "prefixed",
+    "set_state",
+    "state_of",
+]
+
+GLOBAL_GENERATOR = threading.RLock()
+"""Held by whoever seeds, forks or puts back torch's global generator, of which a process has one: a
+trial in another thread would draw its first weights from what is left of it."""
 
 Tensors: TypeAlias = "dict[str, torch.Tensor]"
 """Where something is, by name: what a checkpoint keeps of it."""

@@ -1,0 +1,216 @@
+"""Trials that are paid for and shown, as rows that workers share: the same release, the same charge."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+
+import privtune
+from privtune.accounting import Gaussian
+from privtune.execution.table import make_rounds
+from privtune.ledger import Budget, ChargeRequest, ChargeStateError, Ledger, Rounds
+from privtune.strategies import Everything
+from privtune.study import Study
+from privtune.study._round import TRIALS
+from privtune.study.lifecycle import Life, Stage
+from privtune.study.workers import serve
+from tests.study.conftest import toy_spec
+from tests.study.elsewhere import reporting
+from tests.study.test_workers import charges, workers
+
+PUBLIC = privtune.Validation(records=60, public=True)
+LOOP = privtune.DPSGD(records=240, epochs=1, expected_batch_size=24)
+PATH = "tests.study.elsewhere:reporting"
+
+
+def spec(**options: Any) -> Any:
+    arm = {"name": "arm", "strategy": "everything", "sampler": "random", "trials": 6, **options}
+    return toy_spec(arms=[arm], seed=4, epochs=1)
+
+
+def same(one: Any, two: Any) -> None:
+    """Hold two releases of everything against each other."""
+    assert one.params == two.params
+    assert one.guarantee == two.guarantee
+    assert len(one.trials) == len(two.trials)
+    for here, there in zip(one.trials, two.trials, strict=True):
+        assert here.index == there.index
+        assert here.params == there.params
+        assert here.transcript_digest == there.transcript_digest
+        # Sums of a stack round otherwise; other noise would differ by whole units.
+        assert torch.allclose(here.weights, there.weights, rtol=1e-3, atol=1e-2)
+
+
+def kept(url: str, study: str) -> list[tuple[Any, ...]]:
+    """Return what Optuna's storage has of an arm's trials."""
+    trials = privtune.load_study(study, storage=url, curator=True).trials
+    return [(t.params, t.distributions, t.state, t.intermediate_values) for t in trials]
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have rows trained as workers do, in this process; return how many were given out at once."""
+    batches: list[int] = []
+
+    def give_out(executor: Any, life: Life, plan: Any, *, compute: Any) -> Any:
+        if executor.name == "inline":
+            return None
+
+        def give(rounds: Rounds) -> None:
+            batches.append(rounds.open_count(life.charges()[plan.arm].id))
+            serve(life.url, idle_exit=0.0)
+
+        return give
+
+    monkeypatch.setattr("privtune.study._run.give_out", give_out)
+    monkeypatch.setattr("privtune.study._optimize.give_out", give_out)
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("options", "batches"),
+    [
+        ({"sampler": "random"}, [6]),
+        ({"sampler": "grid"}, [6]),
+        ({"sampler": "tpe", "batch": 3, "trials": 12}, [3, 3, 3, 3]),
+        ({"sampler": "tpe", "trials": 3}, []),
+    ],
+)
+def test_workers_train_the_trials_of_one_process(
+    storage: str, tmp_path: Path, given: list[int], options: dict[str, Any], batches: list[int]
+) -> None:
+    inline = f"sqlite:///{tmp_path / 'inline.db'}"
+    (expected,) = Study.create(spec(**options), inline).run()
+    (release,) = Study.create(spec(**options), storage).run(executor="external")
+    same(release, expected)
+    assert given == batches, "a batch is given out whole; a single trial is trained here"
+    assert kept(storage, "toy") == kept(inline, "toy")
+    assert charges(storage, "toy") == 1
+
+
+def optimized(url: str, objective: Any, **options: Any) -> Any:
+    strategy = options.pop("strategy", Everything(trials=5, sampler="random"))
+    budget = privtune.Budget(4.0, 1e-5, name="b")
+    study = privtune.create_study("s", budget=budget, storage=url, seed=3)
+    return study.optimize(objective, strategy=strategy, training=LOOP, validation=PUBLIC, **options)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Everything(trials=5, sampler="random"),
+        Everything(trials=14, sampler="tpe", batch=7),
+    ],
+)
+def test_workers_draw_for_a_function_what_one_process_draws(
+    storage: str, tmp_path: Path, given: list[int], strategy: Everything
+) -> None:
+    inline = f"sqlite:///{tmp_path / 'inline.db'}"
+    expected = optimized(inline, reporting, strategy=strategy)
+    assert not given
+    release = optimized(storage, PATH, strategy=strategy, executor="external")
+    same(release, expected)
+    assert given
+    assert kept(storage, "s") == kept(inline, "s"), "reports are Optuna's, too"
+    assert any(reports for *_, reports in kept(storage, "s"))
+    assert charges(storage, "b") == 1
+
+
+@pytest.mark.slow
+def test_threads_draw_for_a_function_what_one_process_draws(storage: str, tmp_path: Path) -> None:
+    expected = optimized(f"sqlite:///{tmp_path / 'inline.db'}", reporting)
+    local = partial(reporting)  # which no other process can import
+    same(optimized(storage, local, n_jobs=3), expected)
+
+
+def test_optuna_s_own_objects_stay_in_one_process(storage: str, given: list[int]) -> None:
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=9)
+    optimized(storage, reporting, pruner=pruner, n_jobs=2)
+    assert given == []
+
+
+def drive(url: str) -> None:
+    """Run the study `toy` on workers. Module level, to be spawned."""
+    with closing(Study("toy", url)) as study:
+        study.run(executor="external")
+
+
+def dying(url: str, folder: str) -> None:
+    """Be a worker that is killed after its second row, with results of others not handed in."""
+    hand_in = Rounds.complete
+
+    def complete(self: Any, lease: Any, *args: Any, **options: Any) -> bool:
+        if Path(folder, "second").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        Path(folder, "second" if Path(folder, "first").exists() else "first").touch()
+        return hand_in(self, lease, *args, **options)
+
+    Rounds.complete = complete  # type: ignore[method-assign]
+    serve(url, idle_exit=600.0)
+
+
+@pytest.mark.slow
+def test_a_worker_and_a_driver_are_killed_in_mid_batch(storage: str, tmp_path: Path) -> None:
+    (expected,) = Study.create(spec(), f"sqlite:///{tmp_path / 'inline.db'}").run()
+    Study.create(spec(), storage).close()
+    context = multiprocessing.get_context("spawn")
+    driver = context.Process(target=drive, args=(storage,))
+    worker = context.Process(target=dying, args=(storage, str(tmp_path)))
+    driver.start()
+    worker.start()
+    worker.join(600)
+    driver.kill()
+    driver.join()
+    assert worker.exitcode == -signal.SIGKILL
+    with closing(Life("toy", storage)) as life:
+        (arm,) = life.arms().values()
+        assert life.stage(arm.plan) is Stage.STARTED
+        results = life.sealed("arm")
+        done = [name for name in results.names() if name.endswith(".safetensors")]
+        assert len(done) == 2
+        before = {name: results.get(name) for name in done}
+    with workers(storage), closing(Study("toy", storage)) as study:
+        (release,) = study.run(executor="external")
+    same(release, expected)
+    assert charges(storage, "toy") == 1
+    trials = {trial.index: trial for trial in release.trials}
+    for name, content in before.items():
+        digest = trials[int(name.removeprefix("trial-").partition(".")[0])].transcript_digest
+        assert digest.encode() in (content or b""), "the first result of a row stays"
+
+
+def test_only_a_started_charge_has_rows(tmp_path: Path) -> None:
+    with Ledger(f"sqlite:///{tmp_path / 'p.db'}") as ledger:
+        ledger.create_budget(Budget(4.0, 1e-5, name="b"))
+        [charge] = ledger.reserve("b", [ChargeRequest(Gaussian(20.0))])
+        rounds, secret = make_rounds(ledger), bytes(range(32))
+        with pytest.raises(ChargeStateError, match="reserved"):
+            rounds.propose(charge.id, [TRIALS], secret=secret)
+        ledger.start(charge.id)
+        rounds.propose(charge.id, [TRIALS, TRIALS + 1], secret=secret)
+        lease = rounds.lease(charge.id, "one")
+        assert lease is not None
+        assert rounds.complete(lease, 0.5, {})
+        held = rounds.lease(charge.id, "one")
+        rounds.propose(charge.id, [TRIALS + 1, TRIALS + 2], secret=secret)
+        assert rounds.open_count(charge.id) == 2
+        late = rounds.lease(charge.id, "two")
+        assert held is not None
+        assert late is not None
+        assert (held.number, late.number) == (TRIALS + 1, TRIALS + 2), "leases stay"
+        rounds.propose(charge.id, [TRIALS], secret=secret)
+        again = rounds.lease(charge.id, "three")
+        assert again is not None
+        assert (again.number, again.seed) == (TRIALS, lease.seed), "its result was lost"
+        ledger.settle(charge.id)
+        with pytest.raises(ChargeStateError, match="settled"):
+            rounds.propose(charge.id, [TRIALS + 3], secret=secret)
