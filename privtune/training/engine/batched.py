@@ -323,7 +323,12 @@ class BatchedKernel:
         if key not in self._programs:
             x, y = synthetic(rows.x[0], rows.y[0], key, params.device)
             drawn = tuple(site.empty(key, params) for site in self.plan.sites)
-            example = (torch.randn_like(params), x, y, *drawn)
+            # Not from the global generator, which a trial in another thread may be drawing from.
+            own = torch.Generator(params.device).manual_seed(0)
+            made_up = torch.randn(
+                params.shape, dtype=params.dtype, device=params.device, generator=own
+            )
+            example = (made_up, x, y, *drawn)
             self._programs[key] = capture_tape(
                 self._module, self._loss_of, self.layout, self.plan, example
             )

@@ -92,8 +92,12 @@ def plan_model(
     Raises:
         RuntimeError: If the model cannot run under ``vmap``.
     """
+    # Not from the global generator: in another thread, a trial may be drawing its first weights.
+    draws = torch.Generator(x.device).manual_seed(0)
     leaves = {
-        name: torch.randn(len(x), *shape, dtype=layout.dtype, device=x.device).requires_grad_()
+        name: torch.randn(
+            len(x), *shape, dtype=layout.dtype, device=x.device, generator=draws
+        ).requires_grad_()
         for name, shape in layout.shapes.items()
     }
     if copy_all:
