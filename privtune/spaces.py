@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DependentSamplerError",
     "SearchSpace",
+    "inside",
     "require_independent_sampler",
 ]
 
@@ -137,7 +138,7 @@ class SearchSpace(Mapping[str, BaseDistribution]):
             return {name: _prior(law).draw(rng) for name, law in self.distributions.items()}
         drawn = dict(self.sampler.draw(rng))
         for name, distribution in self.items():
-            if name not in drawn or not _inside(distribution, drawn[name]):
+            if name not in drawn or not inside(distribution, drawn[name]):
                 raise InvalidInputError(
                     "sampler", type(self.sampler).__name__, f"must draw {name} from {distribution}"
                 )
@@ -174,7 +175,7 @@ def _prior(law: BaseDistribution | Prior) -> Prior:
     return _Uniform(law) if isinstance(law, BaseDistribution) else law
 
 
-def _inside(distribution: BaseDistribution, value: Any) -> bool:
+def inside(distribution: BaseDistribution, value: Any) -> bool:
     try:
         return bool(distribution._contains(distribution.to_internal_repr(value)))
     except (TypeError, ValueError):

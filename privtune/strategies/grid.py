@@ -15,7 +15,7 @@ from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import StrategyError
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.in_run import method_class
+from privtune.strategies.in_run import method_class, require_adjacency
 from privtune.strategies.plan import SearchPlan, TrainingPlan
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods._base import scale_noise_of
@@ -59,6 +59,7 @@ def search_plan(
         StrategyError: If the space changes the guarantee and ``guarantee`` does not say how.
     """
     names = [name for name in CHANGING if name in context.space]
+    require_adjacency(arm, method_class(method), options, context)
     if guarantee is not None and guarantee not in _SHARES:
         raise InvalidInputError("guarantee", guarantee, f"must be one of {', '.join(_SHARES)}")
     if not names:

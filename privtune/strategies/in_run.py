@@ -18,7 +18,7 @@ from privtune.training.methods._rate_schedule import SEARCHED, check_given
 if TYPE_CHECKING:
     from privtune.training.methods._base import Method
 
-__all__ = ["Fixed", "InRun", "method_class", "require_parameters"]
+__all__ = ["Fixed", "InRun", "method_class", "require_adjacency", "require_parameters"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class InRun:
         method = method_class(self.method)
         if not context.define_by_run:
             require_parameters(self.arm, method, self.parameters)
-        _require_adjacency(self.arm, method, self.options, context)
+        require_adjacency(self.arm, method, self.options, context)
         training = TrainingPlan(
             context.schedule,
             method.for_budget(
@@ -153,10 +153,14 @@ def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, 
             )
 
 
-def _require_adjacency(
+def require_adjacency(
     arm: str, method: type[Method[Any]], options: Mapping[str, Any], context: PlanningContext
 ) -> None:
-    """Check that a method whose noise is scaled for one adjacency runs under that one."""
+    """Check that a method whose noise is scaled for one adjacency runs under that one.
+
+    Raises:
+        InvalidInputError: If it is not the budget's.
+    """
     default = getattr(method, "adjacency", None)
     stated = options.get("adjacency", default)
     if default is not None and stated != context.adjacency.value:

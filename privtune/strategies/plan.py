@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import (
     Event,
@@ -24,8 +24,16 @@ from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS
 from privtune.training.methods._base import Method, scale_noise_of
+from privtune.training.methods._rate_schedule import SEARCHED
 
-__all__ = ["Plan", "SearchPlan", "TrainingPlan"]
+if TYPE_CHECKING:
+    from privtune.spaces import SearchSpace
+    from privtune.training.mechanism.streams import Streams
+
+__all__ = ["CANDIDATE", "Plan", "SearchPlan", "TrainingPlan"]
+
+CANDIDATE = "candidate"
+"""The hyperparameter that names a candidate's entry of a list of methods."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,23 @@ class SearchPlan:
                 return training
         raise InvalidInputError("candidate", dict(params), "must be a point of the plan's grid")
 
+    def placed(self, drawn: dict[str, Any], streams: Streams, number: int) -> dict[str, Any]:
+        """Return a candidate with its entry of a list of methods, if there is such a list.
+
+        Args:
+            drawn: What was drawn from the space.
+            streams: The round's random streams.
+            number: The candidate's number: the entry is a function of it and the streams alone.
+
+        Returns:
+            The candidate: of what was drawn, what the entry's method takes.
+        """
+        if CANDIDATE not in self.points[0]:
+            return drawn
+        which = int(streams.numpy("method", number).integers(len(self.points)))
+        takes = (*self.trainings[which].method.parameters, *SEARCHED)
+        return {**{n: v for n, v in drawn.items() if n in takes}, **self.points[which]}
+
     def with_noise(self, noise: NoiseOptions) -> SearchPlan:
         """Return the plan with the noise of every training from this source.
 
@@ -233,6 +258,27 @@ class Plan:
             validation_records=None if self.score is None else self.score.records,
             public_validation=self.score is not None and self.score.event is None,
         ).to_dict()
+
+    def candidate(self, space: SearchSpace, streams: Streams, number: int) -> dict[str, Any]:
+        """Draw a candidate of a round: a function of the streams and its number alone.
+
+        Args:
+            space: What candidates are drawn from.
+            streams: The round's random streams.
+            number: Its number, from 0.
+        """
+        drawn = {**self.params, **space.draw(streams, number)}
+        return drawn if self.search is None else self.search.placed(drawn, streams, number)
+
+    def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
+        """Return what the model of a release was trained by.
+
+        Args:
+            params: The release's hyperparameters; empty where there is no model.
+        """
+        if self.final or self.search is None or not params:
+            return self.training
+        return self.search.training_of(params)
 
     @property
     def is_private(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +17,8 @@ from privtune.accounting import (
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
+from privtune.strategies._check_needs import require_independent
+from privtune.strategies.candidates import check_listed, listed_plan
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import scaled
 from privtune.strategies.laws import NOTHING, OptionsOfLaw, choose_law, largest_mean
@@ -52,9 +54,52 @@ class NoRunFitsError(StrategyError):
 
 @dataclass(frozen=True, kw_only=True)
 class Selection(IndependentDrawing):
-    """What private selections have in common: a sealed round, of which the best is released."""
+    """What private selections have in common: a sealed round, of which the best is released.
+
+    Args:
+        candidates: What a trial may be, in place of ``method``: a list of ``{method: ...}`` with
+            ``parameters``, ``options`` and a ``name`` where wanted. Each trial draws one entry,
+            uniformly, and from the space what its method needs besides. Every entry is trained at
+            the same ε; their pointwise worst is charged.
+    """
 
     needs: ClassVar[Needs] = Needs(score=True, independent=True)
+
+    candidates: Sequence[Mapping[str, Any]] = ()
+
+    def check(self, context: PlanningContext) -> None:
+        """Refuse what private selection does not cover, while planning.
+
+        Args:
+            context: Public facts: task, schedule, space, δ, scoring.
+
+        Raises:
+            StrategyError: If a sampler or pruner lets candidates depend on each other.
+            InvalidInputError: If candidates are listed beside a method, or an entry is wrong.
+        """
+        if not self.candidates:
+            super().check(context)
+            return
+        if said := [n for n in ("parameters", "options", "guarantee") if getattr(self, n)]:
+            raise InvalidInputError(
+                "candidates", list(self.candidates), f"have their own: leave out {', '.join(said)}"
+            )
+        require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
+        check_listed(self.arm, self.candidates, context)
+
+    def search(
+        self,
+        context: PlanningContext,
+        *,
+        epsilon: float,
+        part: str = "all",
+        final_records: int | None = None,
+    ) -> SearchPlan:
+        """Plan what candidates run, each training at about ``epsilon``: see ``Drawing.search``."""
+        if self.candidates:
+            listed = check_listed(self.arm, self.candidates, context)
+            return listed_plan(context, listed, epsilon=epsilon, part=part)
+        return super().search(context, epsilon=epsilon, part=part, final_records=final_records)
 
     def run_event(self, search: SearchPlan, score: ScorePlan) -> Event:
         """Return what one run costs: training and validation records are disjoint.

@@ -76,7 +76,7 @@ class Files(ABC):
         if number >= TRIALS:
             drawn = suggested(self.results, number - TRIALS)
             return {**self.plan.params, **{name: value for name, (value, _) in drawn.items()}}
-        return {**self.plan.params, **self.space.draw(self.streams, number)}
+        return self.plan.candidate(self.space, self.streams, number)
 
     @abstractmethod
     def train(

@@ -16,6 +16,7 @@ import optuna
 
 from privtune.ledger.failures import translated
 from privtune.ledger.storage import Storage
+from privtune.spaces import inside
 from privtune.study._shown import INDEX, ShownTrials
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ class StudyTrials:
     def record(self, arm: str, *, space: SearchSpace, results: Sequence[TrialResult]) -> None:
         """Record the trials of a finished round, for the curator's tools. A row is written once.
 
-        Parameters outside of the space, as an objective suggests them, become user attributes: their
-        distributions may differ from trial to trial, which Optuna refuses.
+        Parameters outside of the space, as an objective suggests them or a list of candidates fixes
+        them, become user attributes: their distributions may differ from trial to trial, which
+        Optuna refuses.
         """
         with self._home.lend():
             self._record(self._open(arm), space, results)
@@ -54,7 +56,11 @@ class StudyTrials:
         for result in results:
             if result.index in there:
                 continue
-            params = {key: result.params[key] for key in space if key in result.params}
+            params = {
+                key: result.params[key]
+                for key in space
+                if key in result.params and inside(space[key], result.params[key])
+            }
             score = -math.inf if result.score is None else result.score
             study.add_trial(
                 optuna.trial.create_trial(

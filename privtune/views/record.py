@@ -330,7 +330,8 @@ def _text(value: Any) -> str:
 
 
 def _params(study: Study, plan: Plan, release: Release) -> dict[str, str]:
-    method = plan.training.to_dict()["method"]
+    training = plan.training_of(release.params)
+    method = training.to_dict()["method"]
     params = {
         **{f"method.{name}": _text(value) for name, value in method.items() if name != "name"},
         **_options(study, plan),
@@ -339,8 +340,8 @@ def _params(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "delta": f"{release.guarantee.delta:g}",
         "method": str(method["name"]),
         "noise_multiplier": str(method.get("noise_multiplier") or ""),
-        "sample_rate": f"{plan.training.schedule.sample_rate:.6g}",
-        "steps": str(plan.training.schedule.steps),
+        "sample_rate": f"{training.schedule.sample_rate:.6g}",
+        "steps": str(training.schedule.steps),
     }
     return {name: value for name, value in params.items() if value}
 
