@@ -176,6 +176,7 @@ def _prior(law: BaseDistribution | Prior) -> Prior:
 
 
 def inside(distribution: BaseDistribution, value: Any) -> bool:
+    """Return whether a distribution can draw a value."""
     try:
         return bool(distribution._contains(distribution.to_internal_repr(value)))
     except (TypeError, ValueError):

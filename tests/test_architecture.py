@@ -32,6 +32,7 @@ FLOORS = {
     "views": 7,
     "tracking": 8,
     "cli": 9,
+    "__main__": 10,
 }
 
 # Inside of training: what the guarantee rests on knows nothing of speed, or of users' loops.

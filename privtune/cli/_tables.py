@@ -17,6 +17,7 @@ from rich.table import Table
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.strategies import selection_instead
+from privtune.strategies.plan import CANDIDATE
 from privtune.training.mechanism.streams import Streams
 from privtune.views.text import (
     ceil_to,
@@ -28,7 +29,7 @@ from privtune.views.text import (
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
-    from privtune.strategies import Plan
+    from privtune.strategies import Plan, TrainingPlan
     from privtune.study import Study, StudySpec
 
 __all__ = [
@@ -345,9 +346,19 @@ def _finite_or_none(value: float) -> float | None:
 
 
 def noise_of(plan: Plan) -> dict[str, float]:
-    """Return every noise multiplier of a plan, by what it is for."""
-    method = plan.training.to_dict()["method"]
-    noises = {k: v for k, v in method.items() if k.endswith("noise_multiplier") and v is not None}
+    """Return every noise multiplier of a plan, by what it is for; of trials that differ, each."""
+    noises: dict[str, float] = {}
+    each: tuple[tuple[TrainingPlan, Mapping[str, Any]], ...] = ((plan.training, {}),)
+    if plan.search is not None and not plan.final and len(plan.search.trainings) > 1:
+        each = tuple(zip(plan.search.trainings, plan.search.points, strict=True))
+    for training, point in each:
+        said = (point[CANDIDATE],) if CANDIDATE in point else point.values()
+        of = f" ({', '.join(map(str, said))})" if point else ""
+        noises |= {
+            name + of: value
+            for name, value in training.to_dict()["method"].items()
+            if name.endswith("noise_multiplier") and value is not None
+        }
     if plan.score is not None and plan.score.noise_multiplier is not None:
         noises["score_noise_multiplier"] = plan.score.noise_multiplier
     if plan.report is not None and plan.report.noise_multiplier is not None:
