@@ -176,7 +176,17 @@ def _prior(law: BaseDistribution | Prior) -> Prior:
 
 
 def inside(distribution: BaseDistribution, value: Any) -> bool:
-    """Return whether a distribution can draw a value."""
+    """Return whether a distribution can draw a value.
+
+    Args:
+        distribution: One of Optuna's.
+        value: A value of any type.
+
+    Example:
+        >>> from optuna.distributions import FloatDistribution
+        >>> inside(FloatDistribution(0.1, 1.0), 0.5), inside(FloatDistribution(0.1, 1.0), "x")
+        (True, False)
+    """
     try:
         return bool(distribution._contains(distribution.to_internal_repr(value)))
     except (TypeError, ValueError):
