@@ -125,6 +125,8 @@ class SearchPlan:
         >>> secure = search.with_noise(NoiseOptions.of("secure"))
         >>> secure.training_of({"learning_rate": 0.3}).noise.source
         'chacha20'
+        >>> search.placed({"learning_rate": 0.3}, None, 0)  # there is no list of methods to draw from
+        {'learning_rate': 0.3}
     """
 
     trainings: tuple[TrainingPlan, ...]
@@ -229,6 +231,10 @@ class Plan:
         True
         >>> plan.with_noise(NoiseOptions.of("secure")).digest() == plan.digest()
         False
+        >>> from privtune.training.mechanism.streams import Streams
+        >>> drawn = plan.candidate(study.spec.planning_context().space, Streams(bytes(32)), 0)
+        >>> sorted(drawn), plan.training_of(drawn) == plan.training
+        (['learning_rate', 'max_grad_norm'], True)
     """
 
     arm: str
@@ -266,6 +272,9 @@ class Plan:
             space: What candidates are drawn from.
             streams: The round's random streams.
             number: Its number, from 0.
+
+        Returns:
+            Its hyperparameters.
         """
         drawn = {**self.params, **space.draw(streams, number)}
         return drawn if self.search is None else self.search.placed(drawn, streams, number)
@@ -275,6 +284,9 @@ class Plan:
 
         Args:
             params: The release's hyperparameters; empty where there is no model.
+
+        Returns:
+            The training; the plan's own where nothing differs.
         """
         if self.final or self.search is None or not params:
             return self.training
