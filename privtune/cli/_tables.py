@@ -16,6 +16,7 @@ from rich.table import Table
 
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
+from privtune.ledger import show_adjacency
 from privtune.strategies import selection_instead
 from privtune.strategies.plan import CANDIDATE
 from privtune.training.mechanism.streams import Streams
@@ -195,6 +196,7 @@ def comparison_document(study: Study) -> dict[str, Any]:
             "epsilon": budget.epsilon,
             "delta": budget.delta,
             "adjacency": str(budget.adjacency),
+            "unit": budget.unit,
             "charged": spent.epsilon,
             "bound": spent.method,
             "left": study.remaining(),
@@ -284,10 +286,10 @@ def _footnotes(study: Study) -> list[str]:
     lines = [
         f"Budget {budget.name}: ε = {ceil_to(spent.epsilon, 3):.3f} of {budget.epsilon:g} charged, "
         f"{math.floor(study.remaining() * 1000) / 1000:.3f} left (δ = {budget.delta:g}, "
-        f"{budget.adjacency}, {together(spent)})."
+        f"{show_adjacency(budget.adjacency, budget.unit)}, {together(spent)})."
         if spent.epsilon > 0
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
-        f"{budget.delta:g}, {budget.adjacency}).",
+        f"{budget.delta:g}, {show_adjacency(budget.adjacency, budget.unit)}).",
         explain_utility(study.status()),
         "Gradient evaluations are the plan's expectation: sizes of Poisson samples are private.",
     ]

@@ -39,7 +39,7 @@ def create(
     delta: Annotated[float, typer.Option(help="δ of everything ever released, in (0, 1).")],
     adjacency: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
     unit: Annotated[
-        str, typer.Option(help="What is protected; trainings enforce record.")
+        str, typer.Option(help="What is protected, in a word: record, person, hospital.")
     ] = "record",
     dataset: Annotated[str, typer.Option(help="The protected dataset, in words.")] = "",
     admission: Annotated[
@@ -53,7 +53,7 @@ def create(
 ) -> None:
     """Create a budget. It never changes afterwards; it can be closed for good."""
     from privtune.accounting import Adjacency
-    from privtune.ledger import Admission, Budget
+    from privtune.ledger import Admission, Budget, show_adjacency
     from privtune.ledger.values import member
 
     with _ledger(storage) as ledger:
@@ -74,7 +74,7 @@ def create(
     else:
         console().print(
             f"Budget [bold]{budget.name}[/]: ε = {budget.epsilon:g}, δ = {budget.delta:g}, "
-            f"{budget.adjacency}, {budget.admission} admission (filter at order "
+            f"{show_adjacency(budget.adjacency, budget.unit)}, {budget.admission} admission (filter at order "
             f"{budget.order:g}).",
             soft_wrap=True,
         )
@@ -113,8 +113,6 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
     from rich.markup import escape
     from rich.table import Table
 
-    from privtune.ledger import RECORD, unit_note
-
     with _ledger(storage) as ledger:
         document = _document(ledger, ledger.budget(name))
     if as_json:
@@ -124,8 +122,8 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
     spent = document["spent"]
     rows = {
         "budget": f"ε = {document['epsilon']:g} at δ = {document['delta']:g}",
-        "adjacency": f"{document['adjacency']}, one {RECORD}",
-        **({"unit": escape(note)} if (note := unit_note(document["unit"])) else {}),
+        "adjacency": f"{document['adjacency']}, one {escape(document['protected'])}",
+        **({"unit": escape(note)} if (note := document["unit_note"]) else {}),
         "dataset": escape(document["dataset"]) or "not described",
         "admission": f"{document['admission']}{', closed' if document['closed'] else ''}",
         "charges": ", ".join(f"{n} {state}" for state, n in document["states"].items()) or "none",
@@ -175,6 +173,10 @@ def charge(
     event: Annotated[Path, typer.Argument(help="The event, a JSON file.")],
     *,
     note: Annotated[str, typer.Option(help="What is released, and by which tool.")],
+    unit: Annotated[
+        str,
+        typer.Option(help="What the event counts as one: what its sensitivity is about."),
+    ] = "record",
     released: Annotated[
         bool,
         typer.Option(
@@ -190,7 +192,7 @@ def charge(
     """
     from privtune.ledger import ChargeRequest
 
-    request = ChargeRequest(_event(event), note=note)
+    request = ChargeRequest(_event(event), note=note, unit=unit)
     with _ledger(storage) as ledger:
         if released:
             made = ledger.record(name, request)
@@ -396,13 +398,17 @@ def _event(path: Path) -> Any:
 
 
 def _document(ledger: Ledger, budget: Budget) -> dict[str, Any]:
+    from privtune.ledger import unit_note
+
     name = budget.name
-    found = ledger.charges(name)
+    found, protected = ledger.charges(name), ledger.unit(name)
     states: dict[str, int] = {}
     for one in found:
         states[str(one.state)] = states.get(str(one.state), 0) + 1
     return {
         **budget.to_dict(),
+        "protected": protected,
+        "unit_note": unit_note(budget.unit, protected),
         "closed": ledger.is_closed(name),
         "charges": len(found),
         "states": states,
@@ -431,6 +437,7 @@ def _charge_document(charge: Charge) -> dict[str, Any]:
         "started_at": when(charge.started_at),
         "closed_at": when(charge.closed_at),
         "transcript_digest": charge.transcript_digest,
+        "unit": charge.unit,
     }
 
 

@@ -85,6 +85,7 @@ def plan(
         plan_view,
         public_view,
     )
+    from privtune.ledger import show_adjacency
     from privtune.study import StudySpec, plan_study
     from privtune.study.planning import advice as advice_on
 
@@ -111,9 +112,10 @@ def plan(
     console().print(Padding(public_view(planned.plans), (0, 0, 1, 2)), highlight=False)
     if drawn := examples(parsed):
         console().print(examples_table(drawn))
+    neighbours = show_adjacency(planned.total.adjacency, parsed.budget.unit)
     console().print(
         f"All arms together: ε = {ceil_to(planned.total.epsilon, 4):.4f} at δ = "
-        f"{planned.total.delta:g} ({planned.total.adjacency}, by {planned.total.method}); "
+        f"{planned.total.delta:g} ({neighbours}, by {planned.total.method}); "
         f"target {parsed.target_epsilon:g}. No data was touched.",
         soft_wrap=True,
     )

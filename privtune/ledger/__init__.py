@@ -9,7 +9,7 @@ from privtune.imports import lazily
 if TYPE_CHECKING:
     from privtune.ledger.admission import FilterState
     from privtune.ledger.backups import backup, backup_storage
-    from privtune.ledger.certificate import export_certificate, verify_certificate
+    from privtune.ledger.certificate import enforced_unit, export_certificate, verify_certificate
     from privtune.ledger.errors import (
         BudgetClosedError,
         BudgetExceededError,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LedgerFullError,
         LedgerReadOnlyError,
         LedgerSchemaError,
+        UnitMismatchError,
         UnknownBudgetError,
         UnknownChargeError,
     )
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
         ChargeRequest,
         ChargeState,
         check_unit,
+        refuse_other_unit,
+        show_adjacency,
         unit_note,
     )
     from privtune.ledger.verification import Verification, verify
@@ -78,14 +81,18 @@ __all__ = [
     "RoundStuckError",
     "Rounds",
     "TaskResult",
+    "UnitMismatchError",
     "UnknownBudgetError",
     "UnknownChargeError",
     "Verification",
     "backup",
     "backup_storage",
     "check_unit",
+    "enforced_unit",
     "export_certificate",
+    "refuse_other_unit",
     "render_certificate",
+    "show_adjacency",
     "unit_note",
     "upgrade_storage",
     "verify",

@@ -26,11 +26,11 @@ from privtune.ledger.history import History
 from privtune.ledger.log import stored_entry
 from privtune.ledger.schema import entries
 from privtune.ledger.storage import Storage
-from privtune.ledger.values import unit_note
+from privtune.ledger.values import RECORD, unit_note
 from privtune.ledger.verification import Verification, is_within, replay, verified, verify
 from privtune.ledger.witnesses import alike, witnesses_of
 
-__all__ = ["FORMAT", "export_certificate", "verify_certificate"]
+__all__ = ["FORMAT", "enforced_unit", "export_certificate", "verify_certificate"]
 
 FORMAT = "privtune-certificate"
 _VERSION = 2
@@ -81,7 +81,7 @@ def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) 
         "entries": [_public(line) for line in lines],
         **_summary(history, _VERSION, odometer(history)),
     }
-    if note := unit_note(history.terms().unit):
+    if note := enforced_unit(certificate)[1]:
         certificate["unit_note"] = note
     if witnessed:
         certificate["witnesses"] = witnesses_of(history)
@@ -147,6 +147,27 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
     return verified(history)
 
 
+def enforced_unit(certificate: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the unit that a certificate's charges really protect, and what to say of another.
+
+    Args:
+        certificate: The parsed file.
+
+    Returns:
+        The unit, in a word, and a sentence that is empty where the budget promises the same.
+
+    Example:
+        >>> with Ledger() as ledger:
+        ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic", unit="patient"))
+        ...     enforced_unit(export_certificate(ledger.log.storage, "clinic"))
+        ('patient', '')
+    """
+    unit = str(certificate["budget"]["terms"]["unit"])
+    charges = certificate["charges"]
+    protected = str(charges[0].get("unit", RECORD)) if charges else unit
+    return protected, unit_note(unit, protected)
+
+
 def _summary(history: History, version: int, guarantee: Guarantee) -> dict[str, Any]:
     """Return what follows from the entries, as certificates of a version have it."""
     within = {} if version == 1 else {"within_budget": is_within(history, guarantee)}
@@ -168,6 +189,7 @@ def _summary(history: History, version: int, guarantee: Guarantee) -> dict[str, 
                 "note": charge.note,
                 "plan_digest": charge.plan_digest,
                 "event": charge.event.to_dict(),
+                **({} if charge.unit == RECORD else {"unit": charge.unit}),
             }
             for charge in history.charges.values()
         ],

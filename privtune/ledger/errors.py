@@ -23,6 +23,7 @@ __all__ = [
     "LedgerFullError",
     "LedgerReadOnlyError",
     "LedgerSchemaError",
+    "UnitMismatchError",
     "UnknownBudgetError",
     "UnknownChargeError",
 ]
@@ -30,6 +31,10 @@ __all__ = [
 
 class LedgerError(PrivTuneError):
     """Root of the ledger's own errors."""
+
+
+class UnitMismatchError(LedgerError):
+    """What is asked counts another unit of privacy than the budget protects."""
 
 
 class UnknownBudgetError(LedgerError):

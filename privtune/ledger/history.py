@@ -14,7 +14,7 @@ from privtune.accounting import Event, event_from_dict
 from privtune.errors import PrivTuneError
 from privtune.ledger.chain import GENESIS, Entry, Kind
 from privtune.ledger.errors import LedgerCorruptedError
-from privtune.ledger.values import Admission, Budget, Charge, ChargeState
+from privtune.ledger.values import RECORD, Admission, Budget, Charge, ChargeState
 from privtune.ledger.weights import Weight, slack_of, weigh
 
 __all__ = ["BASIS_DECLARED", "BASIS_FILTER", "BASIS_RECORDED", "History", "budget_from_dict"]
@@ -148,6 +148,7 @@ class History:
             basis=body["basis"],
             state=ChargeState.RESERVED,
             created_at=at,
+            unit=body.get("unit", RECORD),
         )
         if not self.frozen:
             self.block[entry.charge] = event
@@ -158,6 +159,10 @@ class History:
 
     def _check_basis(self, entry: Entry, body: dict[str, Any]) -> None:
         """Refuse what no ledger admits, whatever it costs."""
+        unit = body.get("unit", RECORD)
+        # Older versions charged records to whatever a budget named; never may the two be mixed.
+        if unit not in ({self.unit} if self.charges else {self.unit, RECORD}):
+            raise self._wrong(entry.seq, f"it charges per {unit}, the budget is per {self.unit}")
         basis = body["basis"]
         if basis not in (BASIS_DECLARED, BASIS_FILTER, BASIS_RECORDED):
             raise self._wrong(entry.seq, f"no charge is admitted on the basis {basis!r}")
@@ -198,6 +203,11 @@ class History:
             # Nobody has seen anything yet, so the declaration may still change. Once something was
             # seen, the choice to drop a declared charge may depend on it: it stays in the block.
             del self.block[entry.charge]
+
+    @property
+    def unit(self) -> str:
+        """What the charges protect: the budget's unit, or records, as older versions charged them."""
+        return self.charges[1].unit if self.charges else self.terms().unit
 
     @property
     def recorded(self) -> list[str]:

@@ -28,7 +28,15 @@ from privtune.ledger.migrate import prepare
 from privtune.ledger.privacy_filter import FILTER_SHARE, ORDERS, best_order
 from privtune.ledger.round_digest import round_digest
 from privtune.ledger.storage import Storage
-from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState, check_unit
+from privtune.ledger.values import (
+    RECORD,
+    Budget,
+    Charge,
+    ChargeRequest,
+    ChargeState,
+    check_unit,
+    refuse_other_unit,
+)
 from privtune.names import check_name, check_text
 
 __all__ = ["Ledger"]
@@ -122,7 +130,7 @@ class Ledger:
 
         Raises:
             BudgetExistsError: A budget of that name has other terms.
-            InvalidInputError: It is new, and its unit of privacy is not the record.
+            InvalidInputError: It is new, and its unit of privacy is no word.
         """
         if budget.order is None:
             order = best_order(budget.epsilon, FILTER_SHARE * budget.delta)
@@ -152,6 +160,14 @@ class Ledger:
             name: The budget's name.
         """
         return self.log.current(name).terms()
+
+    def unit(self, name: str) -> str:
+        """Return what a budget protects: its unit, or records where older versions charged them.
+
+        Args:
+            name: The budget's name.
+        """
+        return self.log.current(name).unit
 
     def budgets(self) -> tuple[Budget, ...]:
         """Return the terms of every budget, by name."""
@@ -199,6 +215,7 @@ class Ledger:
             BudgetExceededError: They do not fit; says what would.
             BudgetClosedError: The budget was closed.
             DeclarationClosedError: The budget is a declared one and has started.
+            UnitMismatchError: A request counts another unit than the budget protects.
 
         **Guarantee**: the composition of everything ever admitted is at most the budget. Asking
         again for a plan (by its digest) returns the charge that is there: nothing is charged twice.
@@ -236,6 +253,7 @@ class Ledger:
 
         Raises:
             BudgetClosedError: The budget was closed.
+            UnitMismatchError: It counts another unit than the budget protects.
         """
         _check_requests([request])
 
@@ -451,6 +469,9 @@ class Ledger:
 
 
 def _reservations(history: History, requests: Sequence[ChargeRequest], basis: str) -> list[Line]:
+    for request in requests:
+        who = f"Arm {request.arm!r}" if request.arm else "The event"
+        refuse_other_unit(request.unit, history.unit, who, history.name)
     bodies: list[dict[str, Any]] = [
         {
             "event": request.event.to_dict(),
@@ -460,6 +481,7 @@ def _reservations(history: History, requests: Sequence[ChargeRequest], basis: st
             "plan_digest": request.plan_digest,
             "basis": basis,
             **({"public": dict(request.public)} if request.public else {}),
+            **({} if request.unit == RECORD else {"unit": request.unit}),
         }
         for request in requests
     ]

@@ -13,8 +13,8 @@ from typing import Any
 from privtune.accounting import event_from_dict
 from privtune.accounting.registry import formula
 from privtune.files import forget_times
+from privtune.ledger.certificate import enforced_unit
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
-from privtune.ledger.values import RECORD, unit_note
 
 __all__ = ["render_certificate", "write_file"]
 
@@ -59,6 +59,7 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             f"ε = {_number(terms['epsilon'])} that it promises. It admits nothing more.</p>"
         ]
     )
+    unit, note = enforced_unit(certificate)
     verify = f"privtune budget verify --certificate {name}.certificate.json"
     return "\n".join(
         [
@@ -71,7 +72,7 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             f"{_text(certificate['libraries'].get('privtune'))}.</p>",
             f'<p class="lead">Everything charged to this budget is together '
             f"<b>(ε = {_up(guarantee['epsilon'])}, δ = {_number(guarantee['delta'])})</b>"
-            f"-differentially private per {RECORD}, under "
+            f"-differentially private per {_text(unit)}, under "
             f"{_text(terms['adjacency'])} adjacency. The budget is ε = "
             f"{_number(terms['epsilon'])}{_closed(certificate)}.</p>",
             *broken,
@@ -79,7 +80,7 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             _facts(
                 {
                     "Protected dataset": terms["dataset"] or "not described",
-                    "Unit of privacy": unit_note(terms["unit"]) or RECORD,
+                    "Unit of privacy": note or unit,
                     "Adjacency": terms["adjacency"],
                     "Admission": f"{terms['admission']} (filter of Rényi order {terms['order']})",
                     "Created": certificate["budget"]["created_at"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from privtune.accounting import Adjacency, Event
 from privtune.accounting.algebra import MAX_DEPTH
 from privtune.errors import InvalidInputError
+from privtune.ledger.errors import UnitMismatchError
 from privtune.names import NAME_RULE, check_text, is_name
 
 __all__ = [
@@ -23,6 +25,8 @@ __all__ = [
     "ChargeState",
     "check_unit",
     "member",
+    "refuse_other_unit",
+    "show_adjacency",
     "unit_note",
 ]
 
@@ -30,7 +34,12 @@ E = TypeVar("E", bound=StrEnum)
 
 
 RECORD = "record"
-"""The unit of privacy that trainings enforce: they sample and clip record by record."""
+"""The unit of privacy where records are what is sampled and clipped, each by itself."""
+
+_UNIT_RULE = (
+    "must be 1 to 40 letters, digits, spaces and hyphens, beginning with a letter, as person"
+)
+_LONGEST_UNIT = 40
 
 
 class Admission(StrEnum):
@@ -60,8 +69,8 @@ class Budget:
         delta: The δ of the whole, strictly between 0 and 1.
         name: The budget's name in its ledger: letters, digits, ``.``, ``_`` and ``-``.
         adjacency: Which pairs of datasets are neighbours.
-        unit: What one neighbour adds, removes or replaces: ``"record"``. A ledger of an older version
-            may name another, which nothing enforces: :func:`unit_note` says so.
+        unit: What one neighbour adds, removes or replaces, in a word: ``"record"``, or ``"person"``,
+            ``"hospital"``. Charges of another unit than the budget's are refused.
         dataset: The protected dataset, as a name or a free description. Never put a content hash
             here: an unsalted hash of the data is itself a disclosure.
         admission: ``"declared"``: everything is reserved before the first charge starts, and
@@ -135,6 +144,8 @@ class ChargeRequest:
         plan_digest: The digest of the plan that will run, so that the plan can be held against it.
         public: What the charge's number rests on that is declared public, by name. It is part of
             certificates, under the chain.
+        unit: What the event counts as one: what is sampled, clipped and added or removed. It must be
+            the budget's unit.
 
     Raises:
         InvalidInputError: If the event is none or nested too deeply, or a text cannot be stored.
@@ -151,6 +162,7 @@ class ChargeRequest:
     note: str = ""
     plan_digest: str = ""
     public: Mapping[str, str] = field(default_factory=dict, hash=False)
+    unit: str = RECORD
 
     def __post_init__(self) -> None:
         if not isinstance(self.event, Event):
@@ -186,6 +198,7 @@ class Charge:
         started_at: When it was started.
         closed_at: When it was settled or voided.
         transcript_digest: The digest of the transcript that settled it.
+        unit: What the event counts as one.
 
     Example:
         >>> from privtune.accounting import Gaussian
@@ -210,46 +223,93 @@ class Charge:
     started_at: datetime | None = None
     closed_at: datetime | None = None
     transcript_digest: str = ""
+    unit: str = RECORD
 
 
 def check_unit(unit: str) -> str:
     """Return a unit of privacy that a new budget may promise.
 
     Args:
-        unit: What one neighbour adds, removes or replaces.
+        unit: What one neighbour adds, removes or replaces, in a word.
 
     Raises:
-        InvalidInputError: If it is not the record: no training would enforce it.
+        InvalidInputError: If it is no word that a statement could name.
 
     Example:
-        >>> check_unit("record")
-        'record'
+        >>> check_unit("hospital")
+        'hospital'
     """
-    if unit != RECORD:
-        raise InvalidInputError(
-            "unit",
-            unit,
-            f"must be {RECORD!r}: trainings sample and clip record by record, so a larger unit would be "
-            "promised and not kept",
-            f"Say {RECORD!r}, and make one record of everything about each {unit or 'unit'} "
-            "(privtune.tasks.by_unit).",
-        )
+    if not re.fullmatch(r"[^\W\d_][^\W_]*(?:[ -][^\W_]+)*", unit) or len(unit) > _LONGEST_UNIT:
+        raise InvalidInputError("unit", unit, _UNIT_RULE)
     return unit
 
 
-def unit_note(unit: str) -> str:
-    """Return what to say of a budget whose unit nothing enforces; empty for the record.
+def refuse_other_unit(unit: str, protected: str, who: str, budget: str) -> None:
+    """Refuse what counts another unit than the budget protects.
 
     Args:
-        unit: The unit of a budget.
+        unit: What is sampled, clipped and charged as one.
+        protected: The budget's unit.
+        who: Who asks, as the sentence begins.
+        budget: The budget's name.
+
+    Raises:
+        UnitMismatchError: Says how both can be the same.
 
     Example:
-        >>> unit_note("hospital")
+        >>> refuse_other_unit("record", "person", "The arm", "clinic")
+        Traceback (most recent call last):
+            ...
+        privtune.ledger.errors.UnitMismatchError: The arm counts each record by itself, but budget ...
+    """
+    if unit == protected:
+        return
+    if protected == RECORD:
+        why = f"one row more changes what its {unit} adds by up to twice what is charged"
+        remedy = f"Draw on a budget of unit: {unit}."
+    else:
+        why = f"one {protected} may have many of them"
+        remedy = (
+            f"Group by {protected} (a table: group, max_per_group and unit: {protected}; a task or "
+            "a loop of your own: privtune.tasks.by_unit or unit_records), or draw on a budget of "
+            f"unit: {unit}."
+        )
+    counts = "each record by itself" if unit == RECORD else f"all rows of one {unit} together"
+    raise UnitMismatchError(
+        f"{who} counts {counts}, but budget {budget!r} protects every {protected}: {why}. {remedy}"
+    )
+
+
+def show_adjacency(adjacency: str, unit: str) -> str:
+    """Return an adjacency for people: of records where nothing else is said.
+
+    Args:
+        adjacency: Which datasets are neighbours.
+        unit: What one of them has more, or other.
+
+    Example:
+        >>> show_adjacency("add-remove", "person")
+        'add-remove of one person'
+    """
+    return str(adjacency) if unit == RECORD else f"{adjacency} of one {unit}"
+
+
+def unit_note(unit: str, protected: str) -> str:
+    """Return what to say of a budget whose unit nothing enforced; empty where it is kept.
+
+    Older versions let a budget name any unit, and charged records to it.
+
+    Args:
+        unit: The unit that a budget names.
+        protected: The unit that its charges count.
+
+    Example:
+        >>> unit_note("hospital", "record")
         "unit 'hospital' was declared but is not enforced: the guarantee is per record"
     """
-    if unit == RECORD:
+    if unit == protected:
         return ""
-    return f"unit {unit!r} was declared but is not enforced: the guarantee is per {RECORD}"
+    return f"unit {unit!r} was declared but is not enforced: the guarantee is per {protected}"
 
 
 def _is_number(value: object) -> bool:

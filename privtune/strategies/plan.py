@@ -18,6 +18,7 @@ from privtune.accounting import (
 )
 from privtune.accounting.reach import mass_beyond_reach
 from privtune.errors import InvalidInputError
+from privtune.ledger import RECORD
 from privtune.strategies.scoring import ScorePlan
 from privtune.tasks import PublicFacts
 from privtune.training.mechanism.noise_options import NoiseOptions
@@ -263,6 +264,7 @@ class Plan:
             train_records=int(self.details.get("records", self.training.schedule.records)),
             validation_records=None if self.score is None else self.score.records,
             public_validation=self.score is not None and self.score.event is None,
+            unit="" if self.unit == RECORD else self.unit,
         ).to_dict()
 
     def candidate(self, space: SearchSpace, streams: Streams, number: int) -> dict[str, Any]:
@@ -291,6 +293,11 @@ class Plan:
         if self.final or self.search is None or not params:
             return self.training
         return self.search.training_of(params)
+
+    @property
+    def unit(self) -> str:
+        """What its event counts as one: what is sampled, clipped and scored."""
+        return str(self.details.get("unit", RECORD))
 
     @property
     def is_private(self) -> bool:

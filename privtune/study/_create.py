@@ -39,11 +39,13 @@ def store_study(spec: StudySpec, storage: str) -> None:
 
 def _check_terms(ledger: Ledger, spec: StudySpec) -> None:
     budget = ledger.budget(spec.budget.name)
-    asked = (spec.budget.epsilon, spec.budget.delta, spec.budget.adjacency)
-    if (budget.epsilon, budget.delta, budget.adjacency) != asked:
+    asked = (spec.budget.epsilon, spec.budget.delta, spec.budget.adjacency, spec.budget.unit)
+    unit = ledger.unit(budget.name)
+    if (budget.epsilon, budget.delta, budget.adjacency, unit) != asked:
         raise PrivTuneError(
             f"Budget {budget.name!r} exists with epsilon = {budget.epsilon}, delta = "
-            f"{budget.delta}, {budget.adjacency} adjacency, and cannot be changed; the spec of study "
-            f"{spec.name!r} says epsilon = {asked[0]}, delta = {asked[1]}, {asked[2]}. Write the "
+            f"{budget.delta}, {budget.adjacency} adjacency, unit {unit}, and cannot be changed; "
+            f"the spec of study {spec.name!r} says epsilon = {asked[0]}, delta = {asked[1]}, {asked[2]}, "
+            f"unit {asked[3]}. Write the "
             "budget's own terms, and the study's share as 'epsilon' of the study."
         )

@@ -89,6 +89,7 @@ def optimize(
         sampler=sampler,
         pruner=pruner,
         noise=noise,
+        unit=life.ledger.unit(life.budget),
     )
     trainer = _ObjectiveTrainer(
         life, objective, imported, strategy, sampler, pruner, chosen, deadline_of(timeout)

@@ -272,6 +272,7 @@ class Life:
                 arm=arm.plan.arm,
                 plan_digest=arm.digest,
                 public=arm.plan.public_facts,
+                unit=arm.plan.unit,
                 note="; ".join(filter(None, (arm.plan.training.noise.note, self.spec.weakened))),
             )
             for arm in asked

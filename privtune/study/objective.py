@@ -14,6 +14,7 @@ from optuna.exceptions import TrialPruned
 
 from privtune.errors import PrivTuneError
 from privtune.execution.training import pruned
+from privtune.ledger import RECORD
 from privtune.priors import IndependentSampler
 from privtune.spaces import SearchSpace
 from privtune.strategies import (
@@ -78,6 +79,7 @@ def plan_objective(
     sampler: object | None,
     pruner: object | None,
     noise: NoiseOptions | str | Mapping[str, Any] | None = None,
+    unit: str = RECORD,
 ) -> Plan:
     """Plan an arm that the user's own function trains. Touches no data.
 
@@ -104,7 +106,9 @@ def plan_objective(
         scoring=Scoring() if validation is None else validation.scoring,
     )
     plan = plan_arm(strategy, context, epsilon=epsilon)
-    return replace(plan, details={**plan.details, "records": training.records})
+    # The loop must bring records of the budget's unit: `make_private` and `score` look.
+    of_units = {} if unit == RECORD else {"unit": unit}
+    return replace(plan, details={**plan.details, "records": training.records, **of_units})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from privtune.accounting import CalibrationError, Composed, Event, Guarantee, share_budget
 from privtune.accounting.sensitivity import Sensitivity, sensitivity
+from privtune.ledger import RECORD, refuse_other_unit
 from privtune.strategies import (
     NoRunFitsError,
     Plan,
@@ -56,6 +57,7 @@ def plan_study(spec: StudySpec) -> StudyPlan:
 
     Raises:
         PrivTuneError: If an arm cannot be planned.
+        UnitMismatchError: If the task counts another unit than the budget protects.
 
     Example:
         >>> plan = plan_study(study.spec).plans[1]
@@ -63,6 +65,9 @@ def plan_study(spec: StudySpec) -> StudyPlan:
         (True, 4)
     """
     context = spec.planning_context()
+    unit = context.task.unit or RECORD
+    task = f"Task {context.task.name!r}"
+    refuse_other_unit(unit, spec.budget.unit, task, spec.budget.name)
     strategies = [arm.to_strategy() for arm in spec.arms]
     planners = [_planner(strategy, context) for strategy in strategies]
 
@@ -149,6 +154,7 @@ def _planner(strategy: Strategy, context: PlanningContext) -> Callable[[float], 
         plan = plan_arm(strategy, context, epsilon=epsilon)
         # Part of the plan, so that its digest, and with it the charge, holds them fast.
         public = context.task.facts.to_dict()
-        return replace(plan, details={**plan.details, "public": public})
+        unit = {"unit": context.task.unit} if context.task.unit else {}
+        return replace(plan, details={**plan.details, "public": public, **unit})
 
     return planner

@@ -30,6 +30,7 @@ class _MadeUp:
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, size: int, stands_for: Data) -> None:
         self._x, self._y, self._size, self.stands_for = x, y, size, stands_for
+        self.unit = getattr(stands_for, "unit", "")
 
     def __len__(self) -> int:
         return self._size
@@ -64,7 +65,7 @@ class _MadeUp:
 
         from privtune.training.mechanism.data import TensorData
 
-        return TensorData(*self.take(torch.arange(size)))
+        return TensorData(*self.take(torch.arange(size)), unit=self.unit)
 
 
 def made_up(data: Data, records: int) -> _MadeUp:

@@ -60,7 +60,7 @@ class BudgetSpec(BaseModel):
         epsilon: ε, above 0.
         delta: δ, in (0, 1).
         adjacency: ``add-remove`` or ``replace-one``.
-        unit: ``record``, which trainings enforce.
+        unit: What is protected, in a word: ``record``, or what the task groups its rows by.
 
     Example:
         >>> BudgetSpec(name="digits", epsilon=8.0, delta=1e-5).to_budget().adjacency
@@ -77,8 +77,8 @@ class BudgetSpec(BaseModel):
 
     @field_validator("unit")
     @classmethod
-    def _enforced(cls, unit: str) -> str:
-        return checked(check_unit, unit)
+    def _word(cls, unit: str, info: ValidationInfo) -> str:
+        return unit if info.context == _STORED else checked(check_unit, unit)
 
     def to_budget(self) -> Budget:
         """Return the ledger's budget."""

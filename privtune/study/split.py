@@ -61,6 +61,7 @@ class Split:
             self._check_same(validation)
             if hasattr(train, "x"):
                 _check_apart(validation.x, train.x)
+            _check_units_apart(validation, train)
             self._known.add(key)
 
     def _check_same(self, validation: TensorData) -> None:
@@ -89,6 +90,17 @@ def _check_apart(validation: torch.Tensor, train: torch.Tensor) -> None:
         return  # few values are possible: equal records are different persons'
     if np.isin(_hashes(validation), distinct).mean() > 0.5:
         raise SplitError(_NOT_APART)
+
+
+def _check_units_apart(validation: TensorData, train: Data) -> None:
+    there = getattr(train, "groups", None)
+    if validation.groups is None or there is None:
+        return
+    if bool(np.isin(validation.groups.numpy(), there.numpy()).any()):
+        raise SplitError(
+            f"Rows of one {validation.unit or 'group'} are in training and validation, which were charged "
+            f"as disjoint. Split by {validation.unit or 'group'} before the records are made."
+        )
 
 
 _NOT_APART = (

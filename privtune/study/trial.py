@@ -15,6 +15,7 @@ from optuna.distributions import (
 )
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.ledger import RECORD
 from privtune.priors import IndependentSampler, Prior
 from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, StrategyError, TrainingPlan, TrialResult
@@ -208,7 +209,9 @@ class Trial:
             optimizer: Over its trainable parameters; regularisers belong here, as weight decay. None
                 where the arm's method steps by itself (``hyfreedp``, ``adadp``, ``prodigy``, ...).
             dataset: ``TensorData``, a pair of tensors, or a map-style dataset, of exactly the
-                number of records that the plan declares.
+                number of records that the plan declares. On a budget of another unit than the record,
+                what :func:`privtune.tasks.unit_records` makes of the rows; ``loss_of`` stays the loss of
+                a row, and a unit's loss is the sum of its rows'.
             max_grad_norm: With an optimizer: each record's gradient is clipped to this norm.
             parameters: Without one: hyperparameters that the method leaves open. Those that the
                 trial was suggested under their own names, or the arm fixes, need not be given.
@@ -234,6 +237,7 @@ class Trial:
                 "training. Run the second as a trial or an arm of its own."
             )
         data = _records(dataset, self._training.part)
+        self._check_unit(data, "dataset")
         declared = self._plan_records()
         if len(data) != declared and not data.sealed_size:
             raise InvalidInputError(
@@ -300,6 +304,7 @@ class Trial:
         from privtune.training.mechanism.scoring import score
 
         data = _in_memory(validation)
+        self._check_unit(data, "validation")
         if len(data) != plan.records and not data.sealed_size:
             raise InvalidInputError(
                 "validation", f"another size than {plan.records}", "must hold the declared records"
@@ -309,8 +314,26 @@ class Trial:
         elif self._split is not None:
             self._split.check(data, self._train)
         rng = self._streams.numpy("score")
-        self._scores.append(score(plan, self._private.bare, data, rng=rng))
+        scored = self._private.bare
+        if data.unit:
+            from privtune.training.mechanism.units import OfUnits
+
+            scored = OfUnits(scored, data.x.dim() - 2)
+        self._scores.append(score(plan, scored, data, rng=rng))
         return self._scores[-1]
+
+    def _check_unit(self, data: Any, what: str) -> None:
+        """Refuse records that are not of the unit that was charged."""
+        unit, found = self._plan.unit, getattr(data, "unit", "") or RECORD
+        if found != unit:
+            raise InvalidInputError(
+                what,
+                f"records of one {'row' if found == RECORD else found} each",
+                f"must be records of one {'row' if unit == RECORD else unit} each, as the budget's unit "
+                "is what it protects",
+                "privtune.tasks.unit_records(rows, groups, most=..., unit=...) makes them, for a budget "
+                "of that unit.",
+            )
 
     def report(self, value: float, step: int) -> None:
         """Report an intermediate score to the pruner; only what ``score`` gave, on a public split.

@@ -17,7 +17,8 @@ class DPSGD:
     """A training loop of Poisson-sampled, clipped, noisy gradients, of any optimizer.
 
     Args:
-        records: Number of training records, declared public.
+        records: Number of training records, declared public: of people, where the budget's unit is
+            a person.
         epochs: Expected passes over them, above 0.
         expected_batch_size: Expected records in one Poisson sample.
 

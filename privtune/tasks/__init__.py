@@ -1,6 +1,6 @@
 """Tasks: what a study works on. Importing this package does not import torch."""
 
-from privtune.tasks._facts import PRETRAINED, TRAINED, PublicFacts
+from privtune.tasks._facts import A_RECORD, PRETRAINED, TRAINED, PublicFacts
 from privtune.tasks._fine_tuning import fine_tuned
 from privtune.tasks._partition import Sizes, split
 from privtune.tasks._registry import TASKS, get_task
@@ -8,6 +8,7 @@ from privtune.tasks._task import Task, TaskData, TaskDataError
 from privtune.tasks._units import by_unit, unit_records
 
 __all__ = [
+    "A_RECORD",
     "PRETRAINED",
     "TASKS",
     "TRAINED",

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["PARTITIONS", "PRETRAINED", "TRAINED", "PublicFacts"]
+__all__ = ["A_RECORD", "PARTITIONS", "PRETRAINED", "TRAINED", "PublicFacts"]
 
-PRETRAINED, TRAINED = "pretrained weights", "trained part"
-"""Names of the facts of a fine-tuning."""
+PRETRAINED, TRAINED, A_RECORD = "pretrained weights", "trained part", "a record"
+"""Names of the facts of a fine-tuning, and of what a record is where it is more than a row."""
 
 _EXPECTED = "declared numbers of them are expectations, the true ones are sealed"
 PARTITIONS: Mapping[str, str] = {
@@ -67,7 +67,7 @@ class PublicFacts:
         """Return names and values as people read them, in order."""
         facts = {"training records": f"{self.train_records:,}, private"}
         if self.unit:
-            facts["a record"] = f"all rows of one {self.unit} of them"
+            facts[A_RECORD] = f"all rows of one {self.unit} of them"
         for name, records, public in (
             ("validation records", self.validation_records, self.public_validation),
             ("test records", self.test_records, self.public_test),

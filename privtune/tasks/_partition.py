@@ -117,6 +117,7 @@ def split(
     ids: Sequence[str] | None = None,
     key: str = KEY,
     numbers: bool = False,
+    groups: bool = False,
 ) -> TaskData:
     """Split records into training, validation and test records by a keyed hash.
 
@@ -129,6 +130,7 @@ def split(
             records of equal content then share one.
         key: The public key of the hash.
         numbers: Whether targets are those of a regression, not classes.
+        groups: Whether records of one id are those of one unit, as :func:`by_unit` takes them.
 
     Returns:
         The splits, whose true sizes are sealed.
@@ -153,6 +155,9 @@ def split(
         torch.as_tensor(np.asarray(x), dtype=torch.float32),
         torch.as_tensor(np.asarray(y), dtype=torch.float32 if numbers else torch.int64),
         sealed_size=True,
+        groups=torch.from_numpy(np.unique(ids, return_inverse=True)[1])
+        if groups and ids is not None
+        else None,
     )
     train, validation, test = (_part(data, drawn, number) for number in range(3))
     return TaskData(train=train, validation=validation, test=test)

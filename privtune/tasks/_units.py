@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from privtune.errors import InvalidInputError
-from privtune.names import check_text
+from privtune.ledger import check_unit
 from privtune.tasks._partition import Sizes
 from privtune.tasks._task import Task, TaskData, TaskDataError
 
@@ -25,19 +25,23 @@ if TYPE_CHECKING:
 __all__ = ["by_unit", "unit_records"]
 
 Groups = Callable[[], "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"]
+_SPLITS = ("train", "validation", "test")
 _MOST = 4096
 
 
-def by_unit(task: Task, *, unit: str, most: int, sizes: Sizes, groups: Groups) -> Task:
+def by_unit(
+    task: Task, *, unit: str, most: int, sizes: Sizes, groups: Groups | None = None
+) -> Task:
     """Return the task whose records are units: user-level privacy for whatever is done with it.
 
     Args:
         task: A task of rows.
-        unit: What one unit is, as people read it: ``person``, ``hospital``.
+        unit: What one unit is, in a word: ``person``, ``hospital``; the unit of its budget.
         most: The most rows of a unit that count, declared in public; of more, the first.
         sizes: Declared number of units in each split.
         groups: Reads, for the rows of training, validation and test in the order in which the task
             loads them, the number of each row's unit: whole numbers ``[N]``. Called when the data is.
+            None where the data that the task loads says so (``TensorData.groups``).
 
     Returns:
         The task. Its data is padded to ``[units, most, ...]``. A unit whose rows are in several
@@ -66,26 +70,23 @@ def by_unit(task: Task, *, unit: str, most: int, sizes: Sizes, groups: Groups) -
         raise InvalidInputError("task", task.name, f"has records of one {task.unit} each already")
     if task.classes is None:
         raise InvalidInputError("task", task.name, "is a regression: units are for classes so far")
-    check_text(unit, "unit")
-    if not unit.strip():
-        raise InvalidInputError("unit", unit, "must say what one unit is")
+    check_unit(unit)
     if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= _MOST:
         raise InvalidInputError("most", most, f"must be a whole number from 1 to {_MOST}")
     rows = len(task.input_shape)
 
     def load() -> TaskData:
         data = task.load()
-        names = ("train", "validation", "test")
         public = {"validation": task.public_validation, "test": task.public_test}
-        ids = dict(zip(names, groups(), strict=True))
+        ids = dict(zip(_SPLITS, _groups_of(data) if groups is None else groups(), strict=True))
         # What is public does not hang on who is in the training records: so those give way.
-        order = sorted(names, key=lambda name: not public.get(name, False))
+        order = sorted(_SPLITS, key=lambda name: not public.get(name, False))
         there: set[int] = set()
         found = {}
         for name in order:
             rows_there = getattr(data, name)
             known = rows_there.marked((rows_there.y < 0) | (rows_there.y >= task.classes))
-            found[name] = unit_records(known, ids[name], most=most, without=there)
+            found[name] = unit_records(known, ids[name], most=most, unit=unit, without=there)
             there |= set(ids[name].tolist())
         return TaskData(**found)
 
@@ -112,8 +113,20 @@ def by_unit(task: Task, *, unit: str, most: int, sizes: Sizes, groups: Groups) -
     )
 
 
+def _groups_of(data: TaskData) -> list[torch.Tensor]:
+    found = [getattr(data, name).groups for name in _SPLITS]
+    if any(one is None for one in found):
+        raise TaskDataError("The task's data does not say which unit each row is of: give groups.")
+    return found
+
+
 def unit_records(
-    data: TensorData, groups: torch.Tensor, *, most: int, without: set[int] | None = None
+    data: TensorData,
+    groups: torch.Tensor,
+    *,
+    most: int,
+    unit: str,
+    without: set[int] | None = None,
 ) -> TensorData:
     """Return one record for each unit: its first rows, filled up to a common number.
 
@@ -123,6 +136,7 @@ def unit_records(
         data: Rows: inputs ``[N, ...]``, classes ``[N]``; those that are unusable are left out.
         groups: The number of each row's unit, whole numbers ``[N]``.
         most: The most rows of a unit.
+        unit: What one unit is, in a word.
         without: Units to leave out.
 
     Returns:
@@ -135,8 +149,9 @@ def unit_records(
         >>> import torch
         >>> from privtune.training.mechanism.data import TensorData
         >>> rows = TensorData(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 1]))
-        >>> unit_records(rows, torch.tensor([7, 5, 7]), most=2).y.tolist()
-        [[1, -1], [0, 1]]
+        >>> people = unit_records(rows, torch.tensor([7, 5, 7]), most=2, unit="person")
+        >>> people.y.tolist(), people.groups.tolist()
+        ([[1, -1], [0, 1]], [5, 7])
     """
     import torch
 
@@ -152,15 +167,16 @@ def unit_records(
     if without:
         keep &= ~torch.isin(groups.cpu(), torch.tensor(sorted(without)))
     x, y, ids = data.x[keep], data.y[keep], groups.cpu()[keep]
-    _, unit = torch.unique(ids, return_inverse=True)
-    order = torch.argsort(unit, stable=True)
-    unit, x, y = unit[order], x[order], y[order]
-    sizes = torch.bincount(unit)
-    place = torch.arange(len(unit)) - (sizes.cumsum(0) - sizes)[unit]
+    units, number = torch.unique(ids, return_inverse=True)
+    order = torch.argsort(number, stable=True)
+    number, x, y = number[order], x[order], y[order]
+    sizes = torch.bincount(number)
+    place = torch.arange(len(number)) - (sizes.cumsum(0) - sizes)[number]
     first = place < most
     shape = (max(1, len(sizes)), most)
     inputs = x.new_zeros((*shape, *x.shape[1:]))
     targets = y.new_full(shape, -1)
-    inputs[unit[first], place[first]] = x[first]
-    targets[unit[first], place[first]] = y[first]
-    return TensorData(inputs, targets, sealed_size=True)
+    inputs[number[first], place[first]] = x[first]
+    targets[number[first], place[first]] = y[first]
+    known = units if len(units) else units.new_full((1,), -1)
+    return TensorData(inputs, targets, sealed_size=True, groups=known, unit=unit)

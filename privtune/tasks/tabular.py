@@ -13,6 +13,7 @@ from privtune.imports import find_function
 from privtune.tasks._columns import (
     Column,
     Number,
+    is_missing,
     label_of,
     numbers_of,
     pair_of,
@@ -23,6 +24,7 @@ from privtune.tasks._data import classification_loss
 from privtune.tasks._files import open_table
 from privtune.tasks._partition import KEY, Sizes, split
 from privtune.tasks._task import Task, TaskData, TaskDataError
+from privtune.tasks._units import by_unit
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +34,8 @@ __all__ = ["tabular"]
 
 _FIELDS = {
     "type", "name", "path", "target", "classes", "target_range", "bounds", "columns", "model", "hidden",
-    "class_weights", "train", "validation", "test", "public_test", "id", "key",
+    "class_weights", "train", "validation", "test", "public_test", "id", "key", "group", "max_per_group",
+    "unit",
 }  # fmt: skip
 _HIDDEN = (64,)
 
@@ -47,6 +50,7 @@ class _Table:
     sizes: Sizes
     id: str | None
     key: str
+    grouped: bool = False  # by the id
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -94,10 +98,20 @@ class _Table:
             broken |= lost
             start += column.width
         y = self._targets(table[self.target])
+        if self.grouped:  # a row that belongs to nobody is protected with nobody
+            broken |= np.array([is_missing(cell) for cell in table[str(self.id)]], dtype=bool)
         y[broken] = np.nan if self.classes is None else -1
         x[np.isnan(y) | (self.classes is not None) & (y < 0)] = 0.0  # alike: they share a split
         ids = None if self.id is None else [_id_text(value) for value in table[self.id]]
-        return split(x, y, self.sizes, ids=ids, key=self.key, numbers=self.classes is None)
+        return split(
+            x,
+            y,
+            self.sizes,
+            ids=ids,
+            key=self.key,
+            numbers=self.classes is None,
+            groups=self.grouped,
+        )
 
     def _targets(self, cells: Sequence[Any]) -> Any:
         import numpy as np
@@ -124,7 +138,11 @@ def tabular(spec: Mapping[str, Any]) -> Task:
             of records, declared public: how many each split is expected to hold; records fall into
             splits by a keyed hash, and the file's own number of records is not checked, for it is
             private), ``public_test`` (false unless said), ``id`` (column that records are known by;
-            their content unless given), ``key`` (the hash's public key), ``name``.
+            their content unless given), ``key`` (the hash's public key), ``name``. To protect more
+            than rows: ``group`` (the column that says whose a row is), ``max_per_group`` (the most
+            rows of one that count, declared public; of more, the first), ``unit`` (what one is, in a
+            word, as the budget's; the column's name unless given); ``train``, ``validation`` and
+            ``test`` then count those.
 
     Returns:
         The task; the file has not been opened. ``check`` looks at the file and its header before
@@ -152,9 +170,11 @@ def tabular(spec: Mapping[str, Any]) -> Task:
     if str(spec["target"]) in names:
         field = "bounds" if spec.get("bounds") and spec["target"] in spec["bounds"] else "columns"
         raise InvalidInputError(f"task.{field}", spec["target"], "is the target, not a feature")
-    identity = None if spec.get("id") is None else str(spec["id"])
+    grouped = _grouped(spec)
+    by = "group" if grouped else "id"
+    identity = None if spec.get(by) is None else str(spec[by])
     if identity is not None and identity in (*names, str(spec["target"])):
-        raise InvalidInputError("task.id", identity, "must be a column of its own")
+        raise InvalidInputError(f"task.{by}", identity, "must be a column of its own")
     table = _Table(
         str(spec["path"]),
         str(spec["target"]),
@@ -164,11 +184,36 @@ def tabular(spec: Mapping[str, Any]) -> Task:
         Sizes(*(_size(field, spec[field]) for field in ("train", "validation", "test"))),
         identity,
         str(spec.get("key", KEY)),
+        grouped,
     )
     public = spec.get("public_test", False)
     if not isinstance(public, bool):
         raise InvalidInputError("task.public_test", public, "must be true or false")
-    return _task(spec, table, public_test=public)
+    task = _task(spec, table, public_test=public)
+    if not grouped:
+        return task
+    unit = str(spec.get("unit", identity))
+    return by_unit(task, unit=unit, most=spec["max_per_group"], sizes=table.sizes)
+
+
+def _grouped(spec: Mapping[str, Any]) -> bool:
+    """Say whether rows are grouped, and refuse half of what that takes."""
+    if "group" not in spec:
+        for field in ("max_per_group", "unit"):
+            if field in spec:
+                raise InvalidInputError(
+                    f"task.{field}",
+                    spec[field],
+                    "goes with group, the column that says whose a row is",
+                )
+        return False
+    if "max_per_group" not in spec:
+        raise InvalidInputError(
+            "task.max_per_group", None, "is required with group: how many rows of one count at most"
+        )
+    if "id" in spec:
+        raise InvalidInputError("task.id", spec["id"], "must be left out: splits are made by group")
+    return True
 
 
 def _task(spec: Mapping[str, Any], table: _Table, *, public_test: bool) -> Task:
@@ -300,4 +345,5 @@ def _classes(given: Any) -> tuple[Any, ...]:
 
 def _id_text(value: Any) -> str:
     """Return an id as text: a whole number is the same whether or not its column lacks others."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value)) if whole else str(value).strip()

@@ -108,6 +108,7 @@ def _ledger_tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "privtune.epsilon": f"{release.guarantee.epsilon}",
         "privtune.delta": f"{release.guarantee.delta:g}",
         "privtune.adjacency": str(release.guarantee.adjacency),
+        "privtune.unit": plan.unit,
         "privtune.method": release.guarantee.method,
         "privtune.charge": charges[-1].id if charges else "",
         "privtune.event": plan.event.to_json()[:5_000],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import Adjacency, Guarantee, epsilon, event_from_dict
 from privtune.accounting.registry import formula
 from privtune.errors import PrivTuneError
-from privtune.ledger import RECORD, ChargeState, unit_note
+from privtune.ledger import ChargeState, enforced_unit
 from privtune.views.text import show_epsilon, together
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ OPEN = "To be answered by you"
 """Marks what no tool can know."""
 
 _NEIGHBOURS = {
-    Adjacency.ADD_REMOVE: f"one has one {RECORD} more than the other (add or remove)",
-    Adjacency.REPLACE_ONE: f"one {RECORD} of the one is replaced by any other",
+    Adjacency.ADD_REMOVE: "one has one {unit} more than the other (add or remove)",
+    Adjacency.REPLACE_ONE: "one {unit} of the one is replaced by any other",
 }
 
 
@@ -75,6 +75,11 @@ class Evidence:
         return terms
 
     @property
+    def unit(self) -> str:
+        """What is protected, in a word: what the charges count as one."""
+        return enforced_unit(self.certificate)[0]
+
+    @property
     def guarantee(self) -> Guarantee:
         """What everything charged to the budget costs together."""
         said = self.certificate["guarantee"]
@@ -84,7 +89,8 @@ class Evidence:
     @property
     def neighbours(self) -> str:
         """What neighbouring datasets are."""
-        return f"two datasets are neighbours if {_NEIGHBOURS[self.guarantee.adjacency]}"
+        said = _NEIGHBOURS[self.guarantee.adjacency].format(unit=self.unit)
+        return f"two datasets are neighbours if {said}"
 
     @property
     def dataset(self) -> str:
@@ -121,7 +127,7 @@ class Evidence:
             found.append(f"{self.weakened[:1].upper()}{self.weakened[1:]}.")
         if not self.certificate["within_budget"]:
             found.append("The budget is broken: what was charged costs more than it promises.")
-        if note := unit_note(self.terms["unit"]):
+        if note := enforced_unit(self.certificate)[1]:
             found.append(f"{note[:1].upper()}{note[1:]}.")
         return tuple(found)
 

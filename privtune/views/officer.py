@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from privtune.ledger import RECORD
+from privtune.tasks import A_RECORD
 from privtune.views.evidence import OPEN, Evidence, evidence
 from privtune.views.page import Html, document, section, text
 from privtune.views.statement import meaning
@@ -20,7 +21,7 @@ from privtune.views.text import ceil_to, public_facts
 if TYPE_CHECKING:
     from privtune.study import Study
 
-__all__ = ["Answer", "Layer", "answers", "to_html", "to_markdown"]
+__all__ = ["Answer", "Layer", "answers", "grouped", "to_html", "to_markdown", "whose"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _top(found: Evidence) -> tuple[Answer, ...]:
     others = [line for line in lines if line.study != found.study]
     return (
         Answer("How strong is the guarantee?", (f"Of everything: {found.spent}.",)),
-        Answer("What does that number mean?", (meaning(spent, found.guarantee.delta),)),
+        Answer("What does that number mean?", (meaning(spent, found.guarantee.delta, found.unit),)),
         Answer(
             "What is the limit, and who chose it?",
             (f"The budget {found.terms['name']}: {found.limit}.",),
@@ -107,9 +108,8 @@ def _top(found: Evidence) -> tuple[Answer, ...]:
         ),
         Answer(
             "What is the unit of privacy?",
-            (f"One {RECORD} of: {found.dataset}.",),
-            f"whether one person can stand in several {RECORD}s. The number above protects one {RECORD}; "
-            "for a person who has k of them, ε is up to k times as large, and δ larger still.",
+            (f"One {found.unit} of: {found.dataset}.", *grouped(found)),
+            whose(found.unit),
         ),
         Answer(
             "What else was released from the same data?",
@@ -117,6 +117,25 @@ def _top(found: Evidence) -> tuple[Answer, ...]:
             or ("Nothing else was charged to this budget.",),
             "what was or will be released without a charge, by whomever. The ledger cannot see it.",
         ),
+    )
+
+
+def grouped(found: Evidence) -> tuple[str, ...]:
+    """Return what a unit is made of, where it is more than a record."""
+    said = dict.fromkeys(plan.public_facts.get(A_RECORD) for plan in found.plans)
+    return tuple(f"What is sampled and clipped as one: {one}." for one in said if one)
+
+
+def whose(unit: str) -> str:
+    """Return what is left to answer about the unit."""
+    if unit != RECORD:
+        return (
+            f"whether the rows' groups are right: the number above protects one {unit} as the data names "
+            f"them; for whoever stands under k names ε is up to k times as large, and δ larger still."
+        )
+    return (
+        f"whether one person can stand in several {RECORD}s. The number above protects one {RECORD}; "
+        "for a person who has k of them, ε is up to k times as large, and δ larger still."
     )
 
 

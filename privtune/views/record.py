@@ -276,6 +276,7 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "privtune.study": study.name,
         "privtune.strategy": plan.strategy,
         "privtune.adjacency": str(budget.adjacency),
+        "privtune.unit": plan.unit,
         "privtune.budget": budget.name,
         "privtune.dataset": study.spec.task_name,
         "privtune.delta": f"{budget.delta:g}",

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from privtune.errors import PrivTuneError
-from privtune.ledger import RECORD
 from privtune.views.evidence import OPEN, Evidence, evidence
+from privtune.views.officer import grouped, whose
 from privtune.views.text import ceil_to, public_facts
 
 if TYPE_CHECKING:
@@ -125,9 +125,11 @@ def _unprotected(found: Evidence) -> str:
 
 def _privacy_loss(found: Evidence) -> dict[str, Any]:
     return {
-        "privacy_unit": RECORD,
-        "privacy_unit_details": f"{found.neighbours[:1].upper()}{found.neighbours[1:]}. {OPEN}: whether "
-        f"one person can stand in several {RECORD}s.",
+        "privacy_unit": found.unit,
+        "privacy_unit_details": " ".join(
+            (f"{found.neighbours[:1].upper()}{found.neighbours[1:]}.", *grouped(found))
+        )
+        + f" {OPEN}: {whose(found.unit)}",
         "privacy_parameters": {
             "epsilon": ceil_to(found.guarantee.epsilon, 4),
             "delta": found.guarantee.delta,

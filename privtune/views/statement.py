@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from privtune.accounting import Adjacency, epsilon
-from privtune.ledger import RECORD, unit_note
+from privtune.ledger import RECORD, enforced_unit
 from privtune.tasks import PRETRAINED
 from privtune.views.page import Html, section, table, text
 from privtune.views.text import ceil_to, show_epsilon, together
@@ -46,7 +46,7 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
     """
     budget = study.spec.budget
     terms = view.certificate["budget"]["terms"]
-    note = unit_note(terms["unit"])
+    unit, note = enforced_unit(view.certificate)
     dataset = terms["dataset"] or f"the private data of task {study.spec.task_name}"
     spent = ceil_to(view.spent.epsilon, 3)
     rows = [
@@ -58,17 +58,17 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
         "Privacy statement",
         Html(
             f'<p class="lead">Whatever anybody learns from everything released on this budget, they '
-            f"would have learnt almost the same whether any single {RECORD} "
+            f"would have learnt almost the same whether any single {unit} "
             f"{_NEIGHBOURS[budget.adjacency]}. How nearly is measured by "
             f"<strong>ε = {spent:.3f} at δ = {budget.delta:g}</strong>; the limit that was set "
             f"beforehand is ε = {budget.epsilon:g}.</p>"
         ),
         _paragraph(
             "What is protected.",
-            f"Every {RECORD} of {dataset} ({budget.adjacency})."
+            f"Every {unit} of {dataset} ({budget.adjacency})."
             + (f" {note[:1].upper()}{note[1:]}." if note else ""),
         ),
-        _paragraph("What the number means.", meaning(spent, budget.delta)),
+        _paragraph("What the number means.", meaning(spent, budget.delta, unit)),
         _paragraph(
             "Why there are two numbers.",
             "Choosing hyperparameters looks at the data again and again. The ε of one training, "
@@ -90,18 +90,19 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
     )
 
 
-def meaning(spent: float, delta: float) -> str:
-    """Return what (ε, δ) means for one person's record, in words."""
+def meaning(spent: float, delta: float, unit: str = RECORD) -> str:
+    """Return what (ε, δ) means for one unit, a person's record unless it is more, in words."""
     if not math.isfinite(spent):
         return "Nothing: something that was charged has no guarantee at all."
     factor = math.exp(min(spent, 700.0))
     certainty = (factor + delta) / (factor + 1.0)
     # Shown with enough digits that it never rounds up to certainty.
     digits = max(1, math.ceil(-math.log10(max(1.0 - certainty, 1e-12))) - 1)
+    one, it = ("person's record", "person") if unit == RECORD else (unit, unit)
     return (
         f"No outcome becomes more than e^{spent:.3f} = {ceil_to(factor, 1):,.1f} times as likely through one "
-        f"person's record, but for a part of probability {delta:g}. Somebody who is 50% sure that a "
-        "person is in the data, who knows everything else and can compute without limits, is right "
+        f"{one}, but for a part of probability {delta:g}. Somebody who is 50% sure that a "
+        f"{it} is in the data, who knows everything else and can compute without limits, is right "
         f"at most {certainty:.{digits}%} of the time after seeing all releases. This is a worst case; "
         "smaller is better, and values below 1 are strong."
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from privtune.ledger import show_adjacency
 from privtune.strategies import validation_metric
 from privtune.training.mechanism.metrics import is_share
 
@@ -179,5 +180,6 @@ def budget_line(budget: BudgetSpec, spent: Guarantee, left: float) -> str:
     """Return the state of a budget in one line, for the first line of a note."""
     return (
         f"Privacy budget {budget.name}: ε = {ceil_to(spent.epsilon, 3):.3f} of {budget.epsilon:g} "
-        f"charged, {floor_to(left, 3):.3f} left (δ = {budget.delta:g}, {budget.adjacency})"
+        f"charged, {floor_to(left, 3):.3f} left (δ = {budget.delta:g}, "
+        f"{show_adjacency(budget.adjacency, budget.unit)})"
     )

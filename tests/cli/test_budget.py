@@ -100,13 +100,20 @@ def test_create_refuses_nonsense(cli: Cli, url: str, args: tuple[str, ...]) -> N
     assert "must be" in done.err
 
 
-def test_a_unit_that_nothing_enforces_is_refused(cli: Cli, url: str) -> None:
-    done = cli("budget", "create", "b", "--epsilon", "2", "--delta", "1e-5", "--unit", "hospital")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.count("\n") == 1
-    assert "unit = 'hospital': must be 'record'" in done.err
-    assert "make one record of everything about each hospital" in done.err
-    assert document(cli, "budget", "list") == []
+def test_a_unit_is_stored_shown_and_asked_of_charges(cli: Cli, url: str, event: str) -> None:
+    terms = ("--epsilon", "2", "--delta", "1e-5")
+    assert cli("budget", "create", "w", *terms, "--unit", "two, three").code == 1
+    done = cli("budget", "create", "b", *terms, "--unit", "person")
+    assert "add-remove of one person" in done.out
+    assert "add-remove, one person" in cli("budget", "show", "b").out
+    refused = cli("budget", "charge", "b", event, "--note", "a table")
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert (
+        "The event counts each record by itself, but budget 'b' protects every person"
+        in refused.err
+    )
+    assert cli("budget", "charge", "b", event, "--note", "a table", "--unit", "person").code == 0
+    assert [one["unit"] for one in document(cli, "budget", "charges", "b")] == ["person"]
 
 
 def test_show_says_that_an_old_unit_is_not_enforced(cli: Cli, url: str) -> None:

@@ -13,7 +13,10 @@ from privtune.ledger import ledger as ledger_module
 
 def make_hospital(url: str) -> str:
     """Create a ledger with a budget `old` whose unit nothing enforces, as it once was allowed."""
-    with mock.patch.object(ledger_module, "check_unit", lambda unit: unit), Ledger(url) as ledger:
+    with (
+        mock.patch.object(ledger_module, "refuse_other_unit", return_value=None),
+        Ledger(url) as ledger,
+    ):
         ledger.create_budget(Budget(3.0, 1e-5, name="old", unit="hospital", dataset="clinic"))
         [charge] = ledger.reserve("old", [ChargeRequest(Gaussian(5.0), study="s", arm="a")])
         ledger.start(charge.id)

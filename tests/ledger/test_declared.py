@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from unittest import mock
 
 import pytest
 
@@ -14,12 +15,16 @@ from privtune.ledger import (
     ChargeRequest,
     Ledger,
     LedgerCorruptedError,
+    UnitMismatchError,
+    check_unit,
+    enforced_unit,
     export_certificate,
     render_certificate,
     unit_note,
     verify,
     verify_certificate,
 )
+from privtune.ledger import ledger as ledger_module
 from tests.ledger.old import make_hospital
 
 pytestmark = pytest.mark.quick
@@ -27,11 +32,61 @@ pytestmark = pytest.mark.quick
 FACTS = {"training records": "1,077, private", "classes": "ill, <b>well</b>"}
 
 
-def test_a_new_budget_is_per_record(sqlite_url: str) -> None:
+@pytest.mark.parametrize("unit", ["2", " person", "a  b", "pers<b>on", "x" * 41, "per.son", "a-"])
+def test_a_unit_is_a_word(sqlite_url: str, unit: str) -> None:
     with Ledger(sqlite_url) as ledger:
-        with pytest.raises(InvalidInputError, match="must be 'record'"):
-            ledger.create_budget(Budget(1.0, 1e-5, name="b", unit="hospital"))
+        with pytest.raises(InvalidInputError, match="1 to 40 letters"):
+            ledger.create_budget(Budget(1.0, 1e-5, name="b", unit=unit))
         assert ledger.budgets() == ()
+    assert check_unit("Ärztin-Monat 2") == "Ärztin-Monat 2"
+
+
+@pytest.mark.parametrize(("budgets", "asked"), [("person", "record"), ("record", "person")])
+def test_a_charge_of_another_unit_is_refused(sqlite_url: str, budgets: str, asked: str) -> None:
+    with Ledger(sqlite_url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b", unit=budgets))
+        request = ChargeRequest(Gaussian(5.0), arm="a", unit=asked)
+        for charge in (lambda: ledger.reserve("b", [request]), lambda: ledger.record("b", request)):
+            with pytest.raises(UnitMismatchError, match=f"Arm 'a' .* protects every {budgets}"):
+                charge()
+        assert ledger.charges("b") == ()
+        right = ChargeRequest(Gaussian(5.0), unit=budgets)
+        assert [c.unit for c in ledger.reserve("b", [right])] == [budgets]
+
+
+def test_the_unit_is_under_the_chain(sqlite_url: str) -> None:
+    with Ledger(sqlite_url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b", unit="person"))
+        ledger.reserve("b", [ChargeRequest(Gaussian(5.0), unit="person")])
+        assert verify(ledger.log.storage, "b").charges == 1
+        certificate = json.loads(json.dumps(export_certificate(ledger.log.storage, "b")))
+    assert verify_certificate(certificate).charges == 1
+    assert "unit_note" not in certificate
+    assert enforced_unit(certificate) == ("person", "")
+    assert "differentially private per person" in render_certificate(certificate)
+    for entry, change in (
+        (0, {"terms": {**Budget(3.0, 1e-5).to_dict()}}),
+        (1, {"unit": "hospital"}),
+    ):
+        edited = copy.deepcopy(certificate)
+        edited["entries"][entry]["body"].update(change)
+        with pytest.raises(LedgerCorruptedError, match=f"entry {entry + 1} .* content"):
+            verify_certificate(edited)
+    edited = copy.deepcopy(certificate)
+    del edited["charges"][0]["unit"]
+    with pytest.raises(LedgerCorruptedError, match="'charges'"):
+        verify_certificate(edited)
+
+
+def test_a_log_never_mixes_units(sqlite_url: str) -> None:
+    with Ledger(sqlite_url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b", unit="person"))
+        ledger.reserve("b", [ChargeRequest(Gaussian(5.0), unit="person")])
+        with (
+            mock.patch.object(ledger_module, "refuse_other_unit", return_value=None),
+            pytest.raises(LedgerCorruptedError, match="per record, the budget is per person"),
+        ):
+            ledger.reserve("b", [ChargeRequest(Gaussian(6.0))])
 
 
 def test_an_old_unit_opens_verifies_and_promises_nothing(sqlite_url: str) -> None:
@@ -41,9 +96,11 @@ def test_an_old_unit_opens_verifies_and_promises_nothing(sqlite_url: str) -> Non
         assert ledger.create_budget(terms) == terms, "what is there stays as it is"
         assert verify(ledger.log.storage, "old").charges == 1
         ledger.reserve("old", [ChargeRequest(Gaussian(9.0))])
+        with pytest.raises(UnitMismatchError, match="protects every record"):
+            ledger.reserve("old", [ChargeRequest(Gaussian(8.0), unit="hospital")])
         certificate = json.loads(json.dumps(export_certificate(ledger.log.storage, "old")))
     assert verify_certificate(certificate).charges == 2
-    assert certificate["unit_note"] == unit_note("hospital")
+    assert certificate["unit_note"] == unit_note("hospital", "record")
     page = render_certificate(certificate)
     assert "differentially private per record" in page
     assert "is not enforced: the guarantee is per record" in page

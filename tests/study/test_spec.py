@@ -6,7 +6,7 @@ import pytest
 
 import privtune
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.ledger import Budget, Ledger, verify_certificate
+from privtune.ledger import Budget, Ledger, UnitMismatchError, verify_certificate
 from privtune.spaces import SearchSpace
 from privtune.strategies import Fixed
 from privtune.study import DPSGD, SpecError, Study, StudySpec, plan_study, study_names
@@ -60,21 +60,18 @@ def test_a_bad_field_is_told_in_the_words_of_a_spec(changes: dict, message: str)
     assert message in str(caught.value)
 
 
-def test_a_unit_that_nothing_enforces_is_refused(tmp_path: Path) -> None:
-    budget = {"name": "b", "epsilon": 1, "delta": 1e-5}
-    assert toy_spec(budget={**budget, "unit": "record"}).budget.to_budget().unit == "record"
-    with pytest.raises(
-        SpecError, match=r"budget\.unit: must be 'record'.* not 'hospital'"
-    ) as caught:
-        toy_spec(budget={**budget, "unit": "hospital"})
-    assert "make one record of everything about each hospital" in str(caught.value)
+def test_a_unit_that_the_task_does_not_group_by_is_refused(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path / 'p.db'}"
-    with pytest.raises(SpecError, match=r"budget\.unit: must be 'record'"):
-        privtune.create_study(
-            "s", budget=privtune.Budget(1.0, 1e-5, name="b", unit="hospital"), storage=storage
-        )
+    budget = {"name": "b", "epsilon": 1, "delta": 1e-5}
+    spec = toy_spec(budget={**budget, "unit": "person"})
+    with pytest.raises(UnitMismatchError, match="each record by itself, but budget 'b'") as caught:
+        privtune.Study.create(spec, storage)
+    assert "Group by person (a table: group, max_per_group and unit: person" in str(caught.value)
     with Ledger(storage) as ledger:
         assert ledger.budgets() == ()
+        ledger.create_budget(privtune.Budget(1.0, 1e-5, name="b", unit="person"))
+    with pytest.raises(privtune.PrivTuneError, match="unit person, and cannot be changed"):
+        privtune.Study.create(toy_spec(budget=budget), storage)
 
 
 def test_two_arms_of_one_name_are_refused() -> None:

@@ -37,7 +37,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"budget": "digits"}, "budget: must be a mapping of names to values, not 'digits'"),
     ({"budget": {**BUDGET, "epsilon": -1}}, "budget.epsilon: must be above 0"),
     ({"budget": {**BUDGET, "adjacency": "x"}}, "budget.adjacency: must be 'add-remove' or"),
-    ({"budget": {**BUDGET, "unit": "hospital"}}, "budget.unit: must be 'record'"),
+    ({"budget": {**BUDGET, "unit": "2 or 3"}}, "budget.unit: must be 1 to 40 letters"),
     ({"budget": {"name": "b"}}, "budget.epsilon: is missing"),
     ({"arms": "none"}, "arms: must be a list, not 'none'"),
     ({"arms": [3]}, "arms.0: must be a mapping of names to values, not 3"),

@@ -14,9 +14,10 @@ from privtune.accounting import Gaussian, PoissonSampled
 from privtune.audit import audit
 from privtune.errors import InvalidInputError
 from privtune.execution.training import accuracy, train_trials
-from privtune.ledger import Ledger, check_unit, export_certificate
+from privtune.ledger import Ledger, UnitMismatchError, export_certificate
 from privtune.strategies import ScorePlan, TrainingPlan
-from privtune.tasks import Sizes, TaskData, TaskDataError, by_unit, unit_records
+from privtune.study.split import SplitError
+from privtune.tasks import Sizes, TaskData, TaskDataError, by_unit, get_task, unit_records
 from privtune.training.engine.opacus_adapter import OpacusKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
@@ -26,6 +27,8 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.scoring import score
 from privtune.training.methods import FixedDPSGD
 from privtune.training.own_loop.private_training import PrivateTraining
+from privtune.views.record import arm_record, budget_view
+from privtune.views.report import render_study
 from tests.audit.test_audit import fixed
 from tests.statistical.rounds import DELTA
 from tests.toy import blobs
@@ -102,7 +105,7 @@ def test_an_own_loop_clips_units():
         clipping=Flat(0.5),
         secret=bytes(32),
     )
-    private.fit(lambda m, x, y: task.loss(m(x), y))
+    private.fit(lambda m, x, y: nn.functional.cross_entropy(m(x), y, reduction="none"))
     done = torch.cat([p.detach().flatten() for p in private.bare.parameters()])
     private.close()
     assert torch.allclose(done, by_micro_batches(task, data, start, 0.5), atol=1e-6)
@@ -119,7 +122,7 @@ def test_the_charge_is_the_same_event_at_the_units_rate(tmp_path):
         "people",
         task="tests.tasks.test_units:of_units",
         storage=f"sqlite:///{tmp_path / 'p.db'}",
-        budget=privtune.Budget(4.0, 1e-5, name="people"),
+        budget=privtune.Budget(4.0, 1e-5, name="people", unit="person"),
         arms=[spec],
         epochs=2,
         expected_batch_size=12,
@@ -188,7 +191,7 @@ def test_rows_beyond_the_most_and_unusable_rows_are_left_out():
         torch.tensor([0, 1, 2, 0, 1]),
         unusable=torch.tensor([True, False, False, False, False]),
     )
-    found = unit_records(data, torch.tensor([9, 9, 9, 9, 4]), most=2)
+    found = unit_records(data, torch.tensor([9, 9, 9, 9, 4]), most=2, unit="person")
     assert found.y.tolist() == [[1, -1], [1, 2]]
     assert found.x[1, :, 0].tolist() == [1.0, 2.0]
     assert found.sealed_size
@@ -245,8 +248,170 @@ def test_what_cannot_take_units_refuses():
     with pytest.raises(InvalidInputError, match="unit"):
         by_unit(blobs(), unit=" ", most=2, sizes=Sizes(1, 1, 1), groups=groups)
     with pytest.raises(TaskDataError, match="each row"):
-        unit_records(blobs().load().train, torch.zeros(3, dtype=torch.long), most=2)
-    with pytest.raises(InvalidInputError, match="by_unit"):
-        check_unit("hospital")
+        unit_records(blobs().load().train, torch.zeros(3, dtype=torch.long), most=2, unit="person")
     with pytest.raises(InvalidInputError, match="canary alone"):
         audit(fixed(), delta=DELTA, task=of_units(), runs=100)
+
+
+def table(path, **more):
+    """Write a made-up table of visits, and return a spec of it: people differ in how many they have."""
+    made = np.random.default_rng(5)
+    lines = ["who,age,dose,ill"]
+    for person in range(300):
+        for _ in range(int(made.integers(1, 7))):
+            age, dose = made.uniform(20, 80), made.uniform(0, 10)
+            lines.append(
+                f"p{person},{age:.1f},{dose:.2f},{int(age + 4 * dose + made.normal(0, 5) > 70)}"
+            )
+    lines.insert(9, ",50.0,5.00,1")  # nobody's
+    path.write_text("\n".join(lines))
+    return {
+        "type": "tabular", "path": str(path), "target": "ill", "classes": [0, 1],
+        "bounds": {"age": [0, 100], "dose": [0, 10]}, "train": 240, "validation": 30, "test": 30,
+        **more,
+    }  # fmt: skip
+
+
+FIXED = {
+    "name": "a",
+    "strategy": "fixed",
+    "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+}
+GROUP = {"group": "who", "max_per_group": 4, "unit": "person"}
+
+
+def test_a_table_is_grouped_by_a_column(tmp_path):
+    task = get_task(table(tmp_path / "visits.csv", **GROUP))
+    assert (task.unit, task.input_shape, task.train_records) == ("person", (4, 2), 240)
+    data = task.load_checked()
+    splits = [getattr(data, name) for name in ("train", "validation", "test")]
+    people = [set(one.groups.tolist()) for one in splits]
+    assert sum(map(len, people)) == len(set.union(*people)) == 300, "each in one split, none lost"
+    assert max(int((one.y >= 0).sum(1).max()) for one in splits) == 4
+    assert [len(one) for one in splits] == list(map(len, people))
+    alone = get_task(table(tmp_path / "visits.csv", group="who", max_per_group=9)).load()
+    rows = sum(int((getattr(alone, n).y >= 0).sum()) for n in ("train", "validation", "test"))
+    assert rows == len((tmp_path / "visits.csv").read_text().splitlines()) - 2
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"group": "who"}, "max_per_group = None: is required with group"),
+        ({"max_per_group": 4}, "task.max_per_group = 4: goes with group"),
+        ({"unit": "person"}, "task.unit = 'person': goes with group"),
+        ({**GROUP, "id": "who"}, "task.id = 'who': must be left out"),
+        ({**GROUP, "group": "age"}, "task.group = 'age': must be a column of its own"),
+        ({**GROUP, "max_per_group": "4"}, "must be a whole number from 1 to 4096"),
+        ({**GROUP, "unit": "a, b"}, "1 to 40 letters"),
+    ],
+)
+def test_half_a_grouping_is_refused(tmp_path, more, message):
+    with pytest.raises(InvalidInputError, match=message):
+        get_task(table(tmp_path / "t.csv", **more))
+
+
+@pytest.mark.parametrize(
+    ("unit", "grouped"), [("record", True), ("person", False), ("visit", True)]
+)
+def test_a_study_of_another_unit_than_its_budget_is_refused_before_the_charge(
+    tmp_path, unit, grouped
+):
+    storage = f"sqlite:///{tmp_path / 'p.db'}"
+    with pytest.raises(UnitMismatchError, match=f"but budget 'b' protects every {unit}"):
+        privtune.create_study(
+            "s",
+            task=table(tmp_path / "t.csv", **(GROUP if grouped else {})),
+            storage=storage,
+            budget=privtune.Budget(4.0, 1e-5, name="b", unit=unit),
+            arms=[
+                {
+                    "name": "a",
+                    "strategy": "fixed",
+                    "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+                }
+            ],
+            epochs=2,
+            expected_batch_size=24,
+        )
+    with Ledger(storage) as ledger:
+        assert ledger.budgets() == ()
+
+
+def own_loop(train, validation):
+    def objective(trial):
+        model = nn.Linear(6, 3)
+        rate = trial.suggest_float("rate", 0.1, 1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        private = trial.make_private(model, optimizer, train, max_grad_norm=0.5)
+        private.fit(lambda m, x, y: nn.functional.cross_entropy(m(x), y, reduction="none"))
+        return trial.score(model, validation)
+
+    return objective
+
+
+def run(tmp_path, unit, train, validation):
+    storage = f"sqlite:///{tmp_path / 'p.db'}"
+    budget = privtune.Budget(6.0, 1e-5, name="b", unit=unit)
+    study = privtune.create_study("own", budget=budget, storage=storage)
+    return study, lambda: study.optimize(
+        own_loop(train, validation),
+        strategy=privtune.strategies.PapernotSteinke(mean_runs=2),
+        training=privtune.DPSGD(records=60, epochs=2, expected_batch_size=12),
+        validation=privtune.Validation(records=15),
+    )
+
+
+def test_an_own_loop_brings_the_budgets_unit_or_is_refused(tmp_path):
+    people, rows = of_units().load(), blobs().load()
+    study, go = run(tmp_path, "person", people.train, people.validation)
+    go()
+    certificate = study.certificate()
+    assert [charge["unit"] for charge in certificate["charges"]] == ["person"]
+    assert (
+        certificate["entries"][1]["body"]["public"]["a record"] == "all rows of one person of them"
+    )
+    assert "any single person is in the data or not" in render_study(study)
+    study.close()
+    for unit, trained, scored in (
+        ("person", rows.train, rows.validation),
+        ("person", people.train, rows.validation),
+        ("record", people.train, people.validation),
+        ("hospital", people.train, people.validation),
+    ):
+        (tmp_path / f"{unit}{trained.unit}").mkdir(exist_ok=True)
+        study, go = run(tmp_path / f"{unit}{trained.unit}", unit, trained, scored)
+        with pytest.raises(InvalidInputError, match="must be records of one"):
+            go()
+        assert study.spent().epsilon == 0.0, "found in the rehearsal"
+        study.close()
+
+
+def test_nobody_is_on_both_sides_of_an_own_loop(tmp_path):
+    people = of_units().load()
+    both = replace(people.validation, groups=people.train.groups[: len(people.validation)])
+    study, go = run(tmp_path, "person", people.train, both)
+    with pytest.raises(SplitError, match="Rows of one person are in training and validation"):
+        go()
+    study.close()
+
+
+def test_the_same_numbers_cost_the_same_and_promise_another_unit(tmp_path):
+    events = set()
+    for unit, more in (("record", {}), ("person", GROUP)):
+        study = privtune.create_study(
+            unit,
+            task=table(tmp_path / "t.csv", **more),
+            storage=f"sqlite:///{tmp_path / 'p.db'}",
+            budget=privtune.Budget(4.0, 1e-5, name=unit, unit=unit),
+            arms=[FIXED],
+            epochs=2,
+            expected_batch_size=24,
+        )
+        [plan] = study.plans
+        events.add(plan.event)
+        [release] = study.run()
+        assert arm_record(study, plan, release, budget_view(study)).tags["privtune.unit"] == unit
+        study.close()
+    assert len(events) == 1

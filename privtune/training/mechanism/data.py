@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -73,6 +73,9 @@ class TensorData:
         sealed_size: Whether N is private, as that of a Poisson subset is: it is then not compared
             with the schedule's records, and nothing divides by it.
         unusable: True for records that contribute nothing, shape ``[N]``; None for none.
+        groups: The number of the unit (a person, a hospital) that each record belongs to, or is,
+            whole numbers ``[N]``; None where records belong to nothing.
+        unit: What one record is all rows of, as ``unit_records`` makes them; empty where it is a row.
 
     Raises:
         InvalidInputError: If the two do not have the same number of records, or none.
@@ -82,6 +85,8 @@ class TensorData:
     y: torch.Tensor
     sealed_size: bool = False
     unusable: torch.Tensor | None = None
+    groups: torch.Tensor | None = None
+    unit: str = ""
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) == 0:
@@ -118,20 +123,24 @@ class TensorData:
         if unusable is None:
             return self
         both = unusable if self.unusable is None else self.unusable | unusable
-        return TensorData(self.x, self.y, self.sealed_size, both)
+        return replace(self, unusable=both)
 
     def part(self, index: torch.Tensor, *, sealed_size: bool) -> TensorData:
         """Return the records at ``index``; if that is empty, one record that cannot be used."""
         if len(index) == 0:
             nothing = torch.ones(1, dtype=torch.bool, device=self.x.device)
-            return TensorData(self.x[:1], self.y[:1], sealed_size, nothing)
-        lost = None if self.unusable is None else self.unusable[index]
-        return TensorData(self.x[index], self.y[index], sealed_size, lost)
+            return replace(self._at(index.new_zeros(1)), sealed_size=sealed_size, unusable=nothing)
+        return replace(self._at(index), sealed_size=sealed_size)
 
     def to(self, device: torch.device) -> TensorData:
         """Return the data on ``device``."""
         lost = None if self.unusable is None else self.unusable.to(device)
-        return TensorData(self.x.to(device), self.y.to(device), self.sealed_size, lost)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), unusable=lost)
+
+    def _at(self, index: torch.Tensor) -> TensorData:
+        lost = None if self.unusable is None else self.unusable[index]
+        groups = None if self.groups is None else self.groups[index.cpu()]
+        return replace(self, x=self.x[index], y=self.y[index], unusable=lost, groups=groups)
 
 
 class DatasetData:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["OfUnits", "are_units", "rows_of"]
+from privtune.training.mechanism.kernel import LossOf
+
+__all__ = ["OfUnits", "are_units", "rows_of", "sum_of_rows"]
 
 
 class OfUnits(nn.Module):
@@ -41,3 +43,14 @@ def rows_of(
     targets = targets.flatten()
     there = targets.isfinite() if targets.is_floating_point() else targets >= 0
     return outputs.flatten(0, 1), torch.where(there, targets, 0), there
+
+
+def sum_of_rows(loss_of: LossOf) -> LossOf:
+    """Return the loss of units: the sum of what ``loss_of`` says of each of their rows."""
+
+    def of_units(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        there = y >= 0
+        rows = loss_of(model, x.flatten(0, 1), torch.where(there, y, 0).flatten())
+        return (rows.view(y.shape) * there).sum(dim=1)
+
+    return of_units

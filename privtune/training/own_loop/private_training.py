@@ -32,6 +32,7 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import Transcript
+from privtune.training.mechanism.units import sum_of_rows
 from privtune.training.methods import Candidate, Method
 from privtune.training.methods._rate_schedule import SEARCHED, rate_factors
 from privtune.training.own_loop.batch import Batch, OpenSample
@@ -139,6 +140,8 @@ class PrivateTraining:
         streams = Streams(secret)
         self._records = _tensors_of(data)
         self._record_versions = [t._version for t in self._records]
+        self._unit: str = getattr(local, "unit", "")
+        self._of_rows: tuple[LossOf, LossOf] | None = None
         x, y = local.like
         self._kernel = RecordLossKernel(
             model,
@@ -269,7 +272,8 @@ class PrivateTraining:
                 shape ``[B]``, as ``reduction="none"`` gives them.
             loss_of: The loss of one record: called with the model and a batch of one, inputs and
                 targets with a leading axis of 1; returns its loss, shape ``[1]``. Random numbers
-                in it (dropout, augmentation) come from the trial's own streams.
+                in it (dropout, augmentation) come from the trial's own streams. Where records are
+                units of several rows, the loss of a row, called with the rows of one unit.
 
         Returns:
             Whether the optimizer stepped: False after all but the last batch of a sample that comes
@@ -292,7 +296,13 @@ class PrivateTraining:
             self.facts = self._lookups.facts()
         self.check()
         if loss_of is not None:
-            return self._step_by_record(opened, batch, loss_of)
+            return self._step_by_record(opened, batch, self._of_records(loss_of))
+        if self._unit:
+            raise InvalidInputError(
+                "loss_of",
+                None,
+                f"must be given, as the loss of a row: one {self._unit} has several rows",
+            )
         if not isinstance(batch, torch.Tensor):
             raise InvalidInputError(
                 "batch",
@@ -300,6 +310,14 @@ class PrivateTraining:
                 "must come with loss_of, the loss of one record, or be a vector of losses",
             )
         return self._step_on_losses(opened, batch)
+
+    def _of_records(self, loss_of: LossOf) -> LossOf:
+        """Return the loss of a record; where that is a unit, of the rows that ``loss_of`` is of."""
+        if not self._unit:
+            return loss_of
+        if self._of_rows is None or self._of_rows[0] is not loss_of:
+            self._of_rows = loss_of, sum_of_rows(loss_of)
+        return self._of_rows[1]
 
     def fit(self, loss_of: LossOf, *, on_step: Callable[[int, int], object] | None = None) -> None:
         """Take every planned step.
