@@ -39,6 +39,12 @@ if TYPE_CHECKING:
         TaskResult,
     )
     from privtune.ledger.rounds import Rounds
+    from privtune.ledger.units import (
+        check_unit,
+        refuse_other_unit,
+        show_adjacency,
+        unit_note,
+    )
     from privtune.ledger.values import (
         RECORD,
         Admission,
@@ -46,10 +52,6 @@ if TYPE_CHECKING:
         Charge,
         ChargeRequest,
         ChargeState,
-        check_unit,
-        refuse_other_unit,
-        show_adjacency,
-        unit_note,
     )
     from privtune.ledger.verification import Verification, verify
 

@@ -26,7 +26,8 @@ from privtune.ledger.history import History
 from privtune.ledger.log import stored_entry
 from privtune.ledger.schema import entries
 from privtune.ledger.storage import Storage
-from privtune.ledger.values import RECORD, unit_note
+from privtune.ledger.units import unit_note
+from privtune.ledger.values import RECORD
 from privtune.ledger.verification import Verification, is_within, replay, verified, verify
 from privtune.ledger.witnesses import alike, witnesses_of
 

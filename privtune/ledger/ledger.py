@@ -28,14 +28,13 @@ from privtune.ledger.migrate import prepare
 from privtune.ledger.privacy_filter import FILTER_SHARE, ORDERS, best_order
 from privtune.ledger.round_digest import round_digest
 from privtune.ledger.storage import Storage
+from privtune.ledger.units import check_unit, refuse_other_unit
 from privtune.ledger.values import (
     RECORD,
     Budget,
     Charge,
     ChargeRequest,
     ChargeState,
-    check_unit,
-    refuse_other_unit,
 )
 from privtune.names import check_name, check_text
 
@@ -166,6 +165,12 @@ class Ledger:
 
         Args:
             name: The budget's name.
+
+        Example:
+            >>> with Ledger() as ledger:
+            ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic", unit="person"))
+            ...     ledger.unit("clinic")
+            'person'
         """
         return self.log.current(name).unit
 
