@@ -200,10 +200,9 @@ def canaries(inside: Sequence[float], *, task: Task | None = None, records: int 
         nothing = torch.full((1, len(signs)), torch.nan)
         x = torch.cat([nothing, rows])
         return TensorData(x, torch.full((len(x),), _LOUD), sealed_size=True)
-    if task.unit:
-        raise InvalidInputError(
-            "task", task.name, f"has records of one {task.unit} each: audit the canary alone"
-        )
+    if task.unit or task.tokens is not None:
+        has = f"records of one {task.unit} each" if task.unit else "inputs that are whole numbers"
+        raise InvalidInputError("task", task.name, f"has {has}: audit the canary alone")
     made = torch.Generator().manual_seed(0)
     features = torch.rand((records, math.prod(task.input_shape)), generator=made)
     others = torch.cat([torch.zeros(records, len(signs)), features], dim=1)

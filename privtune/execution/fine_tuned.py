@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
 from privtune.strategies import TrialResult
+from privtune.tasks._task import made_up_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +33,10 @@ class _Head:
 
     whole: Callable[[], torch.nn.Module]
     shape: tuple[int, ...]
+    tokens: int | None
 
     def __call__(self) -> torch.nn.Module:
-        part = _part(self.whole, self.shape)
+        part = _part(self.whole, self.shape, self.tokens)
         model = self.whole()
         return model if part is None else part.model(model)
 
@@ -45,28 +47,26 @@ def reduced(
     """Return what is trained of a task's model, and what makes its inputs of the records.
 
     Where the head alone is trained, the rest is computed once a record. It is a function of that
-    record alone, and so changes nothing about the guarantee. Whole numbers are left alone: one that
-    is in no table of the model would stop the pass of all.
+    record alone, and so changes nothing about the guarantee.
 
     Args:
         task: The task.
         data: Records as it will be trained on.
     """
-    if task.trainable == "head" and data.x.is_floating_point():
-        part = _part(task.model, task.input_shape)
+    if task.trainable == "head" and data.x.is_floating_point() == (task.tokens is None):
+        part = _part(task.model, task.input_shape, task.tokens)
         if part is not None:
-            return _Head(task.model, task.input_shape), part.reduce
+            return _Head(task.model, task.input_shape, task.tokens), part.reduce
     return task.model, lambda records: records
 
 
 @lru_cache(maxsize=2)
-def _part(make: Callable[[], torch.nn.Module], shape: tuple[int, ...]) -> FrozenPart | None:
-    import torch
-
+def _part(
+    make: Callable[[], torch.nn.Module], shape: tuple[int, ...], tokens: int | None
+) -> FrozenPart | None:
     from privtune.training.engine.fine_tuning import part_of_model
 
-    x = torch.rand((_RECORDS, *shape), generator=torch.Generator().manual_seed(0))
-    return part_of_model(make(), x)
+    return part_of_model(make(), made_up_inputs(_RECORDS, shape, tokens))
 
 
 def check_saved(task: Task, weights: torch.Tensor, data: TensorData) -> None:

@@ -6,13 +6,15 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
 from privtune.execution.fine_tuned import check_saved, reduced
 from privtune.strategies import PRUNED, Plan, ScorePlan, TrainingPlan, TrialResult
+from privtune.tasks._fine_tuning import PART, for_candidate
+from privtune.tasks._task import made_up_inputs
 from privtune.training.engine.compute import Compute
 from privtune.training.mechanism.streams import Streams
 
@@ -66,7 +68,7 @@ def train_trials(
     validated: bool = False,
     keeper: Keeper | None = None,
 ) -> list[TrialResult]:
-    """Train the given trials as one stack and score each.
+    """Train the given trials, those that train the same part of the model as one stack; score each.
 
     Args:
         training: What each runs.
@@ -94,13 +96,47 @@ def train_trials(
         Exception: Whatever else stops the program: no memory, a mistake. It is no result, and no
             record's doing: records that cannot be used contribute nothing.
     """
-    from privtune.training.mechanism.scoring import score as score_of
-
     if validated and not task.public_validation:
         raise PrivTuneError(
             f"The validation split of task {task.name!r} is private: its accuracy is not shown."
         )
+    done: dict[int, TrialResult] = {}
+    for part in dict.fromkeys(params.get(PART) for params in trials.values()):
+        alike = {index: params for index, params in trials.items() if params.get(PART) == part}
+        stack = _train_alike(
+            training,
+            task=for_candidate(task, next(iter(alike.values()))),
+            data=data,
+            records=records,
+            score=score,
+            trials=alike,
+            secrets=secrets,
+            compute=compute,
+            on_step=on_step,
+            validated=validated,
+            keeper=keeper,
+        )
+        done |= {result.index: result for result in stack}
+    return [done[index] for index in trials]
+
+
+def _train_alike(
+    training: TrainingPlan,
+    *,
+    task: Task,
+    data: TaskData,
+    records: Any,
+    score: ScorePlan | None,
+    trials: Mapping[int, Mapping[str, Any]],
+    secrets: Mapping[int, bytes],
+    compute: Compute,
+    on_step: OnStep | None,
+    validated: bool,
+    keeper: Keeper | None,
+) -> list[TrialResult]:
+    """Train and score trials of one model: see ``train_trials``."""
     from privtune.training.engine.train import train
+    from privtune.training.mechanism.scoring import score as score_of
     from privtune.training.methods._rate_schedule import SEARCHED
 
     steps = training.schedule.steps
@@ -219,7 +255,14 @@ def model_of(task: Task, weights: torch.Tensor) -> torch.nn.Module:
     return model.eval()
 
 
-def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int = 16) -> float:
+def dry_run(
+    plan: Plan,
+    task: Task,
+    *,
+    compute: Compute = _COMPUTE,
+    steps: int = 16,
+    parts: Sequence[str] = (),
+) -> float:
     """Train a few steps on made-up records. Touches no data.
 
     A model that cannot be trained privately is found out here, before anything is charged.
@@ -229,11 +272,22 @@ def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int =
         task: Gives the shapes.
         compute: Where, how many at once. Compiling is only tried: it does not pay in a few steps.
         steps: How many steps to time.
+        parts: What candidates may train of the model, each as likely; empty for what the task says.
 
     Returns:
         How long the arm takes in expectation, in seconds: expected gradient evaluations over the
         measured speed.
     """
+    tasks = [for_candidate(task, {PART: part}) for part in parts] or [task]
+    each = [_seconds_per_step(plan, own, compute=compute, steps=steps) for own in tasks]
+    per_step = sum(each) / len(each)
+    return (
+        plan.expected_gradient_evaluations * per_step / plan.training.schedule.expected_batch_size
+    )
+
+
+def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, steps: int) -> float:
+    """Train a stack on made-up records, hold what is saved against it; return a candidate's step."""
     import torch
 
     from privtune.training.engine.train import train
@@ -246,7 +300,7 @@ def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int =
     rate = min(1.0, schedule.expected_batch_size / records)
     generator = torch.Generator().manual_seed(0)
     made_up = TensorData(
-        torch.rand((records, *task.input_shape), generator=generator),
+        made_up_inputs(records, task.input_shape, task.tokens),
         _made_up_targets(task, records, generator),
     )
     # What a step costs hangs on its gradients, not on the method or the learning rate. A round
@@ -272,5 +326,4 @@ def dry_run(plan: Plan, task: Task, *, compute: Compute = _COMPUTE, steps: int =
     # The median: some steps capture or allocate once, and are not what a step costs. The engine may
     # split the stack, and then takes that many more steps.
     splits = (len(clock) - 1) / steps
-    per_step = statistics.median(b - a for a, b in itertools.pairwise(clock)) * splits / stack
-    return plan.expected_gradient_evaluations * per_step / schedule.expected_batch_size
+    return statistics.median(b - a for a, b in itertools.pairwise(clock)) * splits / stack

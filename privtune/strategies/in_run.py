@@ -12,6 +12,7 @@ from privtune.strategies._base import Outcome, Round
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan, TrainingPlan
+from privtune.tasks._fine_tuning import PART, check_part, for_candidate
 from privtune.training.methods import METHODS
 from privtune.training.methods._rate_schedule import SEARCHED, check_given
 
@@ -74,7 +75,7 @@ class InRun:
                 "every noisy step and what follows from it",
             ),
             sealed=("samples and their sizes", "un-noised gradients and losses"),
-            details=_advice(training, context),
+            details=_advice(training, context, self.parameters),
         )
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
@@ -107,12 +108,15 @@ class Fixed(InRun):
     method: str = "dpsgd"
 
 
-def _advice(training: TrainingPlan, context: PlanningContext) -> dict[str, str]:
+def _advice(
+    training: TrainingPlan, context: PlanningContext, given: Mapping[str, Any]
+) -> dict[str, str]:
     """Return what the method has to say about a model of the task's size, if it has."""
     advise = getattr(training.method, "advice", None)
     if advise is None or context.define_by_run:
         return {}
-    trained = (p for p in context.task.model().parameters() if p.requires_grad)
+    model = for_candidate(context.task, given).model()
+    trained = (p for p in model.parameters() if p.requires_grad)
     said = advise(training.schedule, sum(p.numel() for p in trained))
     return {"advice": said} if said else {}
 
@@ -132,7 +136,9 @@ def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, 
     """
     needed = set(method.parameters)
     check_given(given)
-    given = {name: value for name, value in given.items() if name not in SEARCHED}
+    if PART in given:
+        check_part(given[PART])
+    given = {name: value for name, value in given.items() if name not in (*SEARCHED, PART)}
     if missing := sorted(needed - set(given)):
         raise InvalidInputError(
             f"parameters of arm {arm!r}",
@@ -143,7 +149,7 @@ def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, 
         raise InvalidInputError(
             f"parameters of arm {arm!r}",
             extra,
-            f"method {method.name!r} takes {', '.join([*sorted(needed), *SEARCHED])} and no others",
+            f"method {method.name!r} takes {', '.join([*sorted(needed), *SEARCHED, PART])} and no others",
         )
     for name, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -12,10 +12,25 @@ from privtune.strategies._check_needs import require_independent
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import CHANGING, search_event, search_plan
 from privtune.strategies.in_run import method_class, require_parameters
-from privtune.strategies.plan import SearchPlan
+from privtune.strategies.plan import Plan, SearchPlan
+from privtune.tasks._fine_tuning import PART, check_part
 from privtune.training.methods._rate_schedule import SEARCHED, check_searched
 
-__all__ = ["Drawing", "IndependentDrawing", "Searching"]
+__all__ = ["Drawing", "IndependentDrawing", "Searching", "parts_of"]
+
+
+def parts_of(strategy: object, space: Mapping[str, Any], plan: Plan) -> tuple[str, ...]:
+    """Return which parts of the task's model an arm's candidates may train; none for the task's own.
+
+    Args:
+        strategy: The arm's strategy.
+        space: The study's space.
+        plan: The arm's plan.
+    """
+    given = getattr(strategy, "parameters", {})
+    if PART in given:
+        return (given[PART],)
+    return () if plan.search is None or PART not in space else tuple(space[PART].choices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +68,11 @@ class Searching:
         require_parameters(
             self.arm,
             method_class(self.method),
-            {**self.parameters, **dict.fromkeys(set(searched) - set(SEARCHED), 1.0)},
+            {**self.parameters, **dict.fromkeys(set(searched) - {*SEARCHED, PART}, 1.0)},
         )
+        if PART in context.space:
+            for part in getattr(context.space[PART], "choices", (PART,)):
+                check_part(part)
         for name in SEARCHED:
             if name in context.space:
                 check_searched(name, context.space[name])

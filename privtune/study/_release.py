@@ -10,6 +10,7 @@ from privtune.accounting import Guarantee
 from privtune.execution.files import pack_result, unpack_result
 from privtune.execution.training import held_to_classes, model_of
 from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResult
+from privtune.tasks._fine_tuning import for_candidate
 from privtune.training.mechanism.metrics import label
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def utility_of(
         report = replace(report, records=len(test))
     found = measure(
         report,
-        model_of(task, result.weights),
+        model_of(for_candidate(task, result.params), result.weights),
         test,
         rng=streams.numpy("report", 0),
         loss=task.loss,

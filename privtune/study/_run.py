@@ -12,11 +12,13 @@ from privtune.execution.executor import Executor
 from privtune.execution.gpus import gpu_slots
 from privtune.execution.training import dry_run
 from privtune.strategies import NonPrivateError, Outcome, Plan, Release, TrialResult
+from privtune.strategies.searching import parts_of
 from privtune.study._release import utility_of
 from privtune.study._round import StudyRound
 from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
 from privtune.study.workers import give_out, make_files
 from privtune.tasks import TaskDataError
+from privtune.tasks._fine_tuning import for_candidate
 from privtune.training.engine.compute import check_device, check_stack
 from privtune.training.mechanism.streams import Streams
 
@@ -104,8 +106,8 @@ class _TaskTrainer:
 
     def rehearse(self, plan: Plan) -> float:
         """Train a few steps on made-up records; an unknown strategy is found before the charge."""
-        self._strategy(plan)
-        return dry_run(plan, self.task, compute=self.compute)
+        parts = parts_of(self._strategy(plan), self.life.spec.search_space(), plan)
+        return dry_run(plan, self.task, compute=self.compute, parts=parts)
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the arm's strategy as the spec has it, and its round."""
@@ -131,7 +133,8 @@ class _TaskTrainer:
         utility = utility_of(plan, self.task, outcome.result, self.data, streams)
         if outcome.result is None:
             return outcome, utility
-        return replace(outcome, result=_shaped(self.task, outcome.result)), utility
+        task = for_candidate(self.task, outcome.result.params)
+        return replace(outcome, result=_shaped(task, outcome.result)), utility
 
     def machine(self) -> Mapping[str, str]:
         """Return the versions here, and the hardware if it is this machine's."""

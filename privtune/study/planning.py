@@ -17,7 +17,9 @@ from privtune.strategies import (
     Strategy,
     plan_arm,
 )
+from privtune.strategies.searching import parts_of
 from privtune.study.spec import StudySpec
+from privtune.tasks import TRAINED
 
 __all__ = ["StudyPlan", "advice", "plan_study"]
 
@@ -154,6 +156,8 @@ def _planner(strategy: Strategy, context: PlanningContext) -> Callable[[float], 
         plan = plan_arm(strategy, context, epsilon=epsilon)
         # Part of the plan, so that its digest, and with it the charge, holds them fast.
         public = context.task.facts.to_dict()
+        if parts := parts_of(strategy, context.space, plan):
+            public[TRAINED] = " or ".join(parts)
         unit = {"unit": context.task.unit} if context.task.unit else {}
         return replace(plan, details={**plan.details, "public": public, **unit})
 

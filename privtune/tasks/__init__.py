@@ -2,6 +2,7 @@
 
 from privtune.tasks._facts import A_RECORD, PRETRAINED, TRAINED, PublicFacts
 from privtune.tasks._fine_tuning import fine_tuned
+from privtune.tasks._packing import Packing
 from privtune.tasks._partition import Sizes, split
 from privtune.tasks._registry import TASKS, get_task
 from privtune.tasks._task import Task, TaskData, TaskDataError
@@ -12,6 +13,7 @@ __all__ = [
     "PRETRAINED",
     "TASKS",
     "TRAINED",
+    "Packing",
     "PublicFacts",
     "Sizes",
     "Task",

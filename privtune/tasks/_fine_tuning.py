@@ -16,10 +16,13 @@ from privtune.tasks._task import Task, TaskDataError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FIELDS", "fine_tuned", "from_spec"]
+__all__ = ["FIELDS", "PART", "check_part", "fine_tuned", "for_candidate", "from_spec"]
 
 FIELDS = ("type", "task", "pretrained", "trainable", "target_modules")
 """Fields of ``task: {type: fine-tuning, ...}`` in a spec."""
+
+PART = "trainable"
+"""The hyperparameter of a candidate that says which part of the task's model it trains."""
 
 _LORA = re.compile(r"lora:([1-9]\d{0,3})")
 _TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
@@ -60,22 +63,55 @@ def fine_tuned(
         ['0.down.weight', '0.up.weight', '2.weight', '2.bias']
     """
     weights = None if pretrained is None else _Weights.at(pretrained)
-    rank = _LORA.fullmatch(trainable)
-    if trainable not in ("all", "head", "biases") and rank is None:
-        raise InvalidInputError("trainable", trainable, "must be all, head, biases or lora:R")
+    kind, rank = check_part(trainable)
     targets = None if target_modules is None else tuple(target_modules)
-    if targets is not None and rank is None:
+    if targets is not None and not rank:
         raise InvalidInputError(
             "target_modules", list(targets), f"goes with lora:R, not with {trainable}"
         )
-    kind = trainable if rank is None else "lora"
     return replace(
         task,
         name=task.name if trainable == "all" else f"{task.name}, {trainable}",
-        model=_Model(task.model, weights, kind, 0 if rank is None else int(rank.group(1)), targets),
+        model=_Model(task.model, weights, kind, rank, targets),
         pretrained=None if weights is None else f"{weights.path.name}, SHA-256 {weights.digest}",
         trainable=trainable if targets is None else f"{trainable} in {', '.join(targets)}",
     )
+
+
+def check_part(trainable: object) -> tuple[str, int]:
+    """Return what is trained, and the rank of adapters, or 0.
+
+    Args:
+        trainable: ``"all"``, ``"head"``, ``"biases"`` or ``"lora:R"``.
+
+    Raises:
+        InvalidInputError: If it is none of these.
+    """
+    rank = _LORA.fullmatch(trainable) if isinstance(trainable, str) else None
+    if rank is not None:
+        return "lora", int(rank.group(1))
+    if not isinstance(trainable, str) or trainable not in ("all", "head", "biases"):
+        raise InvalidInputError("trainable", trainable, "must be all, head, biases or lora:R")
+    return trainable, 0
+
+
+def for_candidate(task: Task, params: Mapping[str, Any]) -> Task:
+    """Return the task as a candidate trains it: of its model the part that the candidate names.
+
+    Args:
+        task: The task.
+        params: The candidate's hyperparameters; without ``trainable`` the task stays as it is.
+
+    Raises:
+        InvalidInputError: If the candidate names no part.
+    """
+    if PART not in params:
+        return task
+    kind, rank = check_part(params[PART])
+    if not isinstance(task.model, _Model):
+        return fine_tuned(task, trainable=params[PART])
+    model = replace(task.model, kind=kind, rank=rank)
+    return replace(task, model=model, trainable=params[PART])
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +11,31 @@ from torch.nn import functional
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["InRange", "linear", "mlp", "own_model", "squared_error", "weighted_cross_entropy"]
+__all__ = [
+    "InRange",
+    "Unpacking",
+    "linear",
+    "mlp",
+    "own_model",
+    "squared_error",
+    "weighted_cross_entropy",
+]
+
+
+class Unpacking(nn.Module):
+    """A model of several tensors, on records that are packed into one."""
+
+    def __init__(self, model: nn.Module, unpack: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.model, self._unpack = model, unpack
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the model's outputs."""
+        tensors: Any = self._unpack(x)
+        named = isinstance(tensors, dict)
+        outputs = self.model(**tensors) if named else self.model(*tensors)
+        found: torch.Tensor = getattr(outputs, "logits", outputs)
+        return found
 
 
 class InRange(nn.Module):

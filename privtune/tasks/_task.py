@@ -14,7 +14,23 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.data import TensorData
 
-__all__ = ["Task", "TaskData", "TaskDataError"]
+__all__ = ["Task", "TaskData", "TaskDataError", "made_up_inputs"]
+
+
+def made_up_inputs(records: int, shape: tuple[int, ...], tokens: int | None) -> torch.Tensor:
+    """Return inputs of a task's shape and type that hold no data: always the same.
+
+    Args:
+        records: How many.
+        shape: Of one.
+        tokens: How many whole numbers there are; None for floating inputs.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    if tokens is None:
+        return torch.rand((records, *shape), generator=generator)
+    return torch.randint(tokens, (records, *shape), generator=generator)
 
 
 class TaskDataError(PrivTuneError):
@@ -76,6 +92,8 @@ class Task:
             float, lie in; None for classes.
         check: Called before anything is charged: raises ``TaskDataError`` where what holds the data
             is not as declared, its records apart. Must not depend on a value of a record.
+        tokens: Where inputs are whole numbers, how many there are: 0 to that, exclusive. None where
+            inputs are floating.
         unit: What one record is all rows of, as :func:`privtune.tasks.by_unit` makes them; empty where
             a record is a row.
 
@@ -112,6 +130,7 @@ class Task:
     trainable: str = "all"
     target_range: tuple[float, float] | None = None
     check: Callable[[], object] = lambda: None
+    tokens: int | None = None
     unit: str = ""
 
     def __post_init__(self) -> None:
@@ -119,7 +138,7 @@ class Task:
             raise InvalidInputError(
                 "partition", self.partition, f"must be one of {', '.join(PARTITIONS)}"
             )
-        for name in ("train_records", "validation_records", "test_records", "classes"):
+        for name in ("train_records", "validation_records", "test_records", "classes", "tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InvalidInputError(
                     name, getattr(self, name), f"task {self.name!r} must declare at least 1"

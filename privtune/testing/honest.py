@@ -287,8 +287,8 @@ class _Encoder(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits; 0 is padding."""
-        # The library looks into a mask of two axes (is it all ones?), which no transform can
-        # follow; one of four is taken as it is. Each record gets its own positions for Opacus.
+        # The library looks into a mask of two axes (is it all ones?), but not where it is traced;
+        # one of four is taken as it is. Each record gets its own positions for Opacus.
         mask = (x != 0) if self.two_axes else (x != 0)[:, None, None, :]
         places = torch.arange(x.shape[1], device=x.device).expand_as(x)
         states = self.body(x, attention_mask=mask, position_ids=places).last_hidden_state
@@ -421,7 +421,7 @@ def _warm_up(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=8)
 
 
-_NOT_LOSSES, _NOT_BY_RECORD = ("losses",), ("by record",)
+_NOT_LOSSES = ("losses",)
 
 HONEST: tuple[Honest, ...] = (
     Honest("Linear", lambda: nn.Linear(_FEATURES, _CLASSES), _rows),
@@ -528,7 +528,7 @@ HONEST: tuple[Honest, ...] = (
         "Hugging Face encoder, mask of two axes",
         lambda: _Encoder(two_axes=True),
         _tokens,
-        draws=True, refused=_NOT_BY_RECORD,
+        draws=True,
     ),
     Honest("Hugging Face encoder, LoRA", lambda: _Encoder(lora=True), _tokens, draws=True),
     Honest("tied weights", _Tied, _tokens, refused=_NOT_LOSSES),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.errors import PrivTuneError
 from privtune.files import forget_times, midnight
 from privtune.ledger.storage import artifact_root
+from privtune.tasks._fine_tuning import for_candidate
 from privtune.tracking.mlflow import sync_study
 from privtune.tracking.store import experiment_id, open_client, published, tracking_uri
 from privtune.views.record import budget_view
@@ -84,9 +85,10 @@ def _save(study: Study, release: Release, run: str, register: str | None) -> Any
 
     from privtune.training.mechanism.kernel import load_params
 
-    task = study.spec.load_task()
+    task = for_candidate(study.spec.load_task(), release.params)
     module = task.model()
     load_params(module, release.weights)
+    number = np.float32 if task.tokens is None else np.int64
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow's and torch.export's, about themselves
         return Dated.log(
@@ -96,7 +98,7 @@ def _save(study: Study, release: Release, run: str, register: str | None) -> Any
             run_id=run,
             registered_model_name=register,
             pytorch_model=module.eval(),
-            input_example=np.zeros((2, *task.input_shape), dtype=np.float32),
+            input_example=np.zeros((2, *task.input_shape), dtype=number),
             # Given, so that MLflow does not guess them by importing everything, for seconds.
             pip_requirements=[f"torch=={version('torch')}", f"numpy=={version('numpy')}"],
         )

@@ -16,6 +16,7 @@ from privtune.execution.fine_tuned import AdapterError, check_saved, reduced
 from privtune.execution.training import dry_run, train_trials
 from privtune.strategies import TrainingPlan, make_strategy
 from privtune.strategies.arms import plan_arm
+from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
 from privtune.tasks import TaskDataError, fine_tuned, get_task
 from privtune.training.engine.train import choose_kernel, train
@@ -151,6 +152,49 @@ def test_a_folder_of_shards_is_one_set_of_weights(tmp_path, weights):
         safetensors.torch.save_file({name: tensor}, folder / f"model-{number}.safetensors")
     model = tuned(folder, "head").model()
     assert torch.equal(model[0].weight, whole["0.weight"])
+
+
+class Placed(nn.Module):
+    """Holds what it makes anew every time, and no file does: Hugging Face's positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(7, 4), nn.Linear(4, 3)
+        self.register_buffer("places", torch.arange(5), persistent=False)
+
+    def forward(self, x):
+        return self.head((self.words(x) * torch.cos(self.places).unsqueeze(-1)).sum(1))
+
+
+def of_tokens(tmp_path, **changes):
+    torch.manual_seed(0)
+    file = tmp_path / "placed.safetensors"
+    safetensors.torch.save_file({"words.weight": torch.randn(7, 4)}, file)
+    base = dataclasses.replace(
+        get_task("digits-mlp"), model=Placed, input_shape=(5,), tokens=7, classes=3, **changes
+    )
+    return fine_tuned(base, pretrained=str(file), trainable="head")
+
+
+def test_tokens_train_a_head_on_features_and_one_of_no_table_counts_as_nothing(tmp_path):
+    task = of_tokens(tmp_path)
+    x, y = torch.randint(7, (60, 5)), torch.randint(3, (60,))
+    x[3, 2], x[9, 0] = 7, -1
+    data = TensorData(x, y)
+    model, reduce = reduced(task, data)
+    assert reduce(data).x.shape == (60, 4)
+    options = {
+        "loss": task.loss,
+        "candidates": [{"learning_rate": 0.5, "max_grad_norm": 1.0}],
+        "secrets": [bytes(32)],
+        "device": "cpu",
+    }
+    schedule = Schedule(60, 0.3, 8)
+    whole = train(FixedDPSGD(1.0), schedule, model=task.model, data=data, **options)
+    part = train(FixedDPSGD(1.0), schedule, model=model, data=reduce(data), **options)
+    torch.testing.assert_close(part.params, whole.params, rtol=1e-4, atol=1e-5)
+    assert part.nonfinite == whole.nonfinite != (0,)
+    assert dry_run(plan_of(task), task, steps=2) > 0.0
 
 
 def test_features_of_a_frozen_part_train_the_same_head(weights):
@@ -337,3 +381,96 @@ def test_statement_certificate_and_tracker_name_the_public_weights(weights, tmp_
     assert f"Training started from public weights: digits.safetensors, SHA-256 {digest}" in page
     assert "assumed public" in page
     study.close()
+
+
+def test_candidates_that_train_other_parts_go_through_one_round(weights):
+    """Each gets what it would get alone; those of one part share a stack."""
+    task = dataclasses.replace(tuned(weights, "all"), public_validation=True)
+    data = task.load()
+    parts = ["head", "lora:3", "head", "biases"]
+    options = {
+        "data": data,
+        "records": data.train,
+        "score": None,
+        "secrets": {n: bytes([n] * 32) for n in range(4)},
+    }
+    training = TrainingPlan(Schedule(len(data.train), 0.1, 4), FixedDPSGD(1.0))
+    trials = {
+        n: {"learning_rate": 1.0, "max_grad_norm": 1.0, "trainable": part}
+        for n, part in enumerate(parts)
+    }
+    results = train_trials(training, task=task, trials=trials, **options)
+    assert [r.index for r in results] == [0, 1, 2, 3]
+    assert [len(r.weights) for r in results] == [SIZES[part] for part in parts]
+    for n, part in enumerate(parts):
+        plain = {k: v for k, v in trials[n].items() if k != "trainable"}
+        (alone,) = train_trials(training, task=tuned(weights, part), trials={n: plain}, **options)
+        torch.testing.assert_close(results[n].weights, alone.weights, rtol=1e-4, atol=1e-5)
+
+
+def searching(weights, parts, **changes):
+    space = {"learning_rate": {"type": "float", "low": 0.1, "high": 1.0}}
+    if parts is not None:
+        space["trainable"] = {"type": "categorical", "choices": parts}
+    arms = [
+        {
+            "name": "selection",
+            "strategy": "papernot-steinke",
+            "law": "poisson",
+            "mean_runs": 4,
+            "parameters": {"max_grad_norm": 1.0},
+        },
+        {
+            "name": "adapters",
+            "strategy": "fixed",
+            "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0, "trainable": "lora:2"},
+        },
+    ]
+    return {
+        "task": {"type": "fine-tuning", "task": "digits-mlp", "pretrained": str(weights)},
+        "space": space,
+        "arms": arms,
+        "epochs": 1,
+        "expected_batch_size": 128,
+        **changes,
+    }
+
+
+def test_a_selection_over_parts_costs_what_it_costs_without(weights, tmp_path):
+    import privtune
+
+    def create(name, parts):
+        return privtune.create_study(
+            name,
+            budget=privtune.Budget(4.0, 1e-5, name=name),
+            seed=1,
+            storage=f"sqlite:///{tmp_path}/{name}.db",
+            **searching(weights, parts),
+        )
+
+    parts = ["head", "lora:3", "biases"]
+    study, without = create("with", parts), create("without", None)
+    for one, other in zip(study.plans, without.plans, strict=True):
+        assert one.event == other.event
+    assert [p.public_facts["trained part"] for p in study.plans] == [
+        "head or lora:3 or biases",
+        "lora:2",
+    ]
+    selection, adapters = study.run()
+    assert len(selection.weights) == SIZES[selection.params["trainable"]]
+    assert len(adapters.weights) == 2 * 128 + 650
+    for release, part in ((selection, selection.params["trainable"]), (adapters, "lora:2")):
+        model = tuned(weights, part).model()
+        named = {n: list(p.shape) for n, p in model.named_parameters() if p.requires_grad}
+        assert dict(release.shapes) == named
+
+
+@pytest.mark.parametrize("parts", [["head", "lora:0"], ["all", 3]])
+def test_a_space_of_parts_that_are_none_is_refused(weights, parts):
+    spec = StudySpec(
+        name="s",
+        budget={"name": "b", "epsilon": 4.0, "delta": 1e-5},
+        **searching(weights, parts),
+    )
+    with pytest.raises(InvalidInputError, match="must be all, head, biases or lora:R"):
+        plan_study(spec)

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["BatchedKernel", "NotBatchableError", "refuse_coupling"]
 
 _RARE = 12  # a capture costs as much as this many runs without one
+_LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its products
+_CAPTURED = (
+    2**28
+)  # bytes of a pass, all held at once by a capture, that such a model is captured for
 
 
 class NotBatchableError(PrivTuneError):
@@ -256,7 +260,7 @@ class BatchedKernel:
         layers in the direct form, and the scaled copy of the largest output gradient. A capture
         holds every tensor of a pass, and its results once more to compare them.
         """
-        rows = 32
+        rows = 4 if self._large else 32
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
         masks = tuple(s.empty((1, rows), example) for s in self.plan.sites)
         x, y = synthetic(self._x, self._y, (1, rows), self._device)
@@ -279,6 +283,14 @@ class BatchedKernel:
         working = (int(meta[PEAK]) + extra + scaled - example.nbytes) / rows
         captured = (int(meta[HELD]) + 2 * results - example.nbytes) / rows
         return working, max(working, captured)
+
+    @cached_property
+    def _large(self) -> bool:
+        return sum(p.numel() for p in self._module.parameters()) > _LARGE
+
+    def _heavy(self, shape: tuple[int, int]) -> bool:
+        """Say whether capturing a pass would take much memory, to save a tenth of its time."""
+        return self._large and shape[0] * shape[1] * self.row_bytes[1] > _CAPTURED
 
     @property
     def module(self) -> nn.Module:
@@ -316,7 +328,7 @@ class BatchedKernel:
         """Return the program for the shape of ``rows``: captured once the shape is common."""
         key = (rows.mask.shape[0], rows.mask.shape[1])
         self._seen[key] += 1
-        if self._seen[key] <= _RARE:
+        if self._seen[key] <= _RARE or self._heavy(key):
             if key not in self._rare:
                 self._rare[key] = tape_of(self._module, self._loss_of, self.layout, self.plan)
             return self._rare[key]

@@ -16,10 +16,11 @@ from torch import nn
 from privtune.errors import InvalidInputError
 from privtune.training.engine.batched import refuse_coupling
 from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.records import find_facts, find_raising
 
 __all__ = ["FrozenPart", "Lora", "load_public", "part_of_model", "set_trainable"]
 
-_PASS = 1024  # records whose features are computed at once
+_PASS = 256  # records whose features are computed at once
 
 
 class Lora(nn.Module):
@@ -76,7 +77,9 @@ def load_public(model: nn.Module, weights: Mapping[str, torch.Tensor], *, source
         InvalidInputError: If anything but the head is missing, or has another shape.
     """
     head = head_of(model)
-    wanted = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    saved = model.state_dict()  # without buffers that no file holds
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    wanted = {**dict(model.named_parameters()), **buffers}
     lacking = {
         name
         for name, tensor in wanted.items()
@@ -191,9 +194,25 @@ class FrozenPart:
         return torch.cat(caught)
 
     def reduce(self, data: TensorData) -> TensorData:
-        """Return the data with features in the place of inputs; computed once for each data."""
+        """Return the data with features in the place of inputs; computed once for each data.
+
+        A record that no features can be computed of, as with a token that is in no table, cannot be
+        used: it contributes nothing, as it would where the whole model is run.
+        """
         if data not in self._known:
-            self._known[data] = replace(data, x=self.features(data.x))
+            held = data.held_to(find_facts(lambda x, _: self.whole(x), *data.like))
+            x, _, _ = held.fetch(torch.arange(len(held), device=held.x.device))
+            try:
+                features = self.features(x)
+            except Exception as error:
+                nothing = torch.zeros_like(x[:1])
+
+                def only(kept: torch.Tensor) -> torch.Tensor:
+                    return torch.where(kept.view(-1, *(1 for _ in x.shape[1:])), x, nothing)
+
+                raising = find_raising(error, len(x), lambda kept: self.features(only(kept)))
+                features, held = self.features(only(~raising)), held.marked(raising)
+            self._known[data] = replace(held, x=features)
         return self._known[data]
 
     def model(self, module: nn.Module) -> nn.Module:

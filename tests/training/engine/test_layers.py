@@ -7,7 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from privtune.training.engine import batched
 from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.fine_tuning import set_trainable
 from privtune.training.engine.layers.uses import CopyUse
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
 from privtune.training.mechanism.kernel import OfOutputs, Rows
@@ -85,6 +87,73 @@ class InPlace(nn.Module):
 
     def forward(self, x):
         return self.b(F.leaky_relu(self.a(x), 0.1, True))
+
+
+class Masked(nn.Module):
+    """An encoder written out, of tokens among which zeros fill up; a mask only where there are any."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.place = nn.Embedding(5, 8, padding_idx=0), nn.Embedding(6, 8)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.wide, self.narrow = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        there = x != 0
+        h = self.first(self.embed(x) + self.place(torch.arange(x.shape[1]).expand(1, -1)))
+        q, k, v = self.qkv(h).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) / 2
+        if torch.compiler.is_compiling() or not there.all():
+            scores = scores.masked_fill(~there[:, None, None], -1e4)
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        h = self.second(h + self.out(mixed))
+        h = h + self.narrow(F.gelu(self.wide(h)))
+        return self.head((h * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True).clamp(min=1))
+
+
+class PaddedLayer(nn.Module):
+    """Torch's own encoder layer with a mask of places that fill up."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        filled = (x == 0) & (torch.arange(x.shape[1]) > 0)
+        return self.head(self.layer(self.embed(x), src_key_padding_mask=filled).mean(1))
+
+
+class TinyBert(nn.Module):
+    """Hugging Face's BERT without weights, as its users wrap it."""
+
+    def __init__(self, attention):
+        super().__init__()
+        transformers = pytest.importorskip("transformers")
+        config = transformers.BertConfig(
+            vocab_size=5,
+            hidden_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=12,
+            max_position_embeddings=6,
+            attn_implementation=attention,
+        )
+        self.bert = transformers.BertModel(config, add_pooling_layer=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        there = (x != 0).long()
+        found = self.bert(input_ids=x, attention_mask=there).last_hidden_state
+        weights = there.unsqueeze(-1) / there.sum(1).clamp(min=1)[:, None, None]
+        return self.head((found * weights).sum(1))
+
+
+def tuned(make, kind):
+    return lambda: set_trainable(make().eval(), kind, rank=2)
 
 
 def frozen():
@@ -199,6 +268,16 @@ CASES = {
     "by hand": (ByHand, image(4)),
     "prelu": (lambda: nn.Sequential(nn.Linear(4, 5), nn.PReLU(), nn.Linear(5, 3)), image(4)),
     "frozen": (frozen, image(4)),
+    "padded layer": (PaddedLayer, tokens(6)),
+    **{
+        f"{name}, {kind}": (tuned(make, kind), tokens(6))
+        for name, make in {
+            "masked": Masked,
+            "bert eager": lambda: TinyBert("eager"),
+            "bert sdpa": lambda: TinyBert("sdpa"),
+        }.items()
+        for kind in ("all", "head", "biases", "lora")
+    },
 }
 
 
@@ -239,6 +318,39 @@ def test_clipped_sums_equal_records_taken_one_by_one(name, candidates):
             close(out[k], clipped_sum(own, bound))
             unclipped = (own.norm(dim=1) <= bound * (1 + 1e-6)).float()
             assert abs(float((unclipped - 0.5).sum() - halves[k])) <= 1.0
+
+
+@pytest.mark.parametrize(
+    "name", [f"{n}, {kind}" for n in ("masked", "bert sdpa") for kind in ("biases", "lora")]
+)
+def test_a_captured_pass_of_an_encoder_holds_no_copy_of_what_is_frozen(name):
+    """Nor does it keep the branch of the values that it was captured on."""
+    kernel, params, rows, gradients = make(name, 3, 8, [8, 8, 8])
+    kernel._seen[3, 8] = 10**6
+    out = torch.zeros_like(params)
+    kernel.accumulate(params, rows, Flat(0.1), out=out)
+    for k, own in enumerate(gradients):
+        close(out[k], clipped_sum(own, 0.1))
+    graph = kernel._programs[3, 8][0]._run.__self__
+    frozen = [p for p in kernel.module.parameters() if not p.requires_grad and p.ndim == 2]
+    held = {b.data_ptr(): b for b in graph.buffers()}
+    assert sum(p.data_ptr() in held for p in frozen) >= 5
+    for p in frozen:
+        held.pop(p.data_ptr(), None)
+    assert not any(torch.equal(b, p) for b in held.values() for p in frozen)
+
+
+@pytest.mark.parametrize("most", [0, 2**28])
+def test_a_pass_too_large_to_be_captured_runs_as_it_is(most, monkeypatch):
+    monkeypatch.setattr(batched, "_LARGE", 100)
+    monkeypatch.setattr(batched, "_CAPTURED", most)
+    kernel, params, rows, gradients = make("masked, lora", 2, 8, [8, 8])
+    kernel._seen[2, 8] = 10**6
+    out = torch.zeros_like(params)
+    kernel.accumulate(params, rows, Flat(0.1), out=out)
+    assert bool(kernel._programs) == (most > 0)
+    for k, own in enumerate(gradients):
+        close(out[k], clipped_sum(own, 0.1))
 
 
 @pytest.mark.parametrize("name", ["mlp relu in place", "conv2d", "embedding", "attention", "tied"])

@@ -151,7 +151,9 @@ def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> Captured
     with torch.no_grad():
         recorder = _Recorder(graph)
         expected = recorder.run(*example)
-        polished = deepcopy(graph)
+        polished = deepcopy(
+            graph, {id(held): held for held in graph.buffers()}
+        )  # no copy of weights
         twins = dict(zip(graph.graph.nodes, polished.graph.nodes, strict=True))
         geometry = {twins[node]: g for node, g in recorder.geometry.items()}
         ones = {twins[n] for n, value in recorder.constants.items() if bool((value == 1).all())}
