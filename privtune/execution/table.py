@@ -22,6 +22,10 @@ LEASE_SECONDS = 15.0
 _ATTEMPTS = 10
 _PATIENCE = 600.0  # seconds for a database that is restarted to come back
 _LONGEST_PAUSE = 1.0
+_SHORT = (
+    1.0  # seconds: rows that were leased together and took less are leased twice as many at once
+)
+_MOST = 64  # rows that are leased at once at most: they are lost together
 
 T = TypeVar("T")
 
@@ -51,18 +55,19 @@ def make_rounds(ledger: Ledger, *, lease_seconds: float = LEASE_SECONDS) -> Roun
     return Rounds(ledger, lease_seconds=lease_seconds, max_attempts=_ATTEMPTS)
 
 
-def patiently(call: Callable[[], T]) -> T:
+def patiently(call: Callable[[], T], *, patience: float | None = None) -> T:
     """Return what a call returns; while the database cannot be reached, wait and call again.
 
     For calls that may be made twice: whether the first reached the database is not known.
 
     Args:
         call: Reads or writes the table.
+        patience: For how long, in seconds; ten minutes unless given.
 
     Raises:
         LedgerConnectionError: If it stays away.
     """
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
     while True:
         try:
             return call()
@@ -89,7 +94,8 @@ def work_through(
         rounds: The rounds.
         charge_id: The round's charge.
         run: Trains leased rows together; yields each as soon as it is done.
-        stack: How many rows to lease at once, of this worker's share at most.
+        stack: How many rows to run at once; as many are leased, of this worker's share at most, and
+            more where they are short.
         workers: How many share the round at least.
         most: How many rows to run before this worker leaves; all that it gets unless given.
         enough: A score that ends the round; rows after the first that reaches it need not run.
@@ -98,9 +104,9 @@ def work_through(
     Returns:
         How many rows were run here.
     """
-    worker, count, pause = f"{os.getpid()}-{uuid.uuid4().hex[:8]}", 0, 0.1
+    worker, count, pause, bundle = f"{os.getpid()}-{uuid.uuid4().hex[:8]}", 0, 0.1, stack
     while True:
-        room = stack if most is None else min(stack, most - count)
+        room = bundle if most is None else min(bundle, most - count)
         if room <= 0:
             return count
         lease = partial(rounds.lease_some, charge_id, worker, most=room, workers=workers)
@@ -112,10 +118,10 @@ def work_through(
             pause = min(2 * pause, _LONGEST_PAUSE)
             time.sleep(pause)
             continue
-        pause = 0.1
+        pause, begun = 0.1, time.monotonic()
         held = {lease.number: lease for lease in leases}
         with _kept(rounds, held, lease_seconds):
-            for done in run(leases):
+            for done in _stacked(run, leases, stack):
                 last = enough is not None and done.score >= enough
                 result = done.lease, done.score, done.document
                 hand_in = partial(rounds.complete, *result, last=last, keep=done.keep)
@@ -123,6 +129,17 @@ def work_through(
                     done.drop()
                 held.pop(done.lease.number, None)
                 count += 1
+        # Short rows are leased many at once. One that may end its round makes those after it useless.
+        quick = enough is None and time.monotonic() - begun < _SHORT
+        bundle = min(2 * bundle, max(stack, _MOST)) if quick else stack
+
+
+def _stacked(
+    run: Callable[[Sequence[Lease]], Iterable[Handed]], leases: Sequence[Lease], stack: int
+) -> Iterator[Handed]:
+    """Run rows, as many at once as are trained together."""
+    for first in range(0, len(leases), stack):
+        yield from run(leases[first : first + stack])
 
 
 @contextmanager
@@ -132,10 +149,9 @@ def _kept(rounds: Rounds, held: dict[int, Lease], seconds: float) -> Iterator[No
 
     def renew() -> None:
         while not stop.wait(seconds / 3):
-            for number, lease in list(held.items()):
-                newer = patiently(partial(rounds.renew, lease))
-                if newer is not None and number in held:
-                    held[number] = newer
+            if leases := list(held.values()):
+                newer = patiently(partial(rounds.renew_some, leases))
+                held.update({lease.number: lease for lease in newer if lease.number in held})
 
     keeper = threading.Thread(target=renew, daemon=True)
     keeper.start()
@@ -147,5 +163,5 @@ def _kept(rounds: Rounds, held: dict[int, Lease], seconds: float) -> Iterator[No
         # Renewed for 0 seconds, a lease has run out: others may take the row at once.
         free = Rounds(rounds._ledger, lease_seconds=0.0)
         with suppress(LedgerConnectionError):
-            for lease in held.values():
-                free.renew(lease)
+            if held:
+                free.renew_some(list(held.values()))

@@ -31,6 +31,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -41,16 +42,21 @@ from privtune.ledger.chain import Kind, canonical
 from privtune.ledger.errors import ChargeStateError, UnknownChargeError
 from privtune.ledger.ledger import Ledger
 from privtune.ledger.round_rows import (
-    at_work,
+    LeaseTerms,
+    close_after,
     count_open,
     find_round,
     finish_task,
-    first_free,
+    first_open,
+    give_back,
     insert_round,
+    lease_first,
+    leased,
     lock_round,
     of_round,
     of_task,
     open_tasks,
+    renew_tasks,
 )
 from privtune.ledger.round_values import (
     SKIPPED,
@@ -64,6 +70,8 @@ from privtune.ledger.schema import tasks
 from privtune.ledger.values import ChargeState
 
 __all__ = ["Rounds"]
+
+_STEP = 64  # how many tasks a lease may look at in vain before it is found out where the open ones begin
 
 
 class Rounds:
@@ -87,10 +95,11 @@ class Rounds:
         >>> rounds.open(opened.charge_id, count=7) == rounds.find(opened.charge_id) == opened
         True
         >>> [share] = rounds.lease_some(opened.charge_id, "worker-a", most=4, workers=2)
+        >>> [share] = rounds.renew_some([share])  # a sign of life, for all that it holds
         >>> rounds.complete(share, score=0.8, result={})
         True
         >>> while lease := rounds.lease(opened.charge_id, "worker-b"):
-        ...     lease = rounds.renew(lease)  # a sign of life
+        ...     lease = rounds.renew(lease)
         ...     first = rounds.complete(lease, score=0.9, result={})
         >>> rounds.open_count(opened.charge_id), [r.score for r in rounds.results(opened.charge_id)]
         (0, [0.8, 0.9])
@@ -113,6 +122,10 @@ class Rounds:
         self._max_attempts = max_attempts
         self._clock = clock
         self._since: dict[tuple[str, int, float], float] = {}
+        self._since_of: dict[
+            str, int
+        ] = {}  # a task before which none is open, if none was opened anew
+        self._rounds: dict[str, OpenRound] = {}
 
     def open(self, charge_id: str, *, count: int, secret: bytes | None = None) -> OpenRound:
         """Start a reserved charge and insert its task rows, in one transaction.
@@ -215,31 +228,31 @@ class Rounds:
         Raises:
             RoundStuckError: If the first of the tasks has killed too many workers.
         """
-        with self._ledger.log.storage.write() as connection:
-            opened = self._lock(connection, charge_id)
-            now = self._now(connection)
-            if most > 1:
-                free, others = at_work(connection, charge_id, worker, now)
-                most = max(1, min(most, math.ceil(free / max(workers, others + 1))))
-            rows: Sequence[Any] = first_free(connection, charge_id, now, most)
-            rows = rows or self._overdue(connection, charge_id, most)
-            if rows and rows[0].attempts >= self._max_attempts:
-                raise RoundStuckError(
-                    f"workers of charge {charge_id} died again and again at one task. Nothing was "
-                    "released and the charge stays; see what kills them (memory?), then run the "
-                    "study again: it goes on where it was."
-                )
-            # A task that has killed too many is not leased in the company of others.
-            rows = [row for row in rows if row.attempts < self._max_attempts]
-            expires = now + self._seconds
-            for row in rows:
-                connection.execute(
-                    sa.update(tasks)
-                    .where(*of_task(charge_id, row.number))
-                    .values(attempts=row.attempts + 1, worker=worker, leased_until=expires)
-                )
+        opened = self._opened(charge_id)
+        terms = LeaseTerms(
+            most=most,
+            workers=workers,
+            seconds=self._seconds,
+            since=self._since_of.get(charge_id, 0),
+        )
+        with self._ledger.log.storage.quick() as connection:
+            rows = lease_first(connection, charge_id, worker, self._now(connection), terms=terms)
+        if not rows:
+            self._since_of.pop(charge_id, None)  # whatever was opened anew is found next time
+            rows = self._take_over(charge_id, worker, most)
+        elif rows[0].number >= terms.since + _STEP:
+            with self._ledger.log.storage.read() as connection:
+                self._since_of[charge_id] = first_open(connection, charge_id, terms.since)
+        rows = self._harmless(charge_id, worker, rows)
         return tuple(
-            Lease(charge_id, row.number, worker, row.attempts + 1, expires, opened.seed(row.number))
+            Lease(
+                charge_id,
+                row.number,
+                worker,
+                row.attempts,
+                row.leased_until,
+                opened.seed(row.number),
+            )
             for row in rows
         )
 
@@ -252,23 +265,26 @@ class Rounds:
         Returns:
             The lease with its new end, or None.
         """
-        with self._ledger.log.storage.write() as connection:
-            self._lock(connection, lease.charge_id)
-            expires = self._now(connection) + self._seconds
-            moved = connection.execute(
-                sa.update(tasks)
-                .where(
-                    *of_task(lease.charge_id, lease.number),
-                    tasks.c.done == 0,
-                    tasks.c.attempts == lease.attempt,
-                    tasks.c.worker == lease.worker,
-                )
-                .values(leased_until=expires)
-            )
-        if moved.rowcount != 1:
-            return None
-        return Lease(
-            lease.charge_id, lease.number, lease.worker, lease.attempt, expires, lease.seed
+        return next(iter(self.renew_some([lease])), None)
+
+    def renew_some(self, leases: Sequence[Lease]) -> tuple[Lease, ...]:
+        """Prolong a worker's leases of one round in one statement.
+
+        Args:
+            leases: What it works on, at least one.
+
+        Returns:
+            The leases with their new end, but for tasks that others have taken over or finished.
+        """
+        by_number = {lease.number: lease for lease in leases}
+        charge_id, worker = leases[0].charge_id, leases[0].worker
+        with self._ledger.log.storage.quick() as connection:
+            until = self._now(connection) + self._seconds
+            rows = renew_tasks(connection, charge_id, worker, sorted(by_number), until)
+        return tuple(
+            replace(by_number[row.number], expires=row.leased_until)
+            for row in rows
+            if row.attempts == by_number[row.number].attempt
         )
 
     def complete(
@@ -295,18 +311,13 @@ class Rounds:
             Whether this result was the first.
         """
         with self._ledger.log.storage.write() as connection:
-            self._lock(connection, lease.charge_id)
+            # The task's own row is lock enough: results of others need not wait for this one.
             accepted = finish_task(connection, lease.charge_id, lease.number, score, result)
             if accepted and keep is not None:
                 keep(connection)
             if accepted and last:
-                connection.execute(
-                    sa.update(tasks)
-                    .where(
-                        *of_round(lease.charge_id), tasks.c.number > lease.number, tasks.c.done == 0
-                    )
-                    .values(done=1, score=None, result=canonical({SKIPPED: True}))
-                )
+                skipped = canonical({SKIPPED: True})
+                close_after(connection, lease.charge_id, lease.number, skipped)
             return accepted
 
     def open_charges(self) -> frozenset[str]:
@@ -380,29 +391,66 @@ class Rounds:
     def _lock(self, connection: Connection, charge_id: str) -> OpenRound:
         return lock_round(self._ledger.log.storage, connection, charge_id)
 
-    def _overdue(
-        self, connection: Connection, charge_id: str, most: int
-    ) -> list[Row[Any, Any, Any]]:
-        """Return tasks whose leases have stood for their length without being renewed.
+    def _opened(self, charge_id: str) -> OpenRound:
+        """Return a round; its secret never changes, so it is read once."""
+        if charge_id not in self._rounds:
+            if (opened := self.find(charge_id)) is None:
+                raise UnknownChargeError(f"charge {charge_id} has no round.")
+            self._rounds[charge_id] = opened
+        return self._rounds[charge_id]
+
+    def _take_over(self, charge_id: str, worker: str, most: int) -> list[Row[Any]]:
+        """Lease tasks whose leases have stood for their length without being renewed.
 
         However the storage's clock was set, whoever waits measures that by a clock of its own.
         """
         asked = sa.select(tasks.c.number, tasks.c.attempts, tasks.c.leased_until)
         query = asked.where(*of_round(charge_id), tasks.c.done == 0).order_by(tasks.c.number)
-        rows = connection.execute(query).all()
+        with self._ledger.log.storage.read() as connection:
+            rows = connection.execute(query).all()
         now = time.monotonic()
         keys = [(charge_id, row.number, row.leased_until) for row in rows]
         self._since = {held: self._since.get(held, now) for held in keys}
         stood = zip(rows, self._since.values(), strict=True)
-        return [row for row, seen in stood if now - seen > self._seconds][:most]
+        overdue = [row for row, seen in stood if now - seen > self._seconds]
+        taken: list[Row[Any]] = []
+        for row in overdue[:most]:
+            with self._ledger.log.storage.quick() as connection:
+                same = tasks.c.done == 0, tasks.c.leased_until == row.leased_until
+                until = self._now(connection) + self._seconds
+                statement = (
+                    sa.update(tasks)
+                    .where(*of_task(charge_id, row.number), *same)
+                    .values(attempts=tasks.c.attempts + 1, worker=worker, leased_until=until)
+                )
+                taken += leased(connection, statement)
+        return taken
 
-    def _now(self, connection: Connection) -> float:
+    def _harmless(self, charge_id: str, worker: str, rows: list[Row[Any]]) -> list[Row[Any]]:
+        """Return leased tasks but for those that have killed too many: nobody shall train beside them."""
+        killers = [row.number for row in rows if row.attempts > self._max_attempts]
+        if not killers:
+            return rows
+        stuck = rows[0].number in killers
+        back = [row.number for row in rows] if stuck else killers
+        with self._ledger.log.storage.quick() as connection:
+            give_back(connection, charge_id, worker, back)
+        if stuck:
+            raise RoundStuckError(
+                f"workers of charge {charge_id} died again and again at one task. Nothing was "
+                "released and the charge stays; see what kills them (memory?), then run the "
+                "study again: it goes on where it was."
+            )
+        return [row for row in rows if row.number not in killers]
+
+    def _now(self, connection: Connection) -> Any:
+        """The time by the storage's clock, to compute with in a statement."""
         if self._clock is not None:
-            return self._clock()
+            return sa.literal(self._clock(), sa.Double)
         if connection.dialect.name == "postgresql":
-            clock = sa.func.extract("epoch", sa.func.clock_timestamp())
-            return float(connection.execute(sa.select(clock)).scalar_one())
-        return time.time()
+            epoch = sa.func.extract("epoch", sa.func.statement_timestamp())
+            return sa.cast(epoch, sa.Double)
+        return sa.literal(time.time(), sa.Double)
 
 
 def _check_count(count: int) -> None:

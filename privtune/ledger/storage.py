@@ -40,7 +40,7 @@ __all__ = [
     "database_path",
 ]
 
-_WRITE = "privtune_write"
+_WRITE, _QUICK = "privtune_write", "privtune_quick"
 # The one row that all to whom PostgreSQL's database is lent lock.
 _VERSION = sa.select(sa.table(VERSION_TABLE, sa.column("version_num")))
 # Changes when a row's lock goes to another transaction: who wrote the row, who locked it last.
@@ -101,7 +101,24 @@ class Storage:
             translated(self.safe_url),
             self._connected() as plain,
         ):
-            connection = plain.execution_options(**{_WRITE: True})
+            connection = plain.execution_options(**{_WRITE: True, _QUICK: False})
+            with self._begin(connection):
+                yield connection
+
+    @contextmanager
+    def quick(self) -> Iterator[Connection]:
+        """Give a connection for one statement whose loss in a crash costs nothing but work.
+
+        On SQLite it does not wait for the disk; what is written after it by :meth:`write` does, and
+        with that all before: it is one log, written in order. On PostgreSQL it is a transaction by
+        itself, which says itself whether it waits, and is sent in one message.
+        """
+        self._same_process()
+        with self._turn.taken(), translated(self.safe_url), self._connected() as plain:
+            if self.dialect == "postgresql" and self._held is None:
+                yield plain.execution_options(isolation_level="AUTOCOMMIT")
+                return
+            connection = plain.execution_options(**{_WRITE: True, _QUICK: True})
             with self._begin(connection):
                 yield connection
 
@@ -438,7 +455,12 @@ def _to_wal(cursor: Any) -> None:
 
 
 def _on_sqlite_begin(connection: Connection) -> None:
-    if connection.get_execution_options().get(_WRITE, False):
+    options = connection.get_execution_options()
+    if options.get(_WRITE, False):
+        mode = "NORMAL" if options.get(_QUICK, False) else "FULL"
+        if connection.info.get("synchronous", "FULL") != mode:
+            connection.exec_driver_sql(f"PRAGMA synchronous = {mode}")
+            connection.info["synchronous"] = mode
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         return
     connection.exec_driver_sql("BEGIN")

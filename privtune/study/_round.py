@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from privtune.execution.files import pack_result, unpack_result
-from privtune.execution.table import Handed, make_rounds, work_through
+from privtune.execution.table import Handed, make_rounds, patiently, work_through
 from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.ledger import SKIPPED
 from privtune.strategies import PRUNED, Plan, TrainingPlan, TrialResult
@@ -267,7 +267,7 @@ class StudyRound:
     def _read(self, rounds: Rounds, charge_id: str) -> list[TrialResult]:
         """Return the results of a finished round; a row whose result is damaged is open again."""
         results, damaged = [], None
-        for row in rounds.results(charge_id):
+        for row in patiently(partial(rounds.results, charge_id)):
             if SKIPPED in row.result:
                 continue
             name = row.result["file"]
@@ -327,9 +327,8 @@ class StudyRound:
             return
         rounds = make_rounds(self.ledger)
         # Numbered as the streams of trainings with a name: a row's seed is what it is in one process.
-        rounds.propose(
-            self.charge_id, [TRIALS + number for number in missing], secret=self.files.secret
-        )
+        rows = [TRIALS + number for number in missing]
+        patiently(partial(rounds.propose, self.charge_id, rows, secret=self.files.secret))
         self.give_out(rounds)
         if not self.space:  # what a function defines while it runs was drawn where it ran
             self.shown.take(missing)

@@ -43,6 +43,7 @@ __all__ = ["assist", "give_out", "make_files", "serve", "storage_here", "work"]
 
 _POLL = 1.0
 _DIED = 1
+_OPENING = 30.0  # seconds that a worker waits for a database which its driver could reach
 
 
 def give_out(
@@ -119,7 +120,8 @@ def assist(study: str, arm: str) -> int:
 
 def _assist(study: str, arm: str, *, url: str | None = None, **how: Any) -> int:
     try:
-        with closing(Life(study, url or storage_here())) as life:
+        opened = partial(Life, study, url or storage_here())
+        with closing(patiently(opened, patience=_OPENING)) as life:
             try:
                 for plan, charge_id in _open_rounds(life, arm):
                     _work(life, plan.arm, charge_id=charge_id, **how)
@@ -128,6 +130,8 @@ def _assist(study: str, arm: str, *, url: str | None = None, **how: Any) -> int:
             except Exception as error:
                 life.record_failure(arm, error)
                 return STOPPED
+    except LedgerConnectionError:
+        return _DIED
     except Exception:
         return STOPPED  # no storage can be reached from here, so nobody can be told why
     return 0

@@ -151,3 +151,30 @@ def test_a_worker_that_was_cut_off_loses_its_rows_and_not_the_round(
         assert [row.number for row in rounds.results(charge)] == [0, 1, 2, 3]
         assert all(row.score >= 0 for row in rounds.results(charge))
         assert len(ledger.charges("b")) == 1
+
+
+@pytest.mark.parametrize(("short", "fewest"), [(float("inf"), 6), (-1.0, 40)])
+def test_short_rows_are_leased_many_at_once_and_run_in_their_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: float, fewest: int
+) -> None:
+    monkeypatch.setattr(table, "_SHORT", short)
+    stacks: list[int] = []
+    leases: list[int] = []
+    whole = Rounds.lease_some
+
+    def lease_some(self: Rounds, *args: Any, **options: Any) -> Any:
+        found = whole(self, *args, **options)
+        leases.extend([len(found)] if found else [])
+        return found
+
+    def run(rows: Sequence[Lease]) -> Iterator[Handed]:
+        stacks.append(len(rows))
+        return workers.numbers(rows)
+
+    monkeypatch.setattr(Rounds, "lease_some", lease_some)
+    with Ledger(f"sqlite:///{tmp_path / 'p.db'}") as ledger:
+        charge = open_round(ledger, 120)
+        assert work_through(make_rounds(ledger), charge, run, stack=3) == 120
+        assert max(stacks) == 3
+        assert sum(leases) == 120
+        assert len(leases) == fewest, leases

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from privtune.execution.table import Handed, make_rounds, work_through
+from privtune.execution.table import Handed, make_rounds, patiently, work_through
 from privtune.ledger import Lease, Ledger
 
 
@@ -44,3 +45,16 @@ def numbers(leases: Sequence[Lease]) -> Iterator[Handed]:
     for lease in leases:
         score = int.from_bytes(lease.seed[:6]) / 2**48
         yield Handed(lease, score, {"pid": os.getpid()})
+
+
+def slow(url: str, charge: str) -> None:
+    """Hand in the same numbers, each after a while; opening the ledger, too, waits for a database."""
+
+    def run(leases: Sequence[Lease]) -> Iterator[Handed]:
+        for done in numbers(leases):
+            time.sleep(0.05)
+            yield done
+
+    with patiently(lambda: Ledger(url)) as ledger:
+        rounds = make_rounds(ledger, lease_seconds=2.0)
+        work_through(rounds, charge, run, stack=1, lease_seconds=2.0)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from privtune.accounting import Gaussian, epsilon
 from privtune.errors import InvalidInputError
@@ -22,7 +24,9 @@ from privtune.ledger import (
     UnknownChargeError,
 )
 from privtune.ledger.history import History
+from privtune.ledger.round_rows import leased
 from privtune.ledger.round_values import OpenRound
+from privtune.ledger.schema import tasks
 
 pytestmark = pytest.mark.quick
 
@@ -328,3 +332,50 @@ def _whole(ledger: Ledger) -> float:
     while epsilon(Gaussian(sigma), budget.delta).epsilon > 0.9 * budget.epsilon:
         sigma *= 1.1
     return sigma
+
+
+def test_leases_do_not_wait_for_the_disk_and_all_else_does(
+    ledger: Ledger, rounds: Rounds, begin: Begin
+) -> None:
+    charge_id, storage = begin(4).charge_id, ledger.log.storage
+    sqlite = storage.dialect == "sqlite"
+    ask = sa.text("PRAGMA synchronous" if sqlite else "SHOW synchronous_commit")
+    unwaited, waited = (1, 2) if sqlite else ("off", "on")
+    seen: list[object] = []
+    lease = rounds.lease(charge_id, "w")
+    assert lease is not None
+    assert rounds.complete(
+        lease, 0.5, {}, keep=lambda connection: seen.append(connection.execute(ask).scalar_one())
+    )
+    assert rounds.lease(charge_id, "w") is not None
+    with storage.write() as connection:
+        seen.append(connection.execute(ask).scalar_one())
+    assert seen == [waited, waited], "after a lease, too"
+    with storage.quick() if sqlite else storage.write() as connection:
+        statement = sa.update(tasks).where(tasks.c.number == 3).values(worker="w")
+        leased(connection, statement)
+        assert connection.execute(ask).scalar_one() == unwaited
+
+
+def test_a_lease_looks_at_no_more_rows_late_in_a_long_round(sqlite_url: str) -> None:
+    """Counted in the instructions of SQLite's machine, which no clock changes."""
+    with Ledger(sqlite_url) as ledger:
+        ledger.create_budget(Budget(4.0, 1e-5, name="clinic"))
+        steps: list[int] = []
+
+        def count(connection: Any, *_: object) -> None:
+            connection.set_progress_handler(lambda: steps.append(1), 1)
+
+        sa.event.listen(ledger.log.storage.engine, "checkout", count)
+        rounds = Rounds(ledger)
+        [charge] = ledger.reserve("clinic", [ChargeRequest(Gaussian(20.0))])
+        charge_id = rounds.open(charge.id, count=2000).charge_id
+        costs = []
+        for _ in range(2000):
+            steps.clear()
+            lease = rounds.lease(charge_id, "w")
+            costs.append(len(steps))
+            assert lease is not None
+            rounds.complete(lease, 0.5, {})
+        early, late = sorted(costs[:100])[95], sorted(costs[-100:])[95]
+        assert late < 1.5 * early
