@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-quick mutants campaigns docs lint format install clean
+.PHONY: demo test test-quick test-minimum mutants campaigns docs lint format install release-check clean
 
 install: $(STAMP)
 
@@ -24,6 +24,29 @@ test: $(STAMP)
 # Some tests of every room in one process; three minutes of CPU at most.
 test-quick: $(STAMP)
 	$(BIN)/python -m pytest -m "quick and not slow" tests
+
+# The quick tests on the least versions that pyproject.toml admits, in an environment of their own. UV_OPTIONS says
+# where packages are, where that is not the public index.
+test-minimum:
+	$(PYTHON) -m venv build/uv && build/uv/bin/python -m pip install --quiet uv
+	build/uv/bin/uv venv --quiet --clear --python $(PYTHON) build/minimum
+	build/uv/bin/uv pip install --quiet --python build/minimum --resolution lowest-direct $(UV_OPTIONS) \
+		--editable ".[demo,tables]" "hypothesis>=6.120" "pytest>=8.3" "pytest-timeout>=2.3" "pytest-xdist>=3.6"
+	build/minimum/bin/python -m pytest -m "quick and not slow" -p no:cacheprovider tests
+
+# Wheel and sdist: built, checked, looked into, installed without extras, tried; and what is in them, as CycloneDX.
+RELEASE := build/release
+release-check:
+	rm -rf $(RELEASE) && $(PYTHON) -m venv $(RELEASE)/tools && $(PYTHON) -m venv $(RELEASE)/bare
+	$(RELEASE)/tools/bin/python -m pip install --quiet build twine cyclonedx-bom
+	$(RELEASE)/tools/bin/python -m build --outdir $(RELEASE)/dist .
+	$(RELEASE)/tools/bin/twine check --strict $(RELEASE)/dist/*
+	$(RELEASE)/tools/bin/python tests/release.py $(RELEASE)/dist
+	$(RELEASE)/bare/bin/python -m pip install --quiet --constraint constraints.txt $(RELEASE)/dist/*.whl
+	cd $(RELEASE) && bare/bin/privtune study create $(CURDIR)/docs/examples/tiny.yaml && bare/bin/privtune study run tiny \
+		&& bare/bin/privtune budget export tiny && bare/bin/privtune budget verify --certificate tiny.certificate.json
+	$(RELEASE)/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --validate \
+		--output-format JSON --output-file $(RELEASE)/privtune.cdx.json $(RELEASE)/bare/bin/python
 
 # Plants mistakes in what the guarantee rests on; the tests must find every one.
 mutants: $(STAMP)
