@@ -37,7 +37,7 @@ __all__ = [
     "renew_tasks",
 ]
 
-_WINDOW = 1024
+_WINDOW = 256
 """Open tasks that are looked at to share them; where there are as many, there are enough for all."""
 
 
@@ -182,7 +182,7 @@ def lease_first(
     )
     statement = (
         sa.update(tasks)
-        .where(*of_round(charge_id), tasks.c.number.in_(sa.select(free.c.number)))
+        .where(*of_round(charge_id), _among(connection, free))
         .values(attempts=tasks.c.attempts + 1, worker=worker, leased_until=now + terms.seconds)
     )
     return leased(connection, statement)
@@ -212,6 +212,23 @@ def _share(since: Sequence[Any], worker: str, now: Any, terms: LeaseTerms) -> sa
     ).scalar_subquery()
 
 
+def _among(connection: Connection, found: sa.CTE) -> sa.ColumnElement[bool]:
+    """What tasks that were found have, so that they are looked up by their key.
+
+    PostgreSQL takes a round that was just opened for a short one, and would read all of it.
+    """
+    numbers = sa.select(found.c.number)
+    if connection.dialect.name != "postgresql":
+        return tasks.c.number.in_(numbers)
+    first, last = (f(found.c.number) for f in (sa.func.min, sa.func.max))
+    return sa.and_(
+        tasks.c.number == sa.any_(sa.func.array(numbers.scalar_subquery())),
+        # It takes the line above for a filter of the whole round, and these for where to look.
+        tasks.c.number >= sa.select(first).scalar_subquery(),
+        tasks.c.number <= sa.select(last).scalar_subquery(),
+    )
+
+
 def renew_tasks(
     connection: Connection, charge_id: str, worker: str, numbers: Sequence[int], until: Any
 ) -> list[Row[Any]]:
@@ -226,7 +243,7 @@ def renew_tasks(
     )
     statement = (
         sa.update(tasks)
-        .where(*of_round(charge_id), tasks.c.number.in_(sa.select(mine.c.number)))
+        .where(*of_round(charge_id), _among(connection, mine))
         .values(leased_until=until)
     )
     return leased(connection, statement)
@@ -279,6 +296,6 @@ def close_after(connection: Connection, charge_id: str, number: int, result: str
     )
     connection.execute(
         sa.update(tasks)
-        .where(*of_round(charge_id), tasks.c.number.in_(sa.select(after.c.number)))
+        .where(*of_round(charge_id), _among(connection, after))
         .values(done=1, score=None, result=result)
     )
