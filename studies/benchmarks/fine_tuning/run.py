@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -152,7 +152,9 @@ def competitors(options: argparse.Namespace, part: str) -> dict[str, Callable[[]
 
 def peak() -> float:
     """Return the most memory that this process held, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+    # Not getrusage, whose peak a process inherits from the one that started it.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024.0
 
 
 def memory(name: str, options: argparse.Namespace, part: str) -> float:
