@@ -23,6 +23,7 @@ def create_study(
     epochs: float | None = None,
     expected_batch_size: int | None = None,
     scoring: Mapping[str, Any] | None = None,
+    stages: Sequence[Mapping[str, Any]] | None = None,
     report: Mapping[str, Any] | None = None,
     epsilon: float | None = None,
     device: str | None = None,
@@ -53,6 +54,8 @@ def create_study(
         epochs: Expected passes over the training data of one training, above 0.
         expected_batch_size: Expected size of a Poisson sample, at least 1.
         scoring: How trials are scored: ``metric``, ``mechanism``, ``bound``, ....
+        stages: What is released of a table before the arms, once for all of them: ``type``
+            (``quantiles``, ``histogram``, ``dp-pca``), ``epsilon_share``, ....
         report: One final score of every arm on the test split: ``metric``, ``epsilon_share``, ....
         epsilon: What all arms together may cost; the whole budget unless given.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
@@ -95,6 +98,7 @@ def create_study(
         "expected_batch_size": expected_batch_size,
         "scoring": scoring,
         "report": report,
+        "stages": stages,
         "epsilon": epsilon,
         "device": device,
         "stack": stack,

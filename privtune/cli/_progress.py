@@ -37,6 +37,7 @@ def run_study(
 ) -> None:
     """Run a study with progress on the terminal and, if asked, releases to MLflow."""
     from privtune.study.seal import open_stream
+    from privtune.tasks._files import ON_READ
 
     observers: list[Observer] = []
     if mlflow:
@@ -52,6 +53,15 @@ def run_study(
         console=Console(file=open_stream(sys.stdout)),
         disable=quiet,
     )
+    bars: list[Any] = []
+
+    def read(share: float) -> None:
+        progress.start()
+        if not bars or progress.tasks[bars[-1]].finished:
+            bars.append(progress.add_task("reading", total=1.0, sealed=True))
+        progress.update(bars[-1], completed=share)
+
+    heard = ON_READ.set(read)
     try:
         study.run(
             _Fanout([_ProgressObserver(progress), *observers]),
@@ -62,6 +72,7 @@ def run_study(
             non_private=non_private,
         )
     finally:
+        ON_READ.reset(heard)
         if progress.live.is_started:
             progress.stop()
 

@@ -31,6 +31,7 @@ from privtune.views.text import (
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.strategies import Plan, TrainingPlan
+    from privtune.strategies.stage_plan import StagePlan
     from privtune.study import Study, StudySpec
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "print_sealed",
     "public_view",
     "show_value",
+    "stage_view",
 ]
 
 
@@ -96,6 +98,19 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
         table.add_row("[yellow]note[/]", escape(plan.details["advice"]))
     table.add_row("released", "; ".join(plan.released))
     table.add_row("sealed", "; ".join(plan.sealed))
+    return table
+
+
+def stage_view(plan: StagePlan, guarantee: Guarantee, **more: str) -> Table:
+    """Return one stage of what ``privtune study plan`` and ``privtune study show`` print."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("ε", f"[bold]{ceil_to(guarantee.epsilon, 4):.4f}[/] by {guarantee.method}")
+    table.add_row("event", formula(plan.event))
+    table.add_row("noise on each sum", f"{plan.scale:.4g}")
+    for name, text in more.items():
+        table.add_row(name, escape(text))
     return table
 
 
@@ -191,6 +206,7 @@ def comparison_document(study: Study) -> dict[str, Any]:
             }
             for status in study.status()
         ],
+        **({"stages": [finite(s.to_dict()) for s in study.stages]} if study.stages else {}),
         "budget": {
             "name": budget.name,
             "epsilon": budget.epsilon,
@@ -292,6 +308,11 @@ def _footnotes(study: Study) -> list[str]:
         f"{budget.delta:g}, {show_adjacency(budget.adjacency, budget.unit)}).",
         explain_utility(study.status()),
         "Gradient evaluations are the plan's expectation: sizes of Poisson samples are private.",
+    ]
+    lines += [
+        f"Stage {stage.plan.arm}, shared by all arms: ε = {ceil_to(stage.guarantee.epsilon, 3):.3f}; "
+        f"{stage.words or stage.state}."
+        for stage in study.stages
     ]
     if any(plan.is_sealed for plan in study.plans):
         lines.append(

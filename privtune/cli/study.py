@@ -84,6 +84,7 @@ def plan(
         plan_document,
         plan_view,
         public_view,
+        stage_view,
     )
     from privtune.ledger import show_adjacency
     from privtune.study import StudySpec, plan_study
@@ -93,18 +94,34 @@ def plan(
     planned = plan_study(parsed)
     advised = advice_on(planned) if advice else None
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
+    stages = list(zip(planned.stages, planned.stage_guarantees, strict=True))
     if as_json:
         emit_json(
             {
                 "study": parsed.name,
                 "target_epsilon": parsed.target_epsilon,
                 "arms": [plan_document(arm, guarantee) for arm, guarantee in pairs],
+                **(
+                    {
+                        "stages": [
+                            {**stage.to_dict(), "guarantee": finite(guarantee.to_dict())}
+                            for stage, guarantee in stages
+                        ]
+                    }
+                    if stages
+                    else {}
+                ),
                 "total": finite(planned.total.to_dict()),
                 "examples": examples(parsed),
                 **({} if advised is None else {"advice": advised.to_dict()["changes"]}),
             }
         )
         return
+    for stage, guarantee in stages:
+        console().print(
+            f"[bold]{stage.arm}[/] (stage {stage.stage.type}, before the arms, for all)"
+        )
+        console().print(Padding(stage_view(stage, guarantee), (0, 0, 1, 2)), highlight=False)
     for arm, guarantee in pairs:
         console().print(f"[bold]{arm.arm}[/] ({arm.strategy})")
         console().print(Padding(plan_view(arm, guarantee), (0, 0, 1, 2)), highlight=False)
@@ -113,8 +130,9 @@ def plan(
     if drawn := examples(parsed):
         console().print(examples_table(drawn))
     neighbours = show_adjacency(planned.total.adjacency, parsed.budget.unit)
+    what = "All stages and arms" if stages else "All arms"
     console().print(
-        f"All arms together: ε = {ceil_to(planned.total.epsilon, 4):.4f} at δ = "
+        f"{what} together: ε = {ceil_to(planned.total.epsilon, 4):.4f} at δ = "
         f"{planned.total.delta:g} ({neighbours}, by {planned.total.method}); "
         f"target {parsed.target_epsilon:g}. No data was touched.",
         soft_wrap=True,
@@ -210,6 +228,7 @@ def show(
         comparison_document,
         print_failures,
         print_sealed,
+        stage_view,
     )
 
     study = _load(name, storage, curator=curator)
@@ -220,12 +239,18 @@ def show(
             for plan in study.plans
             if curator and plan.is_sealed
         }
-        stopped = {plan.arm: study.failures(plan.arm) for plan in study.plans if curator}
+        named = (*(stage.plan.arm for stage in study.stages), *study.arms)
+        stopped = {name: study.failures(name) for name in named if curator}
         if as_json:
             own = {"sealed_trials": sealed, "failures": stopped}
             emit_json({**document, **own} if curator else document)
             return
         console().print(f"Study [bold]{study.name}[/] on {study.spec.task_name}", highlight=False)
+        for stage in study.stages:
+            console().print(f"[bold]{stage.plan.arm}[/] (stage {stage.plan.stage.type})")
+            more = {"state": stage.state, "released": stage.words or "nothing yet"}
+            view = stage_view(stage.plan, stage.guarantee, **more)
+            console().print(Padding(view, (0, 0, 1, 2)), highlight=False)
         for plan, arm in zip(study.plans, document["arms"], strict=True):
             console().print(f"[bold]{plan.arm}[/] ({plan.strategy})", highlight=False)
             console().print(Padding(arm_view(plan, arm), (0, 0, 1, 2)), highlight=False)

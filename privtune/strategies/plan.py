@@ -300,6 +300,11 @@ class Plan:
         return str(self.details.get("unit", RECORD))
 
     @property
+    def noise_note(self) -> str:
+        """What weakens the noise of its trainings, in words."""
+        return self.training.noise.note
+
+    @property
     def is_private(self) -> bool:
         """Whether the arm has any guarantee. One that has none is no part of a budget."""
         return not isinstance(self.event, NonPrivate)

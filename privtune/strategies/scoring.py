@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -10,7 +11,15 @@ from typing import Any
 from privtune.accounting import Adjacency, Event, Gaussian, Laplace, calibrate
 from privtune.errors import InvalidInputError
 from privtune.strategies._options import check_types
-from privtune.training.mechanism.metrics import METRICS, Metric, label, lower_is_better, make_metric
+from privtune.training.mechanism.metrics import (
+    METRICS,
+    Joint,
+    Metric,
+    OwnScore,
+    label,
+    lower_is_better,
+    make_metric,
+)
 
 __all__ = [
     "Reporting",
@@ -237,6 +246,8 @@ class Reporting(Scoring):
         metric: As for trials: ``accuracy``, ``auc``, ``mae``, .... Unless given, ``accuracy``, or
             ``mae`` for a regression.
         mechanism: ``gaussian`` or ``laplace``; unused where the test split is public.
+        also: More metrics of the same release: sums side by side, each in units of its bound, so that
+            m of them have sqrt(m) times the noise of one. In a spec, ``metric: [auc, accuracy]``.
         bound: The most that one record adds, for ``loss``, ``mae``, ``mse`` and one's own.
         k: How many classes count for ``top_k``; 5 unless given.
         bins: Bins of each class's histogram for ``auc``; 20 unless given.
@@ -257,13 +268,72 @@ class Reporting(Scoring):
     """
 
     epsilon_share: float = 0.25
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if not self.also:
+            super().__post_init__()
+        elif len({self.metric, *self.also}) <= len(self.also) or self.metric is None:
+            raise InvalidInputError(
+                "report.metric", [self.metric, *self.also], "must be different metrics"
+            )
+        else:
+            for each in self._each():
+                each.__post_init__()
         if not 0.0 < self.epsilon_share <= 1.0:
             raise InvalidInputError(
                 "report.epsilon_share", self.epsilon_share, "must be above 0 and at most 1"
             )
+
+    def _each(self) -> list[Scoring]:
+        """Return how each metric would be scored alone, with the options that are its own."""
+        options = ("bound", "k", "bins", "target_range")
+        given = {name for name in options if getattr(self, name) is not None}
+        known: set[str] = set()
+        found = []
+        for name in (self.metric, *self.also):
+            kind = OwnScore if ":" in str(name) else METRICS.get(str(name))
+            own = set() if kind is None else {f.name for f in fields(kind)} & given
+            own |= {"target_range"} & given
+            known |= own
+            chosen = {option: getattr(self, option) for option in own}
+            found.append(Scoring(metric=name, mechanism=self.mechanism, **chosen))
+        if unused := sorted(given - known):
+            raise InvalidInputError("report", unused, "are options of none of its metrics")
+        return found
+
+    def make(self, target_range: tuple[float, float] | None = None) -> Metric:
+        """Return the metric, or all of them as one: see ``Scoring``."""
+        if not self.also:
+            return super().make(target_range)
+        made = tuple(each.make(target_range) for each in self._each())
+        return Joint(metrics=made, mechanism=self.mechanism)
+
+    def check(self, *, classes: int | None, target_range: tuple[float, float] | None) -> None:
+        """Refuse a metric that is not one of a task's targets: see ``Scoring``."""
+        if not self.also:
+            return super().check(classes=classes, target_range=target_range)
+        for each in self._each():
+            each.check(classes=classes, target_range=target_range)
+        return None
+
+    def exact(self, *, records: int, target_range: tuple[float, float] | None = None) -> ScorePlan:
+        """Plan the score without noise: see ``Scoring``."""
+        if not self.also:
+            return super().exact(records=records, target_range=target_range)
+        plans = [e.exact(records=records, target_range=target_range) for e in self._each()]
+        terms = [
+            {
+                "metric": plan.metric,
+                **plan.options,
+                **({"bound": plan.bound} if plan.metric == "loss" or ":" in plan.metric else {}),
+            }
+            for plan in plans
+        ]
+        own = {name: value for name, value in terms[0].items() if name != "metric"}
+        bound = self.make(target_range).norm(self.mechanism)
+        options = {**own, "beside": terms[1:]}
+        return ScorePlan(records, None, self.mechanism, plans[0].metric, bound, options)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Reporting:
@@ -283,10 +353,15 @@ class Reporting(Scoring):
             'gaussian'
         """
         try:
-            known = [field.name for field in fields(cls) if field.name != "folds"]
+            known = [field.name for field in fields(cls) if field.name not in ("folds", "also")]
             if unknown := sorted(set(data) - set(known)):
                 raise InvalidInputError("report", unknown, f"knows {', '.join(known)}")
-            check_types(cls, data, where="report")
+            metric = data.get("metric")
+            if isinstance(metric, list | tuple):
+                if not metric or not all(isinstance(name, str) for name in metric):
+                    raise InvalidInputError("report.metric", metric, "must be names of metrics")
+                data = {**data, "metric": metric[0], "also": tuple(metric[1:])}
+            check_types(cls, {k: v for k, v in data.items() if k != "also"}, where="report")
             return cls(**data)
         except InvalidInputError as error:
             name = error.name.replace("scoring", "report", 1)
@@ -373,7 +448,8 @@ class ScorePlan:
 
 
 def _jsonable(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: list(v) if isinstance(v, tuple) else v for key, v in options.items()}
+    made: dict[str, Any] = json.loads(json.dumps(dict(options)))  # tuples are lists there
+    return made
 
 
 def validation_metric(plan: ScorePlan | None, score: float | None) -> dict[str, float]:

@@ -10,7 +10,7 @@ from privtune.ledger.storage import artifact_root
 from privtune.names import check_name
 from privtune.study._rows import StudyRow
 from privtune.study._store import StudyStore
-from privtune.study.lifecycle import new_arm
+from privtune.study.lifecycle import AnyPlan, new_arm
 from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
 
@@ -27,7 +27,8 @@ def store_study(spec: StudySpec, storage: str) -> None:
         store.check_new(
             spec.name
         )  # before the planning, which takes seconds; `create` checks again
-        plans = plan_study(spec).plans if spec.arms else ()
+        planned = plan_study(spec) if spec.arms else None
+        plans: list[AnyPlan] = [] if planned is None else [*planned.stages, *planned.plans]
         if spec.budget.name not in {budget.name for budget in ledger.budgets()}:
             ledger.create_budget(spec.budget.to_budget())
         else:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from privtune.study.observer import ArmStatus
+    from privtune.study.observer import ArmStatus, StageStatus
     from privtune.study.spec import StudySpec
 
 __all__ = ["export"]
@@ -21,6 +21,7 @@ def export(
     *,
     model: Callable[[str], Path],
     certificate: Mapping[str, Any],
+    stages: Sequence[StageStatus] = (),
 ) -> dict[str, Any]:
     """Return a study's spec, plans, releases and the certificate of its budget, JSON-ready.
 
@@ -29,6 +30,7 @@ def export(
         arms: How each of its arms stands.
         model: Returns where an arm's released model lies, relative to the study's folder.
         certificate: The certificate of its budget.
+        stages: How each of its stages stands.
     """
     documents = []
     for status in arms:
@@ -54,6 +56,7 @@ def export(
         "version": 1,
         "spec": spec.model_dump(mode="json"),
         "arms": documents,
+        **({"stages": [stage.to_dict() for stage in stages]} if stages else {}),
         "certificate": dict(certificate),
     }
 

@@ -78,7 +78,7 @@ def optimize(
         )
     if chosen.name == "processes" and imported is not None:
         gpu_slots(chosen.jobs, gpus=chosen.gpus, device=life.spec.compute.device)
-    if strategy.arm not in life.arms():
+    if strategy.arm not in life.rows():
         check_name(strategy.arm, "arm")
     plan = plan_objective(
         strategy,

@@ -11,7 +11,6 @@ from privtune.execution.files import pack_result, unpack_result
 from privtune.execution.training import held_to_classes, model_of
 from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResult
 from privtune.tasks._fine_tuning import for_candidate
-from privtune.training.mechanism.metrics import label
 
 if TYPE_CHECKING:
     from privtune.study._results import Results
@@ -90,7 +89,7 @@ def utility_of(
         data: The task's data.
         streams: The arm's own: asked again, the score has the same noise.
     """
-    from privtune.training.mechanism.scoring import measure
+    from privtune.training.mechanism.scoring import measure_each
 
     report = plan.report
     if report is None and task.public_test:
@@ -101,14 +100,14 @@ def utility_of(
     test = held_to_classes(data.test, task.classes)
     if report.event is None:  # a public split: its true size is known
         report = replace(report, records=len(test))
-    found = measure(
+    found = measure_each(
         report,
         model_of(for_candidate(task, result.params), result.weights),
         test,
         rng=streams.numpy("report", 0),
         loss=task.loss,
     )
-    return {} if found is None else {f"test_{label(report.metric)}": found}
+    return {f"test_{name}": value for name, value in found.items()}
 
 
 def load_release(

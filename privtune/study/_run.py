@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.errors import InvalidInputError
 from privtune.execution.executor import Executor
@@ -13,6 +13,7 @@ from privtune.execution.gpus import gpu_slots
 from privtune.execution.training import dry_run
 from privtune.strategies import NonPrivateError, Outcome, Plan, Release, TrialResult
 from privtune.strategies.searching import parts_of
+from privtune.strategies.stage_plan import StagePlan, release_stage
 from privtune.study._release import utility_of
 from privtune.study._round import StudyRound
 from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
@@ -45,7 +46,7 @@ def run_study(
     """Run what has not been released: see :meth:`privtune.Study.run`."""
     if life.spec.task is None:
         life.spec.load_task()  # says that the study is open, and what runs its arms
-    plans = [arm.plan for arm in life.arms().values()]
+    plans = list(life.plans().values())
     compute = life.spec.compute
     if stack is not None:
         compute = replace(compute, stack=check_stack(stack))
@@ -63,7 +64,7 @@ def run_study(
         if not non_private:
             _check_private(life.name, plans)
         trainer = _TaskTrainer(life, _task(life), observer, compute, executor)
-        return carry_on(life, plans, trainer, observer)
+        return carry_on(life, plans, trainer, observer, measure=trainer.measure)
 
 
 def _task(life: Life) -> Task:
@@ -100,9 +101,24 @@ class _TaskTrainer:
     executor: Executor
 
     @cached_property
+    def staged(self) -> Task:
+        """The task with what its stages released; known when the first arm starts."""
+        return self.life.task()
+
+    @cached_property
     def data(self) -> TaskData:
         """The task's data, loaded with the first arm that has started."""
-        return self.task.load_checked()
+        return self.staged.load_checked()
+
+    def measure(self, plan: StagePlan) -> Mapping[str, Any]:
+        """Read the data, and return what a stage releases of it."""
+        before = self.life.stage_releases()
+        task: Any = self.life.spec.task
+        for stage in self.life.spec.make_stages():
+            if stage.name == plan.arm:
+                break
+            task = stage.applied(task, before[stage.name])
+        return release_stage(plan, task, Streams(self.life.secret(plan)))
 
     def rehearse(self, plan: Plan) -> float:
         """Train a few steps on made-up records; an unknown strategy is found before the charge."""
@@ -112,7 +128,7 @@ class _TaskTrainer:
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the arm's strategy as the spec has it, and its round."""
         life, charge = self.life, self.life.charge_of(plan)
-        files = make_files(life, plan, task=self.task, data=self.data, compute=self.compute)
+        files = make_files(life, plan, task=self.staged, data=self.data, compute=self.compute)
         if not plan.is_sealed:
             files = replace(files, on_step=lambda done, of: self.observer.step(plan, done, of))
         return self._strategy(plan), StudyRound(
@@ -130,10 +146,10 @@ class _TaskTrainer:
     def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
         """Note the parameters' names, and measure the model as was planned."""
         streams = Streams(self.life.secret(plan))
-        utility = utility_of(plan, self.task, outcome.result, self.data, streams)
+        utility = utility_of(plan, self.staged, outcome.result, self.data, streams)
         if outcome.result is None:
             return outcome, utility
-        task = for_candidate(self.task, outcome.result.params)
+        task = for_candidate(self.staged, outcome.result.params)
         return replace(outcome, result=_shaped(task, outcome.result)), utility
 
     def machine(self) -> Mapping[str, str]:

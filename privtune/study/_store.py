@@ -24,6 +24,7 @@ from privtune.ledger.schema import arms, blobs, failures, studies
 from privtune.ledger.storage import Storage
 from privtune.names import check_text, is_reserved
 from privtune.strategies import Plan
+from privtune.strategies.stage_plan import StagePlan
 from privtune.study._objects import ObjectStore
 from privtune.study._rows import StudyRow, insert_new
 
@@ -46,7 +47,7 @@ class StudyNotFoundError(PrivTuneError):
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm as its row has it; how far its charge is, the ledger says.
+    """An arm, or a stage before the arms, as its row has it; how far its charge is, the ledger says.
 
     Args:
         plan: Its plan.
@@ -56,7 +57,7 @@ class Arm:
         announced: Whether observers have heard of the release.
     """
 
-    plan: Plan
+    plan: Plan | StagePlan
     digest: str
     secret: bytes | None
     release: Mapping[str, Any] | None = None
@@ -155,7 +156,7 @@ class StudyStore:
         return _read_arm(connection.execute(there).one())
 
     def arms(self, study: str) -> dict[str, Arm]:
-        """Return a study's arms by name, in order."""
+        """Return a study's stages and arms by name, in order."""
         with self._storage.read() as connection:
             query = sa.select(arms).where(arms.c.study == study).order_by(arms.c.number)
             rows = connection.execute(query).all()
@@ -215,8 +216,9 @@ def study_names(url: str) -> list[str]:
 
 
 def _read_arm(row: sa.Row[Any]) -> Arm:
+    plan = json.loads(row.plan)
     return Arm(
-        Plan.from_dict(json.loads(row.plan)),
+        StagePlan.from_dict(plan) if "stage" in plan else Plan.from_dict(plan),
         row.digest,
         bytes.fromhex(row.secret) or None,
         None if row.release is None else json.loads(row.release),

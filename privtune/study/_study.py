@@ -18,7 +18,7 @@ from privtune.study._release import MODEL
 from privtune.study._store import study_names
 from privtune.study._trials import all_params
 from privtune.study.lifecycle import Life, StudyFinishedError
-from privtune.study.observer import ArmStatus, NullObserver, Observer
+from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
 from privtune.study.spec import StudySpec
 
 if TYPE_CHECKING:
@@ -264,7 +264,21 @@ class Study:
     @property
     def plans(self) -> tuple[Plan, ...]:
         """Plans of the arms, in order."""
-        return tuple(arm.plan for arm in self._life.arms().values())
+        return tuple(self._life.plans().values())
+
+    @property
+    def stages(self) -> tuple[StageStatus, ...]:
+        """How far the stages before the arms are, in order, and what they released."""
+        charges, released = self._life.charges(), self._life.stage_releases()
+        return tuple(
+            StageStatus(
+                plan,
+                self._life.guarantee(plan),
+                str(charges[name].state) if name in charges else "planned",
+                released.get(name) if name in charges else None,
+            )
+            for name, plan in self._life.stages().items()
+        )
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -304,6 +318,7 @@ class Study:
             self.status(),
             model=lambda arm: self.model_path(arm).relative_to(self.folder),
             certificate=self.certificate(),
+            stages=self.stages,
         )
 
     def delete(self) -> None:

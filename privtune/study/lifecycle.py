@@ -37,6 +37,7 @@ from privtune.ledger.admission import DRIFT
 from privtune.ledger.chain import Kind
 from privtune.ledger.round_rows import forget_secret
 from privtune.strategies import Outcome, Plan, Release
+from privtune.strategies.stage_plan import StagePlan
 from privtune.study._release import MODEL, load_release, make_release
 from privtune.study._results import Results, write_file
 from privtune.study._store import Arm, StudyStore
@@ -52,9 +53,11 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
+    from privtune.tasks import Task
     from privtune.training.mechanism.scoring import Measured
 
 __all__ = [
+    "AnyPlan",
     "Life",
     "Stage",
     "StudyBusyError",
@@ -64,6 +67,9 @@ __all__ = [
     "new_arm",
 ]
 
+
+AnyPlan = Plan | StagePlan
+"""Of an arm, or of a stage before the arms: both live alike."""
 
 _LAST_DIGITS = 1e-9  # by which a number of a plan may differ for being computed in another order
 
@@ -147,12 +153,34 @@ class Life:
 
     def delete(self) -> None:
         """Delete the study, its trials and its models. Its charges are the ledger's and stay."""
-        self.trials.delete(list(self.arms()))
+        self.trials.delete(list(self.rows()))
         self._store.delete(self._row)
+
+    def rows(self) -> dict[str, Arm]:
+        """Return the stages and the arms by name, in order."""
+        return self._store.arms(self.name)
 
     def arms(self) -> dict[str, Arm]:
         """Return the arms by name, in order."""
-        return self._store.arms(self.name)
+        return {name: row for name, row in self.rows().items() if isinstance(row.plan, Plan)}
+
+    def plans(self) -> dict[str, Plan]:
+        """Return the plans of the arms by name, in order."""
+        return {n: row.plan for n, row in self.rows().items() if isinstance(row.plan, Plan)}
+
+    def stages(self) -> dict[str, StagePlan]:
+        """Return the plans of the stages by name, in order."""
+        return {n: row.plan for n, row in self.rows().items() if isinstance(row.plan, StagePlan)}
+
+    def stage_releases(self) -> dict[str, Mapping[str, Any]]:
+        """Return what stages have released, by name."""
+        rows = self.rows()
+        found = {name: rows[name].release for name in self.stages()}
+        return {name: document for name, document in found.items() if document is not None}
+
+    def task(self) -> Task:
+        """Return the study's task with what its stages released."""
+        return self.spec.load_task(self.stage_releases())
 
     def charges(self) -> dict[str, Charge]:
         """Return the charges by arm."""
@@ -163,13 +191,13 @@ class Life:
         }
         return {
             name: by_digest[arm.digest]
-            for name, arm in self.arms().items()
+            for name, arm in self.rows().items()
             if arm.digest in by_digest
         }
 
-    def stage(self, plan: Plan) -> Stage:
+    def stage(self, plan: AnyPlan) -> Stage:
         """Return how far an arm is. Without any guarantee it has no charge to wait for."""
-        arm, charge = self.arms().get(plan.arm), self.charges().get(plan.arm)
+        arm, charge = self.rows().get(plan.arm), self.charges().get(plan.arm)
         if arm is None or (plan.is_private and charge is None):
             return Stage.PLANNED
         if arm.announced:
@@ -182,21 +210,21 @@ class Life:
 
     def release(self, plan: Plan) -> Release | None:
         """Return an arm's release, ``None`` until it is trained."""
-        document = self.arms()[plan.arm].release
+        document = self.rows()[plan.arm].release
         if document is None:
             return None
         return load_release(plan, self.released(plan.arm), document, self.guarantee(plan))
 
-    def guarantee(self, plan: Plan) -> Guarantee:
+    def guarantee(self, plan: AnyPlan) -> Guarantee:
         """Return what an arm costs alone."""
         budget = self.spec.budget
         if not plan.is_private:
             return Guarantee(math.inf, budget.delta, "non_private", budget.adjacency)
         return epsilon(plan.event, budget.delta, adjacency=budget.adjacency)
 
-    def secret(self, plan: Plan) -> bytes:
+    def secret(self, plan: AnyPlan) -> bytes:
         """Return what everything random in an arm derives from."""
-        secret = self.arms()[plan.arm].secret
+        secret = self.rows()[plan.arm].secret
         if secret is None:
             raise PrivTuneError(
                 f"Arm {plan.arm!r} of study {self.name!r} has no secret any more: it was released."
@@ -215,7 +243,7 @@ class Life:
         """Try where large results go, before anything is charged."""
         self._results.check()
 
-    def seal(self, plan: Plan, *, rehearsal: bool = False) -> AbstractContextManager[None]:
+    def seal(self, plan: AnyPlan, *, rehearsal: bool = False) -> AbstractContextManager[None]:
         """Return the seal for code that an arm runs; none for an arm whose trials are paid for."""
         return sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()
 
@@ -246,14 +274,14 @@ class Life:
                 error.add_note(f"What was charged stays charged; go on with: {again}")
                 raise
 
-    def charge(self, plans: Sequence[Plan]) -> None:
+    def charge(self, plans: Sequence[AnyPlan]) -> None:
         """Charge arms, all or none: planned → charged. Arms of an open study are added with it.
 
         Raises:
             BudgetExceededError: If they do not fit what is left.
             PrivTuneError: If an arm of a name exists with another plan.
         """
-        known = self.arms()
+        known = self.rows()
         asked = [
             known.get(plan.arm) or new_arm(self.spec, self._row.uid, plan)
             for plan in plans
@@ -273,17 +301,17 @@ class Life:
                 plan_digest=arm.digest,
                 public=arm.plan.public_facts,
                 unit=arm.plan.unit,
-                note="; ".join(filter(None, (arm.plan.training.noise.note, self.spec.weakened))),
+                note="; ".join(filter(None, (arm.plan.noise_note, self.spec.weakened))),
             )
             for arm in asked
         ]
         if requests:
             self.ledger.reserve(self.budget, requests, work=add)
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: AnyPlan) -> None:
         """Mark an arm's charge as started, with the rows of its round: charged → started."""
         charge = self.charge_of(plan)
-        if charge is None or self.arms()[plan.arm].release is not None:
+        if charge is None or self.rows()[plan.arm].release is not None:
             return
         if plan.runs is not None:
             secret = self.secret(plan)
@@ -319,7 +347,15 @@ class Life:
 
         self._store.set_release(self.name, plan.arm, document, put)
 
-    def settle(self, plan: Plan) -> None:
+    def keep_stage(self, plan: StagePlan, document: Mapping[str, Any]) -> None:
+        """Store what a stage releases, the first time: started → trained."""
+        self._store.set_release(self.name, plan.arm, document, lambda _: None)
+
+    def announce_stage(self, plan: StagePlan) -> None:
+        """Note that a stage is through: released → announced."""
+        self._store.set_announced(self.name, plan.arm)
+
+    def settle(self, plan: AnyPlan) -> None:
         """Settle an arm's charge and forget what is sealed, in one transaction: trained → released."""
         charge = self.charge_of(plan)
 
@@ -334,7 +370,10 @@ class Life:
             with self.ledger.log.storage.write() as connection:
                 forget(connection)
             return
-        digest = unpack_result(self.released(plan.arm).get(MODEL) or b"").transcript_digest
+        if isinstance(plan, StagePlan):
+            digest = _digest_of(self.rows()[plan.arm].release)
+        else:
+            digest = unpack_result(self.released(plan.arm).get(MODEL) or b"").transcript_digest
         self._move(charge, Kind.SETTLED, sealed={"transcript_digest": digest}, work=forget)
 
     def announce(self, plan: Plan, tell: Callable[[Plan, Release], None]) -> Release:
@@ -342,7 +381,7 @@ class Life:
         release = self.release(plan)
         if release is None:
             raise PrivTuneError(f"Arm {plan.arm!r} of study {self.name!r} has not been trained.")
-        if not self.arms()[plan.arm].announced:
+        if not self.rows()[plan.arm].announced:
             results = self.released(plan.arm)
             for name in results.names():
                 self.write(plan.arm, name)
@@ -362,7 +401,7 @@ class Life:
             write_file(path, content)
         return path
 
-    def charge_of(self, plan: Plan) -> Charge | None:
+    def charge_of(self, plan: AnyPlan) -> Charge | None:
         """Return an arm's charge, ``None`` for an arm without any guarantee.
 
         Raises:
@@ -388,13 +427,14 @@ class Life:
             PrivTuneError: If it is another one. One that an earlier version planned, whose accounts
                 ask for a little more or less noise, is the same: it runs as it was charged.
         """
-        if (arm := self.arms().get(plan.arm)) is None:
+        arm = self.rows().get(plan.arm)
+        if arm is None or not isinstance(arm.plan, Plan):
             return plan
         if not _alike(plan.to_dict(), arm.plan.to_dict()):
             self._check_same(plan, arm.plan)
         return arm.plan
 
-    def _check_same(self, plan: Plan, there: Plan) -> None:
+    def _check_same(self, plan: AnyPlan, there: AnyPlan) -> None:
         if there.digest() != plan.digest():
             raise PrivTuneError(
                 f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
@@ -409,7 +449,7 @@ class Life:
             if str(self.ledger.charge(charge.id).state) != str(kind):
                 raise
 
-    def _log(self, plan: Plan) -> Path:
+    def _log(self, plan: AnyPlan) -> Path:
         return self.folder / "sealed" / f"{plan.arm}.log"
 
 
@@ -428,7 +468,7 @@ def _alike(one: object, other: object, drift: float = _LAST_DIGITS) -> bool:
     return type(one) is type(other) and one == other
 
 
-def new_arm(spec: StudySpec, uid: str, plan: Plan) -> Arm:
+def new_arm(spec: StudySpec, uid: str, plan: AnyPlan) -> Arm:
     """Return a new arm of a study.
 
     Its secret is OS entropy, unless the study sets a seed, which it records.
@@ -445,6 +485,8 @@ def carry_on(
     trainer: Trainer,
     observer: Observer,
     tell: Callable[[Plan, Release], None] | None = None,
+    *,
+    measure: Callable[[StagePlan], Mapping[str, Any]] | None = None,
 ) -> tuple[Release, ...]:
     """Lead arms from wherever they are to their announcement; charge all of them before any starts.
 
@@ -454,6 +496,7 @@ def carry_on(
         trainer: Trains them.
         observer: Hears of it.
         tell: Hears of releases in the observer's place.
+        measure: Makes the release of a stage; may touch the data.
 
     Returns:
         One release an arm.
@@ -464,7 +507,10 @@ def carry_on(
         if life.stage(plan) in (Stage.PLANNED, Stage.CHARGED, Stage.STARTED):
             with life.seal(plan, rehearsal=True):
                 seconds[plan.arm] = trainer.rehearse(plan)
-    life.charge(plans)
+    stages = () if measure is None else tuple(life.stages().values())
+    life.charge([*stages, *plans])
+    for stage in stages:
+        _release_stage(life, stage, measure)
     releases = []
     for plan in plans:
         if plan.arm in seconds:
@@ -474,6 +520,24 @@ def carry_on(
             life.settle(plan)
         releases.append(life.announce(plan, tell or observer.released))
     return tuple(releases)
+
+
+def _release_stage(
+    life: Life, plan: StagePlan, measure: Callable[[StagePlan], Mapping[str, Any]] | None
+) -> None:
+    """Lead a stage from wherever it is to its announcement. A release that is stored is not drawn again."""
+    if life.stage(plan) in (Stage.CHARGED, Stage.STARTED) and measure is not None:
+        life.start(plan)
+        with stopping(life.name, plan.arm, life.record_failure), life.seal(plan):
+            document = measure(plan)
+        life.keep_stage(plan, document)
+    if life.stage(plan) is Stage.TRAINED:
+        life.settle(plan)
+    life.announce_stage(plan)
+
+
+def _digest_of(document: Mapping[str, Any] | None) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _train(

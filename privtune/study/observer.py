@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from privtune.accounting import Guarantee
 from privtune.strategies import Plan, Release
+from privtune.strategies.stage_plan import StagePlan
 
-__all__ = ["ArmStatus", "NullObserver", "Observer"]
+__all__ = ["ArmStatus", "NullObserver", "Observer", "StageStatus"]
 
 
 class Observer(Protocol):
@@ -103,3 +105,39 @@ class ArmStatus:
     guarantee: Guarantee
     state: str
     release: Release | None
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """How far a stage is.
+
+    Args:
+        plan: Its plan.
+        guarantee: What it costs alone.
+        state: ``planned``, or the state of its charge.
+        release: What it released, JSON-ready, once there is something.
+
+    Example:
+        >>> study.stages  # the spec has none
+        ()
+    """
+
+    plan: StagePlan
+    guarantee: Guarantee
+    state: str
+    release: Mapping[str, Any] | None
+
+    @property
+    def words(self) -> str:
+        """What it released, for people; nothing before."""
+        return "" if self.release is None else self.plan.stage.words(self.release)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-ready data."""
+        return {
+            "stage": self.plan.arm,
+            "plan": self.plan.to_dict(),
+            "state": self.state,
+            "guarantee": self.guarantee.to_dict(),
+            "release": None if self.release is None else dict(self.release),
+        }

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
-from privtune.accounting import CalibrationError, Composed, Event, Guarantee, share_budget
+from privtune.accounting import CalibrationError, Composed, Event, Guarantee, epsilon, share_budget
 from privtune.accounting.sensitivity import Sensitivity, sensitivity
 from privtune.ledger import RECORD, refuse_other_unit
 from privtune.strategies import (
@@ -18,6 +19,7 @@ from privtune.strategies import (
     plan_arm,
 )
 from privtune.strategies.searching import parts_of
+from privtune.strategies.stage_plan import StagePlan, plan_stage
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
 
@@ -31,7 +33,9 @@ class StudyPlan:
     Args:
         plans: One an arm, in the spec's order.
         guarantees: What each arm costs alone, at the budget's δ.
-        total: What they cost together: the composition, not the sum.
+        total: What they cost together, and with the stages: the composition, not the sum.
+        stages: The plans of what is released before the arms, once for all of them.
+        stage_guarantees: What each of these costs alone.
 
     Example:
         >>> planned = plan_study(study.spec)
@@ -44,6 +48,8 @@ class StudyPlan:
     plans: tuple[Plan, ...]
     guarantees: tuple[Guarantee, ...]
     total: Guarantee
+    stages: tuple[StagePlan, ...] = ()
+    stage_guarantees: tuple[Guarantee, ...] = ()
 
 
 def plan_study(spec: StudySpec) -> StudyPlan:
@@ -71,7 +77,8 @@ def plan_study(spec: StudySpec) -> StudyPlan:
     task = f"Task {context.task.name!r}"
     refuse_other_unit(unit, spec.budget.unit, task, spec.budget.name)
     strategies = [arm.to_strategy() for arm in spec.arms]
-    planners = [_planner(strategy, context) for strategy in strategies]
+    stages = _stages(spec, context)
+    planners = [_planner(strategy, context, stages) for strategy in strategies]
 
     refusals: list[NoRunFitsError] = []
 
@@ -96,30 +103,58 @@ def plan_study(spec: StudySpec) -> StudyPlan:
         for arm, strategy in zip(spec.arms, strategies, strict=True)
         if not strategy.needs.non_private
     ]
+    alone = tuple(
+        epsilon(stage.event, context.delta, adjacency=context.adjacency) for stage in stages
+    )
     if not private:
         plans = tuple(planner(spec.target_epsilon) for planner in planners)
         guarantees = tuple(_infinite(context) for _ in plans)
-        return StudyPlan(
-            plans, guarantees, Guarantee(0.0, context.delta, "exact", context.adjacency)
-        )
+        event = Composed([stage.event for stage in stages])
+        total = epsilon(event, context.delta, adjacency=context.adjacency)
+        return StudyPlan(plans, guarantees, total, stages, alone)
     try:
         shared = share_budget(
-            [event_of(planner) for planner in private],
+            [*(event_of(planner) for planner in private), *(_always(s.event) for s in stages)],
             epsilon=spec.target_epsilon,
             delta=context.delta,
             adjacency=context.adjacency,
-            weights=weights,
+            weights=[*weights, *(1.0 for _ in stages)],
         )
     except CalibrationError as error:
         if refusals:
             raise max(refusals, key=lambda refusal: refusal.target) from error
         raise
-    met = iter(zip(shared.arm_epsilons, shared.guarantees, strict=True))
+    met = iter(zip(shared.arm_epsilons, shared.guarantees, strict=True))  # the arms', then stages'
     found = [
         next(met) if planner in private else (math.inf, _infinite(context)) for planner in planners
     ]
     plans = tuple(planner(target) for planner, (target, _) in zip(planners, found, strict=True))
-    return StudyPlan(plans, tuple(guarantee for _, guarantee in found), shared.total)
+    own = tuple(guarantee for _, guarantee in found)
+    return StudyPlan(plans, own, shared.total, stages, alone)
+
+
+def _always(event: Event) -> Callable[[float], Event]:
+    """Return what a stage costs, whatever arms are given: its noise does not hang on theirs."""
+    return lambda _: event
+
+
+def _stages(spec: StudySpec, context: PlanningContext) -> tuple[StagePlan, ...]:
+    found = []
+    task: Any = spec.task  # a table, where there is a stage
+    for stage in spec.make_stages():
+        found.append(
+            plan_stage(
+                stage,
+                task,
+                epsilon=spec.target_epsilon,
+                delta=context.delta,
+                adjacency=context.adjacency,
+                noise=context.noise,
+                public_facts=context.task.facts.to_dict(),
+            )
+        )
+        task = stage.planned(task)
+    return tuple(found)
 
 
 def advice(planned: StudyPlan) -> Sensitivity:
@@ -141,7 +176,8 @@ def advice(planned: StudyPlan) -> Sensitivity:
                 filter(None, (names.get(score), f"the score of {plan.arm}"))
             )
     total = planned.total
-    event = Composed([plan.event for plan in plans])
+    names |= {stage.event: f"stage {stage.arm}" for stage in planned.stages}
+    event = Composed([*(p.event for p in plans), *(s.event for s in planned.stages)])
     return sensitivity(event, total.delta, adjacency=total.adjacency, names=names)
 
 
@@ -149,7 +185,9 @@ def _infinite(context: PlanningContext) -> Guarantee:
     return Guarantee(math.inf, context.delta, "non_private", context.adjacency)
 
 
-def _planner(strategy: Strategy, context: PlanningContext) -> Callable[[float], Plan]:
+def _planner(
+    strategy: Strategy, context: PlanningContext, stages: tuple[StagePlan, ...]
+) -> Callable[[float], Plan]:
     # The solver asks again for the epsilon it settles on; a plan costs a calibration.
     @lru_cache(maxsize=64)
     def planner(epsilon: float) -> Plan:
@@ -158,7 +196,9 @@ def _planner(strategy: Strategy, context: PlanningContext) -> Callable[[float], 
         public = context.task.facts.to_dict()
         if parts := parts_of(strategy, context.space, plan):
             public[TRAINED] = " or ".join(parts)
-        unit = {"unit": context.task.unit} if context.task.unit else {}
-        return replace(plan, details={**plan.details, "public": public, **unit})
+        more: dict[str, Any] = {"unit": context.task.unit} if context.task.unit else {}
+        if stages:
+            more["stages"] = {stage.arm: stage.digest() for stage in stages}
+        return replace(plan, details={**plan.details, "public": public, **more})
 
     return planner

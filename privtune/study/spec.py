@@ -30,6 +30,7 @@ from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, m
 from privtune.study._objects import check_address
 from privtune.study._spec_words import checked, sentence
 from privtune.tasks import Task, get_task
+from privtune.tasks.stages import TaskStage, make_stage, staged_task
 from privtune.training.engine.compute import Compute, check_device, require_compiler
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
@@ -128,6 +129,8 @@ class StudySpec(BaseModel):
         arms: At least one, unless the study is open.
         report: One final score of every arm on the test split: metric, ``epsilon_share``, ....
         scoring: How trials are scored: ``metric``, ``mechanism``, ``bound``.
+        stages: What is released of a table before the arms, once for all of them: ``type``
+            (``quantiles``, ``histogram``, ``dp-pca``), ``epsilon_share``, ....
         epochs: Expected passes over the training data of one training.
         expected_batch_size: Expected records in one Poisson sample.
         epsilon: What all arms together may cost; the whole budget unless given.
@@ -179,6 +182,7 @@ class StudySpec(BaseModel):
     arms: tuple[ArmSpec, ...] = ()
     scoring: Mapping[str, Any] = Field(default_factory=dict)
     report: Mapping[str, Any] | None = None
+    stages: tuple[Mapping[str, Any], ...] = ()
     epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     expected_batch_size: int | None = Field(default=None, ge=1)
     epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -222,6 +226,19 @@ class StudySpec(BaseModel):
             raise ValueError(f"two arms are called {', '.join(twice)}; names must differ")
         return arms
 
+    @field_validator("stages")
+    @classmethod
+    def _stages(
+        cls, stages: tuple[Mapping[str, Any], ...], info: ValidationInfo
+    ) -> tuple[Mapping[str, Any], ...]:
+        names = [make_stage(stage).name for stage in stages]
+        taken = [*(arm.name for arm in info.data.get("arms", ())), *names]
+        if twice := sorted({name for name in names if taken.count(name) > 1}):
+            raise ValueError(
+                f"another arm or stage is called {', '.join(twice)}; names must differ"
+            )
+        return stages
+
     @field_validator("epsilon")
     @classmethod
     def _within(cls, epsilon: float | None, info: ValidationInfo) -> float | None:
@@ -237,8 +254,9 @@ class StudySpec(BaseModel):
     def _whole(self) -> StudySpec:
         declared = ("arms", "epochs", "expected_batch_size")
         given = [name for name in declared if getattr(self, name)]
-        if self.task is None and (given or self.space):
-            raise ValueError(f"task is missing, but {', '.join(given) or 'space'} is given")
+        alone = [*given, *(name for name in ("space", "stages") if getattr(self, name))]
+        if self.task is None and alone:
+            raise ValueError(f"task is missing, but {', '.join(alone)} is given")
         if self.task is not None and len(given) < len(declared):
             missing = ", ".join(name for name in declared if name not in given)
             raise ValueError(f"a study of a task also needs {missing}")
@@ -326,8 +344,21 @@ class StudySpec(BaseModel):
         """Return what candidates are drawn from."""
         return SearchSpace.from_dict(self.space)
 
-    def load_task(self) -> Task:
+    def make_stages(self) -> tuple[TaskStage, ...]:
+        """Return what is released before the arms, in order.
+
+        Example:
+            >>> study.spec.make_stages()
+            ()
+        """
+        return tuple(make_stage(stage) for stage in self.stages)
+
+    def load_task(self, released: Mapping[str, Mapping[str, Any]] | None = None) -> Task:
         """Return the task; its data is not touched.
+
+        Args:
+            released: What its stages released, by name; unless given, the task is that which arms
+                are planned for, and cannot be loaded where something is left to be paid for.
 
         Raises:
             SpecError: If the study is open: it has none.
@@ -337,7 +368,14 @@ class StudySpec(BaseModel):
                 f"Study {self.name!r} is open: it has no task of its own. Run arms on it with "
                 "study.optimize in Python."
             )
-        return get_task(self.task)
+        stages = self.make_stages()
+        planned = staged_task(self.task, stages)
+        if released is None:
+            return get_task(planned)
+        task: Any = self.task
+        for stage in stages:
+            task = stage.applied(task, released[stage.name])
+        return get_task(task)
 
     def planning_context(self) -> PlanningContext:
         """Return the public facts that the arms plan with.

@@ -241,14 +241,14 @@ class _Studies:
 def _open_rounds(life: Life, arm: str | None) -> Iterator[tuple[Plan, str]]:
     """Find the arms whose rows this process can train now."""
     charges, rounds = life.charges(), make_rounds(life.ledger)
-    for name, row in life.arms().items():
+    for name, plan in life.plans().items():
         charge = charges.get(name)
-        if arm not in {None, name} or charge is None or row.plan.search is None:
+        if arm not in {None, name} or charge is None or plan.search is None:
             continue
         if life.spec.task is None and life.sealed(name).get(OBJECTIVE) is None:
             continue  # a function that only its own process knows
-        if life.stage(row.plan) is Stage.STARTED and rounds.open_count(charge.id):
-            yield row.plan, charge.id
+        if life.stage(plan) is Stage.STARTED and rounds.open_count(charge.id):
+            yield plan, charge.id
 
 
 def _serve(
@@ -283,7 +283,7 @@ def _work(
     device: str | None = None,
     most: int | None = None,
 ) -> int:
-    plan = life.arms()[arm].plan
+    plan = life.plans()[arm]
     with life.seal(plan):
         compute = life.spec.compute
         compute = replace(compute, stack=stack or compute.stack, device=device or compute.device)
@@ -293,7 +293,7 @@ def _work(
 
 def _files(life: Life, plan: Plan, compute: Compute) -> Files:
     if life.spec.task is not None:
-        task = life.spec.load_task()
+        task = life.task()
         return make_files(life, plan, task=task, data=task.load_checked(), compute=compute)
     stored = life.sealed(plan.arm).get(OBJECTIVE)
     if stored is None:

@@ -16,15 +16,33 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = ["MISSING", "Column", "Number", "label_of", "number_of", "read_columns"]
+__all__ = [
+    "MISSING",
+    "PAID",
+    "Category",
+    "Column",
+    "Number",
+    "Paid",
+    "label_of",
+    "number_of",
+    "read_columns",
+]
 
 Floats = npt.NDArray[np.float64]
 Encoded = tuple[Floats, npt.NDArray[np.bool_]]
-"""Features of shape ``[N, width]``, and which records are not as declared, ``[N]``."""
+"""Features of shape ``[N, width]``, and which records are not as declared, ``[N]``.
+
+Cells are a list of anything, or an array of numbers with NaN for none."""
 
 MISSING = frozenset({"", "na", "n/a", "nan", "nat", "null", "none"})
+
+PAID = "paid"
+"""What stands for a public value that a stage releases, and pays for, before the arms."""
+
+_CELLS = 32  # of a declared range
+_POWERS = (-10, 41)  # of 2: from a thousandth to a million millions
 
 _DATA_DEPENDENT = (
     "auto",
@@ -90,6 +108,42 @@ class Number(Column):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Paid(Column):
+    """A number whose bounds a stage releases; until then it is a place among the features."""
+
+    kind: ClassVar[str] = "bounds"
+    within: tuple[float, float] | None = None
+    missing: float | None = None
+
+    @property
+    def words(self) -> str:
+        """See ``Column``."""
+        return "a number, its bounds released by a stage that is charged"
+
+    @property
+    def edges(self) -> Floats:
+        """Edges of the cells that a stage counts in: evenly within what is declared, else by powers of 2.
+
+        What lies beyond the first or the last edge is counted in the cell beside it.
+        """
+        if self.within is not None:
+            return np.linspace(*self.within, _CELLS + 1)
+        powers = np.exp2(np.arange(*_POWERS, dtype=float))
+        return np.concatenate([-powers[::-1], [0.0], powers])
+
+    def cells(self, cells: Sequence[Any]) -> npt.NDArray[np.int64]:
+        """Return the number of each cell's own cell; -1 for what is missing or no number."""
+        values, _ = numbers_of(cells)
+        known = ~np.isnan(values)
+        found = np.searchsorted(self.edges, np.where(known, values, 0.0), side="right") - 1
+        return np.where(known, np.clip(found, 0, len(self.edges) - 2), -1)
+
+    def encode(self, cells: Sequence[Any]) -> Encoded:
+        """Refuse: there are no bounds yet."""
+        raise PrivTuneError(f"The bounds of column {self.name} have not been released yet.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Category(Column):
     """One of declared values: a one for each, and one for every other value and for none."""
 
@@ -108,9 +162,9 @@ class Category(Column):
 
     def encode(self, cells: Sequence[Any]) -> Encoded:
         """See ``Column``."""
-        place = {label_of(value): index for index, value in enumerate(self.values)}
-        found = [place.get(label_of(cell), len(self.values)) for cell in cells]
-        return np.eye(self.width)[np.array(found, dtype=int)], np.zeros(len(cells), dtype=bool)
+        found = coded(cells, self.values)
+        known = np.where(found < 0, len(self.values), found)
+        return np.eye(self.width)[known], np.zeros(len(cells), dtype=bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +182,11 @@ class Ordinal(Column):
 
     def encode(self, cells: Sequence[Any]) -> Encoded:
         """See ``Column``."""
-        step = 2.0 / (len(self.levels) - 1)
-        place = {label_of(value): step * i - 1.0 for i, value in enumerate(self.levels)}
-        values = [
-            self.missing if is_missing(c) else place.get(label_of(c), math.nan) for c in cells
-        ]
-        found = np.array(values, dtype=float)
-        broken = np.isnan(found)
-        return np.where(broken, 0.0, found)[:, None], broken
+        found = coded(cells, self.levels)
+        missing = (found < 0) & missing_of(cells)
+        broken = (found < 0) & ~missing
+        scaled = 2.0 / (len(self.levels) - 1) * found - 1.0
+        return np.where(missing, self.missing, np.where(broken, 0.0, scaled))[:, None], broken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +278,8 @@ def _refused(field: str, given: Any) -> InvalidInputError:
         given,
         "must be public numbers for each feature: a minimum, maximum, mean or deviation of the "
         "records is a release about them that nothing charges",
-        "Write [low, high] of each column from what is known without the data.",
+        "Write [low, high] of each column from what is known without the data, or bounds: paid with a "
+        "stage of quantiles.",
     )
 
 
@@ -242,6 +294,8 @@ def _column(field: str, name: str, how: Any) -> Column:
             field, dict(how), "must say one of bounds, categories, ordinal and date"
         )
     (kind,) = kinds
+    if kind == "bounds" and how[kind] == PAID:
+        return _paid(field, name, how)
     others = {"bounds": {"missing"}, "ordinal": {"missing"}, "date": {"parts"}}.get(kind, set())
     if unknown := sorted(map(str, set(how) - {kind} - others)):
         known = ", ".join(sorted(others)) or "nothing else"
@@ -269,6 +323,19 @@ def _number(field: str, name: str, how: Mapping[str, Any]) -> Number:
     if number is None or not low <= number <= high:
         raise InvalidInputError(f"{field}.missing", fill, "must be a number within the bounds")
     return Number(name=name, low=low, high=high, missing=number)
+
+
+def _paid(field: str, name: str, how: Mapping[str, Any]) -> Paid:
+    if unknown := sorted(map(str, set(how) - {"bounds", "within", "missing"})):
+        raise InvalidInputError(
+            field, unknown, "is not known; beside bounds: paid it takes within, missing"
+        )
+    within, fill = how.get("within"), how.get("missing")
+    number = None if fill is None else number_of(fill)
+    if fill is not None and (number is None or not math.isfinite(number)):
+        raise InvalidInputError(f"{field}.missing", fill, "must be a finite number")
+    pair = None if within is None else pair_of(f"{field}.within", within)
+    return Paid(name=name, within=pair, missing=number)
 
 
 def _date(field: str, name: str, how: Mapping[str, Any]) -> Date:
@@ -327,10 +394,29 @@ def number_of(cell: Any) -> float | None:
 
 def numbers_of(cells: Sequence[Any]) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Return the numbers in some cells, NaN for none, and where a cell is neither number nor empty."""
+    if isinstance(cells, np.ndarray):
+        return cells.astype(np.float64), np.zeros(len(cells), dtype=bool)
     found = [number_of(cell) for cell in cells]
-    missing = np.array([is_missing(cell) for cell in cells], dtype=bool)
+    missing = missing_of(cells)
     values = np.array([math.nan if v is None else v for v in found], dtype=float)
     return values, np.isnan(values) & ~missing
+
+
+def missing_of(cells: Sequence[Any]) -> npt.NDArray[np.bool_]:
+    """Return which cells hold nothing."""
+    if isinstance(cells, np.ndarray):
+        return np.isnan(cells)
+    return np.array([is_missing(cell) for cell in cells], dtype=bool)
+
+
+def coded(cells: Sequence[Any], values: Sequence[Any]) -> npt.NDArray[np.int64]:
+    """Return which of the declared values each cell holds; -1 for another, or none."""
+    place = {label_of(value): index for index, value in enumerate(values)}
+    if isinstance(cells, np.ndarray):
+        different, where = np.unique(cells, return_inverse=True)
+        known = [place.get(label_of(value), -1) for value in different.tolist()]
+        return np.array(known, dtype=np.int64)[where]
+    return np.array([place.get(label_of(cell), -1) for cell in cells], dtype=np.int64)
 
 
 def label_of(value: Any) -> float | str:

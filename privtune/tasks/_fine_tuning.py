@@ -16,7 +16,15 @@ from privtune.tasks._task import Task, TaskDataError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FIELDS", "PART", "check_part", "fine_tuned", "for_candidate", "from_spec"]
+__all__ = [
+    "FIELDS",
+    "PART",
+    "check_part",
+    "fine_tuned",
+    "for_candidate",
+    "from_spec",
+    "weights_at",
+]
 
 FIELDS = ("type", "task", "pretrained", "trainable", "target_modules")
 """Fields of ``task: {type: fine-tuning, ...}`` in a spec."""
@@ -122,16 +130,29 @@ class _Weights:
     digest: str
 
     @classmethod
-    def at(cls, place: str) -> _Weights:
+    def at(cls, place: str, field: str = "pretrained") -> _Weights:
         """Find the weights and take their digest."""
         if not isinstance(place, str) or "\0" in place:
-            raise InvalidInputError("pretrained", place, "must be the path of a file or folder")
+            raise InvalidInputError(field, place, "must be the path of a file or folder")
         path = Path(place).expanduser().absolute()
-        return cls(path, _digest(_files(path)))
+        return cls(path, _digest(_files(path, field)))
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the tensors by name, read once; they must not be written to."""
         return _read(self.path, self.digest)
+
+
+def weights_at(place: Any, *, field: str) -> _Weights:
+    """Return public weights by their place and digest.
+
+    Args:
+        place: A safetensors file, or a folder of them.
+        field: The field of the spec that names it.
+
+    Raises:
+        InvalidInputError: If there are none.
+    """
+    return _Weights.at(place, field)
 
 
 @lru_cache(maxsize=4)
@@ -151,18 +172,18 @@ def _read(path: Path, digest: str) -> Mapping[str, torch.Tensor]:
     return tensors
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, field: str = "pretrained") -> list[Path]:
     """Return the files of a place, or refuse it."""
     hint = "Save weights with safetensors.torch.save_file(model.state_dict(), PATH)."
     if path.is_dir():
         if found := sorted(path.glob("*.safetensors")):
             return found
-        raise InvalidInputError("pretrained", str(path), "holds no *.safetensors", hint)
+        raise InvalidInputError(field, str(path), "holds no *.safetensors", hint)
     if not path.is_file():
-        raise InvalidInputError("pretrained", str(path), "must be a file or a folder", hint)
+        raise InvalidInputError(field, str(path), "must be a file or a folder", hint)
     if path.suffix in _TORCH:
         raise InvalidInputError(
-            "pretrained", str(path), "is a pickle, which may run any program; not read", hint
+            field, str(path), "is a pickle, which may run any program; not read", hint
         )
     return [path]
 

@@ -9,7 +9,7 @@ noise rest on the declared numbers, which are the expectations.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.data import TensorData
 
-__all__ = ["KEY", "Sizes", "places", "split"]
+__all__ = ["KEY", "Sizes", "places", "split", "split_read"]
 
 KEY = "privtune"
 """The public key of the hash, unless a task says another."""
@@ -167,3 +167,54 @@ def _part(data: TensorData, drawn: npt.NDArray[np.int64], number: int) -> Tensor
     import torch
 
     return data.part(torch.from_numpy((drawn == number).nonzero()[0]), sealed_size=True)
+
+
+def split_read(
+    batches: Iterable[tuple[Any, Any, Sequence[str] | None]],
+    *,
+    most: int,
+    shape: tuple[int, ...],
+    sizes: Sizes,
+    key: str = KEY,
+    numbers: bool = False,
+    made: Callable[[Any], Any] = lambda x: x,
+) -> TaskData:
+    """Split records as :func:`split` does, some at a time: each is held once.
+
+    Args:
+        batches: Inputs, targets, and ids or None, of some records each.
+        most: How many records there are at most.
+        shape: Of a record's inputs as they are kept.
+        sizes: What each split is expected to hold.
+        key: The public key of the hash.
+        numbers: Whether targets are those of a regression.
+        made: What is kept of inputs; their place goes by what they were.
+    """
+    import numpy as np
+    import torch
+
+    from privtune.training.mechanism.data import TensorData
+
+    kind = np.float32 if numbers else np.int64
+    most = max(most, 1)
+    rooms = [(np.empty((most, *shape), dtype=np.float32), np.empty(most, kind)) for _ in range(3)]
+    used = [0, 0, 0]
+    shares = (sizes.train, sizes.validation, sizes.test)
+    for x, y, ids in batches:
+        drawn = places(x, y, shares, ids=ids, key=key)
+        kept = made(x)
+        for number, (inputs, targets) in enumerate(rooms):
+            own = drawn == number
+            start, end = used[number], used[number] + int(own.sum())
+            inputs[start:end], targets[start:end] = kept[own], y[own]
+            used[number] = end
+    found = []
+    for (inputs, targets), count in zip(rooms, used, strict=True):
+        if count == 0:  # one that cannot be used stands for none
+            inputs[:1], targets[:1] = 0, 0
+        lost = None if count else torch.ones(1, dtype=torch.bool)
+        n = max(count, 1)
+        part = torch.from_numpy(inputs[:n]), torch.from_numpy(targets[:n])
+        found.append(TensorData(*part, sealed_size=True, unusable=lost))
+    train, validation, test = found
+    return TaskData(train=train, validation=validation, test=test)

@@ -10,9 +10,11 @@ from privtune.imports import find_function
 from privtune.tasks._fine_tuning import from_spec
 from privtune.tasks._task import Task
 from privtune.tasks.digits import digits_cnn, digits_mlp
+from privtune.tasks.images import images
 from privtune.tasks.mnist import mnist_cnn, mnist_logistic, mnist_mlp
 from privtune.tasks.tables import breast_cancer_logistic, iris_logistic, synthetic_logistic
 from privtune.tasks.tabular import tabular
+from privtune.tasks.text import text
 
 __all__ = ["TASKS", "get_task"]
 
@@ -29,13 +31,22 @@ TASKS: Mapping[str, Callable[[], Task]] = {
 """The built-in tasks, by name."""
 
 
+_DESCRIBED: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {
+    "tabular": tabular,
+    "images": images,
+    "text": text,
+}
+"""Tasks that are described in a spec, by type."""
+
+
 def get_task(name: str | Mapping[str, Any]) -> Task:
     """Return the task of this name.
 
     Args:
         name: A built-in name; ``package.module:factory`` where the factory takes no arguments and
-            returns a :class:`Task`; a table: ``{type: tabular, path: ..., ...}``; or one of these
-            with public weights: ``{type: fine-tuning, task: ..., trainable: head, ...}``.
+            returns a :class:`Task`; a table, pictures or texts: ``{type: tabular | images | text,
+            path: ..., ...}``; or one of these with public weights: ``{type: fine-tuning,
+            task: ..., trainable: head, ...}``.
 
     Returns:
         The task; its data has not been touched.
@@ -54,9 +65,11 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
     if isinstance(name, Mapping):
         if name.get("type") == "fine-tuning":
             return from_spec(name, get_task)
-        if name.get("type") != "tabular":
-            raise InvalidInputError("task.type", name.get("type"), "must be tabular or fine-tuning")
-        return tabular(name)
+        kind = name.get("type")
+        if not isinstance(kind, str) or kind not in _DESCRIBED:
+            known = ", ".join(_DESCRIBED)
+            raise InvalidInputError("task.type", kind, f"must be one of {known}, fine-tuning")
+        return _DESCRIBED[kind](name)
     if name in TASKS:
         return TASKS[name]()
     factory = find_function(

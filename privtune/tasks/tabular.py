@@ -8,21 +8,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import find_function
+from privtune.ledger.urls import masked_url
 from privtune.tasks._columns import (
+    PAID,
+    Category,
     Column,
     Number,
-    is_missing,
-    label_of,
+    Paid,
+    coded,
+    missing_of,
     numbers_of,
     pair_of,
     read_columns,
-    values_of,
 )
 from privtune.tasks._data import classification_loss
-from privtune.tasks._files import open_table
-from privtune.tasks._partition import KEY, Sizes, split
+from privtune.tasks._files import Batch, TableFile, counted, open_table
+from privtune.tasks._partition import KEY, Sizes, split, split_read
+from privtune.tasks._spec_fields import check_fields, read_classes, read_flag, read_sizes
 from privtune.tasks._task import Task, TaskData, TaskDataError
 from privtune.tasks._units import by_unit
 
@@ -30,19 +34,25 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["tabular"]
+__all__ = ["Table", "read_table", "tabular"]
 
 _FIELDS = {
-    "type", "name", "path", "target", "classes", "target_range", "bounds", "columns", "model", "hidden",
-    "class_weights", "train", "validation", "test", "public_test", "id", "key", "group", "max_per_group",
-    "unit",
+    "type", "name", "path", "url", "query", "target", "classes", "target_range", "bounds", "columns", "model",
+    "hidden", "class_weights", "train", "validation", "test", "public_test", "id", "key", "projection",
+    "group", "max_per_group", "unit",
 }  # fmt: skip
 _HIDDEN = (64,)
 
+Projection = int | tuple[tuple[float, ...], ...]
+"""Directions that features are projected on; their number alone until a stage releases them."""
+
 
 @dataclass(frozen=True)
-class _Table:
-    path: str
+class Table:
+    """A table as it is declared; its file has not been opened."""
+
+    place: str
+    query: str | None
     target: str
     classes: tuple[Any, ...] | None
     target_range: tuple[float, float] | None
@@ -50,10 +60,13 @@ class _Table:
     sizes: Sizes
     id: str | None
     key: str
+    projection: Projection | None
+    unpaid: tuple[str, ...]
     grouped: bool = False  # by the id
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """Every column that is read."""
         features = (column.name for column in self.features)
         return (*features, self.target, *([] if self.id is None else [self.id]))
 
@@ -65,60 +78,137 @@ class _Table:
         Raises:
             TaskDataError: Without any value of a record.
         """
-        file = open_table(Path(self.path))
+        file = self._open()
         if missing := [c for c in self.columns if c not in file.columns]:
-            raise TaskDataError(f"{self.path} lacks the declared columns {', '.join(missing)}.")
+            raise TaskDataError(f"{self._named} lacks the declared columns {', '.join(missing)}.")
         if twice := [c for c in self.columns if file.columns.count(c) > 1]:
-            raise TaskDataError(f"{self.path} has two columns called {', '.join(twice)}.")
+            raise TaskDataError(f"{self._named} has two columns called {', '.join(twice)}.")
         words = file.text_columns()
-        if text := [c.name for c in self.features if isinstance(c, Number) and c.name in words]:
+        if text := [c.name for c in self.features if c.kind == "bounds" and c.name in words]:
             raise TaskDataError(
-                f"{self.path}: task.bounds names {', '.join(text)}, which holds no numbers. Leave it out "
+                f"{self._named}: task.bounds names {', '.join(text)}, which holds no numbers. Leave it out "
                 "of the bounds, or declare it under columns as categories, ordinal or date."
             )
         if self.target_range is not None and self.target in words:
             raise TaskDataError(
-                f"{self.path}: the target {self.target} holds no numbers, which a target_range asks "
+                f"{self._named}: the target {self.target} holds no numbers, which a target_range asks "
                 "for. Say classes for a classification."
             )
 
     def load(self) -> TaskData:
-        """Read the records. One that is not as declared has no target, and so contributes nothing."""
+        """Read the records. One that is not as declared has no target, and so contributes nothing.
+
+        Raises:
+            PrivTuneError: If a stage has yet to release what features are made of.
+        """
         import numpy as np
 
+        if self.unpaid:
+            raise PrivTuneError(f"{', '.join(self.unpaid)} of the table have not been released.")
         self.check()
-        table = open_table(Path(self.path)).read(self.columns)
-        x = np.empty(
-            (len(table[self.target]), sum(c.width for c in self.features)), dtype=np.float32
+        file = self._open()
+        most = file.most
+        read = map(self._encoded, counted(file.batches(self.columns, exact=self._exact), most))
+        if self.grouped:
+            xs, ys, ids = zip(*read, strict=True)
+            known = [name for part in ids for name in part or ()]
+            return split(
+                np.concatenate(xs),
+                np.concatenate(ys),
+                self.sizes,
+                ids=known,
+                key=self.key,
+                numbers=self.classes is None,
+                groups=True,
+            )
+        back = None if self.projection is None else np.asarray(self.projection, np.float32).T
+        return split_read(
+            read,
+            most=most,
+            shape=(self.width,),
+            sizes=self.sizes,
+            key=self.key,
+            numbers=self.classes is None,
+            made=lambda x: x if back is None else x @ back,
         )
+
+    @property
+    def _named(self) -> str:
+        return self.place if self.query is None else f"The query of {masked_url(self.place)}"
+
+    @property
+    def stem(self) -> str:
+        """What the table is called."""
+        return Path(self.place).name if self.query is None else "a query"
+
+    def paid(self) -> tuple[Paid, ...]:
+        """Return the columns whose bounds a stage releases."""
+        return tuple(column for column in self.features if isinstance(column, Paid))
+
+    def cells(self) -> Any:
+        """Read in which cell of each such column every record is, shape ``[N, d]``; -1 for none."""
+        import numpy as np
+
+        columns = self.paid()
+        file = self._open()
+        most = file.most
+        found = [
+            np.stack([column.cells(batch[column.name]) for column in columns], axis=1)
+            for batch in counted(file.batches([c.name for c in columns]), most)
+        ]
+        return np.concatenate([np.empty((0, len(columns)), dtype=np.int64), *found])
+
+    def values(self, column: Category) -> Any:
+        """Read which declared value of a column every record has; -1 for another, or none."""
+        import numpy as np
+
+        file = self._open()
+        most = file.most
+        batches = counted(file.batches([column.name]), most)
+        found = [coded(batch[column.name], column.values) for batch in batches]
+        return np.concatenate([np.empty(0, dtype=np.int64), *found])
+
+    def _open(self) -> TableFile:
+        if self.query is None:
+            return open_table(Path(self.place))
+        from privtune.tasks._sql import SqlTable
+
+        return SqlTable(self.place, self.query)
+
+    @property
+    def _exact(self) -> tuple[str, ...]:
+        return () if self.id is None else (self.id,)
+
+    @property
+    def width(self) -> int:
+        """How many features a record has as models see it."""
+        if self.projection is not None:
+            return self.projection if isinstance(self.projection, int) else len(self.projection)
+        return sum(column.width for column in self.features)
+
+    def _encoded(self, table: Batch) -> tuple[Any, Any, Sequence[str] | None]:
+        import numpy as np
+
+        y = self._targets(table[self.target])
+        x = np.empty((len(y), sum(c.width for c in self.features)), dtype=np.float32)
         broken = np.zeros(len(x), dtype=bool)
         start = 0
         for column in self.features:
-            x[:, start : start + column.width], lost = column.encode(table.pop(column.name))
+            x[:, start : start + column.width], lost = column.encode(table[column.name])
             broken |= lost
             start += column.width
-        y = self._targets(table[self.target])
         if self.grouped:  # a row that belongs to nobody is protected with nobody
-            broken |= np.array([is_missing(cell) for cell in table[str(self.id)]], dtype=bool)
+            broken |= missing_of(table[str(self.id)])
         y[broken] = np.nan if self.classes is None else -1
         x[np.isnan(y) | (self.classes is not None) & (y < 0)] = 0.0  # alike: they share a split
         ids = None if self.id is None else [_id_text(value) for value in table[self.id]]
-        return split(
-            x,
-            y,
-            self.sizes,
-            ids=ids,
-            key=self.key,
-            numbers=self.classes is None,
-            groups=self.grouped,
-        )
+        return x, y, ids
 
     def _targets(self, cells: Sequence[Any]) -> Any:
         import numpy as np
 
         if self.classes is not None:
-            number = {label_of(value): index for index, value in enumerate(self.classes)}
-            return np.array([number.get(label_of(cell), -1) for cell in cells], dtype=float)
+            return coded(cells, self.classes).astype(float)
         return np.clip(numbers_of(cells)[0], *(self.target_range or ()))
 
 
@@ -126,7 +216,8 @@ def tabular(spec: Mapping[str, Any]) -> Task:
     """Return a task of a table: a classification or a regression, by a model of a few kinds.
 
     Args:
-        spec: ``path`` (CSV with one record a line, Parquet or Arrow), ``target`` (column), and either
+        spec: ``path`` (CSV with one record a line, Parquet or Arrow), or ``query`` (a SELECT) and ``url``
+            (SQLAlchemy's, of the database), ``target`` (column), and either
             ``classes`` (every value it can have) or ``target_range`` (public ``[low, high]``, which
             targets are clipped to). Features: ``bounds`` (by numeric column: public ``[low, high]``;
             values are clipped to them and scaled to [-1, 1]) and ``columns`` (by column ``{bounds:
@@ -154,11 +245,18 @@ def tabular(spec: Mapping[str, Any]) -> Task:
         InvalidInputError: If a field is missing, unknown or outside its domain, or bounds would
             come from the data.
     """
-    if unknown := sorted(map(str, set(spec) - _FIELDS)):
-        raise InvalidInputError("task", unknown, f"a table takes {', '.join(sorted(_FIELDS))}")
-    for field in ("path", "target", "train", "validation", "test"):
-        if field not in spec:
-            raise InvalidInputError(f"task.{field}", None, "is required for a table")
+    table = read_table(spec)
+    task = _task(spec, table, public_test=read_flag(spec, "public_test"))
+    if not table.grouped:
+        return task
+    unit = str(spec.get("unit", table.id))
+    return by_unit(task, unit=unit, most=spec["max_per_group"], sizes=table.sizes)
+
+
+def read_table(spec: Mapping[str, Any]) -> Table:
+    """Return the table that ``task: {type: tabular, ...}`` describes: see :func:`tabular`."""
+    where = "url" if "query" in spec else "path"
+    check_fields("a table", spec, sorted(_FIELDS), needed=(where, "target"))
     if ("classes" in spec) == ("target_range" in spec):
         raise InvalidInputError(
             "task.classes",
@@ -175,25 +273,24 @@ def tabular(spec: Mapping[str, Any]) -> Task:
     identity = None if spec.get(by) is None else str(spec[by])
     if identity is not None and identity in (*names, str(spec["target"])):
         raise InvalidInputError(f"task.{by}", identity, "must be a column of its own")
-    table = _Table(
-        str(spec["path"]),
+    unpaid = [f"bounds of {column.name}" for column in features if isinstance(column, Paid)]
+    if spec.get("class_weights") == PAID:
+        unpaid.append("class_weights")
+    if isinstance(spec.get("projection"), int):
+        unpaid.append("projection")
+    return Table(
+        *_source(spec),
         str(spec["target"]),
-        _classes(spec["classes"]) if "classes" in spec else None,
+        read_classes(spec["classes"]) if "classes" in spec else None,
         pair_of("task.target_range", spec["target_range"]) if "target_range" in spec else None,
         features,
-        Sizes(*(_size(field, spec[field]) for field in ("train", "validation", "test"))),
+        read_sizes(spec),
         identity,
         str(spec.get("key", KEY)),
+        _projection(spec.get("projection"), sum(column.width for column in features)),
+        tuple(unpaid),
         grouped,
     )
-    public = spec.get("public_test", False)
-    if not isinstance(public, bool):
-        raise InvalidInputError("task.public_test", public, "must be true or false")
-    task = _task(spec, table, public_test=public)
-    if not grouped:
-        return task
-    unit = str(spec.get("unit", identity))
-    return by_unit(task, unit=unit, most=spec["max_per_group"], sizes=table.sizes)
 
 
 def _grouped(spec: Mapping[str, Any]) -> bool:
@@ -216,13 +313,48 @@ def _grouped(spec: Mapping[str, Any]) -> bool:
     return True
 
 
-def _task(spec: Mapping[str, Any], table: _Table, *, public_test: bool) -> Task:
+def _source(spec: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return where the table is, and the query that it is the result of, if it is one."""
+    if "query" not in spec:
+        if "url" in spec:
+            raise InvalidInputError("task.url", "...", "goes with a query alone")
+        return str(spec["path"]), None
+    if "path" in spec:
+        raise InvalidInputError("task.path", spec["path"], "goes without a query")
+    query = spec["query"]
+    if not isinstance(query, str) or not query.strip():
+        raise InvalidInputError("task.query", query, "must be one SELECT")
+    from privtune.tasks._sql import check_url
+
+    return check_url(spec["url"]), query
+
+
+def _projection(given: Any, width: int) -> Projection | None:
+    """Return public directions, or how many of them a stage will release."""
+    if given is None:
+        return None
+    if isinstance(given, int):
+        return given
+    listed = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
+    if not listed or not all(
+        isinstance(row, Sequence)
+        and len(row) == width
+        and all(isinstance(v, int | float) for v in row)
+        for row in given
+    ):
+        raise InvalidInputError(
+            "task.projection", given, f"must be a list of directions, {width} numbers each"
+        )
+    return tuple(tuple(map(float, row)) for row in given)
+
+
+def _task(spec: Mapping[str, Any], table: Table, *, public_test: bool) -> Task:
     classes = None if table.classes is None else len(table.classes)
-    width = sum(column.width for column in table.features)
+    width = table.width
     what, model = _model(spec, width, table)
     return Task(
-        name=str(spec.get("name", Path(table.path).stem)),
-        description=f"{what} on {Path(table.path).name}",
+        name=str(spec.get("name", table.stem.partition(".")[0])),
+        description=f"{what} on {table.stem}",
         train_records=table.sizes.train,
         validation_records=table.sizes.validation,
         test_records=table.sizes.test,
@@ -242,7 +374,7 @@ def _task(spec: Mapping[str, Any], table: _Table, *, public_test: bool) -> Task:
 
 
 def _model(
-    spec: Mapping[str, Any], features: int, table: _Table
+    spec: Mapping[str, Any], features: int, table: Table
 ) -> tuple[str, Callable[[], nn.Module]]:
     """Return what the model is called, and what builds it."""
     given = spec.get("model", "linear")
@@ -285,7 +417,7 @@ def _model(
 
 
 def _loss(
-    spec: Mapping[str, Any], table: _Table
+    spec: Mapping[str, Any], table: Table
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     weights = spec.get("class_weights")
     if table.target_range is not None:
@@ -299,7 +431,7 @@ def _loss(
             return squared_error(outputs, targets, half=0.5 * (high - low))
 
         return squared
-    if weights is None:
+    if weights is None or weights == PAID:  # unweighted, until a stage has released them
         return classification_loss
     listed = isinstance(weights, Sequence) and not isinstance(weights, str)
     numbers = listed and all(isinstance(w, int | float) and 0 < w < 1e6 for w in weights)
@@ -330,17 +462,6 @@ def _hidden(given: Any) -> tuple[int, ...]:
             "task.hidden", given, "must be a list of whole numbers of at least 1"
         )
     return tuple(widths)
-
-
-def _size(field: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10**12:
-        allowed = "must be a whole number of at least 1, and of records that exist"
-        raise InvalidInputError(f"task.{field}", value, allowed)
-    return value
-
-
-def _classes(given: Any) -> tuple[Any, ...]:
-    return values_of("task.classes", given, least=2)
 
 
 def _id_text(value: Any) -> str:

@@ -12,7 +12,7 @@ from privtune.training.mechanism.metrics import is_share
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
-    from privtune.strategies import Plan
+    from privtune.strategies import Plan, Release
     from privtune.study import ArmStatus
     from privtune.study.spec import BudgetSpec
 
@@ -103,7 +103,8 @@ def utility_name(arms: Sequence[ArmStatus]) -> str:
     in open studies, the score on the validation split.
     """
     released = [(arm.plan, arm.release) for arm in arms if arm.release is not None]
-    names = dict.fromkeys(name for _, r in released for name in r.utility)
+    # Of several metrics of one release, the first.
+    names = dict.fromkeys(name for _, r in released for name in list(r.utility)[:1])
     names = names or dict.fromkeys(
         name for plan, r in released for name in validation_metric(plan.score, r.score)
     )
@@ -126,10 +127,18 @@ def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:
         values = {**validation_metric(plan.score, release.score), **release.utility}
         found = [name for name in names if name in values]
         shown[plan.arm] = show_metric(found[0], values[found[0]]) if found else NOT_MEASURED
+        beside = [n for n in release.utility if n not in names] if found else []
         if found and plan.report is not None and found[0] in release.intervals:
-            low, high = (show_metric(found[0], end) for end in release.intervals[found[0]])
-            shown[plan.arm] += f" [{low}, {high}]"
+            shown[plan.arm] += _interval(found[0], release)
+        for name in beside:
+            text = f"{metric_of(name).replace('_', ' ')} {show_metric(name, release.utility[name])}"
+            shown[plan.arm] += f"; {text}{_interval(name, release)}"
     return " or ".join(names).replace("_", " "), shown
+
+
+def _interval(name: str, release: Release) -> str:
+    low, high = (show_metric(name, end) for end in release.intervals[name])
+    return f" [{low}, {high}]"
 
 
 def explain_utility(arms: Sequence[ArmStatus]) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from privtune.accounting import Adjacency, Parallel, epsilon
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.strategies import Reporting, ScorePlan, Scoring
 from privtune.study import Study, plan_study
 from privtune.tasks import Task
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.scoring import cross_entropy, measure, measure_each
 from privtune.views.report import render_study
 from privtune.views.text import NOT_MEASURED, explain_utility, utility_column
 from tests.study.conftest import toy_spec
@@ -160,3 +165,89 @@ def test_the_noise_is_drawn_anew_by_every_arm_and_the_same_when_it_is_asked_agai
     (release,) = study.run()
     assert release.utility["test_balanced_accuracy"] == seen[0]
     assert not np.isclose(seen[0] * 60, round(seen[0] * 60))  # noised: no count of records
+
+
+METRICS_OF_ONE_RELEASE = ["auc", "accuracy", "loss"]
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_a_joint_release_moves_by_no_more_than_it_charges(
+    mechanism: str, adjacency: Adjacency
+) -> None:
+    """Over all pairs of made-up records, in units of each metric's own bound."""
+    terms = {"metric": METRICS_OF_ONE_RELEASE, "mechanism": mechanism, "bound": 0.3, "bins": 4}
+    joint = Reporting.from_dict(terms).make()
+    outputs = torch.randn(60, 2, generator=torch.Generator().manual_seed(0)) * 4.0
+    targets = torch.arange(60) % 2
+    parts = joint.parts(outputs, targets, cross_entropy).numpy()
+    order = 2 if mechanism == "gaussian" else 1
+    alone = np.linalg.norm(parts, ord=order, axis=1).max()
+    assert alone <= joint.norm(mechanism) * (1 + 1e-6)
+    assert alone > 0.95 * joint.norm(mechanism)  # a record far off reaches it
+    between = np.linalg.norm(parts[:, None] - parts[None], ord=order, axis=2).max()
+    assert between <= joint.moved(mechanism) * (1 + 1e-6)
+    plan = Reporting.from_dict(terms).plan(
+        records=60, public=False, epsilon=1.0, delta=1e-5, adjacency=adjacency
+    )
+    moved = joint.norm(mechanism) if adjacency is Adjacency.ADD_REMOVE else joint.moved(mechanism)
+    assert plan.noise_multiplier is not None
+    assert plan.standard_deviation == pytest.approx(plan.noise_multiplier * moved / 60)
+
+
+@pytest.mark.parametrize("noised", [False, True])
+def test_each_metric_of_a_joint_release_is_its_own(noised: bool) -> None:
+    """Without noise the metrics themselves; with it, 300 have the deviation that is charged."""
+    model = torch.nn.Linear(2, 2)
+    data = TensorData(torch.randn(50, 2), torch.arange(50) % 2)
+    report = Reporting.from_dict({"metric": ["accuracy", "loss"], "bound": 5.0})
+    terms = {"records": 50, "epsilon": 1.0, "delta": 1e-5, "adjacency": Adjacency.ADD_REMOVE}
+    plan = report.plan(public=not noised, **terms)
+    plan = ScorePlan(**json.loads(json.dumps(plan.to_dict())))  # as it is stored
+    rng = np.random.default_rng(0)
+    if not noised:
+        found = measure_each(plan, model, data, rng=rng)
+        for name, options in (("accuracy", {}), ("loss", {"bound": 5.0})):
+            one = Scoring(metric=name, **options).plan(public=True, **terms)
+            alone = measure(one, model, data, rng=rng)
+            assert alone is not None
+            assert found[name].value == pytest.approx(alone.value)
+            assert found[name].low <= found[name].value <= found[name].high
+        return
+    drawn = [measure_each(plan, model, data, rng=rng) for _ in range(300)]
+    for name, bound in (("accuracy", 1.0), ("loss", 5.0)):
+        scale = np.std([each[name].value for each in drawn], ddof=1)
+        # 300 draws: within 20% of it with probability above 1 - 1e-5.
+        assert scale == pytest.approx(plan.standard_deviation * bound, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        ({"metric": ["auc", "auc"]}, "must be different metrics"),
+        ({"metric": []}, "must be names of metrics"),
+        ({"metric": ["auc", 3]}, "must be names of metrics"),
+        ({"metric": ["auc", "best"]}, "report.metric = 'best': must be one of"),
+        ({"metric": ["auc", "accuracy"], "k": 3}, "are options of none of its metrics"),
+        ({"metric": "auc", "also": ["loss"]}, "knows metric"),
+    ],
+)
+def test_wrong_joint_reports(report: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        Reporting.from_dict(report)
+    assert said in str(caught.value)
+
+
+def test_several_metrics_are_one_charge_and_all_of_them_are_shown() -> None:
+    planned = plan_study(spec(report={**REPORT, "metric": ["balanced_accuracy", "loss"]}))
+    one = plan_study(spec())
+    assert [p.report.event for p in planned.plans] == [p.report.event for p in one.plans]
+    both = spec(report={**REPORT, "metric": ["balanced_accuracy", "loss"]}, name="both")
+    study = Study.create(both, "sqlite:///both.db")
+    study.run()
+    for release in study.releases():
+        assert list(release.utility) == ["test_balanced_accuracy", "test_loss"]
+        assert release.intervals.keys() == release.utility.keys()
+    title, shown = utility_column(study.status())
+    assert title == "test balanced accuracy"
+    assert all("; loss " in text for text in shown.values())

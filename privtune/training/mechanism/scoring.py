@@ -22,11 +22,18 @@ from privtune.errors import InvalidInputError
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.data import TensorData, synthetic
 from privtune.training.mechanism.kernel import Loss
-from privtune.training.mechanism.metrics import Floats, Metric, interval, make_metric
+from privtune.training.mechanism.metrics import (
+    Floats,
+    Joint,
+    Metric,
+    interval,
+    label,
+    make_metric,
+)
 from privtune.training.mechanism.records import blames_records, find_facts, find_raising
 from privtune.training.mechanism.units import are_units, rows_of
 
-__all__ = ["Measured", "ScoreTerms", "cross_entropy", "measure", "score"]
+__all__ = ["Measured", "ScoreTerms", "cross_entropy", "measure", "measure_each", "score"]
 
 _CHUNK = 512  # records that are evaluated at once, each by itself
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -155,7 +162,49 @@ def measure(
     return Measured(metric.value(means), low, high)
 
 
+def measure_each(
+    plan: ScoreTerms,
+    model: nn.Module,
+    data: TensorData,
+    *,
+    rng: np.random.Generator,
+    loss: Loss = cross_entropy,
+) -> dict[str, Measured]:
+    """Return every metric of a model with its interval, by name; none for weights that are not finite.
+
+    Args:
+        plan: As for :func:`score`; it may name several metrics.
+        model: Likewise.
+        data: Likewise.
+        rng: Likewise.
+        loss: Likewise.
+
+    **Guarantee**: that of :func:`score`, whose bound is that of all metrics side by side: one release.
+    """
+    metric = _metric(plan)
+    if not isinstance(metric, Joint):
+        found = measure(plan, model, data, rng=rng, loss=loss)
+        return {} if found is None else {label(plan.metric): found}
+    means = _noised(plan, metric, model, data, rng=rng, loss=loss)
+    if means is None:
+        return {}
+    names = [plan.metric, *(each["metric"] for each in plan.options["beside"])]
+    each = {}
+    for name, (own, norm, block) in zip(names, metric.blocks(means), strict=True):
+        ends = interval(
+            own,
+            block,
+            scale=plan.standard_deviation * norm,
+            mechanism=plan.mechanism,
+            records=plan.records,
+        )
+        each[label(name)] = Measured(own.value(block), *ends)
+    return each
+
+
 def _metric(plan: ScoreTerms) -> Metric:
+    if "beside" in plan.options:
+        return Joint.of({"metric": plan.metric, **plan.options}, plan.mechanism)
     if plan.metric == "accuracy":
         return make_metric("accuracy")
     options = dict(plan.options)
@@ -247,6 +296,10 @@ def _parts(metric: Metric, outputs: torch.Tensor, y: torch.Tensor, loss: Loss) -
 
 
 def _check_shapes(outputs: torch.Tensor, y: torch.Tensor, metric: Metric, loss: Loss) -> None:
+    if isinstance(metric, Joint):
+        for each in metric.metrics:
+            _check_shapes(outputs, y, each, loss)
+        return
     if are_units(outputs, y):
         if metric.takes == "numbers" or y.is_floating_point():
             raise InvalidInputError("metric", metric.name, "is for records of one row each")

@@ -11,6 +11,7 @@ Importing this module does not import torch.
 """
 
 from privtune.training.mechanism.metrics._base import Floats, Loss, Metric
+from privtune.training.mechanism.metrics._joint import Joint
 from privtune.training.mechanism.metrics._make import (
     METRICS,
     interval,
@@ -19,12 +20,15 @@ from privtune.training.mechanism.metrics._make import (
     lower_is_better,
     make_metric,
 )
+from privtune.training.mechanism.metrics._numbers import OwnScore
 
 __all__ = [
     "METRICS",
     "Floats",
+    "Joint",
     "Loss",
     "Metric",
+    "OwnScore",
     "interval",
     "is_share",
     "label",

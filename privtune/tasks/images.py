@@ -1,0 +1,225 @@
+"""Pictures of one's own: a folder of classes, or arrays in an ``.npz`` file."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privtune.errors import InvalidInputError
+from privtune.imports import find_extra, find_function
+from privtune.tasks._columns import coded
+from privtune.tasks._data import classification_loss
+from privtune.tasks._files import counted
+from privtune.tasks._partition import KEY, Sizes, split_read
+from privtune.tasks._spec_fields import SPLITS, check_fields, read_classes, read_flag, read_sizes
+from privtune.tasks._task import Task, TaskData, TaskDataError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["images"]
+
+_FIELDS = ("type", "name", "path", "classes", "shape", "model", *SPLITS)
+_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
+_BATCH = 1024  # pictures that are read at once
+_MODELS = ("small-cnn", "resnet-gn")
+_PIL = partial(find_extra, "PIL.Image", extra="images", what="A folder of pictures")
+
+
+@dataclass(frozen=True)
+class _Pictures:
+    path: Path
+    classes: tuple[Any, ...]
+    shape: tuple[int, int, int]
+    sizes: Sizes
+    key: str
+
+    def check(self) -> None:
+        """Check what can be checked before anything is charged, without looking at a record."""
+        if self.path.is_dir():
+            _PIL()
+            if missing := [str(c) for c in self.classes if not (self.path / str(c)).is_dir()]:
+                raise TaskDataError(
+                    f"{self.path} must hold one folder a class, and lacks {', '.join(missing)}."
+                )
+            return
+        self._arrays()
+
+    def _arrays(self) -> tuple[Any, Any]:
+        """Return the arrays x and y of the file."""
+        import numpy as np
+
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                x, y = file["x"], file["y"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise TaskDataError(
+                f"{self.path} must be a folder of classes, or an .npz file of the arrays x and y "
+                f"({type(error).__name__})."
+            ) from None
+        channels, height, width = self.shape
+        fits = (height, width) if channels == 1 else None
+        if x.shape[1:] not in (self.shape, (height, width, channels), fits):
+            raise TaskDataError(
+                f"{self.path}: pictures are of shape {x.shape[1:]}, and task.shape declares {self.shape}."
+            )
+        if x.dtype.kind not in "uif" or y.ndim != 1 or len(x) != len(y):
+            raise TaskDataError(f"{self.path}: x must hold numbers, and y one class for each of x.")
+        return x, y
+
+    def load(self) -> TaskData:
+        """Read the pictures. One that cannot be read, or of no declared class, contributes nothing."""
+        batches, most = self._from_folder() if self.path.is_dir() else self._from_file()
+        return split_read(
+            map(self._usable, counted(batches, most, size=lambda batch: len(batch[1]))),
+            most=most,
+            shape=self.shape,
+            sizes=self.sizes,
+            key=self.key,
+        )
+
+    @staticmethod
+    def _usable(batch: tuple[Any, Any]) -> tuple[Any, Any, None]:
+        import numpy as np
+
+        x, y = batch
+        lost = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1) | (y < 0)
+        return np.where(lost[:, None, None, None], 0.0, x), np.where(lost, -1.0, y), None
+
+    def _from_file(self) -> tuple[Iterator[tuple[Any, Any]], int]:
+        import numpy as np
+
+        x, y = self._arrays()
+        scale = float(np.iinfo(x.dtype).max) if x.dtype.kind in "ui" else 1.0
+
+        def read() -> Iterator[tuple[Any, Any]]:
+            for start in range(0, len(x), _BATCH):
+                part = x[start : start + _BATCH].astype(np.float32) / scale
+                if part.shape[1:] != self.shape:  # channels last, or none
+                    part = part.reshape(len(part), self.shape[1], self.shape[2], self.shape[0])
+                    part = part.transpose(0, 3, 1, 2)
+                own = coded(y[start : start + _BATCH].tolist(), self.classes)
+                yield np.clip(part, 0.0, 1.0), own
+
+        return read(), len(x)
+
+    def _from_folder(self) -> tuple[Iterator[tuple[Any, Any]], int]:
+        import numpy as np
+
+        files = [
+            (path, number)
+            for number, name in enumerate(self.classes)
+            for path in sorted((self.path / str(name)).rglob("*"))
+            if path.suffix.lower() in _ENDINGS
+        ]
+
+        def read() -> Iterator[tuple[Any, Any]]:
+            for start in range(0, len(files), _BATCH):
+                found = [self._picture(path) for path, _ in files[start : start + _BATCH]]
+                nothing = np.zeros(self.shape, dtype=np.float32)
+                numbers = [number for _, number in files[start : start + _BATCH]]
+                own = [-1 if x is None else n for x, n in zip(found, numbers, strict=True)]
+                yield np.stack([nothing if x is None else x for x in found]), np.array(own)
+
+        return read(), len(files)
+
+    def _picture(self, path: Path) -> Any:
+        """Return a picture of the declared shape, in [0, 1]; None where it cannot be read."""
+        import numpy as np
+
+        channels, height, width = self.shape
+        try:
+            with _PIL().open(path) as file:
+                picture = file.convert("L" if channels == 1 else "RGB").resize((width, height))
+        except Exception:  # whatever a decoder makes of a record, it is that record's alone
+            return None
+        values = np.asarray(picture, dtype=np.float32).reshape(height, width, channels)
+        return values.transpose(2, 0, 1) / 255.0
+
+
+def images(spec: Mapping[str, Any]) -> Task:
+    """Return a task of pictures: a classification by a small network or one of your own.
+
+    Args:
+        spec: ``path`` (a folder that holds one folder of pictures a class, or an ``.npz`` file of the
+            arrays ``x`` and ``y``), ``classes`` (their names, or the values of ``y``), ``shape``
+            (``[channels, height, width]``; pictures of a folder are converted to it), ``model``
+            (``small-cnn``, ``resnet-gn``, or ``package.module:factory``, called with the shape and
+            the number of classes), and ``train``, ``validation``, ``test``, ``public_test``, ``key``,
+            ``name`` as for a table.
+
+    Returns:
+        The task; nothing has been read. Pixels are scaled to [0, 1] by what their type can hold.
+
+    Raises:
+        InvalidInputError: If a field is missing, unknown or outside its domain.
+    """
+    check_fields("pictures", spec, _FIELDS, needed=("path", "classes", "shape"))
+    shape = spec["shape"]
+    if (
+        not isinstance(shape, Sequence)
+        or len(shape) != 3
+        or not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 4096 for n in shape)
+        or shape[0] not in (1, 3)
+    ):
+        raise InvalidInputError(
+            "task.shape", shape, "must be [channels, height, width], of 1 or 3 channels"
+        )
+    channels, height, width = shape
+    pictures = _Pictures(
+        Path(str(spec["path"])),
+        read_classes(spec["classes"]),
+        (channels, height, width),
+        read_sizes(spec),
+        str(spec.get("key", KEY)),
+    )
+    name = str(spec.get("model", "small-cnn"))
+    return Task(
+        name=str(spec.get("name", pictures.path.stem)),
+        description=f"{name} on the pictures of {pictures.path.name}",
+        train_records=pictures.sizes.train,
+        validation_records=pictures.sizes.validation,
+        test_records=pictures.sizes.test,
+        input_shape=pictures.shape,
+        classes=len(pictures.classes),
+        load=pictures.load,
+        model=_model(name, pictures.shape, len(pictures.classes)),
+        loss=classification_loss,
+        public_test=read_flag(spec, "public_test"),
+        partition="content",
+        bounds={"pixels": (0.0, 1.0)},
+        class_names=pictures.classes,
+        check=pictures.check,
+    )
+
+
+def _model(name: str, shape: tuple[int, int, int], classes: int) -> Callable[[], nn.Module]:
+    if name in _MODELS:
+        if name == "small-cnn" and min(shape[1:]) < 4:
+            raise InvalidInputError("task.shape", list(shape), "must be at least 4 high and wide")
+        return partial(_built, name, shape, classes)
+    factory = find_function(
+        "task.model",
+        name,
+        allowed=f"must be {', '.join(_MODELS)}, or package.module:factory",
+        must="must name a function of the shape of a picture and the number of classes",
+    )
+    return partial(_own, factory, name, shape, classes)
+
+
+def _built(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    from privtune.tasks._models import resnet_gn, small_cnn
+
+    return (small_cnn if name == "small-cnn" else resnet_gn)(shape, classes)
+
+
+def _own(
+    factory: Callable[..., object], name: str, shape: tuple[int, int, int], classes: int
+) -> nn.Module:
+    from privtune.tasks._models import own_model
+
+    return own_model(factory, name, shape, classes)

@@ -1,0 +1,442 @@
+"""Stages: one noised release each, made before the arms, and part of the task that all of them share.
+
+A stage takes what a table leaves open (bounds of a column, weights of the classes, directions to
+project on) from the records, and writes what it released into the task's own description: an arm then
+sees a table like any other, whose public facts were paid for.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from privtune.accounting import Adjacency
+from privtune.errors import InvalidInputError
+from privtune.names import check_name
+from privtune.tasks._columns import PAID, Category
+from privtune.tasks.tabular import Table, read_table, tabular
+from privtune.training.mechanism.statistics import (
+    Floats,
+    count_sensitivity,
+    counts,
+    moment_sensitivity,
+    moments,
+    symmetric,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["STAGES", "DpPca", "Histogram", "Quantiles", "TaskStage", "make_stage", "staged_task"]
+
+TaskSpec = Mapping[str, Any]
+"""A task as a spec describes it."""
+
+_SHARE = 0.05
+_MOST_FEATURES = 2000  # of a covariance
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskStage(ABC):
+    """What is released once, before the arms.
+
+    Args:
+        name: Its name among the study's arms and stages; its type unless given.
+        epsilon_share: What it may cost alone, as a share of the study's ε; 0.05 unless given.
+        noise_multiplier: Its noise over its sensitivity, in the place of a share.
+
+    Raises:
+        InvalidInputError: If a field is outside its domain.
+    """
+
+    type: ClassVar[str]
+    name: str = ""
+    epsilon_share: float | None = None
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.type)
+        if self.epsilon_share is None and self.noise_multiplier is None:
+            object.__setattr__(self, "epsilon_share", _SHARE)
+        elif self.epsilon_share is not None and self.noise_multiplier is not None:
+            self._refuse("epsilon_share", self.epsilon_share, "goes without a noise_multiplier")
+        if self.epsilon_share is not None and not 0.0 < _number(self.epsilon_share) < 1.0:
+            self._refuse(
+                "epsilon_share", self.epsilon_share, "must be a number above 0 and below 1"
+            )
+        if self.noise_multiplier is not None and not 0 < _number(self.noise_multiplier) < 1e6:
+            self._refuse("noise_multiplier", self.noise_multiplier, "must be a number above 0")
+
+    def _refuse(self, field: str, value: object, allowed: str) -> None:
+        raise InvalidInputError(f"stages.{self.name}.{field}", value, allowed)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Self:
+        """Read a stage's fields.
+
+        Raises:
+            InvalidInputError: If one is unknown, or outside its domain.
+        """
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(map(str, set(data) - {*known, "type"})):
+            raise InvalidInputError(
+                "stages", unknown, f"are no fields of {cls.type}; these are: {', '.join(known)}"
+            )
+        return cls(**{name: value for name, value in data.items() if name != "type"})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the stage as a spec has it."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {name: value for name, value in values.items() if value is not None}
+        return {"type": self.type, **given}
+
+    @abstractmethod
+    def check(self, task: TaskSpec) -> None:
+        """Refuse a task that it has nothing to release for. Touches no data."""
+
+    def planned(self, task: TaskSpec) -> TaskSpec:
+        """Return the task as it is planned with: shapes are public, what is released is not known."""
+        return task
+
+    @abstractmethod
+    def sensitivity(self, task: TaskSpec, adjacency: Adjacency) -> float:
+        """Return how far :meth:`sums` can move between neighbours, in the L2 norm."""
+
+    @abstractmethod
+    def sums(self, task: TaskSpec) -> Floats:
+        """Read the records, and sum what each adds."""
+
+    @abstractmethod
+    def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
+        """Return what is released, JSON-ready: a function of the noised sums and of public facts.
+
+        Args:
+            task: The task.
+            noised: The sums with noise.
+            scale: Its standard deviation.
+        """
+
+    def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
+        """Return the task with what was released in its place."""
+        return task
+
+    @abstractmethod
+    def words(self, document: Mapping[str, Any]) -> str:
+        """Return what was released, for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiles(TaskStage):
+    """Bounds of all columns that say ``bounds: paid``, by noised counts on a public grid.
+
+    Args:
+        low: The share of values that may lie below the lower bound, about.
+        high: The share of values that lie below the upper bound, about.
+    """
+
+    type: ClassVar[str] = "quantiles"
+    low: float = 0.01
+    high: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= _number(self.low) < _number(self.high) <= 1.0:
+            self._refuse("low", [self.low, self.high], "must be shares, 0 <= low < high <= 1")
+
+    def check(self, task: TaskSpec) -> None:
+        """See ``TaskStage``."""
+        if not read_table(task).paid():
+            raise InvalidInputError(
+                "stages", self.name, "has no column to find bounds for", "Say bounds: paid of one."
+            )
+
+    def sensitivity(self, task: TaskSpec, adjacency: Adjacency) -> float:
+        """See ``TaskStage``."""
+        return count_sensitivity(len(read_table(task).paid()), adjacency)
+
+    def sums(self, task: TaskSpec) -> Floats:
+        """See ``TaskStage``: counts of all records of the file, whatever split they will fall into."""
+        table = read_table(task)
+        table.check()
+        return counts(table.cells(), [len(column.edges) - 1 for column in table.paid()])
+
+    def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
+        """See ``TaskStage``. A cell that does not rise above the noise counts as empty."""
+        import numpy as np
+
+        bounds, start = {}, 0
+        for column in read_table(task).paid():
+            edges = column.edges
+            own = noised[start : start + len(edges) - 1]
+            start += len(own)
+            above = np.where(own > scale * math.sqrt(2.0 * math.log(len(own))), own, 0.0)
+            ends = (
+                _ends(np.cumsum(above), self.low, self.high) if above.any() else (0, len(own) - 1)
+            )
+            bounds[column.name] = [float(edges[ends[0]]), float(edges[ends[1] + 1])]
+        return {"bounds": bounds}
+
+    def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
+        """See ``TaskStage``: a fill beyond the bounds is clipped to them, as values are."""
+        fills = {column.name: column.missing for column in read_table(task).paid()}
+
+        def column(name: str, given: Any) -> Any:
+            if name not in document["bounds"]:
+                return given
+            low, high = document["bounds"][name]
+            fill = fills[name]
+            filled = {} if fill is None else {"missing": min(max(fill, low), high)}
+            return {"bounds": [low, high], **filled}
+
+        parts = {
+            part: {name: column(str(name), given) for name, given in task[part].items()}
+            for part in ("bounds", "columns")
+            if task.get(part)
+        }
+        return {**task, **parts}
+
+    def words(self, document: Mapping[str, Any]) -> str:
+        """See ``TaskStage``."""
+        bounds = document["bounds"].items()
+        return ", ".join(f"{name} [{low:g}, {high:g}]" for name, (low, high) in bounds)
+
+
+def _ends(cumulated: npt.NDArray[np.float64], low: float, high: float) -> tuple[int, int]:
+    """Return the cells in which two quantiles lie."""
+    import numpy as np
+
+    total = cumulated[-1]
+    first = int(np.searchsorted(cumulated, low * total, side="right"))
+    last = int(np.searchsorted(cumulated, high * total, side="left"))
+    return min(first, len(cumulated) - 1), min(max(first, last), len(cumulated) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram(TaskStage):
+    """How often each class of the training records, or each category of the table's, occurs.
+
+    A table that says ``class_weights: paid`` gets the weights of its classes from it.
+
+    Args:
+        column: A column of declared categories; the target unless given.
+        most: The largest weight of a class over the smallest.
+    """
+
+    type: ClassVar[str] = "histogram"
+    column: str | None = None
+    most: float = 20.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1.0 <= _number(self.most) < 1e5:
+            self._refuse("most", self.most, "must be a number of at least 1")
+
+    def check(self, task: TaskSpec) -> None:
+        """See ``TaskStage``."""
+        self._values(task)
+
+    def _values(self, task: TaskSpec) -> Sequence[Any]:
+        return self._category(read_table(task)).values
+
+    def _category(self, table: Table) -> Category:
+        if self.column in (None, table.target) and table.classes is not None:
+            return Category(name=table.target, values=table.classes)
+        for column in table.features:
+            if isinstance(column, Category) and column.name == self.column:
+                return column
+        raise InvalidInputError(
+            f"stages.{self.name}.column",
+            self.column,
+            "must be a column with declared categories, or the target of a classification",
+        )
+
+    def sensitivity(self, task: TaskSpec, adjacency: Adjacency) -> float:
+        """See ``TaskStage``."""
+        return count_sensitivity(1, adjacency)
+
+    def sums(self, task: TaskSpec) -> Floats:
+        """See ``TaskStage``: counts of all records of the file."""
+        table = read_table(task)
+        table.check()
+        column = self._category(table)
+        return counts(table.values(column)[:, None], [len(column.values)])
+
+    def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
+        """See ``TaskStage``. A class that does not rise above the noise counts as much as the noise."""
+        import numpy as np
+
+        values = [str(value) for value in self._values(task)]
+        released = {"counts": dict(zip(values, noised.tolist(), strict=True))}
+        if not self._weighs(task):
+            return released
+        weights = 1.0 / np.maximum(noised, max(scale, 1.0))
+        weights = np.minimum(weights / weights.min(), self.most)
+        return {**released, "class_weights": (weights / weights.mean()).tolist()}
+
+    def _weighs(self, task: TaskSpec) -> bool:
+        own = self.column in (None, str(task.get("target")))
+        return own and task.get("class_weights") == PAID
+
+    def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
+        """See ``TaskStage``."""
+        weights = document.get("class_weights")
+        return task if weights is None else {**task, "class_weights": weights}
+
+    def words(self, document: Mapping[str, Any]) -> str:
+        """See ``TaskStage``."""
+        found = ", ".join(f"{name} {count:.0f}" for name, count in document["counts"].items())
+        if "class_weights" not in document:
+            return found
+        return f"{found}; class weights {', '.join(f'{w:.3g}' for w in document['class_weights'])}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpPca(TaskStage):
+    """The directions of the largest noised second moments, which features are projected on.
+
+    Args:
+        components: How many; at least 1, below the number of features.
+    """
+
+    type: ClassVar[str] = "dp-pca"
+    components: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = isinstance(self.components, int) and not isinstance(self.components, bool)
+        if not whole or self.components < 1:
+            self._refuse("components", self.components, "must be a whole number of at least 1")
+
+    def check(self, task: TaskSpec) -> None:
+        """See ``TaskStage``."""
+        width = read_table(task).width
+        if not self.components < width <= _MOST_FEATURES:
+            self._refuse(
+                "components",
+                self.components,
+                f"must be below the number of features, {width}, of which there may be "
+                f"{_MOST_FEATURES}",
+            )
+
+    def planned(self, task: TaskSpec) -> TaskSpec:
+        """See ``TaskStage``."""
+        return {**task, "projection": self.components}
+
+    def sensitivity(self, task: TaskSpec, adjacency: Adjacency) -> float:
+        """See ``TaskStage``."""
+        return moment_sensitivity(adjacency)
+
+    def sums(self, task: TaskSpec) -> Floats:
+        """See ``TaskStage``: second moments of the training records, clipped to length 1."""
+        return moments(tabular(task).load().train.x.numpy())
+
+    def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
+        """See ``TaskStage``."""
+        import numpy as np
+
+        values, vectors = np.linalg.eigh(symmetric(noised))
+        largest = np.argsort(values)[::-1][: self.components]
+        return {
+            "moments": values[largest].tolist(),
+            "projection": vectors[:, largest].T.tolist(),
+        }
+
+    def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
+        """See ``TaskStage``."""
+        return {**task, "projection": document["projection"]}
+
+    def words(self, document: Mapping[str, Any]) -> str:
+        """See ``TaskStage``."""
+        found = ", ".join(f"{value:.4g}" for value in document["moments"][:5])
+        more = ", ..." if len(document["moments"]) > 5 else ""
+        return f"{len(document['moments'])} directions; noised moments {found}{more}"
+
+
+STAGES: Mapping[str, type[TaskStage]] = {
+    stage.type: stage for stage in (Quantiles, Histogram, DpPca)
+}
+"""The stages by type, in the order in which they may stand: each reads what those before released."""
+
+
+def make_stage(data: Mapping[str, Any]) -> TaskStage:
+    """Return a stage from its fields in a spec.
+
+    Args:
+        data: ``type`` and its fields.
+
+    Raises:
+        InvalidInputError: If the type or a field is unknown, or outside its domain.
+
+    Example:
+        >>> make_stage({"type": "dp-pca", "components": 8, "epsilon_share": 0.1}).name
+        'dp-pca'
+    """
+    kind = data.get("type")
+    if not isinstance(kind, str) or kind not in STAGES:
+        raise InvalidInputError("stages.type", kind, f"must be one of {', '.join(STAGES)}")
+    check_name(str(data.get("name") or kind), "stage")
+    return STAGES[kind].of(data)
+
+
+def staged_task(task: Any, stages: Sequence[TaskStage]) -> Any:
+    """Check a task against its stages, and return it as it is planned with. Touches no data.
+
+    Args:
+        task: The task, as a spec has it.
+        stages: Its stages, in order.
+
+    Raises:
+        InvalidInputError: If a stage has nothing to release, or what is to be paid for has no stage.
+    """
+    if not isinstance(task, Mapping) or task.get("type") != "tabular":
+        if stages:
+            raise InvalidInputError(
+                "stages", [stage.name for stage in stages], "go with a table: task.type: tabular"
+            )
+        return task
+    if stages and "group" in task:
+        raise InvalidInputError(
+            "stages",
+            [stage.name for stage in stages],
+            "go with tables of one row a record: rows of one group move more than what is charged",
+        )
+    if "projection" in task and isinstance(task["projection"], int):
+        raise InvalidInputError(
+            "task.projection", task["projection"], "must be a list of directions"
+        )
+    order = [list(STAGES).index(stage.type) for stage in stages]
+    if order != sorted(order):
+        raise InvalidInputError(
+            "stages", [stage.type for stage in stages], f"must be in the order {', '.join(STAGES)}"
+        )
+    for kind in (Quantiles, DpPca):
+        if sum(isinstance(stage, kind) for stage in stages) > 1:
+            raise InvalidInputError("stages", kind.type, "may be there once")
+    unpaid = list(read_table(task).unpaid)
+    if any(isinstance(stage, Quantiles) for stage in stages):
+        unpaid = [what for what in unpaid if not what.startswith("bounds of ")]
+    if any(isinstance(stage, Histogram) and stage._weighs(task) for stage in stages):
+        unpaid = [what for what in unpaid if what != "class_weights"]
+    if unpaid:
+        raise InvalidInputError(
+            "task",
+            unpaid,
+            "are to be paid for, and no stage does",
+            "Say stages: [{type: quantiles}] for bounds, [{type: histogram}] for class_weights.",
+        )
+    for stage in stages:
+        stage.check(task)
+        task = stage.planned(task)
+    return task
+
+
+def _number(value: object) -> float:
+    """Return a number, NaN for what is none: it is in no range."""
+    return (
+        float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    )

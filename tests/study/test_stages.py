@@ -1,0 +1,174 @@
+"""The life of a stage: on the bill, charged before the arms, released once, and shared by all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import privtune
+from privtune.accounting import Composed, epsilon
+from privtune.ledger import BudgetExceededError, verify
+from privtune.study import Study, StudySpec, plan_study
+from privtune.study import _run as running
+from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
+from tests.tasks.test_stages import people, table
+
+STAGES = [
+    {"type": "quantiles", "epsilon_share": 0.1},
+    {"type": "histogram", "noise_multiplier": 20.0},
+    {"type": "dp-pca", "components": 3},
+]
+
+
+def staged(path: Path, **changes: Any) -> StudySpec:
+    arm = {"strategy": "fixed", "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0}}
+    spec = {
+        "name": "staged",
+        "task": table(path),
+        "budget": {"name": "clinic", "epsilon": 4.0, "delta": 1e-5},
+        "space": {"learning_rate": {"type": "float", "low": 0.1, "high": 1.0}},
+        "stages": STAGES,
+        "arms": [
+            {"name": "one", **arm},
+            {"name": "many", "strategy": "papernot-steinke", "mean_runs": 2}
+            | {"parameters": {"max_grad_norm": 1.0}},
+        ],
+        "epochs": 1,
+        "expected_batch_size": 400,
+    }
+    return StudySpec.parse({**spec, **changes})
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudySpec:
+    monkeypatch.chdir(tmp_path)
+    people().to_csv("people.csv", index=False)
+    return staged(Path("people.csv"))
+
+
+def test_stages_are_part_of_the_bill(spec: StudySpec) -> None:
+    planned = plan_study(spec)
+    events = [plan.event for plan in (*planned.stages, *planned.plans)]
+    together = epsilon(Composed(events), 1e-5).epsilon
+    assert planned.total.epsilon == together <= 4.0
+    assert together > 3.9  # and the arms get all that is left
+    assert planned.stage_guarantees[0].epsilon == pytest.approx(0.4, abs=1e-3)
+    alone = plan_study(spec.model_copy(update={"stages": STAGES[1:], "task": _bounded(spec)}))
+    assert alone.guarantees[0].epsilon > planned.guarantees[0].epsilon
+
+
+def _bounded(spec: StudySpec) -> dict[str, Any]:
+    assert isinstance(spec.task, dict)
+    columns = {**spec.task["columns"], "age": [0, 100], "income": [0, 1e5]}
+    return {**spec.task, "columns": columns}
+
+
+def test_stages_are_charged_released_and_shown(spec: StudySpec, cli: Cli) -> None:  # noqa: F811
+    url = "sqlite:///privtune.db"
+    study = Study.create(spec, url)
+    assert [s.state for s in study.stages] == ["planned"] * 3
+    assert study.stages[0].release is None
+    assert study.spent().epsilon == 0.0
+    study.run()
+    assert [s.state for s in study.stages] == ["settled"] * 3
+    charges = study.certificate()["charges"]
+    assert [c["arm"] for c in charges] == ["quantiles", "histogram", "dp-pca", "one", "many"]
+    assert [c["event"] for c in charges[:3]] == [s.plan.event.to_dict() for s in study.stages]
+    released = study.export()["stages"]
+    assert released[0]["release"]["bounds"]["age"] == pytest.approx([20.0, 80.0], abs=8.1)
+    weights = study.release("one").weights
+    assert len(weights) == 3 * 2 + 2  # of the three directions, not of the six features
+    assert plan_study(spec).plans[0].details["stages"].keys() == {
+        "quantiles",
+        "histogram",
+        "dp-pca",
+    }
+    assert study.arms == ("one", "many")
+    assert len(study.releases()) == 2
+    found = cli("study", "show", "staged").out
+    assert "stage dp-pca" in found
+    assert study.stages[0].words in " ".join(found.split())
+    assert "Stage quantiles, shared by all arms" in cli("study", "compare", "staged").out
+    verify(study._life.ledger.log.storage, "clinic")  # raises if it is not sound
+    study.delete()
+
+
+@pytest.mark.parametrize("crash", ["after the sums", "before the arms"])
+def test_a_release_is_drawn_once_whatever_stops_the_study(
+    spec: StudySpec, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    study = Study.create(spec, "sqlite:///privtune.db")
+    drawn: list[tuple[str, Any]] = []
+    real = running.release_stage
+
+    def release(plan: Any, *rest: Any) -> dict[str, Any]:
+        drawn.append((plan.arm, real(plan, *rest)))
+        if crash == "after the sums" and len(drawn) == 1:
+            raise KeyboardInterrupt
+        return drawn[-1][1]
+
+    monkeypatch.setattr(running, "release_stage", release)
+    if crash == "before the arms":
+        stop = pytest.MonkeyPatch()
+        stop.setattr(
+            running._TaskTrainer, "prepare", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    if crash == "before the arms":
+        stop.undo()
+        assert [name for name, _ in drawn] == ["quantiles", "histogram", "dp-pca"]
+        kept = [s.release for s in study.stages]
+        assert [s.state for s in study.stages] == ["settled"] * 3
+        people(900).to_csv("people.csv", index=False)  # would be another release, if drawn again
+    study.run()
+    names = [name for name, _ in drawn]
+    if crash == "before the arms":
+        assert len(names) == 3
+        assert [s.release for s in study.stages] == kept
+    else:
+        assert names == ["quantiles", "quantiles", "histogram", "dp-pca"]
+        assert drawn[0] == drawn[1]  # the same noise: what came of it is one release
+    assert len(study.certificate()["charges"]) == 5
+    secrets = {name: row.secret for name, row in study._life.rows().items()}
+    assert set(secrets.values()) == {None}
+
+
+def test_workers_see_the_task_as_it_was_released(spec: StudySpec) -> None:
+    here, there = (
+        Study.create(spec.model_copy(update={"seed": 5}), "sqlite:///a.db"),
+        Study.create(spec.model_copy(update={"seed": 5}), "sqlite:///b.db"),
+    )
+    here.run()
+    there.run(executor="processes", n_jobs=2)
+    one, two = (s.release("many") for s in (here, there))
+    assert one.params == two.params
+    assert (one.weights - two.weights).abs().max() < 1e-6
+
+
+def test_stages_and_arms_are_charged_together_or_not_at_all(spec: StudySpec) -> None:
+    url = "sqlite:///privtune.db"
+    study, other = Study.create(spec, url), Study.create(spec.model_copy(update={"name": "b"}), url)
+    study.run()
+    with pytest.raises(BudgetExceededError):
+        other.run()
+    assert [s.state for s in other.stages] == ["planned"] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stages": 3}, "stages: must be a list, not 3"),
+        ({"stages": [3]}, "stages.0: must be a mapping"),
+        ({"stages": [{"type": "mode"}]}, "stages.type = 'mode': must be one of quantiles"),
+        ({"stages": [{**STAGES[0], "name": "one"}]}, "another arm or stage is called one"),
+        ({"task": None, "arms": [], "epochs": None, "space": {}}, "task is missing, but"),
+    ],
+)
+def test_wrong_specs(spec: StudySpec, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(privtune.PrivTuneError) as caught:
+        staged(Path("people.csv"), **changes)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
