@@ -35,6 +35,7 @@ _TOP_DELTA = 1e-16
 _MAX_ORDER = 256
 _MAX_CELLS = 2**22
 _MOST_TERMS = 3e7  # of a tabulated profile, over all its points: a few seconds
+_AROUND = 1000  # terms that take as long as what is around them, at each point
 
 
 def amplified(remove: LossPmf, add: LossPmf, rate: float, step: float) -> tuple[LossPmf, LossPmf]:
@@ -149,7 +150,7 @@ def tabulate(
         return max(float(first.losses[-1]), float(second.losses[-1]))
 
     tops = [top(first, second) for first, second in zip(tuning, training, strict=True)]
-    terms = [t / step * pmf.masses.size for t, pmf in zip(tops, tuning, strict=True)]
+    terms = [t / step * (pmf.masses.size + _AROUND) for t, pmf in zip(tops, tuning, strict=True)]
     step *= max(sum(terms) / _MOST_TERMS, 1.0)
     up, down = (np.arange(0.0, lattice_cells(t, step) + 2) * step for t in tops)
     high = np.array([split_delta(tuning[0], training[0], rate, float(e)) for e in up])
