@@ -49,6 +49,7 @@ _TOP = 0.1  # a good candidate is one of the best tenth
 _TOLERANCE = 5e-3
 _BUCKET = 1.25
 _MOST_RUNS = 1000
+_LARGEST_MEAN = 1e6  # that a law takes
 _GRAIN = 1000  # means are found in thousandths, so that a plan shows the number it charges
 
 _FAMILIES: tuple[tuple[str, Callable[[float], RunLaw]], ...] = (
@@ -170,9 +171,10 @@ def _choose(
         ).scale
 
     count = math.ceil(math.log1p(-power) / math.log1p(-_TOP))
-    laws = {name: family(_mean(family, power)) for name, family in _FAMILIES}
     # Of laws with a largest number of runs: one that draws half of its trials, and all of them.
-    laws["binomial"] = Binomial(2 * count, _mean(lambda m: Binomial(2 * count, m), power))
+    families = (*_FAMILIES, ("binomial", lambda m: Binomial(2 * count, m)))
+    found = {name: _with_power(family, power) for name, family in families}
+    laws = {name: law for name, law in found.items() if law is not None}
     laws["fixed number of runs"] = Binomial(count, count)
     noise = {name: factor(PrivateSelection(base, law)) for name, law in laws.items()}
     chosen = min(noise, key=lambda name: noise[name])
@@ -197,16 +199,22 @@ def _choose(
     return laws[chosen], trade
 
 
-def _mean(family: Callable[[float], RunLaw], power: float) -> float:
+def _with_power(family: Callable[[float], RunLaw], power: float) -> RunLaw | None:
+    """Return the law of least mean that finds with this probability; None where none does."""
     from scipy.optimize import brentq
 
+    def missing(mean: float) -> float:
+        return finding_probability(family(mean)) - power
+
     low, high = 1.0 + 1e-9, 2.0
-    if finding_probability(family(low)) >= power:
-        return low
-    most = family(low).most or math.inf
-    while finding_probability(family(high)) < power:
+    if missing(low) >= 0.0:
+        return family(low)
+    most = float(family(low).most or _LARGEST_MEAN)
+    while missing(high) < 0.0:
+        if high >= most:
+            return None  # however large its mean, it draws few runs too often
         high = min(2.0 * high, most)
-    return float(brentq(lambda m: finding_probability(family(m)) - power, low, high, xtol=1e-6))
+    return family(float(brentq(missing, low, high, xtol=1e-6)))
 
 
 def largest_mean(

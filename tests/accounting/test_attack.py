@@ -1,0 +1,171 @@
+"""Random small mechanisms against every bound on a selection, by exact enumeration.
+
+All orders of six pieces, all sets of pieces that pass a threshold; both directions, ε of both signs.
+Sixty mechanisms by default; 5,000 with `PRIVTUNE_CAMPAIGN=full`. The rearrangement has its own such
+attack in `test_rearrangement.py`. A bound with a mistake planted must be found too low.
+"""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from privtune.accounting import pairs, selection
+from privtune.accounting.pairs import tuner_pair
+from privtune.accounting.pmf import LossPmf
+from privtune.accounting.run_law import RunLaw
+from privtune.accounting.selection import Table, Threshold, Tuner
+from tests.accounting.test_rearrangement import LAWS, small_mechanism, worst_order
+from tests.tiers import FULL
+
+POINTS = (-1.5, -0.3, 0.0, 0.4, 1.0, 2.0, 4.0, 7.0)
+STOPS = (1e-3, 0.02, 0.1, 0.3, 0.7, 1.0)
+PASSING = np.array(list(itertools.product([0.0, 1.0], repeat=6)))
+COUNT, EACH = (5000, 250) if FULL else (60, 30)
+
+
+def swapped(p, q, pair):
+    """The lattice pair of (Q, P), where `pair` is that of (P, Q)."""
+    masses = (pair.masses * np.exp(-pair.losses))[::-1]
+    highest = pair.lowest + pair.masses.size - 1
+    return LossPmf(pair.step, -highest, masses, float(q[p == 0.0].sum()))
+
+
+def of_any_order(p, q, runs):
+    """The largest δ of all orders, with the symbol that is released when nothing ran."""
+    nothing = float(runs.pmf(0.0))
+    symbol = np.array([max(1.0 - math.exp(e), 0.0) * nothing for e in POINTS])
+    return worst_order(p, q, runs, POINTS) + symbol
+
+
+def of_any_threshold(p, q, stop):
+    """The largest δ of all sets of pieces that pass."""
+
+    def tuned(masses):
+        passed = PASSING @ masses
+        scale = stop + (1.0 - stop) * passed
+        kept = PASSING * masses / scale[:, None]
+        return np.column_stack([kept, stop * (1.0 - passed) / scale])
+
+    a, b = tuned(p), tuned(q)
+    return np.array([np.maximum(a - math.exp(e) * b, 0.0).sum(axis=1).max() for e in POINTS])
+
+
+def mechanisms(seed, count):
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        p, q, pair = small_mechanism(rng)
+        runs, stop = LAWS[number % len(LAWS)], STOPS[number % len(STOPS)]
+        yield p, q, pair, swapped(p, q, pair), runs, stop
+
+
+def excess_of_envelope(seed, count):
+    """How far δ is above the bound on the best of K at most."""
+    worst = -math.inf
+    for p, q, pair, back, runs, _ in mechanisms(seed, count):
+        for first, second, base in ((p, q, pair), (q, p, back)):
+            bound = np.array([Tuner(base, runs).delta(e) for e in POINTS])
+            worst = max(worst, float((of_any_order(first, second, runs) - bound).max()))
+    return worst
+
+
+def excess_of_pair(seed, count):
+    """The same for the pair that composes with other releases, both directions at once."""
+    worst = -math.inf
+    for p, q, pair, back, runs, _ in mechanisms(seed, count):
+        whole = tuner_pair(Tuner(pair, runs), Tuner(back, runs), 200)
+        for first, second, bound in ((p, q, whole.remove), (q, p, whole.add)):
+            gap = of_any_order(first, second, runs) - bound.delta(np.array(POINTS))
+            worst = max(worst, float(gap.max()))
+    return worst
+
+
+def excess_of_threshold(seed, count):
+    """The same for the first run past a known threshold."""
+    worst = -math.inf
+    for p, q, pair, back, _, stop in mechanisms(seed, count):
+        for first, second, base in ((p, q, pair), (q, p, back)):
+            bound = np.array([Threshold(base, stop).delta(e) for e in POINTS])
+            worst = max(worst, float((of_any_threshold(first, second, stop) - bound).max()))
+    return worst
+
+
+ATTACKS = {
+    "envelope": excess_of_envelope,
+    "pair": excess_of_pair,
+    "threshold": excess_of_threshold,
+}
+
+
+@pytest.mark.parametrize("batch", range(COUNT // EACH))
+@pytest.mark.parametrize("bound", ATTACKS)
+def test_no_small_mechanism_costs_more_than_its_bound(bound, batch):
+    assert ATTACKS[bound](100 + batch, EACH) <= 1e-9
+
+
+real_vertices, real_support, real_table = Tuner.vertices.func, Tuner.support, Table.delta
+real_init, real_profile = Threshold.__init__, Tuner.profile
+
+
+def lower_curve(self):
+    level, roc, slope = real_vertices(self)
+    return level, np.append(0.99 * roc[:-1], 1.0), slope
+
+
+def without_failures(self, base, stop):
+    real_init(self, base, stop)
+    self._fail_p = 0.0 * self._fail_p
+
+
+def q_for_p(self, base, stop):
+    real_init(self, base, stop)
+    self._pass_p = np.minimum(self._pass_p, 1.02 * self._pass_q)
+
+
+def without_infinity(self, size):
+    lost = Tuner(replace(self.base, infinite=0.0), self.runs)
+    return real_profile(lost, size)
+
+
+MUTANTS = {
+    "what the best test gains is a percent less": (Tuner, "vertices", property(lower_curve)),
+    "each outcome pays a percent less": (
+        Tuner,
+        "support",
+        lambda self, z: 0.99 * real_support(self, z),
+    ),
+    "nothing ran shows nothing": (RunLaw, "zero_probability", 0.0),
+    "lines above what is charged under Q": (
+        selection,
+        "tangents",
+        lambda value, slope, points: (1.01 * value(points[:-1]), 1.01 * value(points[1:])),
+    ),
+    "a profile between two points is its lower one": (
+        Table,
+        "delta",
+        lambda self, e: real_table(self, np.ceil(np.asarray(e) / self.step) * self.step),
+    ),
+    "what shows the record is left out": (Tuner, "profile", without_infinity),
+    "chords between a few bounds, a step too low": (
+        pairs,
+        "under_chords",
+        lambda values, places, lower, step: np.append(values[1:], values[-1]) * 0.99,
+    ),
+    "both directions are the first": (pairs, "_lowest", None),
+    "giving up costs nothing": (Threshold, "__init__", without_failures),
+    "passing is as likely with the record": (Threshold, "__init__", q_for_p),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_mistake_is_found(name, monkeypatch):
+    owner, attribute, mutant = MUTANTS[name]
+    if mutant is None:
+        monkeypatch.setitem(
+            globals(), "tuner_pair", lambda a, b, size: pairs.tuner_pair(a, a, size)
+        )
+    else:
+        monkeypatch.setattr(owner, attribute, mutant)
+    assert max(attack(100, 40) for attack in ATTACKS.values()) > 1e-6
