@@ -56,7 +56,8 @@ mutants: $(STAMP)
 # On PostgreSQL too where PRIVTUNE_TEST_POSTGRES_URL says where; what was counted stands in campaigns.log.
 campaigns: $(STAMP)
 	PRIVTUNE_CAMPAIGN=full $(BIN)/python -m pytest --timeout 0 --log-file campaigns.log --log-file-level INFO \
-		tests/ledger/test_campaigns.py tests/study/test_lifecycle.py tests/cli/test_fuzz.py tests/accounting/test_fuzz.py
+		tests/ledger/test_campaigns.py tests/study/test_lifecycle.py tests/cli/test_fuzz.py tests/accounting/test_fuzz.py \
+		tests/accounting/test_attack.py tests/accounting/test_rearrangement.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ _SWEEPS = 4
 _MAX_PIECES = 4096
 _MAX_EDGES = 100_000
 _MOVED = 1e-3  # relative, of what an edge of the bound on a threshold may move
+_FAR = 1000.0  # loss beyond all others, at which a bound does not fall any more
 ROUNDING = 1e-12  # of levels u and F, which are sums of masses
 
 
@@ -140,9 +141,11 @@ class Tuner:
         coarse = Tuner(base.coarsen(factor), self.runs) if factor > 1 else self
         pmf = coarse.base
         step = pmf.step
-        # What the mass at infinity costs stays however large ε is.
+        # What the mass at infinity costs stays however large ε is, and what it lets others pay
+        # where φ'(0) is 0: at level 0, for nothing under Q.
         lost = min(float(self.runs.pgf_derivative(1.0)) * pmf.infinite, 1.0)
-        top = max(self.epsilon(1e-16 + lost * (1.0 + 1e-9)), step)
+        least = self.delta(float(base.losses[-1]) + _FAR)
+        top = max(self.epsilon(1e-16 + least * (1.0 + 1e-9)), step)
         count = lattice_cells(top, step) + 1
         # S(ε - ℓ) depends on the difference only: one table, one convolution of positive numbers.
         last = pmf.lowest + pmf.masses.size - 1

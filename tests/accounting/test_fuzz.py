@@ -4,8 +4,10 @@ Forty trees by default; 5,000 with `PRIVTUNE_CAMPAIGN=full`. Each answer is held
 instance, composed without transforms and rounded down.
 """
 
+import logging
 import math
 import random
+import time
 
 import pytest
 
@@ -145,7 +147,9 @@ def ask(event, level, adjacency):
 def test_every_tree_has_an_answer(batch):
     rng = random.Random(f"trees {batch}")
     finite = answered = 0
+    slowest = 0.0
     for _ in range(EACH):
+        started = time.process_time()
         level = 10.0 ** rng.uniform(-15, -3)
         adjacency = Adjacency.REPLACE_ONE if rng.random() < 0.25 else Adjacency.ADD_REMOVE
         event = None
@@ -162,6 +166,11 @@ def test_every_tree_has_an_answer(batch):
         except Exception as error:
             shown = event.to_json()[:2000] if event is not None else "while it was made"
             raise AssertionError(f"{shown} at {level!r} under {adjacency}") from error
+        slowest = max(slowest, time.process_time() - started)
+    logging.getLogger(__name__).info(
+        "batch %d: %d trees, %d refused, %d with a finite bound, slowest %.1f s of CPU",
+        *(batch, EACH, EACH - answered, finite, slowest),
+    )
     assert answered >= 0.2 * EACH
     assert finite >= 0.1 * EACH
 

@@ -20,6 +20,7 @@ from privtune.accounting import (
 )
 from privtune.accounting.curves import ORDERS
 from privtune.accounting.pairs import laplace_pair
+from privtune.accounting.pmf import LossPmf
 from privtune.accounting.subsampled import amplified_curve, split_curve
 from tests.accounting.helpers import steps
 
@@ -181,3 +182,19 @@ def test_a_table_of_millions_of_points_gets_a_wider_lattice(monkeypatch):
     for coarse, exact in zip(wide, fine, strict=True):
         assert (coarse.delta(points) >= exact.delta(points) - 1e-12).all()
         assert coarse.epsilon(1e-3) <= exact.epsilon(1e-3) + 4 * coarse.step
+
+
+def test_a_profile_of_one_atom_and_a_long_reach_has_few_points(monkeypatch):
+    """Once there were 800,000, one by one: a quarter of an hour of CPU."""
+    points = []
+
+    def counting(*args):
+        points.append(args[-1])
+        return 0.0
+
+    monkeypatch.setattr(subsampled, "split_delta", counting)
+    monkeypatch.setattr(subsampled, "split_reverse_delta", counting)
+    nothing, much = LossPmf(1e-6, 0, np.ones(1), 0.0), LossPmf(0.01, 399, np.full(2, 0.5), 0.0)
+    remove, _ = subsampled.tabulate((nothing, nothing), (much, much), 0.03, 5e-6)
+    assert 100 < len(points) < 100_000
+    assert remove.losses[-1] > 3.9
