@@ -834,15 +834,9 @@ _in(
     ),
     (
         "a task kills workers for ever",
-        "if rows and rows[0].attempts >= self._max_attempts:",
-        "if False:",
+        "if row.attempts > self._max_attempts]",
+        "if False]",
         f"{_ROUNDS}::test_a_task_that_kills_its_workers_stops_the_round_and_is_no_result",
-    ),
-    (
-        "rows before the last are closed, too",
-        "tasks.c.number > lease.number",
-        "tasks.c.number >= 0",
-        f"{_ROUNDS}::test_a_result_can_end_its_round_and_leaves_the_rows_before_it_open",
     ),
 )
 
@@ -858,6 +852,12 @@ _in(
 
 _in(
     "ledger/round_rows.py",
+    (
+        "rows before the last are closed, too",
+        "*of_round(charge_id), tasks.c.number > number,",
+        "*of_round(charge_id),",
+        f"{_ROUNDS}::test_a_result_can_end_its_round_and_leaves_the_rows_before_it_open",
+    ),
     (
         "a second result replaces the first",
         ".where(*of_task(charge_id, number), tasks.c.done == 0)",
