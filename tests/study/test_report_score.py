@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -238,12 +239,12 @@ def test_wrong_joint_reports(report: dict[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_several_metrics_are_one_charge_and_all_of_them_are_shown() -> None:
+def test_several_metrics_are_one_charge_and_all_of_them_are_shown(tmp_path: Path) -> None:
     planned = plan_study(spec(report={**REPORT, "metric": ["balanced_accuracy", "loss"]}))
     one = plan_study(spec())
     assert [p.report.event for p in planned.plans] == [p.report.event for p in one.plans]
     both = spec(report={**REPORT, "metric": ["balanced_accuracy", "loss"]}, name="both")
-    study = Study.create(both, "sqlite:///both.db")
+    study = Study.create(both, f"sqlite:///{tmp_path}/both.db")
     study.run()
     for release in study.releases():
         assert list(release.utility) == ["test_balanced_accuracy", "test_loss"]
