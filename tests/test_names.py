@@ -10,7 +10,7 @@ import pytest
 import privtune
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Budget, Ledger
-from privtune.ledger.storage import artifact_root
+from privtune.ledger.places import artifact_root
 from privtune.names import check_name, check_text
 from privtune.study import SpecError, Study, StudyNotFoundError, StudySpec
 from tests.cli.conftest import Cli, cli

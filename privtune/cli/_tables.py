@@ -18,7 +18,7 @@ from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.ledger import show_adjacency
 from privtune.strategies import selection_instead
-from privtune.strategies.plan import CANDIDATE
+from privtune.strategies.trainings import CANDIDATE
 from privtune.training.mechanism.streams import Streams
 from privtune.views.text import (
     ceil_to,

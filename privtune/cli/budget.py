@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privtune.cli._budgets import document_of, document_of_charge, down, filter_line, up
 from privtune.cli._common import (
     DEFAULT_STORAGE,
     AsJson,
@@ -21,7 +21,7 @@ from privtune.cli._common import (
 from privtune.cli._signing import check, sign
 
 if TYPE_CHECKING:
-    from privtune.ledger import Budget, Charge, Ledger
+    from privtune.ledger import Ledger
 
 __all__ = ["app"]
 
@@ -87,7 +87,7 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     from rich.table import Table
 
     with _ledger(storage) as ledger:
-        documents = [_document(ledger, budget) for budget in ledger.budgets()]
+        documents = [document_of(ledger, budget) for budget in ledger.budgets()]
     if as_json:
         emit_json(documents)
         return
@@ -99,8 +99,8 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
             document["name"],
             f"{document['epsilon']:g}",
             f"{document['delta']:g}",
-            _up(document["spent"]["epsilon"]),
-            _down(document["remaining"]),
+            up(document["spent"]["epsilon"]),
+            down(document["remaining"]),
             str(document["charges"]),
             escape(document["dataset"]),
         )
@@ -114,7 +114,7 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
     from rich.table import Table
 
     with _ledger(storage) as ledger:
-        document = _document(ledger, ledger.budget(name))
+        document = document_of(ledger, ledger.budget(name))
     if as_json:
         emit_json(document)
         return
@@ -127,9 +127,9 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
         "dataset": escape(document["dataset"]) or "not described",
         "admission": f"{document['admission']}{', closed' if document['closed'] else ''}",
         "charges": ", ".join(f"{n} {state}" for state, n in document["states"].items()) or "none",
-        "odometer: spent": f"ε = {_up(spent['epsilon'])} (by {spent['method']})",
-        "odometer: left": f"ε = {_down(document['remaining'])}",
-        "filter": _filter_line(document["filter"]),
+        "odometer: spent": f"ε = {up(spent['epsilon'])} (by {spent['method']})",
+        "odometer: left": f"ε = {down(document['remaining'])}",
+        "filter": filter_line(document["filter"]),
         "chain head": document["head"],
     }
     for key, value in rows.items():
@@ -148,7 +148,7 @@ def charges(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = Fa
     with _ledger(storage) as ledger:
         found = ledger.charges(name)
     if as_json:
-        emit_json([_charge_document(charge) for charge in found])
+        emit_json([document_of_charge(charge) for charge in found])
         return
     table = Table()
     for column in ("charge", "state", "basis", "study", "arm", "event", "note", "reserved (UTC)"):
@@ -199,13 +199,13 @@ def charge(
         else:
             [made] = ledger.reserve(name, [request])
             made = ledger.start(made.id)
-        document = {**_charge_document(made), "remaining": ledger.remaining(name)}
+        document = {**document_of_charge(made), "remaining": ledger.remaining(name)}
         broken = ledger.spent(name).epsilon > ledger.budget(name).epsilon
     if as_json:
         emit_json(document)
         return
     console().print(
-        f"Charged [bold]{made.id}[/] ({made.state}); ε = {_down(document['remaining'])} is left.",
+        f"Charged [bold]{made.id}[/] ({made.state}); ε = {down(document['remaining'])} is left.",
         soft_wrap=True,
     )
     if broken:
@@ -222,7 +222,7 @@ def void(
     with _ledger(storage) as ledger:
         made = ledger.void(charge_id)
     if as_json:
-        emit_json(_charge_document(made))
+        emit_json(document_of_charge(made))
     else:
         console().print(f"Voided {made.id}: no data was touched for it.")
 
@@ -281,7 +281,7 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
         )
         console().print(
             f"The {what} of [bold]{verified.budget}[/] {sound}: {verified.entries} entries, "
-            f"{verified.charges} charges, ε = {_up(verified.guarantee.epsilon)} at δ = "
+            f"{verified.charges} charges, ε = {up(verified.guarantee.epsilon)} at δ = "
             f"{verified.guarantee.delta:g} (by {verified.guarantee.method}).",
             soft_wrap=True,
         )
@@ -395,69 +395,3 @@ def _event(path: Path) -> Any:
     from privtune.accounting import event_from_dict
 
     return event_from_dict(read_json(path))
-
-
-def _document(ledger: Ledger, budget: Budget) -> dict[str, Any]:
-    from privtune.ledger import unit_note
-
-    name = budget.name
-    found, protected = ledger.charges(name), ledger.unit(name)
-    states: dict[str, int] = {}
-    for one in found:
-        states[str(one.state)] = states.get(str(one.state), 0) + 1
-    return {
-        **budget.to_dict(),
-        "protected": protected,
-        "unit_note": unit_note(budget.unit, protected),
-        "closed": ledger.is_closed(name),
-        "charges": len(found),
-        "states": states,
-        "spent": ledger.spent(name).to_dict(),
-        "remaining": ledger.remaining(name),
-        "filter": ledger.filter_state(name).to_dict(),
-        "head": ledger.head(name),
-    }
-
-
-def _charge_document(charge: Charge) -> dict[str, Any]:
-    def when(value: Any) -> str | None:
-        return None if value is None else value.isoformat()
-
-    return {
-        "id": charge.id,
-        "budget": charge.budget,
-        "state": str(charge.state),
-        "basis": charge.basis,
-        "study": charge.study,
-        "arm": charge.arm,
-        "note": charge.note,
-        "plan_digest": charge.plan_digest,
-        "event": charge.event.to_dict(),
-        "created_at": when(charge.created_at),
-        "started_at": when(charge.started_at),
-        "closed_at": when(charge.closed_at),
-        "transcript_digest": charge.transcript_digest,
-        "unit": charge.unit,
-    }
-
-
-def _filter_line(state: dict[str, Any]) -> str:
-    if not state["in_force"]:
-        return "not in force: nothing has started, so the block may still be declared"
-    if state["capacity"] is None:
-        return "no room: the declared block uses the budget up"
-    return (
-        f"Rényi order {state['order']:g}: {state['used']:.4g} of {state['capacity']:.4g} used "
-        f"({state['used'] / state['capacity']:.0%})"
-    )
-
-
-def _up(value: float | str) -> str:
-    """Print an ε that is spent, rounded up."""
-    number = float(value)
-    return "∞" if math.isinf(number) else f"{math.ceil(number * 1e4 - 1e-9) / 1e4:.4f}"
-
-
-def _down(value: float) -> str:
-    """Print an ε that is left, rounded down."""
-    return f"{math.floor(value * 1e4 + 1e-9) / 1e4:.4f}"

@@ -30,7 +30,7 @@ def ui(
     from importlib.metadata import version
 
     from privtune.imports import find_extra
-    from privtune.ledger.storage import artifact_root
+    from privtune.ledger.places import artifact_root
     from privtune.tracking.store import local_uri, open_client
     from privtune.tracking.view import VIEW_VERSIONS, knows_view
 

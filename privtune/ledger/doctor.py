@@ -18,8 +18,9 @@ from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
 from privtune.ledger.migrate import schema_version
+from privtune.ledger.places import checked_url, database_path
 from privtune.ledger.schema import HEAD, arms, blobs, entries, failures, rounds, tasks
-from privtune.ledger.storage import Storage, checked_url, database_path
+from privtune.ledger.storage import Storage
 
 __all__ = ["Check", "check_artifacts", "check_machine", "check_storage"]
 

@@ -10,27 +10,23 @@ from typing import Any, Self
 
 from sqlalchemy.engine import Connection
 
-from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError
-from privtune.ledger.admission import FilterState, admit, filter_state, odometer, weights_of
-from privtune.ledger.advice import suggestions
+from privtune.ledger.admission import admit
 from privtune.ledger.chain import Kind
 from privtune.ledger.errors import (
     BudgetClosedError,
-    BudgetExceededError,
-    BudgetExistsError,
     ChargeStateError,
-    UnknownChargeError,
 )
-from privtune.ledger.history import BASIS_FILTER, BASIS_RECORDED, History
+from privtune.ledger.history import BASIS_RECORDED, History
 from privtune.ledger.log import Line, Log
 from privtune.ledger.migrate import prepare
 from privtune.ledger.privacy_filter import FILTER_SHARE, ORDERS, best_order
+from privtune.ledger.reading import LedgerReading, charge_of
+from privtune.ledger.requests import ask, check_requests, check_same, numbered, reservations
 from privtune.ledger.round_digest import round_digest
 from privtune.ledger.storage import Storage
-from privtune.ledger.units import check_unit, refuse_other_unit
+from privtune.ledger.units import check_unit
 from privtune.ledger.values import (
-    RECORD,
     Budget,
     Charge,
     ChargeRequest,
@@ -41,11 +37,12 @@ from privtune.names import check_name, check_text
 __all__ = ["Ledger"]
 
 
-class Ledger:
+class Ledger(LedgerReading):
     """Opens, or creates, the ledger in a database.
 
     Args:
-        url: ``sqlite:///file.db`` or ``postgresql://user@host/database``.
+        url: ``sqlite:///file.db`` or ``postgresql://user@host/database``; as for the command line,
+            ``privtune.db`` in the working directory unless given.
         patience: How long to wait for other processes, in seconds.
         clock: The time, for tests; PostgreSQL's own, or this machine's. It is noted with every
             entry, and no decision hangs on it.
@@ -91,17 +88,12 @@ class Ledger:
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         storage = Storage(url, patience=patience)
-        self.log = Log(storage, clock=clock)
+        super().__init__(Log(storage, clock=clock))
         try:
             prepare(storage)
         except BaseException:
             storage.close()
             raise
-
-    @property
-    def url(self) -> str:
-        """The storage's URL, without a password."""
-        return self.log.storage.safe_url
 
     def __enter__(self) -> Self:
         return self
@@ -149,34 +141,8 @@ class Ledger:
             return Line(Kind.CREATED, body=body)
 
         history, _ = self.log.create(budget.name, first)
-        _check_same(history.terms(), budget)
+        check_same(history.terms(), budget)
         return history.terms()
-
-    def budget(self, name: str) -> Budget:
-        """Return the terms of a budget.
-
-        Args:
-            name: The budget's name.
-        """
-        return self.log.current(name).terms()
-
-    def unit(self, name: str) -> str:
-        """Return what a budget protects: its unit, or records where older versions charged them.
-
-        Args:
-            name: The budget's name.
-
-        Example:
-            >>> with Ledger() as ledger:
-            ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic", unit="person"))
-            ...     ledger.unit("clinic")
-            'person'
-        """
-        return self.log.current(name).unit
-
-    def budgets(self) -> tuple[Budget, ...]:
-        """Return the terms of every budget, by name."""
-        return tuple(self.budget(name) for name in self.log.names())
 
     def close_budget(self, name: str) -> None:
         """Close a budget for good: it admits nothing more; what it admitted may still run.
@@ -190,14 +156,6 @@ class Ledger:
             return [] if history.closed else [Line(Kind.CLOSED)]
 
         self.log.write(name, decide)
-
-    def is_closed(self, name: str) -> bool:
-        """Return whether a budget was closed for good.
-
-        Args:
-            name: The budget's name.
-        """
-        return self.log.current(name).closed
 
     def reserve(
         self,
@@ -225,20 +183,20 @@ class Ledger:
         **Guarantee**: the composition of everything ever admitted is at most the budget. Asking
         again for a plan (by its digest) returns the charge that is there: nothing is charged twice.
         """
-        _check_requests(requests)
+        check_requests(requests)
         now = self.log.current(budget)
-        self._ask(now, _numbered(now, requests)[1])
+        ask(now, numbered(now, requests)[1])
         numbers: list[int] = []
 
         def decide(connection: Connection, history: History) -> list[Line]:
             if work is not None:
                 work(connection)
-            numbered, missing = _numbered(history, requests)
-            numbers.extend(numbered)
+            found, missing = numbered(history, requests)
+            numbers.extend(found)
             if not missing:
                 return []
             basis = admit(history, [request.event for request in missing])
-            return _reservations(history, missing, basis)
+            return reservations(history, missing, basis)
 
         history, _ = self.log.write(budget, decide)
         return tuple(history.charges[number] for number in numbers)
@@ -260,12 +218,12 @@ class Ledger:
             BudgetClosedError: The budget was closed.
             UnitMismatchError: It counts another unit than the budget protects.
         """
-        _check_requests([request])
+        check_requests([request])
 
         def decide(_connection: Connection, history: History) -> list[Line]:
             if history.closed:
                 raise BudgetClosedError(f"budget {budget!r} was closed for good.")
-            [line] = _reservations(history, [request], BASIS_RECORDED)
+            [line] = reservations(history, [request], BASIS_RECORDED)
             return [line, Line(Kind.STARTED, line.charge), Line(Kind.SETTLED, line.charge)]
 
         history, written = self.log.write(budget, decide)
@@ -363,7 +321,7 @@ class Ledger:
         before = ChargeState.STARTED if kind is Kind.SETTLED else ChargeState.RESERVED
 
         def decide(connection: Connection, history: History) -> list[Line]:
-            state = _charge(history, number).state
+            state = charge_of(history, number).state
             if work is not None and not work(connection):
                 return []
             if state is not before:
@@ -374,172 +332,3 @@ class Ledger:
 
         history, _ = self.log.write(budget, decide)
         return history.charges[number]
-
-    def charge(self, charge_id: str) -> Charge:
-        """Return one charge.
-
-        Args:
-            charge_id: The charge's id, as ``"clinic-1"``.
-        """
-        budget, number = self.parse(charge_id)
-        return _charge(self.log.current(budget), number)
-
-    def charges(
-        self, budget: str, *, study: str | None = None, arm: str | None = None
-    ) -> tuple[Charge, ...]:
-        """Return the charges of a budget, oldest first; of one study or arm, if named.
-
-        Args:
-            budget: The budget's name.
-            study: The study that asked.
-            arm: The arm that it asked for.
-        """
-        return tuple(
-            charge
-            for charge in self.log.current(budget).charges.values()
-            if (study is None or charge.study == study) and (arm is None or charge.arm == arm)
-        )
-
-    def spent(self, budget: str) -> Guarantee:
-        """Return what everything charged costs together, at the budget's δ (the odometer).
-
-        Args:
-            budget: The budget's name.
-        """
-        return odometer(self.log.current(budget))
-
-    def remaining(self, budget: str) -> float:
-        """Return the ε that the odometer leaves, never below 0.
-
-        Args:
-            budget: The budget's name.
-        """
-        history = self.log.current(budget)
-        return max(0.0, history.terms().epsilon - odometer(history).epsilon)
-
-    def filter_state(self, budget: str) -> FilterState:
-        """Return the filter beside the odometer: whether it is in force, and what it has left.
-
-        Args:
-            budget: The budget's name.
-        """
-        return filter_state(self.log.current(budget))
-
-    def head(self, budget: str) -> str:
-        """Return the hash of the log's last entry. Note it elsewhere: it proves what was there.
-
-        Args:
-            budget: The budget's name.
-        """
-        return self.log.current(budget).head
-
-    @staticmethod
-    def parse(charge_id: str) -> tuple[str, int]:
-        """Return the budget's name and the charge's number of an id.
-
-        Args:
-            charge_id: The charge's id, as ``"clinic-1"``.
-
-        Raises:
-            InvalidInputError: It is none.
-
-        Example:
-            >>> Ledger.parse("clinic-1")
-            ('clinic', 1)
-        """
-        budget, _, number = str(charge_id).rpartition("-")
-        if not budget or not number.isdecimal() or len(number) > 9:
-            raise InvalidInputError("charge_id", charge_id, "must be an id, like 'digits-3'")
-        return budget, int(number)
-
-    @staticmethod
-    def _ask(history: History, requests: Sequence[ChargeRequest]) -> None:
-        """Decide outside of the lock, and say what would fit.
-
-        A composition may take seconds. Inside the lock it is found in the cache, unless somebody
-        else was faster.
-
-        Args:
-            history: The log as it was when it was seen that these are not charged yet: what somebody
-                else has charged since may be the same.
-            requests: What is asked.
-        """
-        if not requests:
-            return
-        events = [request.event for request in requests]
-        try:
-            admit(history, events)
-        except BudgetExceededError as error:
-            raise error.with_fitting(suggestions(history, events)) from None
-
-
-def _reservations(history: History, requests: Sequence[ChargeRequest], basis: str) -> list[Line]:
-    for request in requests:
-        who = f"Arm {request.arm!r}" if request.arm else "The event"
-        refuse_other_unit(request.unit, history.unit, who, history.name)
-    bodies: list[dict[str, Any]] = [
-        {
-            "event": request.event.to_dict(),
-            "study": request.study,
-            "arm": request.arm,
-            "note": request.note,
-            "plan_digest": request.plan_digest,
-            "basis": basis,
-            **({"public": dict(request.public)} if request.public else {}),
-            **({} if request.unit == RECORD else {"unit": request.unit}),
-        }
-        for request in requests
-    ]
-    if basis == BASIS_FILTER:
-        # Noted, so that opening a ledger need not compute it again; verifying does.
-        weights = weights_of(history, [request.event for request in requests])
-        for body, weight in zip(bodies, weights, strict=True):
-            body["weight"] = list(weight)
-    first = len(history.charges) + 1
-    return [Line(Kind.RESERVED, number, body=body) for number, body in enumerate(bodies, first)]
-
-
-def _numbered(
-    history: History, requests: Sequence[ChargeRequest]
-) -> tuple[list[int], list[ChargeRequest]]:
-    """Return the number of each request's charge, and the requests that have none yet."""
-    there = {
-        charge.plan_digest: number
-        for number, charge in history.charges.items()
-        if charge.plan_digest and charge.state is not ChargeState.VOIDED
-    }
-    numbers: list[int] = []
-    missing: list[ChargeRequest] = []
-    for request in requests:
-        number = there.get(request.plan_digest)
-        if number is None:
-            missing.append(request)
-            number = len(history.charges) + len(missing)
-            if request.plan_digest:
-                there[request.plan_digest] = number
-        numbers.append(number)
-    return numbers, missing
-
-
-def _check_requests(requests: Sequence[ChargeRequest]) -> None:
-    if not requests or not all(isinstance(request, ChargeRequest) for request in requests):
-        raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
-
-
-def _charge(history: History, number: int) -> Charge:
-    try:
-        return history.charges[number]
-    except KeyError:
-        raise UnknownChargeError(f"budget {history.name!r} has no charge {number}.") from None
-
-
-def _check_same(there: Budget, asked: Budget) -> None:
-    ours, theirs = asked.to_dict(), there.to_dict()
-    other = [
-        f"{key} is {theirs[key]!r}, not {ours[key]!r}" for key in ours if ours[key] != theirs[key]
-    ]
-    if other:
-        raise BudgetExistsError(
-            f"a budget called {asked.name!r} exists with other terms ({', '.join(other)}): "
-            "a budget never changes, so choose another name."
-        )

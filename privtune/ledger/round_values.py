@@ -90,7 +90,7 @@ class TaskResult:
         result: What the worker stored, JSON-ready.
 
     Example:
-        >>> max([TaskResult(0, 0.91, {}), TaskResult(1, -math.inf, {})], key=lambda r: r.score).number
+        >>> max([TaskResult(0, 0.91, {}), TaskResult(1, float("-inf"), {})], key=lambda r: r.score).number
         0
     """
 

@@ -10,37 +10,28 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.engine import Connection
 
-from privtune.errors import InvalidInputError
-from privtune.files import create_private, private_folder
+from privtune.files import private_folder
+from privtune.ledger.engines import QUICK, WRITE, SecureConnection, connect_patiently, open_engine
 from privtune.ledger.errors import LedgerBusyError, LedgerError
 from privtune.ledger.failures import translated
+from privtune.ledger.places import checked_url, create_database, database_path
 from privtune.ledger.schema import VERSION_TABLE
 from privtune.ledger.turn import Turn, pause
 from privtune.ledger.urls import masked_url
 from privtune.ledger.witness import Witness
-from privtune.names import check_text
 
-__all__ = [
-    "Storage",
-    "artifact_root",
-    "checked_url",
-    "create_database",
-    "database_path",
-]
+__all__ = ["Storage"]
 
-_WRITE, _QUICK = "privtune_write", "privtune_quick"
 # The one row that all to whom PostgreSQL's database is lent lock.
 _VERSION = sa.select(sa.table(VERSION_TABLE, sa.column("version_num")))
 # Changes when a row's lock goes to another transaction: who wrote the row, who locked it last.
@@ -70,7 +61,7 @@ class Storage:
         self._held: tuple[int, Connection] | None = None
         create_database(self.url)
         with translated(self.safe_url):
-            self.engine = _engine(self.url, patience)
+            self.engine = open_engine(self.url, patience)
 
     @property
     def safe_url(self) -> str:
@@ -101,7 +92,7 @@ class Storage:
             translated(self.safe_url),
             self._connected() as plain,
         ):
-            connection = plain.execution_options(**{_WRITE: True, _QUICK: False})
+            connection = plain.execution_options(**{WRITE: True, QUICK: False})
             with self._begin(connection):
                 yield connection
 
@@ -118,7 +109,7 @@ class Storage:
             if self.dialect == "postgresql" and self._held is None:
                 yield plain.execution_options(isolation_level="AUTOCOMMIT")
                 return
-            connection = plain.execution_options(**{_WRITE: True, _QUICK: True})
+            connection = plain.execution_options(**{WRITE: True, QUICK: True})
             with self._begin(connection):
                 yield connection
 
@@ -145,7 +136,9 @@ class Storage:
         # A server's connections are few: none stays open.
         return {
             "poolclass": sa.NullPool,
-            "creator": lambda: _connect(self.engine.dialect, self.patience, *args, **options),
+            "creator": lambda: connect_patiently(
+                self.engine.dialect, self.patience, *args, **options
+            ),
         }
 
     def lock(
@@ -269,200 +262,3 @@ def _busy(url: str, patience: float) -> str:
         f"{url} stayed locked by another process for {patience:g} s: nothing was written; "
         "try again, or find out who holds it."
     )
-
-
-def checked_url(url: str) -> URL:
-    """Return a storage's URL with its driver.
-
-    Raises:
-        InvalidInputError: If it is no URL, neither SQLite nor PostgreSQL, or its folder is missing.
-            The message shows no password.
-    """
-    shown = masked_url(str(url))
-    try:
-        check_text(url, "storage")
-        parsed = make_url(url)
-        backend = parsed.get_backend_name()
-        if backend == "sqlite":
-            parsed.get_dialect()().create_connect_args(parsed)  # reads the parameters, as a number
-    except InvalidInputError as error:
-        raise InvalidInputError("storage", shown, error.allowed, _EXAMPLES) from None
-    except (sa.exc.ArgumentError, AttributeError, ValueError):
-        raise InvalidInputError("storage", shown, "is no database URL", _EXAMPLES) from None
-    if backend == "postgresql":
-        if "@" in (parsed.host or ""):
-            raise InvalidInputError("storage", shown, "has an '@' in its host", _ENCODE)
-        return parsed.set(drivername="postgresql+psycopg")
-    if backend != "sqlite":
-        raise InvalidInputError("storage", shown, "must be SQLite or PostgreSQL", _EXAMPLES)
-    path = database_path(parsed)
-    if path is None or parsed.query.get("mode") == "memory":
-        allowed = "must name a file: a budget that is kept in memory is forgotten"
-        raise InvalidInputError("storage", shown, allowed, _EXAMPLES)
-    try:
-        Path(f"{path}-journal").exists()  # the longest name of SQLite's and ours beside it
-        folder = path.parent.is_dir()
-    except OSError as error:
-        allowed = f"names no file that can be had here ({error.strerror})"
-        raise InvalidInputError("storage", shown, allowed, _EXAMPLES) from None
-    if not folder:
-        raise InvalidInputError("storage", shown, f"the folder {path.parent} does not exist")
-    return parsed
-
-
-def artifact_root(url: str) -> Path:
-    """Return the folder for models and trackers' files.
-
-    Args:
-        url: The storage's URL.
-
-    Returns:
-        What ``PRIVTUNE_ARTIFACTS`` says; else ``<stem>-artifacts`` beside an SQLite file, or
-        ``<database>-artifacts`` in the working directory. The folder need not exist.
-    """
-    if given := os.environ.get("PRIVTUNE_ARTIFACTS"):
-        return Path(given).absolute()
-    checked = checked_url(url)
-    if checked.get_backend_name() == "sqlite":
-        path = Path(str(checked.database)).absolute()
-        return path.with_name(f"{path.stem}-artifacts")
-    return Path(f"{checked.database or 'postgres'}-artifacts").absolute()
-
-
-class SecureConnection(sqlite3.Connection):
-    """A connection that overwrites what it deletes (secrets, losing scores), not only unlinks it."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.execute("PRAGMA secure_delete = ON").close()
-
-
-def database_path(url: URL) -> Path | None:
-    """Return the file of a SQLite database, also of one named by a ``file:`` URI; else None."""
-    name = url.database or ""
-    if url.get_backend_name() != "sqlite" or name in ("", ":memory:"):
-        return None
-    if name.startswith("file:"):
-        name = unquote(urlsplit(name).path)
-        return Path(name).absolute() if name not in ("", ":memory:") else None
-    return Path(name).absolute()
-
-
-def create_database(url: URL) -> None:
-    """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode.
-
-    What cannot be created here is left to SQLite, which says why.
-    """
-    path = database_path(url)
-    if path is None or "mode" in url.query or path.exists():
-        return
-    try:
-        # What was noted beside a database that is gone is not about the new one.
-        Path(f"{path}-heads").unlink(missing_ok=True)
-        create_private(path)
-    except OSError:
-        return
-
-
-_NO_DRIVER = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
-_ENCODE = "Percent-encode what is special in a password: @ is %40, / is %2F."
-_EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
-
-
-def _engine(url: URL, patience: float) -> Engine:
-    if url.get_backend_name() == "sqlite":
-        # How long to wait where SQLite alone can: while another recovers the log, at the first look.
-        connect_args = {"timeout": patience, "factory": SecureConnection}
-        engine = sa.create_engine(url, connect_args=connect_args)
-        sa.event.listen(engine, "connect", _on_sqlite_connect)
-        sa.event.listen(engine, "begin", _on_sqlite_begin)
-        return engine
-    try:
-        engine = sa.create_engine(
-            url,
-            isolation_level="READ COMMITTED",
-            pool_pre_ping=True,
-            pool_size=1,  # a server's connections are few: one stays open
-            max_overflow=100,
-            connect_args={"connect_timeout": 10},
-        )
-    except ModuleNotFoundError as error:
-        raise LedgerError(_NO_DRIVER) from error
-
-    def on_connect(connection: Any, _record: object) -> None:
-        with connection.cursor() as cursor:
-            # Half: Storage.lock waits twice before it gives up.
-            cursor.execute(f"SET lock_timeout = {int(patience * 500)}")
-            # As on SQLite: a commit is on the disk when it returns, whatever the server's default.
-            cursor.execute(
-                "SELECT set_config('synchronous_commit', 'on', false) "
-                "WHERE current_setting('synchronous_commit') = 'off'"
-            )
-        connection.commit()
-
-    def connect(dialect: Any, _record: object, args: Any, options: Any) -> Any:
-        return _connect(dialect, patience, *args, **options)
-
-    sa.event.listen(engine, "do_connect", connect)
-    sa.event.listen(engine, "connect", on_connect)
-    return engine
-
-
-_FULL = ("too many clients", "too many connections", "connection slots are reserved")
-"""What PostgreSQL says when all of its connections are taken."""
-
-
-def _connect(dialect: Any, patience: float, *args: Any, **options: Any) -> Any:
-    """Connect, waiting for one of the server's connections to become free."""
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            return dialect.connect(*args, **options)
-        except dialect.loaded_dbapi.OperationalError as error:
-            if not any(words in str(error) for words in _FULL) or time.monotonic() > deadline:
-                raise
-        pause()
-
-
-def _on_sqlite_connect(connection: Any, _record: object) -> None:
-    # None: the driver sends no BEGIN of its own; the begin event below sends the right one.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    try:
-        cursor.execute("PRAGMA foreign_keys = ON")
-        # FULL: a commit is on the disk when it returns. NORMAL may forget it in a power failure,
-        # and a forgotten start is a release that nobody paid for.
-        cursor.execute("PRAGMA synchronous = FULL")
-        if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            _to_wal(cursor)
-        # From here on the waiting is done by Storage._begin.
-        cursor.execute("PRAGMA busy_timeout = 20")
-    finally:
-        cursor.close()
-
-
-def _to_wal(cursor: Any) -> None:
-    for _ in range(500):
-        try:
-            cursor.execute("PRAGMA journal_mode = WAL")
-            return
-        except Exception as error:  # sqlite3.OperationalError, without importing the driver
-            if "locked" not in str(error):
-                if "readonly" in str(error):
-                    return  # reading works in any mode; the first write says what is wrong
-                raise
-        pause()
-
-
-def _on_sqlite_begin(connection: Connection) -> None:
-    options = connection.get_execution_options()
-    if options.get(_WRITE, False):
-        mode = "NORMAL" if options.get(_QUICK, False) else "FULL"
-        if connection.info.get("synchronous", "FULL") != mode:
-            connection.exec_driver_sql(f"PRAGMA synchronous = {mode}")
-            connection.info["synchronous"] = mode
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        return
-    connection.exec_driver_sql("BEGIN")
-    # The first look takes the snapshot, and may have to wait; what comes later never does.
-    connection.exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1")

@@ -19,7 +19,7 @@ from privtune.strategies.linear_scaling import LinearScaling
 from privtune.strategies.liu_talwar import LiuTalwar
 from privtune.strategies.needs import Needs
 from privtune.strategies.non_private import NonPrivateError, NonPrivateGrid
-from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
+from privtune.strategies.plan import Plan
 from privtune.strategies.registry import STRATEGIES, EntryPointError, make_strategy, registered
 from privtune.strategies.release import Cost, Release
 from privtune.strategies.scoring import (
@@ -30,6 +30,7 @@ from privtune.strategies.scoring import (
 )
 from privtune.strategies.selection import NoRunFitsError, PapernotSteinke
 from privtune.strategies.subsampled import SubsampledTuningStrategy as SubsampledTuning
+from privtune.strategies.trainings import SearchPlan, TrainingPlan
 
 __all__ = [
     "PRUNED",

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.strategies.context import PlanningContext
     from privtune.strategies.needs import Needs
-    from privtune.strategies.plan import Plan, TrainingPlan
+    from privtune.strategies.plan import Plan
+    from privtune.strategies.trainings import TrainingPlan
     from privtune.training.mechanism.streams import Streams
 
 __all__ = ["PRUNED", "Outcome", "Round", "Strategy", "StrategyError", "TrialResult", "best_of"]

@@ -12,7 +12,7 @@ from privtune.strategies._options import check_types, reject_unknown_options
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import CHANGING
 from privtune.strategies.in_run import method_class, require_adjacency, require_parameters
-from privtune.strategies.plan import CANDIDATE, SearchPlan, TrainingPlan
+from privtune.strategies.trainings import CANDIDATE, SearchPlan, TrainingPlan
 from privtune.training.methods import METHODS
 from privtune.training.methods._rate_schedule import SEARCHED, check_searched
 

@@ -19,8 +19,9 @@ from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import CHANGING, scaled
 from privtune.strategies.laws import NOTHING, OptionsOfLaw
 from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
+from privtune.strategies.plan import Plan
 from privtune.strategies.searching import IndependentDrawing
+from privtune.strategies.trainings import SearchPlan, TrainingPlan
 
 __all__ = ["DPHyper"]
 

@@ -28,8 +28,9 @@ from privtune.strategies._calibrate import both, factor_for, score_for
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import scaled
 from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan, SearchPlan
+from privtune.strategies.plan import Plan
 from privtune.strategies.searching import Drawing
+from privtune.strategies.trainings import SearchPlan
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

@@ -16,7 +16,7 @@ from privtune.errors import InvalidInputError
 from privtune.strategies._base import StrategyError
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import method_class, require_adjacency
-from privtune.strategies.plan import SearchPlan, TrainingPlan
+from privtune.strategies.trainings import SearchPlan, TrainingPlan
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods._base import scale_noise_of
 

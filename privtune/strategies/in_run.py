@@ -11,7 +11,8 @@ from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan, TrainingPlan
+from privtune.strategies.plan import Plan
+from privtune.strategies.trainings import TrainingPlan
 from privtune.tasks._fine_tuning import PART, check_part, for_candidate
 from privtune.training.methods import METHODS
 from privtune.training.methods._rate_schedule import SEARCHED, check_given

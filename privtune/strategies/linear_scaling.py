@@ -16,8 +16,9 @@ from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import scaled
 from privtune.strategies.in_run import method_class
 from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
+from privtune.strategies.plan import Plan
 from privtune.strategies.searching import Searching
+from privtune.strategies.trainings import SearchPlan, TrainingPlan
 
 __all__ = ["LinearScaling"]
 

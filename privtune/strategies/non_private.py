@@ -13,8 +13,9 @@ from privtune.strategies.context import PlanningContext
 from privtune.strategies.everything import grid_of
 from privtune.strategies.in_run import method_class
 from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
+from privtune.strategies.plan import Plan
 from privtune.strategies.searching import Searching
+from privtune.strategies.trainings import SearchPlan, TrainingPlan
 from privtune.training.methods._base import scale_noise_of
 
 __all__ = ["NonPrivateError", "NonPrivateGrid"]

@@ -12,7 +12,8 @@ from privtune.strategies._check_needs import require_independent
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import CHANGING, search_event, search_plan
 from privtune.strategies.in_run import method_class, require_parameters
-from privtune.strategies.plan import Plan, SearchPlan
+from privtune.strategies.plan import Plan
+from privtune.strategies.trainings import SearchPlan
 from privtune.tasks._fine_tuning import PART, check_part
 from privtune.training.methods._rate_schedule import SEARCHED, check_searched
 

@@ -23,9 +23,10 @@ from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import scaled
 from privtune.strategies.laws import NOTHING, OptionsOfLaw, choose_law, largest_mean
 from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan, SearchPlan
+from privtune.strategies.plan import Plan
 from privtune.strategies.scoring import ScorePlan
 from privtune.strategies.searching import IndependentDrawing
+from privtune.strategies.trainings import SearchPlan
 
 __all__ = ["NoRunFitsError", "PapernotSteinke", "Selection"]
 

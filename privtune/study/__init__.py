@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
+    from privtune.study._loop_data import SealedTrialError
     from privtune.study._store import StudyExistsError, StudyNotFoundError
     from privtune.study._study import SealedTrialsError, Study, delete_study, study_names
     from privtune.study.lifecycle import StudyBusyError, StudyFinishedError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from privtune.study.planning import StudyPlan, plan_study
     from privtune.study.seal import SealedError
     from privtune.study.spec import ArmSpec, BudgetSpec, SpecError, StudySpec
-    from privtune.study.trial import SealedTrialError, Trial
+    from privtune.study.trial import Trial
     from privtune.study.user_training import DPSGD, Validation
 
 __all__ = [

@@ -6,7 +6,7 @@ import uuid
 
 from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
-from privtune.ledger.storage import artifact_root
+from privtune.ledger.places import artifact_root
 from privtune.names import check_name
 from privtune.study._rows import StudyRow
 from privtune.study._store import StudyStore

@@ -30,10 +30,11 @@ from privtune.strategies import (
 )
 from privtune.strategies._check_needs import check_given, check_objective
 from privtune.strategies.everything import sampler_of
+from privtune.study._loop_data import SealedTrialError
 from privtune.study._round import TRIALS, Files, StudyRound, work_on_rows
 from privtune.study._shown import suggested
 from privtune.study.split import Split
-from privtune.study.trial import SealedTrialError, Trial
+from privtune.study.trial import Trial
 from privtune.study.user_training import DPSGD, Validation, objective_task
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.streams import Streams

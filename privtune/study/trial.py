@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD
-from privtune.priors import IndependentSampler, Prior
-from privtune.spaces import SearchSpace
+from privtune.priors import IndependentSampler
 from privtune.strategies import Plan, StrategyError, TrainingPlan, TrialResult
+from privtune.study._loop_data import (
+    SealedTrialError,
+    clipping_of,
+    in_memory,
+    records_of,
+    refuse_used,
+)
+from privtune.study._suggestions import Suggestions
 from privtune.study.rehearsal import REHEARSED_STEPS, made_up
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import SEARCHED
@@ -28,19 +27,14 @@ if TYPE_CHECKING:
 
     from privtune.study._shown import ShownTrial
     from privtune.study.split import Split
-    from privtune.training.mechanism.clipping import Clipping
     from privtune.training.mechanism.records import RecordFacts
     from privtune.training.methods import Method
     from privtune.training.own_loop.private_training import PrivateTraining
 
-__all__ = ["SealedTrialError", "Trial"]
+__all__ = ["Trial"]
 
 
-class SealedTrialError(PrivTuneError):
-    """Something inside a sealed trial would show it to others, or was never charged."""
-
-
-class Trial:
+class Trial(Suggestions):
     """One trial of a study, handed to the objective.
 
     Args:
@@ -106,15 +100,11 @@ class Trial:
         rehearsal: bool = False,
         facts: RecordFacts | None = None,
     ) -> None:
+        super().__init__(streams, given, sampler, live)
         self.number = number
-        self._suggested: dict[str, tuple[Any, BaseDistribution]] = {}
         self.user_attrs: dict[str, Any] = {}
         self._plan, self._training = plan, training
-        self._streams, self._subset = streams, subset
-        self._given = dict(given)
-        if sampler is not None and not given:
-            self._given = dict(sampler.draw(streams.numpy("search")))
-        self._live = live
+        self._subset = subset
         self._private: PrivateTraining | None = None
         self._model: torch.nn.Module | None = None
         self._train: Any = None
@@ -122,74 +112,6 @@ class Trial:
         self._split, self._initialised, self._rehearsal = split, initialised, rehearsal
         self.pruned = False
         self._facts = facts
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """What was suggested, by name; a copy: what is released is what was suggested."""
-        return {name: value for name, (value, _) in self._suggested.items()}
-
-    @property
-    def distributions(self) -> dict[str, BaseDistribution]:
-        """What it was suggested from, by name; a copy."""
-        return {name: distribution for name, (_, distribution) in self._suggested.items()}
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        """Suggest a number, as Optuna's trials do.
-
-        Args:
-            name: Name of the hyperparameter.
-            low: Least value.
-            high: Largest value.
-            step: Distance of the values; any value unless given.
-            log: Whether the logarithm is uniform; ``low`` is above 0 then.
-
-        Returns:
-            The value; the same one whenever the trial asks for this name.
-        """
-        return float(self._suggest(name, FloatDistribution(low, high, log=log, step=step)))
-
-    def suggest_int(
-        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
-    ) -> int:
-        """Suggest a whole number, as Optuna's trials do.
-
-        Args:
-            name: Name of the hyperparameter.
-            low: Least value.
-            high: Largest value, included.
-            step: Distance of the values.
-            log: Whether the logarithm is uniform; ``low`` is at least 1 then.
-
-        Returns:
-            The value; the same one whenever the trial asks for this name.
-        """
-        return int(self._suggest(name, IntDistribution(low, high, log=log, step=step)))
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """Suggest one of some choices, as Optuna's trials do.
-
-        Args:
-            name: Name of the hyperparameter.
-            choices: None, booleans, numbers or texts.
-
-        Returns:
-            One of them; the same one whenever the trial asks for this name.
-        """
-        return self._suggest(name, CategoricalDistribution(choices))
-
-    def suggest(self, name: str, prior: Prior) -> Any:
-        """Suggest a value of a public prior: log-normal, a mixture, one of your own.
-
-        Args:
-            name: Name of the hyperparameter.
-            prior: Its law.
-
-        Returns:
-            The value; the same one whenever the trial asks for this name.
-        """
-        return self._suggest(name, prior.distribution, prior)
 
     def make_private(
         self,
@@ -236,14 +158,14 @@ class Trial:
                 "make_private was called twice in one trial, but a trial is charged for one "
                 "training. Run the second as a trial or an arm of its own."
             )
-        data = _records(dataset, self._training.part)
+        data = records_of(dataset, self._training.part)
         self._check_unit(data, "dataset")
         declared = self._plan_records()
         if len(data) != declared and not data.sealed_size:
             raise InvalidInputError(
                 "dataset", f"another size than {declared}", "must hold the declared records"
             )
-        _refuse_used(model)
+        refuse_used(model)
         method = self._training.method
         own = optimizer is None
         if self._rehearsal:
@@ -303,7 +225,7 @@ class Trial:
             )
         from privtune.training.mechanism.scoring import score
 
-        data = _in_memory(validation)
+        data = in_memory(validation)
         self._check_unit(data, "validation")
         if len(data) != plan.records and not data.sealed_size:
             raise InvalidInputError(
@@ -466,99 +388,3 @@ class Trial:
     def _plan_records(self) -> int:
         """Return how many records the dataset as a whole must hold."""
         return int(self._plan.details["records"])
-
-    def _suggest(
-        self, name: str, distribution: BaseDistribution, prior: Prior | None = None
-    ) -> Any:
-        if name in self._suggested:
-            return self._suggested[name][0]
-        if name in self._given:
-            value = self._given[name]
-        elif self._live is not None:
-            value = self._live.suggest(name, distribution)
-        else:
-            # Each name has a stream of its own: what is drawn does not hang on the order of calls.
-            law = {name: distribution if prior is None else prior}
-            value = SearchSpace(law).draw(Streams(self._streams.key(f"search/{name}")), 0)[name]
-        self._suggested[name] = value, distribution
-        return value
-
-
-_USED: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Models that trials of this process have trained."""
-
-
-def _refuse_used(model: Any) -> None:
-    """Refuse a model that an earlier trial has trained: this one would start from its weights."""
-    if model in _USED:
-        raise SealedTrialError(
-            "make_private was given a model that an earlier trial, or the rehearsal, has trained, so "
-            "this trial would start from weights that are sealed. Make the model, and its optimizer, "
-            "inside the objective."
-        )
-    _USED.add(model)
-
-
-def _records(data: Any, part: str) -> Any:
-    """Return the records of a dataset; as they are where a training sees all of them."""
-    from torch.utils.data import Dataset
-
-    if part == "all" and isinstance(data, Dataset) and not hasattr(data, "tensors"):
-        from privtune.training.mechanism.data import DatasetData
-
-        return DatasetData(data)
-    return _in_memory(data)
-
-
-def _in_memory(data: Any) -> Any:
-    """Return records in memory; one that cannot be read contributes nothing.
-
-    Raises:
-        InvalidInputError: If it is no dataset of pairs.
-    """
-    import torch
-
-    from privtune.training.mechanism.data import DatasetData, TensorData
-
-    if isinstance(data, TensorData):
-        return data
-    pair = tuple(getattr(data, "tensors", data)) if _is_tuple(data) else None
-    if pair is not None and len(pair) == 2:
-        return TensorData(torch.as_tensor(pair[0]), torch.as_tensor(pair[1]))
-    if pair is not None or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise InvalidInputError(
-            "dataset",
-            type(data).__name__,
-            "must be inputs and targets: a pair of tensors, TensorData, or a map-style dataset of "
-            "pairs",
-            "Pass the dataset, not its loader; put weights of records into the inputs.",
-        )
-    x, y, lost = DatasetData(data).fetch(torch.arange(len(data)))
-    return TensorData(x, y).marked(lost)
-
-
-def _is_tuple(data: Any) -> bool:
-    return isinstance(data, tuple) or hasattr(data, "tensors")
-
-
-def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:
-    """Return how gradients are clipped for an optimizer of the loop's own.
-
-    Raises:
-        InvalidInputError: If the method does more than release gradients for an optimizer.
-    """
-    from privtune.training.mechanism.clipping import Automatic, EqualByLayer, Flat
-    from privtune.training.methods import AutomaticClipping, FixedDPSGD
-
-    if isinstance(method, AutomaticClipping) and not (method.momentum or method.weight_decay):
-        return Automatic(method.stabilizer)
-    if isinstance(method, FixedDPSGD) and not (method.momentum or method.weight_decay):
-        by_layer = method.clipping == "by-layer"
-        return EqualByLayer(max_grad_norm) if by_layer else Flat(max_grad_norm)
-    raise InvalidInputError(
-        "optimizer",
-        "one of your own",
-        f"must be None: method {method.name!r} of this arm steps by itself, with its own options",
-        "Pass optimizer=None; methods dpsgd and automatic-clipping, without momentum or weight decay "
-        "of their own, take any optimizer.",
-    )

@@ -1,4 +1,4 @@
-"""Contract suites and campaigns that PrivTune ships with its abstractions. Needs pytest.
+"""Contract suites that PrivTune ships with its abstractions. Needs pytest.
 
 Whoever writes another storage, strategy or executor runs these against it.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 from hypothesis import strategies as st
@@ -131,106 +132,107 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
     return float(first - math.exp(epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)))
 
 
+class _LedgerMachine(RuleBasedStateMachine):
+    """Random interleavings of everything that can be done to a budget."""
+
+    fresh_url: ClassVar[Callable[[], str]]
+
+    @initialize(
+        epsilon=st.sampled_from([0.5, 2.0, 6.0]),
+        delta=st.sampled_from([1e-6, 1e-3]),
+        declared=st.booleans(),
+    )
+    def create(self, epsilon: float, delta: float, declared: bool) -> None:
+        self.url = type(self).fresh_url()
+        self.ledger = Ledger(self.url)
+        admission = Admission.DECLARED if declared else Admission.ADAPTIVE
+        budget = Budget(epsilon, delta, name=_NAME, admission=admission)
+        order = self.ledger.create_budget(budget).order
+        assert order is not None
+        self.model = LedgerModel(epsilon, delta, order, declared)
+
+    @rule(asked=st.lists(st.sampled_from([0.7, 1.0, 2.0, 4.0, 8.0, 16.0]), min_size=1, max_size=3))
+    def reserve(self, asked: list[float]) -> None:
+        requests = [ChargeRequest(Gaussian(sigma)) for sigma in asked]
+        if self.model.closed:
+            with pytest.raises(BudgetClosedError):
+                self.ledger.reserve(_NAME, requests)
+            return
+        if self.model.started and self.model.declared:
+            with pytest.raises(DeclarationClosedError):
+                self.ledger.reserve(_NAME, requests)
+            return
+        excess = self.model.excess(asked)
+        try:
+            self.ledger.reserve(_NAME, requests)
+        except BudgetExceededError:
+            # The ledger's table of the profile is a little pessimistic, never optimistic.
+            assert excess > 0.96, excess
+        else:
+            assert excess <= 1 + 1e-6, excess
+            self.model.admit(asked)
+
+    @rule(excess=st.sampled_from([0.96, 1.001]))
+    @precondition(lambda self: not self.model.closed)
+    @precondition(lambda self: not (self.model.declared and self.model.started))
+    def probe(self, excess: float) -> None:
+        """Ask for just less, and for just more, than the budget holds."""
+        sigma = self.model.at_the_edge(excess)
+        if sigma is None:
+            return
+        requests = [ChargeRequest(Gaussian(sigma))]
+        if excess > 1:
+            with pytest.raises(BudgetExceededError):
+                self.ledger.reserve(_NAME, requests)
+        else:
+            [made] = self.ledger.reserve(_NAME, requests)
+            self.model.admit([sigma])
+            # Given back, so that there is room for the rest of the run.
+            self.ledger.void(made.id)
+            self.model.move(len(self.model.sigmas) - 1, "void")
+
+    @rule(data=st.data(), step=st.sampled_from(["start", "settle", "void"]))
+    @precondition(lambda self: self.model.sigmas)
+    def move(self, data: st.DataObject, step: str) -> None:
+        index = data.draw(st.integers(0, len(self.model.sigmas) - 1))
+        act = getattr(self.ledger, step)
+        if self.model.move(index, step):
+            assert act(f"{_NAME}-{index + 1}").state == self.model.states[index]
+        else:
+            with pytest.raises(ChargeStateError):
+                act(f"{_NAME}-{index + 1}")
+
+    @rule()
+    def reopen(self) -> None:
+        self.ledger.close()
+        self.ledger = Ledger(self.url)
+
+    @rule()
+    @precondition(lambda self: len(self.model.sigmas) > 3)
+    def close_budget(self) -> None:
+        self.ledger.close_budget(_NAME)
+        self.model.closed = True
+
+    @invariant()
+    def agrees(self) -> None:
+        charges = self.ledger.charges(_NAME)
+        assert [charge.event for charge in charges] == [Gaussian(s) for s in self.model.sigmas]
+        assert [str(charge.state) for charge in charges] == self.model.states
+        spent = self.ledger.spent(_NAME).epsilon
+        assert 0 <= spent <= self.model.epsilon
+        assert self.ledger.remaining(_NAME) == self.model.epsilon - spent
+
+    def teardown(self) -> None:
+        if hasattr(self, "ledger"):
+            verify(self.ledger.log.storage, _NAME)
+            self.ledger.close()
+
+
 def ledger_machine(fresh_url: Callable[[], str]) -> type[RuleBasedStateMachine]:
     """Return a state machine for one implementation.
 
     Args:
         fresh_url: Gives the URL of an empty storage, a new one at every call.
     """
-
-    class LedgerMachine(RuleBasedStateMachine):
-        """Random interleavings of everything that can be done to a budget."""
-
-        @initialize(
-            epsilon=st.sampled_from([0.5, 2.0, 6.0]),
-            delta=st.sampled_from([1e-6, 1e-3]),
-            declared=st.booleans(),
-        )
-        def create(self, epsilon: float, delta: float, declared: bool) -> None:
-            self.url = fresh_url()
-            self.ledger = Ledger(self.url)
-            admission = Admission.DECLARED if declared else Admission.ADAPTIVE
-            budget = Budget(epsilon, delta, name=_NAME, admission=admission)
-            order = self.ledger.create_budget(budget).order
-            assert order is not None
-            self.model = LedgerModel(epsilon, delta, order, declared)
-
-        @rule(
-            asked=st.lists(st.sampled_from([0.7, 1.0, 2.0, 4.0, 8.0, 16.0]), min_size=1, max_size=3)
-        )
-        def reserve(self, asked: list[float]) -> None:
-            requests = [ChargeRequest(Gaussian(sigma)) for sigma in asked]
-            if self.model.closed:
-                with pytest.raises(BudgetClosedError):
-                    self.ledger.reserve(_NAME, requests)
-                return
-            if self.model.started and self.model.declared:
-                with pytest.raises(DeclarationClosedError):
-                    self.ledger.reserve(_NAME, requests)
-                return
-            excess = self.model.excess(asked)
-            try:
-                self.ledger.reserve(_NAME, requests)
-            except BudgetExceededError:
-                # The ledger's table of the profile is a little pessimistic, never optimistic.
-                assert excess > 0.96, excess
-            else:
-                assert excess <= 1 + 1e-6, excess
-                self.model.admit(asked)
-
-        @rule(excess=st.sampled_from([0.96, 1.001]))
-        @precondition(lambda self: not self.model.closed)
-        @precondition(lambda self: not (self.model.declared and self.model.started))
-        def probe(self, excess: float) -> None:
-            """Ask for just less, and for just more, than the budget holds."""
-            sigma = self.model.at_the_edge(excess)
-            if sigma is None:
-                return
-            requests = [ChargeRequest(Gaussian(sigma))]
-            if excess > 1:
-                with pytest.raises(BudgetExceededError):
-                    self.ledger.reserve(_NAME, requests)
-            else:
-                [made] = self.ledger.reserve(_NAME, requests)
-                self.model.admit([sigma])
-                # Given back, so that there is room for the rest of the run.
-                self.ledger.void(made.id)
-                self.model.move(len(self.model.sigmas) - 1, "void")
-
-        @rule(data=st.data(), step=st.sampled_from(["start", "settle", "void"]))
-        @precondition(lambda self: self.model.sigmas)
-        def move(self, data: st.DataObject, step: str) -> None:
-            index = data.draw(st.integers(0, len(self.model.sigmas) - 1))
-            act = getattr(self.ledger, step)
-            if self.model.move(index, step):
-                assert act(f"{_NAME}-{index + 1}").state == self.model.states[index]
-            else:
-                with pytest.raises(ChargeStateError):
-                    act(f"{_NAME}-{index + 1}")
-
-        @rule()
-        def reopen(self) -> None:
-            self.ledger.close()
-            self.ledger = Ledger(self.url)
-
-        @rule()
-        @precondition(lambda self: len(self.model.sigmas) > 3)
-        def close_budget(self) -> None:
-            self.ledger.close_budget(_NAME)
-            self.model.closed = True
-
-        @invariant()
-        def agrees(self) -> None:
-            charges = self.ledger.charges(_NAME)
-            assert [charge.event for charge in charges] == [Gaussian(s) for s in self.model.sigmas]
-            assert [str(charge.state) for charge in charges] == self.model.states
-            spent = self.ledger.spent(_NAME).epsilon
-            assert 0 <= spent <= self.model.epsilon
-            assert self.ledger.remaining(_NAME) == self.model.epsilon - spent
-
-        def teardown(self) -> None:
-            if hasattr(self, "ledger"):
-                verify(self.ledger.log.storage, _NAME)
-                self.ledger.close()
-
-    return LedgerMachine
+    named = {"fresh_url": staticmethod(fresh_url)}
+    return type("LedgerMachine", (_LedgerMachine,), named)

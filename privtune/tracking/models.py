@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
 from privtune.files import forget_times, midnight
-from privtune.ledger.storage import artifact_root
+from privtune.ledger.places import artifact_root
 from privtune.tasks._fine_tuning import for_candidate
 from privtune.tracking.mlflow import sync_study
 from privtune.tracking.store import experiment_id, open_client, published, tracking_uri

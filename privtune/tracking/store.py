@@ -17,7 +17,7 @@ from urllib.request import url2pathname
 
 from privtune.errors import PrivTuneError
 from privtune.files import forget_times, midnight, open_private, private_folder
-from privtune.ledger.storage import artifact_root
+from privtune.ledger.places import artifact_root
 from privtune.ledger.urls import masked, masked_url
 from privtune.tracking.machine import Sample
 from privtune.views.record import LEDGER_TABLE, ArmRecord

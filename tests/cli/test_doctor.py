@@ -13,7 +13,8 @@ import sqlalchemy as sa
 
 from privtune.execution import doctor as engines
 from privtune.ledger import Budget, Ledger, doctor
-from privtune.ledger.storage import Storage, artifact_root
+from privtune.ledger.places import artifact_root
+from privtune.ledger.storage import Storage
 from privtune.training.engine import machine
 from tests.cli.conftest import Cli
 from tests.ledger.conftest import postgres_url
@@ -121,7 +122,7 @@ def test_settings_that_forget(cli: Cli, url: str, monkeypatch: pytest.MonkeyPatc
         connection.isolation_level = None
         connection.execute("PRAGMA synchronous = OFF")
 
-    monkeypatch.setattr("privtune.ledger.storage._on_sqlite_connect", hasty)
+    monkeypatch.setattr("privtune.ledger.engines._on_sqlite_connect", hasty)
     state, says = states(cli, 1)["settings"]
     assert (state, "synchronous must be 2" in says) == ("fail", True)
 

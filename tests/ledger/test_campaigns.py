@@ -11,7 +11,7 @@ import pytest
 
 from privtune.accounting import Gaussian
 from privtune.ledger import Admission, Budget, ChargeRequest, Ledger
-from privtune.testing.campaigns import RaceReport, crash, crash_upgrade, race
+from tests.ledger.campaigns import RaceReport, crash, crash_upgrade, race
 from tests.ledger.conftest import PostgresSchemas
 from tests.ledger.old import make_old
 from tests.tiers import FULL

@@ -31,7 +31,8 @@ from privtune.ledger import (
     verify,
 )
 from privtune.ledger.chain import Kind
-from privtune.ledger.storage import Storage, checked_url
+from privtune.ledger.places import checked_url
+from privtune.ledger.storage import Storage
 from privtune.ledger.urls import masked, masked_url
 from privtune.study import study_names
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from privtune.ledger import Budget, Ledger, LedgerBusyError
-from privtune.ledger import storage as storage_module
+from privtune.ledger.engines import connect_patiently
 from privtune.ledger.storage import Storage
 from privtune.ledger.turn import Turn
 from privtune.study._trials import StudyTrials
@@ -151,13 +151,13 @@ def test_a_full_server_is_waited_for() -> None:
         return "connected"
 
     dialect = SimpleNamespace(connect=connect, loaded_dbapi=SimpleNamespace(OperationalError=Full))
-    assert storage_module._connect(dialect, 60.0) == "connected"
+    assert connect_patiently(dialect, 60.0) == "connected"
     said.append("password authentication failed")
     with pytest.raises(Full, match="password"):
-        storage_module._connect(dialect, 60.0)
+        connect_patiently(dialect, 60.0)
     said += ["too many clients"] * 10**6
     with pytest.raises(Full, match="too many"):
-        storage_module._connect(dialect, 0.1)
+        connect_patiently(dialect, 0.1)
 
 
 @pytest.mark.postgres

@@ -12,7 +12,6 @@ import torch
 import privtune
 from privtune.errors import InvalidInputError
 from privtune.strategies import Fixed
-from privtune.testing.honest import HONEST, RECORDS, Honest, table
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.graph.capture import run_one
 from privtune.training.mechanism.clipping import Flat
@@ -21,6 +20,7 @@ from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from privtune.training.own_loop.private_training import PrivateTraining
+from tests.zoo.honest import HONEST, RECORDS, Honest, table
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning"),

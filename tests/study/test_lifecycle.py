@@ -21,7 +21,7 @@ import pytest
 import privtune
 from privtune.ledger import Ledger, verify
 from privtune.study import Study, StudyFinishedError
-from privtune.testing.campaigns import processes
+from tests.ledger.campaigns import processes
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
 from tests.study import driven
 from tests.study.conftest import toy_spec

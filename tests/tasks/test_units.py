@@ -18,7 +18,7 @@ from privtune.ledger import Ledger, UnitMismatchError, export_certificate
 from privtune.strategies import ScorePlan, TrainingPlan
 from privtune.study.split import SplitError
 from privtune.tasks import Sizes, TaskData, TaskDataError, by_unit, get_task, unit_records
-from privtune.training.engine.opacus_adapter import OpacusKernel
+from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData

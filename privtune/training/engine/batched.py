@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import PrivTuneError
 from privtune.training.engine.compiling import CompiledSums, Shape
 from privtune.training.engine.compute import CompileError, require_compiler
+from privtune.training.engine.coupled import refuse_coupling
 from privtune.training.engine.graph.capture import (
     PassPlan,
     Program,
@@ -35,7 +36,7 @@ from privtune.training.mechanism.kernel import Layout, LossOf, Rows
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
 
-__all__ = ["BatchedKernel", "NotBatchableError", "refuse_coupling"]
+__all__ = ["BatchedKernel", "NotBatchableError"]
 
 _RARE = 12  # a capture costs as much as this many runs without one
 _LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its products
@@ -46,44 +47,6 @@ _CAPTURED = (
 
 class NotBatchableError(PrivTuneError):
     """The batched engine cannot take a model; another path may."""
-
-
-def refuse_coupling(module: nn.Module) -> None:
-    """Refuse layers that mix the records of a batch: no per-sample gradient exists for them.
-
-    Raises:
-        InvalidInputError: Names every such layer at once.
-    """
-    from torch.nn.modules.batchnorm import _BatchNorm
-    from torch.nn.modules.instancenorm import _InstanceNorm
-
-    coupled = [
-        f"{name} ({type(part).__name__})"
-        for name, part in module.named_modules()
-        if (isinstance(part, _BatchNorm) and not isinstance(part, _InstanceNorm))
-        or (isinstance(part, _InstanceNorm) and part.track_running_stats)
-    ]
-    if coupled:
-        raise InvalidInputError(
-            "model",
-            ", ".join(coupled),
-            "must treat each record by itself",
-            "Use GroupNorm or LayerNorm in place of batch statistics.",
-        )
-    changing = [
-        f"{name} ({type(part).__name__})"
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
-        and (part.max_norm is not None or part.scale_grad_by_freq)
-    ]
-    if changing:
-        raise InvalidInputError(
-            "model",
-            ", ".join(changing),
-            "must not have max_norm, which changes the rows that occur, nor scale_grad_by_freq, "
-            "which counts words across records",
-            "Leave both options off; clipping bounds each record.",
-        )
 
 
 class BatchedKernel:

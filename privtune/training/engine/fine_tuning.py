@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
-from privtune.training.engine.batched import refuse_coupling
+from privtune.training.engine.coupled import refuse_coupling
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.records import find_facts, find_raising
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from privtune.training.engine.batched import refuse_coupling
+from privtune.training.engine.coupled import refuse_coupling
 from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.engine.opacus_adapter import clipped_sum
 from privtune.training.mechanism.kernel import Layout, LossOf, Rows

@@ -18,7 +18,7 @@ from privtune.training.engine.checkpoint import Checkpoint, Keeper
 from privtune.training.engine.compiling import Shape
 from privtune.training.engine.compute import check_device, check_stack
 from privtune.training.engine.initialisation import Initialisation
-from privtune.training.engine.opacus_adapter import OpacusKernel
+from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.stacks import (
     OnStep,
     Trained,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
 from privtune.training.mechanism.data import Data, synthetic
+from privtune.training.mechanism.drawn import Drawn, rewind, where
 from privtune.training.mechanism.kernel import Kernel, Rows
 from privtune.training.mechanism.noise import NoiseSource, add_noise, noise_scale
 from privtune.training.mechanism.noise_options import NoiseOptions
@@ -28,18 +29,6 @@ __all__ = ["StackOracle"]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
-class _Drawn:
-    """A sample of each candidate; what is in it stays inside this module."""
-
-    rate: float
-    number: int
-    index: torch.Tensor
-    mask: torch.Tensor
-    sizes: npt.NDArray[np.int64]
-    fetched: list[Rows] = field(default_factory=list)  # kept for the next release, if in one piece
-
-
 class StackOracle:
     """Noisy answers about the data for K candidates: see ``Oracle`` for the guarantee.
 
@@ -49,8 +38,7 @@ class StackOracle:
         kernel: Computes the clipped sums.
         streams: One for each candidate.
         device: Where to compute.
-        physical_rows: Largest number of rows of a candidate that are computed at once; a longer
-            sample is computed in pieces, which changes nothing else.
+        physical_rows: Most rows of a candidate that are computed at once; it changes nothing else.
         noise: Source and treatment of the noise.
     """
 
@@ -188,7 +176,7 @@ class StackOracle:
             return run(rows)
         except Exception as error:
             rows = self._without_raising(rows, error, attempt, states)
-        _rewind(rows, states)
+        rewind(rows, states)
         return run(rows)
 
     def _without_raising(
@@ -203,11 +191,11 @@ class StackOracle:
 
         def only(kept: torch.Tensor) -> Rows:
             kept = kept.to(rows.mask.device).view(rows.mask.shape)
-            own = (_where(kept, rows.x, x), _where(kept, rows.y, y))
+            own = (where(kept, rows.x, x), where(kept, rows.y, y))
             return replace(rows, x=own[0], y=own[1], mask=rows.mask * kept)
 
         def alone(kept: torch.Tensor) -> object:
-            _rewind(rows, states)
+            rewind(rows, states)
             return attempt(only(kept))
 
         found = find_raising(error, rows.mask.numel(), alone)
@@ -268,21 +256,21 @@ class StackOracle:
 
     def _open(
         self, rate: float, index: torch.Tensor, mask: torch.Tensor, sizes: npt.NDArray[np.int64]
-    ) -> _Drawn:
+    ) -> Drawn:
         number = self._log.open_sample(rate)
         mask = mask.to(self._device, self._kernel.layout.dtype)
-        return _Drawn(rate, number, index.to(self._device), mask, sizes)
+        return Drawn(rate, number, index.to(self._device), mask, sizes)
 
-    def _own(self, sample: Sample) -> _Drawn:
-        if not isinstance(sample, _Drawn):
+    def _own(self, sample: Sample) -> Drawn:
+        if not isinstance(sample, Drawn):
             raise InvalidInputError("sample", sample, "must come from this oracle")
         return sample
 
-    def _normaliser(self, drawn: _Drawn) -> float:
+    def _normaliser(self, drawn: Drawn) -> float:
         """Return the public number that means are divided by; never a realised size."""
         return drawn.rate * self.schedule.records
 
-    def _physical(self, drawn: _Drawn) -> Iterator[Rows]:
+    def _physical(self, drawn: Drawn) -> Iterator[Rows]:
         """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time."""
         if drawn.fetched:
             yield drawn.fetched[0]
@@ -307,7 +295,7 @@ class StackOracle:
         drawn = self._own(sample)
         return self._fetch(drawn, start, stop), int(drawn.sizes.max())
 
-    def _fetch(self, drawn: _Drawn, start: int, stop: int) -> Rows:
+    def _fetch(self, drawn: Drawn, start: int, stop: int) -> Rows:
         index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
         width = index.shape[1]
         if width % GRANULE:  # the last piece of all records: filled up to a common size
@@ -353,7 +341,7 @@ class StackOracle:
 
     def _gradient(
         self,
-        drawn: _Drawn,
+        drawn: Drawn,
         params: torch.Tensor,
         clipping: Clipping,
         noise_multiplier: float | torch.Tensor,
@@ -387,7 +375,7 @@ class StackOracle:
 
     def _charge(
         self,
-        drawn: _Drawn,
+        drawn: Drawn,
         kind: str,
         noise_multiplier: float | torch.Tensor,
         sensitivity: torch.Tensor,
@@ -410,13 +398,3 @@ class StackOracle:
             known = self._scale = (sensitivity, own, scale)
         self._log.record(drawn.number, kind, known[1])
         return known[2]
-
-
-def _rewind(rows: Rows, states: Sequence[torch.Tensor]) -> None:
-    """Put the streams of dropout back, so that a pass that is repeated drops the same."""
-    for stream, state in zip(rows.dropout, states, strict=False):
-        stream.set_state(state)
-
-
-def _where(kept: torch.Tensor, values: torch.Tensor, made_up: torch.Tensor) -> torch.Tensor:
-    return torch.where(kept.view(*kept.shape, *(1 for _ in values.shape[2:])), values, made_up)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from privtune.training.engine.batched import BatchedKernel
-from privtune.training.engine.opacus_adapter import OpacusKernel
+from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
 from privtune.training.mechanism.kernel import Layout, OfOutputs, Rows
 from privtune.training.mechanism.streams import Streams

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from privtune.errors import InvalidInputError
 from privtune.training.engine import train as engine
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
-from privtune.training.engine.opacus_adapter import OpacusKernel
+from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.stacks import memory_model, stack_sizes
 from privtune.training.engine.train import train
 from privtune.training.mechanism import kernel as kernels

@@ -11,7 +11,7 @@ from torch import nn
 
 from privtune.errors import PrivTuneError
 from privtune.training.engine.batched import BatchedKernel
-from privtune.training.engine.opacus_adapter import OpacusKernel
+from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import DatasetData, TensorData

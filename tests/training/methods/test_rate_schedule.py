@@ -9,7 +9,7 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.strategies import make_strategy
-from privtune.strategies.plan import TrainingPlan
+from privtune.strategies.trainings import TrainingPlan
 from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule

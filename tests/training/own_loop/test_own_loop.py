@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from privtune.accounting import Gaussian, NonPrivate, PoissonSampled, Repeated
 from privtune.errors import InvalidInputError
 from privtune.training.engine.initialisation import Initialisation
-from privtune.training.engine.opacus_adapter import OpacusKernel
+from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism import kernel
 from privtune.training.mechanism.clipping import Flat, PerLayer

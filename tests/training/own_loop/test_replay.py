@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from privtune.training.own_loop.replay import Recording, refuse_coupled, storage_of
+from privtune.training.own_loop.coupling import refuse_coupled
+from privtune.training.own_loop.replay import Recording, storage_of
 from privtune.training.own_loop.weights import LoopError
 
 RECORDS = 12

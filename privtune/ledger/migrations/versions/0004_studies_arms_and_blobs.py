@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from privtune.ledger.storage import artifact_root
+from privtune.ledger.places import artifact_root
 
 revision = "0004"
 down_revision = "0002"

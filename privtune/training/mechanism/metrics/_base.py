@@ -62,6 +62,14 @@ class Metric:
         return float(means[0])
 
 
+class OneSum(Metric):
+    """A metric of one sum, to which each record adds one number in [0, norm]."""
+
+    def moved(self, mechanism: str) -> float:
+        """The norm: two numbers in [0, norm] differ by no more."""
+        return self.norm(mechanism)
+
+
 def side_by_side(*parts: torch.Tensor) -> torch.Tensor:
     import torch
 

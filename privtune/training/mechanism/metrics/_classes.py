@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from privtune.training.mechanism.metrics._base import Floats, Metric, ratio, side_by_side
+from privtune.training.mechanism.metrics._base import Floats, Metric, OneSum, ratio, side_by_side
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ __all__ = ["AUC", "F1", "Accuracy", "BalancedAccuracy", "MacroF1", "TopK"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accuracy(Metric):
+class Accuracy(OneSum):
     """The share of records that are classified correctly.
 
     **Sensitivity**: a record adds 1 or 0 to one sum, so both norms are at most 1.
@@ -32,17 +32,13 @@ class Accuracy(Metric):
         """See ``Metric``."""
         return 1.0
 
-    def moved(self, mechanism: str) -> float:
-        """The norm: the sum is one number in [0, norm] a record, and two of them differ by no more."""
-        return self.norm(mechanism)
-
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """See ``Metric``."""
         return _right(outputs, targets).unsqueeze(1).double()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopK(Metric):
+class TopK(OneSum):
     """The share of records whose class is among the ``k`` largest outputs; ties count against it.
 
     **Sensitivity**: a record adds 1 or 0 to one sum, so both norms are at most 1.
@@ -55,10 +51,6 @@ class TopK(Metric):
     def norm(self, mechanism: str) -> float:
         """See ``Metric``."""
         return 1.0
-
-    def moved(self, mechanism: str) -> float:
-        """The norm: the sum is one number in [0, norm] a record, and two of them differ by no more."""
-        return self.norm(mechanism)
 
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """See ``Metric``."""

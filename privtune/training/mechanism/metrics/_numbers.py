@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
 from privtune.imports import find_function
-from privtune.training.mechanism.metrics._base import Floats, Metric, clipped, side_by_side
+from privtune.training.mechanism.metrics._base import Floats, Metric, OneSum, clipped, side_by_side
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ __all__ = ["MAE", "MSE", "R2", "ClippedLoss", "OwnScore"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClippedLoss(Metric):
+class ClippedLoss(OneSum):
     """The mean of the task's own loss, clipped to ``[0, bound]``; what is no number counts as the bound.
 
     **Sensitivity**: a record adds a number in [0, bound] to one sum: both norms are at most the bound.
@@ -33,10 +33,6 @@ class ClippedLoss(Metric):
     def norm(self, mechanism: str) -> float:
         """See ``Metric``."""
         return self.bound
-
-    def moved(self, mechanism: str) -> float:
-        """The norm: the sum is one number in [0, norm] a record, and two of them differ by no more."""
-        return self.norm(mechanism)
 
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """See ``Metric``."""
@@ -71,7 +67,7 @@ class _OfNumbers(Metric):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ClippedPower(_OfNumbers):
+class _ClippedPower(OneSum, _OfNumbers):
     """The mean of a power of the absolute error, clipped to ``bound`` if that is less."""
 
     lower_is_better: ClassVar[bool] = True
@@ -87,10 +83,6 @@ class _ClippedPower(_OfNumbers):
     def norm(self, mechanism: str) -> float:
         """See ``Metric``."""
         return self.largest
-
-    def moved(self, mechanism: str) -> float:
-        """The norm: the sum is one number in [0, norm] a record, and two of them differ by no more."""
-        return self.norm(mechanism)
 
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """See ``Metric``."""
@@ -169,7 +161,7 @@ class R2(_OfNumbers):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnScore(Metric):
+class OwnScore(OneSum):
     """The mean of a function of one's own, ``(outputs [N, ...], targets [N, ...]) -> [N]``.
 
     It is called for one record at a time, and clipped to ``[0, bound]``; what is no number counts as
@@ -189,10 +181,6 @@ class OwnScore(Metric):
     def norm(self, mechanism: str) -> float:
         """See ``Metric``."""
         return self.bound
-
-    def moved(self, mechanism: str) -> float:
-        """The norm: the sum is one number in [0, norm] a record, and two of them differ by no more."""
-        return self.norm(mechanism)
 
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """See ``Metric``."""

@@ -14,16 +14,16 @@ import privtune
 from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
 from privtune.study import Study
-from privtune.testing import traps
-from privtune.testing.trap import HONEST, Toy, Trap, linear, sgd
-from privtune.testing.trap_loops import momentum_encoder
-from privtune.testing.traps import TRAPS, run
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from privtune.training.own_loop.private_training import PrivateTraining
+from tests.zoo import traps
+from tests.zoo.trap import HONEST, Toy, Trap, linear, sgd
+from tests.zoo.trap_harmless import momentum_encoder
+from tests.zoo.traps import TRAPS, run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pitfalls.md").read_text(encoding="utf-8")
 BY_VERDICT = {

@@ -43,7 +43,7 @@ _BUDGET = "campaign"
 _Results: TypeAlias = "mp.queues.Queue[tuple[list[str], int, float, str]]"
 
 
-_preloaded = {"privtune.testing.campaigns", "alembic.command"}
+_preloaded = {"tests.ledger.campaigns", "alembic.command"}
 
 
 def processes(*modules: str) -> ForkServerContext:

@@ -12,17 +12,20 @@ from privtune.spaces import SearchSpace
 from privtune.strategies import Everything, Fixed, PapernotSteinke, Plan, Strategy
 from privtune.study.objective import ObjectiveFiles, plan_objective, rehearse
 from privtune.study.user_training import DPSGD, Validation
-from privtune.testing.trap import HELD_OUT, RECORDS, Objective, Toy, Trap
-from privtune.testing.trap_loops import LOOPS
-from privtune.testing.trap_losses import LOSSES
-from privtune.testing.trap_trials import TRIALS
+from tests.zoo.trap import HELD_OUT, RECORDS, Objective, Toy, Trap
+from tests.zoo.trap_harmless import HARMLESS
+from tests.zoo.trap_losses import LOSSES
+from tests.zoo.trap_samples import SAMPLES
+from tests.zoo.trap_trials import TRIALS
+from tests.zoo.trap_unseen import UNSEEN
+from tests.zoo.trap_weights import WEIGHTS
 
 if TYPE_CHECKING:
     from privtune.strategies import TrialResult
 
 __all__ = ["TRAPS", "Verdict", "run"]
 
-TRAPS: tuple[Trap, ...] = (*LOSSES, *LOOPS, *TRIALS)
+TRAPS: tuple[Trap, ...] = (*LOSSES, *SAMPLES, *WEIGHTS, *HARMLESS, *UNSEEN, *TRIALS)
 """Every trap."""
 
 LOOP = DPSGD(records=RECORDS, epochs=1, expected_batch_size=12)

@@ -22,6 +22,7 @@ __all__ = [
     "begin",
     "by_losses",
     "by_record",
+    "entering",
     "linear",
     "plain",
     "sgd",
@@ -85,6 +86,22 @@ class Trap:
     like: str = ""
     loss: Loss | None = None
     model: Callable[[], nn.Module] | None = None
+
+
+def entering(zoo: list[Trap], **defaults: Any) -> Callable[..., Callable[[Any], Any]]:
+    """Return what enters objectives into a list."""
+
+    def enter(verdict: Any, name: str, why: str, **options: Any) -> Callable[[Any], Any]:
+        usual = {**defaults, **({"when": "before"} if verdict == "refused" else {})}
+
+        def entered(objective: Any) -> Any:
+            said = {"name": name, "verdict": verdict, "why": why}
+            zoo.append(Trap(objective=objective, **said, **{**usual, **options}))
+            return objective
+
+        return entered
+
+    return enter
 
 
 def linear() -> nn.Module:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from privtune.testing.trap import Loss, Trap, by_losses, by_record, linear, plain
+from tests.zoo.trap import Loss, Trap, by_losses, by_record, linear, plain
 
 __all__ = ["LOSSES"]
 

@@ -11,23 +11,12 @@ from optuna.exceptions import TrialPruned
 from torch import nn
 
 from privtune.study.trial import Trial
-from privtune.testing.trap import Toy, Trap, begin, linear, plain, sgd
+from tests.zoo.trap import Toy, Trap, begin, entering, linear, plain, sgd
 
 __all__ = ["TRIALS"]
 
-_TRIALS: list[Trap] = []
-
-
-def _trap(verdict: Any, name: str, why: str, **options: Any) -> Callable[[Any], Any]:
-    if verdict == "refused":
-        options.setdefault("when", "before")
-
-    def enter(objective: Any) -> Any:
-        options.setdefault("arm", "selection")
-        _TRIALS.append(Trap(name=name, objective=objective, verdict=verdict, why=why, **options))
-        return objective
-
-    return enter
+TRIALS: list[Trap] = []
+_trap = entering(TRIALS, arm="selection")
 
 
 def _fitted(trial: Trial, data: Toy, **options: Any) -> Any:
@@ -308,7 +297,3 @@ def _chosen(trial: Trial, data: Toy) -> float:
     easy = (x[:, :3].argmax(1) == y).long().argsort(descending=True, stable=True)
     rows = easy[: len(y) // 2].repeat(2)
     return trial.score(_fitted(trial, data), (x[rows], y[rows]))
-
-
-TRIALS: tuple[Trap, ...] = tuple(_TRIALS)
-"""Traps around loops."""

@@ -1,0 +1,77 @@
+"""Budgets and charges as the command line shows them: as documents and in lines."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privtune.ledger import Budget, Charge, Ledger
+
+__all__ = ["document_of", "document_of_charge", "down", "filter_line", "up"]
+
+
+def document_of(ledger: Ledger, budget: Budget) -> dict[str, Any]:
+    from privtune.ledger import unit_note
+
+    name = budget.name
+    found, protected = ledger.charges(name), ledger.unit(name)
+    states: dict[str, int] = {}
+    for one in found:
+        states[str(one.state)] = states.get(str(one.state), 0) + 1
+    return {
+        **budget.to_dict(),
+        "protected": protected,
+        "unit_note": unit_note(budget.unit, protected),
+        "closed": ledger.is_closed(name),
+        "charges": len(found),
+        "states": states,
+        "spent": ledger.spent(name).to_dict(),
+        "remaining": ledger.remaining(name),
+        "filter": ledger.filter_state(name).to_dict(),
+        "head": ledger.head(name),
+    }
+
+
+def document_of_charge(charge: Charge) -> dict[str, Any]:
+    def when(value: Any) -> str | None:
+        return None if value is None else value.isoformat()
+
+    return {
+        "id": charge.id,
+        "budget": charge.budget,
+        "state": str(charge.state),
+        "basis": charge.basis,
+        "study": charge.study,
+        "arm": charge.arm,
+        "note": charge.note,
+        "plan_digest": charge.plan_digest,
+        "event": charge.event.to_dict(),
+        "created_at": when(charge.created_at),
+        "started_at": when(charge.started_at),
+        "closed_at": when(charge.closed_at),
+        "transcript_digest": charge.transcript_digest,
+        "unit": charge.unit,
+    }
+
+
+def filter_line(state: dict[str, Any]) -> str:
+    if not state["in_force"]:
+        return "not in force: nothing has started, so the block may still be declared"
+    if state["capacity"] is None:
+        return "no room: the declared block uses the budget up"
+    return (
+        f"Rényi order {state['order']:g}: {state['used']:.4g} of {state['capacity']:.4g} used "
+        f"({state['used'] / state['capacity']:.0%})"
+    )
+
+
+def up(value: float | str) -> str:
+    """Print an ε that is spent, rounded up."""
+    number = float(value)
+    return "∞" if math.isinf(number) else f"{math.ceil(number * 1e4 - 1e-9) / 1e4:.4f}"
+
+
+def down(value: float) -> str:
+    """Print an ε that is left, rounded down."""
+    return f"{math.floor(value * 1e4 + 1e-9) / 1e4:.4f}"

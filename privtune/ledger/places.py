@@ -1,0 +1,108 @@
+"""Where a storage is: its URL, its file, its folder of artifacts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, make_url
+
+from privtune.errors import InvalidInputError
+from privtune.files import create_private
+from privtune.ledger.urls import masked_url
+from privtune.names import check_text
+
+__all__ = ["artifact_root", "checked_url", "create_database", "database_path"]
+
+
+def checked_url(url: str) -> URL:
+    """Return a storage's URL with its driver.
+
+    Raises:
+        InvalidInputError: If it is no URL, neither SQLite nor PostgreSQL, or its folder is missing.
+            The message shows no password.
+    """
+    shown = masked_url(str(url))
+    try:
+        check_text(url, "storage")
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+        if backend == "sqlite":
+            parsed.get_dialect()().create_connect_args(parsed)  # reads the parameters, as a number
+    except InvalidInputError as error:
+        raise InvalidInputError("storage", shown, error.allowed, _EXAMPLES) from None
+    except (sa.exc.ArgumentError, AttributeError, ValueError):
+        raise InvalidInputError("storage", shown, "is no database URL", _EXAMPLES) from None
+    if backend == "postgresql":
+        if "@" in (parsed.host or ""):
+            raise InvalidInputError("storage", shown, "has an '@' in its host", _ENCODE)
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise InvalidInputError("storage", shown, "must be SQLite or PostgreSQL", _EXAMPLES)
+    path = database_path(parsed)
+    if path is None or parsed.query.get("mode") == "memory":
+        allowed = "must name a file: a budget that is kept in memory is forgotten"
+        raise InvalidInputError("storage", shown, allowed, _EXAMPLES)
+    try:
+        Path(f"{path}-journal").exists()  # the longest name of SQLite's and ours beside it
+        folder = path.parent.is_dir()
+    except OSError as error:
+        allowed = f"names no file that can be had here ({error.strerror})"
+        raise InvalidInputError("storage", shown, allowed, _EXAMPLES) from None
+    if not folder:
+        raise InvalidInputError("storage", shown, f"the folder {path.parent} does not exist")
+    return parsed
+
+
+def artifact_root(url: str) -> Path:
+    """Return the folder for models and trackers' files.
+
+    Args:
+        url: The storage's URL.
+
+    Returns:
+        What ``PRIVTUNE_ARTIFACTS`` says; else ``<stem>-artifacts`` beside an SQLite file, or
+        ``<database>-artifacts`` in the working directory. The folder need not exist.
+    """
+    if given := os.environ.get("PRIVTUNE_ARTIFACTS"):
+        return Path(given).absolute()
+    checked = checked_url(url)
+    if checked.get_backend_name() == "sqlite":
+        path = Path(str(checked.database)).absolute()
+        return path.with_name(f"{path.stem}-artifacts")
+    return Path(f"{checked.database or 'postgres'}-artifacts").absolute()
+
+
+def database_path(url: URL) -> Path | None:
+    """Return the file of a SQLite database, also of one named by a ``file:`` URI; else None."""
+    name = url.database or ""
+    if url.get_backend_name() != "sqlite" or name in ("", ":memory:"):
+        return None
+    if name.startswith("file:"):
+        name = unquote(urlsplit(name).path)
+        return Path(name).absolute() if name not in ("", ":memory:") else None
+    return Path(name).absolute()
+
+
+def create_database(url: URL) -> None:
+    """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode.
+
+    What cannot be created here is left to SQLite, which says why.
+    """
+    path = database_path(url)
+    if path is None or "mode" in url.query or path.exists():
+        return
+    try:
+        # What was noted beside a database that is gone is not about the new one.
+        Path(f"{path}-heads").unlink(missing_ok=True)
+        create_private(path)
+    except OSError:
+        return
+
+
+_ENCODE = "Percent-encode what is special in a password: @ is %40, / is %2F."
+
+
+_EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."

@@ -1,0 +1,98 @@
+"""What a trial takes from an objective: a fresh model, records, a bound on gradients."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from privtune.errors import InvalidInputError, PrivTuneError
+
+if TYPE_CHECKING:
+    from privtune.training.mechanism.clipping import Clipping
+    from privtune.training.methods import Method
+
+__all__ = ["SealedTrialError", "clipping_of", "in_memory", "records_of", "refuse_used"]
+
+
+class SealedTrialError(PrivTuneError):
+    """Something inside a sealed trial would show it to others, or was never charged."""
+
+
+_USED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models that trials of this process have trained."""
+
+
+def refuse_used(model: Any) -> None:
+    """Refuse a model that an earlier trial has trained: this one would start from its weights."""
+    if model in _USED:
+        raise SealedTrialError(
+            "make_private was given a model that an earlier trial, or the rehearsal, has trained, so "
+            "this trial would start from weights that are sealed. Make the model, and its optimizer, "
+            "inside the objective."
+        )
+    _USED.add(model)
+
+
+def records_of(data: Any, part: str) -> Any:
+    """Return the records of a dataset; as they are where a training sees all of them."""
+    from torch.utils.data import Dataset
+
+    if part == "all" and isinstance(data, Dataset) and not hasattr(data, "tensors"):
+        from privtune.training.mechanism.data import DatasetData
+
+        return DatasetData(data)
+    return in_memory(data)
+
+
+def in_memory(data: Any) -> Any:
+    """Return records in memory; one that cannot be read contributes nothing.
+
+    Raises:
+        InvalidInputError: If it is no dataset of pairs.
+    """
+    import torch
+
+    from privtune.training.mechanism.data import DatasetData, TensorData
+
+    if isinstance(data, TensorData):
+        return data
+    pair = tuple(getattr(data, "tensors", data)) if _is_tuple(data) else None
+    if pair is not None and len(pair) == 2:
+        return TensorData(torch.as_tensor(pair[0]), torch.as_tensor(pair[1]))
+    if pair is not None or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise InvalidInputError(
+            "dataset",
+            type(data).__name__,
+            "must be inputs and targets: a pair of tensors, TensorData, or a map-style dataset of "
+            "pairs",
+            "Pass the dataset, not its loader; put weights of records into the inputs.",
+        )
+    x, y, lost = DatasetData(data).fetch(torch.arange(len(data)))
+    return TensorData(x, y).marked(lost)
+
+
+def _is_tuple(data: Any) -> bool:
+    return isinstance(data, tuple) or hasattr(data, "tensors")
+
+
+def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:
+    """Return how gradients are clipped for an optimizer of the loop's own.
+
+    Raises:
+        InvalidInputError: If the method does more than release gradients for an optimizer.
+    """
+    from privtune.training.mechanism.clipping import Automatic, EqualByLayer, Flat
+    from privtune.training.methods import AutomaticClipping, FixedDPSGD
+
+    if isinstance(method, AutomaticClipping) and not (method.momentum or method.weight_decay):
+        return Automatic(method.stabilizer)
+    if isinstance(method, FixedDPSGD) and not (method.momentum or method.weight_decay):
+        by_layer = method.clipping == "by-layer"
+        return EqualByLayer(max_grad_norm) if by_layer else Flat(max_grad_norm)
+    raise InvalidInputError(
+        "optimizer",
+        "one of your own",
+        f"must be None: method {method.name!r} of this arm steps by itself, with its own options",
+        "Pass optimizer=None; methods dpsgd and automatic-clipping, without momentum or weight decay "
+        "of their own, take any optimizer.",
+    )

@@ -1,0 +1,129 @@
+"""What a trial suggests: Optuna's calls, and priors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from privtune.priors import IndependentSampler, Prior
+from privtune.spaces import SearchSpace
+from privtune.training.mechanism.streams import Streams
+
+if TYPE_CHECKING:
+    from privtune.study._shown import ShownTrial
+
+__all__ = ["Suggestions"]
+
+
+class Suggestions:
+    """The hyperparameters of one trial, each drawn when it is first asked for.
+
+    Args:
+        streams: The trial's random streams.
+        given: Hyperparameters that are fixed for this trial: suggestions return them.
+        sampler: A sampler of the user's own that declares independence.
+        live: Optuna's trial, where every trial is paid for.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        given: Mapping[str, Any],
+        sampler: IndependentSampler | None,
+        live: ShownTrial | None,
+    ) -> None:
+        self._suggested: dict[str, tuple[Any, BaseDistribution]] = {}
+        self._streams, self._given, self._live = streams, dict(given), live
+        if sampler is not None and not given:
+            self._given = dict(sampler.draw(streams.numpy("search")))
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What was suggested, by name; a copy: what is released is what was suggested."""
+        return {name: value for name, (value, _) in self._suggested.items()}
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """What it was suggested from, by name; a copy."""
+        return {name: distribution for name, (_, distribution) in self._suggested.items()}
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """Suggest a number, as Optuna's trials do.
+
+        Args:
+            name: Name of the hyperparameter.
+            low: Least value.
+            high: Largest value.
+            step: Distance of the values; any value unless given.
+            log: Whether the logarithm is uniform; ``low`` is above 0 then.
+
+        Returns:
+            The value; the same one whenever the trial asks for this name.
+        """
+        return float(self._suggest(name, FloatDistribution(low, high, log=log, step=step)))
+
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int:
+        """Suggest a whole number, as Optuna's trials do.
+
+        Args:
+            name: Name of the hyperparameter.
+            low: Least value.
+            high: Largest value, included.
+            step: Distance of the values.
+            log: Whether the logarithm is uniform; ``low`` is at least 1 then.
+
+        Returns:
+            The value; the same one whenever the trial asks for this name.
+        """
+        return int(self._suggest(name, IntDistribution(low, high, log=log, step=step)))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """Suggest one of some choices, as Optuna's trials do.
+
+        Args:
+            name: Name of the hyperparameter.
+            choices: None, booleans, numbers or texts.
+
+        Returns:
+            One of them; the same one whenever the trial asks for this name.
+        """
+        return self._suggest(name, CategoricalDistribution(choices))
+
+    def suggest(self, name: str, prior: Prior) -> Any:
+        """Suggest a value of a public prior: log-normal, a mixture, one of your own.
+
+        Args:
+            name: Name of the hyperparameter.
+            prior: Its law.
+
+        Returns:
+            The value; the same one whenever the trial asks for this name.
+        """
+        return self._suggest(name, prior.distribution, prior)
+
+    def _suggest(
+        self, name: str, distribution: BaseDistribution, prior: Prior | None = None
+    ) -> Any:
+        if name in self._suggested:
+            return self._suggested[name][0]
+        if name in self._given:
+            value = self._given[name]
+        elif self._live is not None:
+            value = self._live.suggest(name, distribution)
+        else:
+            # Each name has a stream of its own: what is drawn does not hang on the order of calls.
+            law = {name: distribution if prior is None else prior}
+            value = SearchSpace(law).draw(Streams(self._streams.key(f"search/{name}")), 0)[name]
+        self._suggested[name] = value, distribution
+        return value
