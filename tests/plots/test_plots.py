@@ -8,7 +8,7 @@ import pytest
 
 from privtune import plots
 from privtune.accounting import PrivateSelection, epsilon
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.plots._budget import shares
 from privtune.plots._comparison import wilson_interval
 from privtune.study import Study
@@ -110,3 +110,33 @@ def test_a_loss_has_no_interval_and_no_percent(tmp_path: Path) -> None:
     assert point.error_y.visible is False
     assert figure.layout.yaxis.tickformat is None
     assert figure.layout.yaxis.title.text == "validation loss"
+
+
+def test_results_of_many_studies_stand_in_one_panel_a_task() -> None:
+    from privtune.plots import plot_results
+
+    rows = [
+        {
+            "task": task,
+            "arm": arm,
+            "epsilon": e,
+            "accuracy": a,
+            "claimed": "1.5" if arm == "b" else "",
+        }
+        for task in ("t", "u")
+        for arm in ("a", "b")
+        for e, a in (("1", "0.5"), ("2", "0.7"), ("2", "0.9"))
+    ]
+    figure = plot_results(rows)
+    lines = [trace for trace in figure.data if trace.name]
+    assert [(line.name, line.showlegend) for line in lines] == [
+        ("a", True), ("b", True), ("a", False), ("b", False)
+    ]  # fmt: skip
+    for line in lines:
+        assert list(line.x) == [1.0, 2.0]
+        assert list(line.y) == pytest.approx([0.5, 0.8])
+        assert list(line.error_y.array) == pytest.approx([0.0, 0.1])  # 0.1 * sqrt(2) / sqrt(2)
+    hollow = [tuple(trace.x) for trace in figure.data if not trace.name]
+    assert hollow == [(1.5, 2.0)] * 2  # what exceeds the honest epsilon is no claim below it
+    with pytest.raises(InvalidInputError, match="lacks epsilon"):
+        plot_results([{"task": "t", "arm": "a", "accuracy": "0.5"}])
