@@ -629,8 +629,8 @@ _in(
     ),
     (
         "training goes on outside of the seal",
-        "with stopping(life.name, plan.arm, life.record_failure), life.seal(plan):",
-        "with stopping(life.name, plan.arm, life.record_failure):",
+        "with stopping(life.name, plan.arm, life.record_failure), life.seal(plan):\n            strategy",
+        "with stopping(life.name, plan.arm, life.record_failure):\n            strategy",
         _TALK,
     ),
     (
@@ -707,7 +707,8 @@ _in(
     ),
     (
         "arms are charged one by one",
-        "    life.charge(plans)\n    releases = []\n    for plan in plans:\n",
+        "    life.charge([*stages, *plans])\n    for stage in stages:\n"
+        "        _release_stage(life, stage, measure)\n    releases = []\n    for plan in plans:\n",
         "    releases = []\n    for plan in plans:\n        life.charge([plan])\n",
         f"{_STUDY}::test_all_arms_are_charged_before_data_is_touched",
     ),

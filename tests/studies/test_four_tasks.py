@@ -20,7 +20,17 @@ _spec.loader.exec_module(run)
 def test_smoke(tmp_path, capsys):
     out, chart = tmp_path / "results.csv", tmp_path / "chart.html"
     arms = ["methods", "everything, TPE"]
-    options = ["--smoke", "--tasks", "table", "--arms", *arms, "--out", str(out), "--chart", str(chart)]
+    options = [
+        "--smoke",
+        "--tasks",
+        "table",
+        "--arms",
+        *arms,
+        "--out",
+        str(out),
+        "--chart",
+        str(chart),
+    ]
     assert run.main(options) == 0
     with out.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
