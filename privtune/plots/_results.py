@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from privtune.errors import InvalidInputError
-from privtune.plots._style import apply_style, colours
+from privtune.plots._style import COLOURS, apply_style, colours
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["plot_results"]
 
 _COLUMNS = 2
+_SYMBOLS = ("circle", "diamond", "square", "x")
 
 
 def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy") -> go.Figure:
@@ -49,7 +50,10 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
             raise InvalidInputError("row", dict(row), f"lacks {', '.join(missing)}")
         cells[row["task"], row["arm"]][float(row["epsilon"])].append(row)
     tasks = list(dict.fromkeys(task for task, _ in cells))
-    palette = colours(list(dict.fromkeys(arm for _, arm in cells)))
+    arms = list(dict.fromkeys(arm for _, arm in cells))
+    palette = colours(arms)
+    # Colours start over after eight: then the marker tells arms apart.
+    symbols = {arm: _SYMBOLS[i // len(COLOURS) % len(_SYMBOLS)] for i, arm in enumerate(arms)}
     figure = make_subplots(
         rows=max(1, math.ceil(len(tasks) / _COLUMNS)), cols=_COLUMNS, subplot_titles=tasks
     )
@@ -69,6 +73,7 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
                 showlegend=arm not in shown,
                 mode="lines+markers",
                 line={"color": palette[arm]},
+                marker={"symbol": symbols[arm], "size": 8},
                 error_y={"type": "data", "array": [_standard_error(value) for value in values]},
                 hovertemplate=f"{arm}<br>%{{y:.3f}} at ε = %{{x}}<extra></extra>",
             ),
@@ -95,7 +100,7 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
                 )
     figure.update_xaxes(title="ε (hollow: as usually claimed)", rangemode="tozero")
     figure.update_yaxes(title=metric)
-    figure.update_layout(showlegend=True)
+    figure.update_layout(showlegend=True, legend={"yanchor": "top", "y": -0.14})
     return figure
 
 

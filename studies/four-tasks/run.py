@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.chart:
         from privtune.plots import plot_results
 
-        plot_results(rows).write_html(options.chart, include_plotlyjs=True)
+        plot_results(rows).write_html(options.chart, config={"displayModeBar": False})
     if not options.check:
         return 0
     problems = compare(rows, json.loads((HERE / "expected.json").read_text(encoding="utf-8")))

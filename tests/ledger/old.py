@@ -8,13 +8,13 @@ import sqlalchemy as sa
 
 from privtune.accounting import Gaussian
 from privtune.ledger import Budget, ChargeRequest, Ledger, migrate
-from privtune.ledger import ledger as ledger_module
+from privtune.ledger import requests as requests_module
 
 
 def make_hospital(url: str) -> str:
     """Create a ledger with a budget `old` whose unit nothing enforces, as it once was allowed."""
     with (
-        mock.patch.object(ledger_module, "refuse_other_unit", return_value=None),
+        mock.patch.object(requests_module, "refuse_other_unit", return_value=None),
         Ledger(url) as ledger,
     ):
         ledger.create_budget(Budget(3.0, 1e-5, name="old", unit="hospital", dataset="clinic"))
