@@ -21,8 +21,30 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_the_documented_spec_is_a_spec() -> None:
     page = (DOCS / "spec.md").read_text("utf-8")
     (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    (table,) = re.findall(r"^  ```yaml\n(.*?)^  ```", page, re.DOTALL | re.MULTILINE)
-    assert get_task(yaml.safe_load(table)["task"]).input_shape == (1 + 1 + 3 + 1 + 5,)
+    table, paid = (
+        yaml.safe_load(text)
+        for text in re.findall(r"^  ```yaml\n(.*?)^  ```", page, re.DOTALL | re.MULTILINE)
+    )
+    assert get_task(table["task"]).input_shape == (1 + 1 + 3 + 1 + 5,)
+    # The second is what stages pay for in place of the first's public bounds.
+    columns = {**table["task"]["columns"], **paid["task"]["columns"]}
+    task = {**table["task"], **paid["task"], "columns": columns}
+    arms = [{"name": "a", "strategy": "hyfreedp"}]
+    budget = {"name": "paid", "epsilon": 2.0, "delta": 1e-5}
+    plans = plan_study(
+        StudySpec.parse(
+            {
+                "name": "paid",
+                "task": task,
+                "stages": paid["stages"],
+                "budget": budget,
+                "arms": arms,
+                "epochs": 2,
+                "expected_batch_size": 64,
+            }
+        )
+    )
+    assert plans
     spec = StudySpec.parse(yaml.safe_load(block))
     strategies = [arm.to_strategy() for arm in spec.arms]
     assert [s.arm for s in strategies] == [arm.name for arm in spec.arms]

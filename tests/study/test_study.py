@@ -98,8 +98,8 @@ def test_all_arms_are_charged_before_data_is_touched(
     study = Study.create(toy_spec(), storage)
     load = StudySpec.load_task
 
-    def spy(spec: object) -> object:
-        task = load(spec)
+    def spy(spec: object, *released: object) -> object:
+        task = load(spec, *released)
         original = task.load
 
         def loading() -> object:
