@@ -158,6 +158,7 @@ def enforced_unit(certificate: Mapping[str, Any]) -> tuple[str, str]:
         The unit, in a word, and a sentence that is empty where the budget promises the same.
 
     Example:
+        >>> from privtune.ledger import Budget, Ledger
         >>> with Ledger() as ledger:
         ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic", unit="patient"))
         ...     enforced_unit(export_certificate(ledger.log.storage, "clinic"))

@@ -60,7 +60,7 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
     apply_style(figure, height=300 * max(1, math.ceil(len(tasks) / _COLUMNS)), side_by_side=True)
     shown: set[str] = set()
     for (task, arm), by_epsilon in cells.items():
-        row, column = (place + 1 for place in divmod(tasks.index(task), _COLUMNS))
+        above, left = divmod(tasks.index(task), _COLUMNS)
         points = sorted(by_epsilon.items())
         values = [[float(each[metric]) for each in group] for _, group in points]
         means = [statistics.mean(value) for value in values]
@@ -77,8 +77,8 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
                 error_y={"type": "data", "array": [_standard_error(value) for value in values]},
                 hovertemplate=f"{arm}<br>%{{y:.3f}} at ε = %{{x}}<extra></extra>",
             ),
-            row=row,
-            col=column,
+            row=above + 1,
+            col=left + 1,
         )
         shown.add(arm)
         for (epsilon, group), mean in zip(points, means, strict=True):
@@ -95,8 +95,8 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
                         showlegend=False,
                         hovertemplate=f"{arm}: one training alone, ε = {claimed:.3f}<extra></extra>",
                     ),
-                    row=row,
-                    col=column,
+                    row=above + 1,
+                    col=left + 1,
                 )
     figure.update_xaxes(title="ε (hollow: as usually claimed)", rangemode="tozero")
     figure.update_yaxes(title=metric)

@@ -32,7 +32,10 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+PEOPLE = "people"  # compares two units, and has no study to give
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - {PEOPLE}))
 def test_an_example_runs(
     name: str,
     storage_url: str,
@@ -110,3 +113,14 @@ def test_a_trainer_takes_the_planned_steps_and_nothing_else(
         assert sum(private.transcript.looks().values()) == 12
         found.append(flatten_params(model))
     assert torch.equal(found[0], found[1])
+
+
+def test_people_and_rows_are_compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    load_file(EXAMPLES / f"{PEOPLE}.py").main(people=100)
+    _, record, person = capsys.readouterr().out.splitlines()[-3:]
+    assert "up to 6" in record
+    assert person.split()[:4] == ["person", "100", "1", "1"]
+    assert list(tmp_path.iterdir()) == []

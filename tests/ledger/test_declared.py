@@ -24,7 +24,7 @@ from privtune.ledger import (
     verify,
     verify_certificate,
 )
-from privtune.ledger import ledger as ledger_module
+from privtune.ledger import requests as requests_module
 from tests.ledger.old import make_hospital
 
 pytestmark = pytest.mark.quick
@@ -83,7 +83,7 @@ def test_a_log_never_mixes_units(sqlite_url: str) -> None:
         ledger.create_budget(Budget(3.0, 1e-5, name="b", unit="person"))
         ledger.reserve("b", [ChargeRequest(Gaussian(5.0), unit="person")])
         with (
-            mock.patch.object(ledger_module, "refuse_other_unit", return_value=None),
+            mock.patch.object(requests_module, "refuse_other_unit", return_value=None),
             pytest.raises(LedgerCorruptedError, match="per record, the budget is per person"),
         ):
             ledger.reserve("b", [ChargeRequest(Gaussian(6.0))])

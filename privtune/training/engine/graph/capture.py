@@ -8,8 +8,7 @@ copied for every record from then on, which is exact for any use. So no use is m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +21,7 @@ from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.engine.graph.polish import polish
 from privtune.training.engine.graph.record import record
 from privtune.training.engine.graph.tape import Entry, Levels, Site
+from privtune.training.engine.graph.traced import traced
 from privtune.training.engine.layers.uses import CopyUse, Use
 from privtune.training.mechanism.kernel import Layout, LossOf
 
@@ -269,27 +269,11 @@ def _run(
 
         return torch.vmap(record, in_dims=(0, 0, 0, 0))(copied, xs, ys, drops)
 
-    with _being_captured():
+    with traced():
         losses = torch.vmap(candidate)(stacked, copies, x, y, tuple(masks or ()))
     if any(entry.out._version != entry.version for entry in found[0].entries):
         raise RuntimeError("the model changes the output of a layer in place")
     return _Pass(losses, found[0].entries, found[0].sites)
-
-
-@contextmanager
-def _being_captured() -> Iterator[None]:
-    """Say to the model, in torch's own words, that it is traced, as it is.
-
-    Libraries whose models look at values to go a shorter way (Hugging Face's leave out a mask that
-    masks nothing) then go the way that is right for all values. The check takes records one by one
-    without this, each by the way of its own values.
-    """
-    stood = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = stood
 
 
 def _one(
