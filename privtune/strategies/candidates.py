@@ -13,6 +13,7 @@ from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import CHANGING
 from privtune.strategies.in_run import method_class, require_adjacency, require_parameters
 from privtune.strategies.trainings import CANDIDATE, SearchPlan, TrainingPlan
+from privtune.tasks._fine_tuning import PART
 from privtune.training.methods import METHODS
 from privtune.training.methods._rate_schedule import SEARCHED, check_searched
 
@@ -75,7 +76,7 @@ def check_listed(
     for entry in listed:
         _check(f"{arm}: {entry.point[CANDIDATE]}", entry, context)
     taken = {name for entry in listed for name in _drawn(entry, context)}
-    if idle := sorted(set(context.space) - taken - set(SEARCHED)):
+    if idle := sorted(set(context.space) - taken - {*SEARCHED, PART}):
         raise InvalidInputError(
             f"candidates of arm {arm!r}",
             names,
@@ -131,6 +132,10 @@ def _drawn(entry: Listed, context: PlanningContext) -> list[str]:
 
 def _check(where: str, entry: Listed, context: PlanningContext) -> None:
     method = method_class(entry.method)
+    if PART in entry.parameters:
+        raise InvalidInputError(
+            f"parameters of {where!r}", PART, "is searched by the space, for all candidates alike"
+        )
     drawn = dict.fromkeys(_drawn(entry, context), 1.0)
     require_parameters(where, method, {**drawn, **entry.parameters})
     require_adjacency(where, method, entry.options, context)

@@ -11,6 +11,7 @@ from privtune.accounting import (
     Event,
 )
 from privtune.errors import InvalidInputError
+from privtune.tasks._fine_tuning import PART
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS
@@ -148,7 +149,7 @@ class SearchPlan:
         if CANDIDATE not in self.points[0]:
             return drawn
         which = int(streams.numpy("method", number).integers(len(self.points)))
-        takes = (*self.trainings[which].method.parameters, *SEARCHED)
+        takes = (*self.trainings[which].method.parameters, *SEARCHED, PART)
         return {**{n: v for n, v in drawn.items() if n in takes}, **self.points[which]}
 
     def with_noise(self, noise: NoiseOptions) -> SearchPlan:

@@ -80,6 +80,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"candidates": [{"method": "hyfreedp"}]}, RATE, "take no learning_rate, which the space searches"),
     ({"candidates": LIST, "parameters": CLIP}, RATE, "have their own: leave out parameters"),
     ({"candidates": LIST, "sampler": "tpe"}, RATE, "not independent"),
+    ({"candidates": [{"method": "hyfreedp", "parameters": {"trainable": "head"}}]}, {}, "by the space"),
     (
         {"candidates": LIST},
         {**RATE, "epochs": {"type": "categorical", "choices": [1, 2]}},
@@ -173,3 +174,12 @@ def test_the_tracker_says_what_the_winner_of_a_grid_was_trained_with(storage: st
         for t in study.plans[0].search.trainings
     }
     assert params["noise_multiplier"] == noises[params["steps"]]
+
+
+def test_the_part_that_is_trained_is_drawn_for_every_candidate() -> None:
+    space = {"trainable": {"type": "categorical", "choices": ["head", "biases"]}}
+    plan = PapernotSteinke(mean_runs=4, candidates=LIST[2:]).plan(context(space), epsilon=2.0)
+    drawn = [plan.candidate(context(space).space, Streams(bytes(32)), n) for n in range(64)]
+    assert {(c["candidate"], c["trainable"]) for c in drawn} == {
+        (name, part) for name in ("dp-adam", "slow") for part in ("head", "biases")
+    }
