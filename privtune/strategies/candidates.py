@@ -12,10 +12,11 @@ from privtune.strategies._options import check_types, reject_unknown_options
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import CHANGING
 from privtune.strategies.in_run import method_class, require_adjacency, require_parameters
+from privtune.strategies.searching import check_space
 from privtune.strategies.trainings import CANDIDATE, SearchPlan, TrainingPlan
 from privtune.tasks._fine_tuning import PART
 from privtune.training.methods import METHODS
-from privtune.training.methods._rate_schedule import SEARCHED, check_searched
+from privtune.training.methods._rate_schedule import SEARCHED
 
 __all__ = ["Listed", "check_listed", "listed_plan"]
 
@@ -42,10 +43,8 @@ class Listed:
         return {CANDIDATE: self.name or self.method, **self.parameters}
 
 
-def check_listed(
-    arm: str, entries: Sequence[Mapping[str, Any]], context: PlanningContext
-) -> tuple[Listed, ...]:
-    """Read the list, and refuse what cannot be drawn from it.
+def check_listed(arm: str, entries: Sequence[Mapping[str, Any]], context: PlanningContext) -> None:
+    """Refuse a list that cannot be drawn from.
 
     Args:
         arm: Name of the arm, for messages.
@@ -67,7 +66,8 @@ def check_listed(
             f"{', '.join(changing)}, which changes it. Take it out of the space, or leave "
             "candidates out."
         )
-    listed = tuple(_read(arm, number, entry) for number, entry in enumerate(entries))
+    check_space(context.space)
+    listed = _read_all(arm, entries)
     names = [entry.point[CANDIDATE] for entry in listed]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidInputError(
@@ -82,20 +82,26 @@ def check_listed(
             names,
             f"take no {', '.join(idle)}, which the space searches: list a method that does",
         )
-    return listed
 
 
 def listed_plan(
-    context: PlanningContext, listed: Sequence[Listed], *, epsilon: float, part: str = "all"
+    context: PlanningContext,
+    arm: str,
+    entries: Sequence[Mapping[str, Any]],
+    *,
+    epsilon: float,
+    part: str = "all",
 ) -> SearchPlan:
-    """Plan what candidates run, each training at ``epsilon``.
+    """Plan what candidates of a list that was checked run, each training at ``epsilon``.
 
     Args:
         context: Public facts.
-        listed: The list.
+        arm: Name of the arm, for messages.
+        entries: As they stand in a spec.
         epsilon: Target of one training.
         part: Which records candidates see.
     """
+    listed = _read_all(arm, entries)
     return SearchPlan(
         tuple(
             TrainingPlan(
@@ -109,6 +115,10 @@ def listed_plan(
         ),
         tuple(entry.point for entry in listed),
     )
+
+
+def _read_all(arm: str, entries: Sequence[Mapping[str, Any]]) -> tuple[Listed, ...]:
+    return tuple(_read(arm, number, entry) for number, entry in enumerate(entries))
 
 
 def _read(arm: str, number: int, entry: object) -> Listed:
@@ -139,6 +149,3 @@ def _check(where: str, entry: Listed, context: PlanningContext) -> None:
     drawn = dict.fromkeys(_drawn(entry, context), 1.0)
     require_parameters(where, method, {**drawn, **entry.parameters})
     require_adjacency(where, method, entry.options, context)
-    for name in SEARCHED:
-        if name in context.space:
-            check_searched(name, context.space[name])

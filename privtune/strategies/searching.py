@@ -17,7 +17,7 @@ from privtune.strategies.trainings import SearchPlan
 from privtune.tasks._fine_tuning import PART, check_part
 from privtune.training.methods._rate_schedule import SEARCHED, check_searched
 
-__all__ = ["Drawing", "IndependentDrawing", "Searching", "parts_of"]
+__all__ = ["Drawing", "IndependentDrawing", "Searching", "check_space", "parts_of"]
 
 
 def parts_of(strategy: object, space: Mapping[str, Any], plan: Plan) -> tuple[str, ...]:
@@ -71,12 +71,24 @@ class Searching:
             method_class(self.method),
             {**self.parameters, **dict.fromkeys(set(searched) - {*SEARCHED, PART}, 1.0)},
         )
-        if PART in context.space:
-            for part in getattr(context.space[PART], "choices", (PART,)):
-                check_part(part)
-        for name in SEARCHED:
-            if name in context.space:
-                check_searched(name, context.space[name])
+        check_space(context.space)
+
+
+def check_space(space: Mapping[str, Any]) -> None:
+    """Refuse what no method can be trained with, of what a space says of parts and schedules.
+
+    Args:
+        space: Distributions by name.
+
+    Raises:
+        InvalidInputError: Naming it.
+    """
+    if PART in space:
+        for part in getattr(space[PART], "choices", (PART,)):
+            check_part(part)
+    for name in SEARCHED:
+        if name in space:
+            check_searched(name, space[name])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,8 +98,7 @@ class Selection(IndependentDrawing):
     ) -> SearchPlan:
         """Plan what candidates run, each training at about ``epsilon``: see ``Drawing.search``."""
         if self.candidates:
-            listed = check_listed(self.arm, self.candidates, context)
-            return listed_plan(context, listed, epsilon=epsilon, part=part)
+            return listed_plan(context, self.arm, self.candidates, epsilon=epsilon, part=part)
         return super().search(context, epsilon=epsilon, part=part, final_records=final_records)
 
     def run_event(self, search: SearchPlan, score: ScorePlan) -> Event:

@@ -91,6 +91,11 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {},
         "must be a finite number above 0",
     ),
+    (
+        {"candidates": LIST[2:]},
+        {"trainable": {"type": "categorical", "choices": ["head", "tail"]}},
+        "tail",
+    ),
 ]  # fmt: skip
 
 
