@@ -18,7 +18,7 @@ import uuid
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.files import private_folder
@@ -27,6 +27,11 @@ __all__ = ["DamagedResultError", "ObjectStore", "check_address"]
 
 _CHUNK = 2**30  # bytes; one call of AES-GCM takes less than 2³¹
 _TAG = 16
+# Of what fsspec opens: what one process alone sees, and what is a view of another store.
+_NO_STORES = frozenset({
+    "async_wrapper", "asyncwrapper", "blockcache", "cached", "data", "dir", "filecache", "generic",
+    "libarchive", "memory", "reference", "simplecache", "tar", "zip",
+})  # fmt: skip
 
 
 class DamagedResultError(PrivTuneError):
@@ -42,8 +47,6 @@ def check_address(url: str) -> str:
     Raises:
         InvalidInputError: If it is none, or what opens it is not installed.
     """
-    import fsspec
-
     scheme, separator, rest = url.partition("://")
     if not separator or not rest or (scheme in {"file", "local"} and not rest.startswith("/")):
         raise InvalidInputError(
@@ -56,13 +59,29 @@ def check_address(url: str) -> str:
             "must hold no name, password or option: it is recorded",
             "Keys of stores belong into the environment of whoever trains.",
         )
+    if scheme in _NO_STORES:
+        raise InvalidInputError(
+            "artifacts",
+            url,
+            f"{scheme} is no store of its own that other processes reach",
+            "As s3://bucket/folder or file:///folder; large results are files beside the study unless given.",
+        )
+    _opener(url, scheme)
+    return url.rstrip("/")
+
+
+def _opener(url: str, scheme: str) -> type[Any]:
+    import fsspec
+
     try:
-        fsspec.get_filesystem_class(scheme)
+        return cast("type[Any]", fsspec.get_filesystem_class(scheme))
     except ValueError:
         raise InvalidInputError("artifacts", url, f"{scheme} is no store that is known") from None
     except ImportError as error:
-        raise InvalidInputError("artifacts", url, f"needs a package ({error})") from None
-    return url.rstrip("/")
+        says = (
+            f"needs a package that is not installed here, wherever something is trained ({error})"
+        )
+        raise InvalidInputError("artifacts", url, says) from None
 
 
 @dataclass(frozen=True)
@@ -163,10 +182,8 @@ class ObjectStore:
 
     @cached_property
     def _files(self) -> Any:
-        import fsspec
-
         # No cache of listings: others write here at the same time.
-        return fsspec.filesystem(self.address.partition("://")[0], use_listings_cache=False)
+        return _opener(self.address, self.address.partition("://")[0])(use_listings_cache=False)
 
     def _speaking(self, doing: str) -> _Speaking:
         return _Speaking(self.address, doing)
@@ -185,7 +202,8 @@ class _Speaking:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: Any
     ) -> None:
-        if kind is None or not issubclass(kind, Exception) or issubclass(kind, FileNotFoundError):
+        said = (FileNotFoundError, PrivTuneError)
+        if kind is None or not issubclass(kind, Exception) or issubclass(kind, said):
             return
         raise PrivTuneError(
             f"{self.address} cannot be {self.doing} from here ({kind.__name__}). What was charged "

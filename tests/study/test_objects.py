@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+from fsspec.registry import _registry, known_implementations
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger, Rounds
@@ -170,6 +172,8 @@ def test_the_first_result_stays_and_what_came_second_is_deleted(
         ("tape://reel", "no store that is known"),
         ("s3://key:hunter2@bucket/x", "it is recorded"),
         ("s3://bucket/x?key=hunter2", "it is recorded"),
+        ("memory://objects", "no store of its own that other processes reach"),
+        ("simplecache::s3://bucket/x", "no store that is known"),
     ],
 )
 def test_addresses_are_checked_with_the_spec(url: str, says: str) -> None:
@@ -178,7 +182,37 @@ def test_addresses_are_checked_with_the_spec(url: str, says: str) -> None:
     assert "hunter2" not in str(caught.value)
     with pytest.raises(InvalidInputError):
         check_address(url)
-    assert check_address("memory://a/b/") == "memory://a/b"
+    assert check_address("file:///a/b/") == "file:///a/b"
+
+
+@pytest.mark.quick
+def test_what_one_process_alone_sees_or_wraps_another_store_is_no_store() -> None:
+    """By where fsspec keeps it, so that a new name of one is found here."""
+    homes = {"memory", "data", "dirfs", "reference", "cached", "asyn_wrapper", "tar", "zip"}
+    homes |= {"libarchive", "generic"}
+    none = {
+        scheme
+        for scheme, known in known_implementations.items()
+        if known["class"].startswith("fsspec.") and known["class"].split(".")[-2] in homes
+    }
+    assert len(none) >= 12
+    for scheme in none:
+        with pytest.raises(InvalidInputError, match="no store of its own"):
+            check_address(f"{scheme}://a/b")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("url", "package"), [("s3://b/x", "s3fs"), ("gs://b/x", "gcsfs")])
+def test_a_store_whose_package_is_missing_is_named_in_one_sentence(
+    url: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as where it is not installed
+    _registry.pop(url.partition(":")[0], None)
+    with pytest.raises(InvalidInputError, match=f"not installed here.*{package}") as caught:
+        check_address(url)
+    assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(PrivTuneError, match=f"not installed here.*{package}"):
+        ObjectStore(url, "uid").check()  # a worker's machine, which did not create the study
 
 
 def test_a_store_that_cannot_be_written_is_said_before_the_charge(tmp_path: Path) -> None:
@@ -191,6 +225,7 @@ def test_a_store_that_cannot_be_written_is_said_before_the_charge(tmp_path: Path
         assert not ledger.charges("toy")
 
 
+@pytest.mark.parametrize("address", ["file"], indirect=True)
 def test_a_round_whose_objects_are_damaged_is_trained_anew_to_the_same_release(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,13 +269,13 @@ def test_a_store_that_always_loses_is_said_and_nothing_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("privtune.study._results._LARGE", 100)
-    address = f"memory://{uuid.uuid4().hex}"
+    address = f"file://{tmp_path}/objects"
     url = f"sqlite:///{tmp_path / 'p.db'}"
     study = Study.create(toy_spec(arms=[ARM], seed=4, artifacts=address), url)
     results = Rounds.results
 
     def losing(self: Rounds, charge_id: str) -> object:
-        fsspec.filesystem("memory").rm(address, recursive=True)
+        fsspec.filesystem("file").rm(address, recursive=True)
         return results(self, charge_id)
 
     with monkeypatch.context() as patch:
