@@ -22,12 +22,8 @@ from privtune.strategies.non_private import NonPrivateError, NonPrivateGrid
 from privtune.strategies.plan import Plan
 from privtune.strategies.registry import STRATEGIES, EntryPointError, make_strategy, registered
 from privtune.strategies.release import Cost, Release
-from privtune.strategies.scoring import (
-    Reporting,
-    ScorePlan,
-    Scoring,
-    validation_metric,
-)
+from privtune.strategies.score_plan import ScorePlan, validation_metric
+from privtune.strategies.scoring import Reporting, Scoring
 from privtune.strategies.selection import NoRunFitsError, PapernotSteinke
 from privtune.strategies.subsampled import SubsampledTuningStrategy as SubsampledTuning
 from privtune.strategies.trainings import SearchPlan, TrainingPlan

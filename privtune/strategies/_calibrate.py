@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from privtune.accounting import Event, Parallel, calibrate
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.scoring import ScorePlan
+from privtune.strategies.score_plan import ScorePlan
 
 __all__ = ["both", "factor_for", "score_for"]
 

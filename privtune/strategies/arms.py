@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from privtune.strategies._base import Strategy
     from privtune.strategies.context import PlanningContext
     from privtune.strategies.plan import Plan
-    from privtune.strategies.scoring import ScorePlan
+    from privtune.strategies.score_plan import ScorePlan
 
 __all__ = ["plan_arm"]
 

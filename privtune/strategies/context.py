@@ -10,7 +10,8 @@ from privtune.accounting import (
 )
 from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
-from privtune.strategies.scoring import Reporting, ScorePlan, Scoring
+from privtune.strategies.score_plan import ScorePlan
+from privtune.strategies.scoring import Reporting, Scoring
 from privtune.tasks import Task
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule

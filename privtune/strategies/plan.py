@@ -18,7 +18,7 @@ from privtune.accounting import (
 )
 from privtune.accounting.reach import mass_beyond_reach
 from privtune.ledger import RECORD
-from privtune.strategies.scoring import ScorePlan
+from privtune.strategies.score_plan import ScorePlan
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
 from privtune.tasks import PublicFacts
 from privtune.training.mechanism.noise_options import NoiseOptions

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from privtune.accounting import Adjacency, Event, Gaussian, Laplace, calibrate
 from privtune.errors import InvalidInputError
 from privtune.strategies._options import check_types
+from privtune.strategies.score_plan import ScorePlan
 from privtune.training.mechanism.metrics import (
     METRICS,
     Joint,
     Metric,
     OwnScore,
-    label,
-    lower_is_better,
     make_metric,
 )
 
 __all__ = [
     "Reporting",
-    "ScorePlan",
     "Scoring",
-    "validation_metric",
 ]
 
 _OF_NUMBERS = tuple(metric.name for metric in METRICS.values() if metric.takes == "numbers")
@@ -366,108 +361,3 @@ class Reporting(Scoring):
         except InvalidInputError as error:
             name = error.name.replace("scoring", "report", 1)
             raise InvalidInputError(name, error.value, error.allowed, error.remedy) from None
-
-
-@dataclass(frozen=True)
-class ScorePlan:
-    """How a trial is scored: sums over a split, divided by its declared size, and a metric of them.
-
-    They are noised if the split is private.
-
-    Args:
-        records: Declared number of records. Scores are sums over the records there are, divided by
-            it, so their sensitivity is bound/records however many there are.
-        noise_multiplier: Noise scale over that sensitivity; ``None`` if the split is declared
-            public.
-        mechanism: ``gaussian`` or ``laplace``.
-        metric: Name of the metric.
-        bound: The longest vector that one record adds, in the mechanism's norm.
-        options: What else the metric takes, JSON-ready.
-        moved: How far a neighbour's sums can be, where that is not ``bound``: under replace-one, two
-            vectors may differ by more than one of them is long.
-
-    Example:
-        >>> score = ScorePlan(records=1000, noise_multiplier=4.0)
-        >>> score.event, score.standard_deviation, score.scaled(2.0).standard_deviation
-        (Gaussian(noise_multiplier=4.0), 0.004, 0.008)
-    """
-
-    records: int
-    noise_multiplier: float | None
-    mechanism: str = "gaussian"
-    metric: str = "accuracy"
-    bound: float = 1.0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    moved: float | None = None
-
-    @property
-    def event(self) -> Event | None:
-        """What one score costs the split's records; ``None`` where it is free."""
-        if self.noise_multiplier is None:
-            return None
-        kind = Gaussian if self.mechanism == "gaussian" else Laplace
-        return kind(self.noise_multiplier)
-
-    @property
-    def standard_deviation(self) -> float:
-        """Scale of the noise on each mean: standard deviation, or Laplace's scale."""
-        if self.noise_multiplier is None:
-            return 0.0
-        sensitivity = self.bound if self.moved is None else self.moved
-        return self.noise_multiplier * sensitivity / self.records
-
-    def scaled(self, factor: float) -> ScorePlan:
-        """Return the plan with its noise times ``factor``.
-
-        Args:
-            factor: Above 0.
-
-        Returns:
-            The same score with other noise.
-        """
-        if self.noise_multiplier is None:
-            return self
-        return replace(self, noise_multiplier=self.noise_multiplier * factor)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON-ready data.
-
-        Returns:
-            What the fields say.
-
-        Example:
-            >>> sorted(ScorePlan(100, 2.0).to_dict())
-            ['bound', 'mechanism', 'metric', 'noise_multiplier', 'records']
-        """
-        data = asdict(self)
-        # Left out where there are none: plans of before there were these keep their digests.
-        options, moved = data.pop("options"), data.pop("moved")
-        if options:
-            data["options"] = _jsonable(options)
-        return data if moved is None else {**data, "moved": moved}
-
-
-def _jsonable(options: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(json.dumps(dict(options)))  # tuples are lists there
-    return made
-
-
-def validation_metric(plan: ScorePlan | None, score: float | None) -> dict[str, float]:
-    """Return a score under the name of its metric, as people read it.
-
-    Args:
-        plan: How the trial was scored; ``None`` if it was not.
-        score: The score: higher is better, so that of a loss is its negative.
-
-    Returns:
-        ``validation_accuracy``, ``validation_loss``, ``validation_auc`` and so on; nothing without
-        a finite score.
-
-    Example:
-        >>> validation_metric(ScorePlan(100, 2.0, metric="loss"), -0.25)
-        {'validation_loss': 0.25}
-    """
-    if plan is None or score is None or not math.isfinite(score):
-        return {}
-    value = -score if lower_is_better(plan.metric) else score
-    return {f"validation_{label(plan.metric)}": value}

@@ -24,7 +24,7 @@ from privtune.strategies.grid import scaled
 from privtune.strategies.laws import NOTHING, OptionsOfLaw, choose_law, largest_mean
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan
-from privtune.strategies.scoring import ScorePlan
+from privtune.strategies.score_plan import ScorePlan
 from privtune.strategies.searching import IndependentDrawing
 from privtune.strategies.trainings import SearchPlan
 

@@ -118,7 +118,12 @@ def load_release(
     Raises:
         PrivTuneError: If a model of it is elsewhere.
     """
-    result = unpack_result(results.get(MODEL) or b"")
+
+    def read(name: str) -> TrialResult:
+        found = unpack_result(results.get(name) or b"")
+        return found if plan.score is None else replace(found, score=plan.score.held(found.score))
+
+    result = read(MODEL)
     trials = [name for name in results.names() if name.startswith(_TRIALS)]
     return Release(
         arm=plan.arm,
@@ -132,7 +137,7 @@ def load_release(
         intervals={k: tuple(v) for k, v in document.get("intervals", {}).items()},
         cost=Cost(**document["cost"]),
         sealed=plan.is_sealed,
-        trials=tuple(unpack_result(results.get(name) or b"") for name in trials),
+        trials=tuple(read(name) for name in trials),
         note=document["note"],
         shapes=result.shapes,
         machine=document.get("machine", {}),

@@ -80,7 +80,7 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Measured:
-    """A metric of a model, and how far off it may be.
+    """A metric of a model, and how far off it may be: within what the metric can be, all of it.
 
     Args:
         value: The metric itself: less is better for a loss.
@@ -152,14 +152,7 @@ def measure(
     means = _noised(plan, metric, model, data, rng=rng, loss=loss)
     if means is None:
         return None
-    low, high = interval(
-        metric,
-        means,
-        scale=plan.standard_deviation,
-        mechanism=plan.mechanism,
-        records=plan.records,
-    )
-    return Measured(metric.value(means), low, high)
+    return _measured(plan, metric, means)
 
 
 def measure_each(
@@ -191,15 +184,15 @@ def measure_each(
     names = [plan.metric, *(each["metric"] for each in plan.options["beside"])]
     each = {}
     for name, (own, norm, block) in zip(names, metric.blocks(means), strict=True):
-        ends = interval(
-            own,
-            block,
-            scale=plan.standard_deviation * norm,
-            mechanism=plan.mechanism,
-            records=plan.records,
-        )
-        each[label(name)] = Measured(own.value(block), *ends)
+        each[label(name)] = _measured(plan, own, block, norm)
     return each
+
+
+def _measured(plan: ScoreTerms, metric: Metric, means: Floats, units: float = 1.0) -> Measured:
+    """Return a metric within what it can be, and its interval likewise."""
+    scale, drawn = plan.standard_deviation * units, plan.mechanism
+    ends = interval(metric, means, scale=scale, mechanism=drawn, records=plan.records)
+    return Measured(metric.value(metric.held(means)), *ends)
 
 
 def _metric(plan: ScoreTerms) -> Metric:

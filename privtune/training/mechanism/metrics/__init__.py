@@ -15,6 +15,7 @@ from privtune.training.mechanism.metrics._joint import Joint
 from privtune.training.mechanism.metrics._make import (
     METRICS,
     interval,
+    is_mean,
     is_share,
     label,
     lower_is_better,
@@ -30,6 +31,7 @@ __all__ = [
     "Metric",
     "OwnScore",
     "interval",
+    "is_mean",
     "is_share",
     "label",
     "lower_is_better",

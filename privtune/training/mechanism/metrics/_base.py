@@ -61,6 +61,19 @@ class Metric:
         """Return the metric from noised sums, each divided by the declared number of records."""
         return float(means[0])
 
+    def held(self, means: Floats) -> Floats:
+        """Return the noised means nearest to what means can be.
+
+        It looks at what was released alone, so it is free, and it never moves a mean away from the
+        true one. Scores that decide are left as they are: held ones would tie.
+        """
+        return means
+
+    def ends(self, means: Floats) -> tuple[float, float]:
+        """Return the metric twice; the ends of what it can be where noise leaves nothing to divide by."""
+        value = self.value(self.held(means))
+        return value, value
+
 
 class OneSum(Metric):
     """A metric of one sum, to which each record adds one number in [0, norm]."""
@@ -68,6 +81,10 @@ class OneSum(Metric):
     def moved(self, mechanism: str) -> float:
         """The norm: two numbers in [0, norm] differ by no more."""
         return self.norm(mechanism)
+
+    def held(self, means: Floats) -> Floats:
+        """Within [0, norm], as every mean of such numbers is: see ``Metric``."""
+        return np.clip(means, 0.0, self.norm("gaussian"))
 
 
 def side_by_side(*parts: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,16 @@ class TopK(OneSum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalancedAccuracy(Metric):
+class _OfCounts(Metric):
+    """A ratio of counts of records."""
+
+    def held(self, means: Floats) -> Floats:
+        """None below 0: see ``Metric``."""
+        return np.maximum(means, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedAccuracy(_OfCounts):
     """The mean over classes of the share of their records that are classified correctly.
 
     A ratio for each class, so its two counts are noised: right and wrong ones, 2C sums.
@@ -89,12 +98,12 @@ class BalancedAccuracy(Metric):
 
     def value(self, means: Floats) -> float:
         """See ``Metric``."""
-        right, wrong = np.maximum(means, 0.0).reshape(2, -1)
+        right, wrong = self.held(means).reshape(2, -1)
         return float(np.mean(ratio(right, right + wrong)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class F1(Metric):
+class F1(_OfCounts):
     """F1 of the second of two classes: 2 TP / (2 TP + errors).
 
     A ratio, so two sums are noised: true positives, and errors (false ones of both kinds).
@@ -122,12 +131,12 @@ class F1(Metric):
 
     def value(self, means: Floats) -> float:
         """See ``Metric``."""
-        hits, errors = np.maximum(means, 0.0)
+        hits, errors = self.held(means)
         return float(ratio(2.0 * hits, 2.0 * hits + errors))
 
 
 @dataclass(frozen=True, kw_only=True)
-class MacroF1(Metric):
+class MacroF1(_OfCounts):
     """The mean over classes of their F1, each against all others.
 
     **Sensitivity**: for each class two sums, its true positives and its errors. A record that is
@@ -155,7 +164,7 @@ class MacroF1(Metric):
 
     def value(self, means: Floats) -> float:
         """See ``Metric``."""
-        hits, errors = np.maximum(means, 0.0).reshape(2, -1)
+        hits, errors = self.held(means).reshape(2, -1)
         return float(np.mean(ratio(2.0 * hits, 2.0 * hits + errors)))
 
 
@@ -196,6 +205,11 @@ class AUC(Metric):
         bin_ = _one_hot(place.floor().clamp(0, self.bins - 1).long(), self.bins)
         own = positive.unsqueeze(1)
         return side_by_side(bin_ & own, bin_ & ~own)
+
+    def ends(self, means: Floats) -> tuple[float, float]:
+        """See ``Metric``: of a class without records nothing is known."""
+        known = bool((means.reshape(2, -1).sum(axis=1) > 0.0).all())
+        return super().ends(means) if known else (0.0, 1.0)
 
     def value(self, means: Floats) -> float:
         """See ``Metric``."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from privtune.errors import InvalidInputError
-from privtune.training.mechanism.metrics._base import Floats, Metric
+from privtune.training.mechanism.metrics._base import Floats, Metric, OneSum
 from privtune.training.mechanism.metrics._classes import (
     AUC,
     F1,
@@ -21,7 +21,15 @@ from privtune.training.mechanism.metrics._classes import (
 )
 from privtune.training.mechanism.metrics._numbers import MAE, MSE, R2, ClippedLoss, OwnScore
 
-__all__ = ["METRICS", "interval", "is_share", "label", "lower_is_better", "make_metric"]
+__all__ = [
+    "METRICS",
+    "interval",
+    "is_mean",
+    "is_share",
+    "label",
+    "lower_is_better",
+    "make_metric",
+]
 
 _DRAWS = 1000  # of an interval
 _SEED = 20_140_611  # public: an interval is a function of what was released
@@ -103,6 +111,11 @@ def lower_is_better(name: str) -> bool:
     return name in METRICS and METRICS[name].lower_is_better
 
 
+def is_mean(name: str) -> bool:
+    """Return whether a metric is one mean of numbers in [0, bound], as a function of one's own is."""
+    return name not in METRICS or issubclass(METRICS[name], OneSum)
+
+
 def is_share(name: str) -> bool:
     """Return whether a metric is a share of records, shown in percent."""
     return name in METRICS and METRICS[name].share
@@ -117,7 +130,8 @@ def interval(
     released ones with the noise's own law and with the largest variance that sums of so many
     independent bounded records can have (for a sum of zeros and ones that is the binomial's), and
     the middle 95% of the metrics that they give are returned. Correlations between parts are left
-    out, so it is approximate for ratios.
+    out, so it is approximate for ratios. It lies within what the metric can be, and so does what it is
+    drawn around: an accuracy that noise carried to 1.2 has an interval that ends at 1, not one above it.
 
     Args:
         metric: The metric.
@@ -138,6 +152,7 @@ def interval(
     rng = np.random.default_rng(_SEED)
     size = (_DRAWS, len(means))
     noise = rng.standard_normal(size) if mechanism == "gaussian" else rng.laplace(size=size)
+    means = metric.held(means)
     largest = metric.norm("gaussian") if len(means) == 1 else 1.0
     # Bhatia and Davis 2000: in [a, b] with mean m no variance is above (b - m)(m - a).
     inside = np.clip(means, 0.0, largest)
@@ -145,6 +160,5 @@ def interval(
     if isinstance(metric, R2):
         spread[1] = math.sqrt(max(1.0 - min(float(means[1]) ** 2, 1.0), 0.0) / records)
     drawn = means + scale * noise + spread * rng.standard_normal(size)
-    values = [metric.value(row) for row in drawn]
-    low, high = np.quantile(values, (0.025, 0.975))
-    return float(low), float(high)
+    lows, highs = np.array([metric.ends(row) for row in drawn]).T
+    return float(np.quantile(lows, 0.025)), float(np.quantile(highs, 0.975))

@@ -151,13 +151,21 @@ class R2(_OfNumbers):
         z = (unit * (known - middle)).unsqueeze(1)
         return side_by_side(error, z, z.square(), z * 0.0 + 1.0)
 
+    def ends(self, means: Floats) -> tuple[float, float]:
+        """See ``Metric``: where targets seem to have no variance, nothing is known."""
+        return super().ends(means) if self._spread(means) > 0.0 else (-1.0, 1.0)
+
     def value(self, means: Floats) -> float:
         """See ``Metric``."""
-        error, z, square, count = (float(part) for part in means)
-        spread = square - z * z / count if count > 0.0 else 0.0
+        spread = self._spread(means)
         if spread <= 0.0:
             return -1.0
-        return min(max(1.0 - 4.0 * max(error, 0.0) / spread, -1.0), 1.0)
+        return min(max(1.0 - 4.0 * max(float(means[0]), 0.0) / spread, -1.0), 1.0)
+
+    @staticmethod
+    def _spread(means: Floats) -> float:
+        _, z, square, count = (float(part) for part in means)
+        return square - z * z / count if count > 0.0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
