@@ -45,6 +45,7 @@ class Audited:
 
     Args:
         name: What was run, in words.
+        event: What it is charged as.
         epsilon: The largest of the bounds: with the audit's confidence not above what is true.
         bounds: The single bounds by name, of which each has its share of what may go wrong.
         lower: What the worst mechanism with this event costs.
@@ -54,6 +55,7 @@ class Audited:
     """
 
     name: str
+    event: Event
     epsilon: float
     bounds: dict[str, float]
     lower: float
@@ -73,6 +75,7 @@ class AuditReport:
 
     Args:
         arm: The arm.
+        plan: Digest of its plan.
         delta: The δ of every ε here.
         adjacency: The relation of neighbours.
         confidence: Of each row's bound.
@@ -84,6 +87,7 @@ class AuditReport:
     """
 
     arm: str
+    plan: str
     delta: float
     adjacency: Adjacency
     confidence: float
@@ -102,6 +106,7 @@ class AuditReport:
         """Return the report, ready for JSON."""
         return {
             "arm": self.arm,
+            "plan": self.plan,
             "delta": self.delta,
             "adjacency": str(self.adjacency),
             "confidence": self.confidence,
@@ -111,6 +116,7 @@ class AuditReport:
             "rows": [
                 {
                     "mechanism": row.name,
+                    "event": row.event.to_dict(),
                     "audited": row.epsilon,
                     "bounds": row.bounds,
                     "lower": row.lower,
@@ -226,6 +232,7 @@ def audit(
             untouched.append(f"scores by {plan.score.metric}")
     return AuditReport(
         plan.arm,
+        plan.digest(),
         delta,
         adjacency,
         confidence,
@@ -276,6 +283,7 @@ class _Terms:
     ) -> Audited:
         return Audited(
             name,
+            event,
             max(bounds.values()),
             bounds,
             instance(event, self.delta, adjacency=self.adjacency),

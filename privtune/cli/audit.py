@@ -30,11 +30,14 @@ def audit(  # noqa: PLR0917 (the command line passes them by name)
     model: Annotated[
         str, typer.Option(help="probe: the canary's parameter alone; task: the task's model, too.")
     ] = "probe",
+    keep: Annotated[
+        bool, typer.Option(help="Keep the record: certificate and report then carry it.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Bound the ε of a study's arms from below, on made-up records; spends nothing, touches no data."""
     from privtune.errors import InvalidInputError
-    from privtune.study import Study
+    from privtune.study import Study, keep_audit
 
     if model not in ("probe", "task"):
         raise InvalidInputError("model", model, "must be probe or task")
@@ -56,10 +59,17 @@ def audit(  # noqa: PLR0917 (the command line passes them by name)
             )
             for a in chosen
         ]
+        for report in reports if keep else ():
+            keep_audit(study, report.to_dict())
     finally:
         study.close()
     if as_json:
         emit_json([report.to_dict() for report in reports])
+    elif keep:
+        console().print(
+            "Kept with the study: its report and the certificate of its budget show it.",
+            soft_wrap=True,
+        )
     if not all(report.passed for report in reports):
         raise typer.Exit(1)
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -20,6 +21,7 @@ import sqlalchemy as sa
 
 from privtune.accounting import Guarantee
 from privtune.ledger.admission import DRIFT, block_guarantee, filter_state, odometer
+from privtune.ledger.audits import audits_of, check_audits, contradictions
 from privtune.ledger.chain import ENTRY_VERSION, Entry, canonical
 from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.history import History
@@ -84,6 +86,8 @@ def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) 
     }
     if note := enforced_unit(certificate)[1]:
         certificate["unit_note"] = note
+    if audits := audits_of(storage, history):
+        certificate["audits"] = audits
     if witnessed:
         certificate["witnesses"] = witnesses_of(history)
     return {**certificate, "digest": _digest(certificate)}
@@ -145,7 +149,11 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
             "the certificate's 'witnesses' do not say what they say when they are asked again: it was "
             "edited, or their versions differ in more than rounding."
         )
-    return verified(history)
+    found = verified(history)
+    if "audits" not in certificate:
+        return found
+    check_audits(certificate["audits"], history)
+    return replace(found, warnings=(*found.warnings, *contradictions(certificate["audits"])))
 
 
 def enforced_unit(certificate: Mapping[str, Any]) -> tuple[str, str]:

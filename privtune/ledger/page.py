@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from privtune.accounting import event_from_dict
 from privtune.accounting.registry import formula
 from privtune.files import forget_times
+from privtune.ledger.audits import contradictions
 from privtune.ledger.certificate import enforced_unit
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 
@@ -95,6 +96,7 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             f"<h2>Charges ({len(certificate['charges'])})</h2>",
             _charges(certificate["charges"]),
             *_declared(certificate["entries"]),
+            *_audits(certificate.get("audits", ())),
             "<h2>How to check it</h2>",
             f"<p>The JSON file that belongs to this page checks itself: <code>{verify}</code>. "
             "Against the ledger: add the budget's name. Who notes the chain head elsewhere can "
@@ -207,6 +209,32 @@ def _charges(charges: list[Mapping[str, Any]]) -> str:
             f"<details><summary>event</summary><pre>{_text(event)}</pre></details></td></tr>"
         )
     return f"<table>{''.join(rows)}</table>"
+
+
+def _audits(audits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if not audits:
+        return
+    yield "<h2>Audits</h2>"
+    yield (
+        "<p>Bounds on ε from below, by experiment on made-up records. All is well where every row grows "
+        "from left to right. Who repeats an audit with its seed finds the same numbers.</p>"
+    )
+    rows = [
+        "<tr><th>of</th><th>audited ≤</th><th>lower ≤</th><th>reported ≤</th><th>published</th>"
+        "<th>runs, confidence, seed</th></tr>"
+    ]
+    for audit in audits:
+        whose = f"{audit['study']} / {audit['arm']}"
+        for row in audit["rows"]:
+            numbers = (row["audited"], row["lower"], row["reported"], audit["published"])
+            cells = "".join(f"<td>{_number(number)}</td>" for number in numbers)
+            how = f"{row['runs']:,}, {audit['confidence']:.0%}, {audit['seed']}"
+            rows.append(
+                f"<tr><td>{_text(whose)}: {_text(row['mechanism'])}</td>{cells}<td>{how}</td></tr>"
+            )
+    yield f"<table>{''.join(rows)}</table>"
+    for sentence in contradictions(audits):
+        yield f'<p class="broken">{_text(sentence)}</p>'
 
 
 def _number(value: float | str) -> str:

@@ -4,7 +4,7 @@ Every function takes a study and shows releases, plans and charges; none can sho
 ``plot_results`` takes the rows of a results file: releases of many studies.
 """
 
-from privtune.plots._audit import plot_audit
+from privtune.plots._audit import plot_audit, plot_audits
 from privtune.plots._budget import plot_budget, plot_epsilon_spent
 from privtune.plots._comparison import plot_cost, plot_utility
 from privtune.plots._results import plot_results
@@ -13,6 +13,7 @@ from privtune.plots._trajectories import plot_trajectories
 
 __all__ = [
     "plot_audit",
+    "plot_audits",
     "plot_budget",
     "plot_cost",
     "plot_epsilon_spent",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from privtune.plots._style import COLOURS, new_figure
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
     from privtune.audit import AuditReport
 
-__all__ = ["plot_audit"]
+__all__ = ["plot_audit", "plot_audits"]
 
 
 def plot_audit(report: AuditReport) -> go.Figure:
@@ -29,16 +30,42 @@ def plot_audit(report: AuditReport) -> go.Figure:
         >>> [marks.name for marks in plot_audit(report).data]
         ['audited', 'lower', 'reported', 'published']
     """
+    return plot_audits([report.to_dict()])
+
+
+def plot_audits(records: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """Plot the chains of kept audits, as certificates carry them, in one figure.
+
+    Args:
+        records: From :func:`privtune.study.audits_of`; at one δ, which is their budget's.
+
+    Returns:
+        As :func:`plot_audit`; arms are named where there are several.
+
+    Example:
+        >>> from privtune.audit import audit
+        >>> made = [audit(plan, delta=1e-5, runs=100).to_dict() for plan in study.plans[:1]]
+        >>> plot_audits(made).data[0].y
+        ('one training',)
+    """
     import plotly.graph_objects as go
 
-    figure = new_figure(x=f"ε (at δ = {report.delta:g})", height=150 + 60 * len(report.rows))
-    names = [row.name for row in report.rows]
-    chain = {
-        "audited": [row.epsilon for row in report.rows],
-        "lower": [row.lower for row in report.rows],
-        "reported": [row.reported for row in report.rows],
-        **({} if report.published is None else {"published": [report.published for _ in names]}),
-    }
+    several = len(records) > 1
+    chains = [
+        {
+            "of": f"{record['arm']} ({record['seed']}): {row['mechanism']}"
+            if several
+            else row["mechanism"],
+            **{name: row[name] for name in ("audited", "lower", "reported")},
+            "published": record["published"],
+        }
+        for record in records
+        for row in record["rows"]
+    ]
+    figure = new_figure(x=f"ε (at δ = {records[0]['delta']:g})", height=150 + 60 * len(chains))
+    names = [chain.pop("of") for chain in chains]
+    marks = {name: [chain[name] for chain in chains] for name in chains[0]}
+    chain = {name: values for name, values in marks.items() if None not in values}
     for (name, values), colour in zip(chain.items(), COLOURS, strict=False):
         figure.add_trace(
             go.Scatter(

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from privtune.study._loop_data import SealedTrialError
     from privtune.study._store import StudyExistsError, StudyNotFoundError
     from privtune.study._study import SealedTrialsError, Study, delete_study, study_names
+    from privtune.study.audits import audits_of, keep_audit
     from privtune.study.lifecycle import StudyBusyError, StudyFinishedError
     from privtune.study.objective import StudyInterruptedError
     from privtune.study.observer import ArmStatus, NullObserver, Observer
@@ -40,7 +41,9 @@ __all__ = [
     "StudySpec",
     "Trial",
     "Validation",
+    "audits_of",
     "delete_study",
+    "keep_audit",
     "plan_study",
     "study_names",
 ]

@@ -14,6 +14,7 @@ from privtune.accounting import Adjacency, Guarantee, epsilon, event_from_dict
 from privtune.accounting.registry import formula
 from privtune.errors import PrivTuneError
 from privtune.ledger import ChargeState, enforced_unit
+from privtune.ledger.audits import contradictions
 from privtune.views.text import show_epsilon, together
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Evidence:
             found.append("The budget is broken: what was charged costs more than it promises.")
         if note := enforced_unit(self.certificate)[1]:
             found.append(f"{note[:1].upper()}{note[1:]}.")
-        return tuple(found)
+        return (*found, *contradictions(self.certificate.get("audits", ())))
 
     @cached_property
     def charges(self) -> tuple[Line, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from privtune.ledger import RECORD
+from privtune.ledger.audits import contradictions
 from privtune.tasks import A_RECORD
 from privtune.views.evidence import OPEN, Evidence, evidence
 from privtune.views.page import Html, document, section, text
@@ -120,6 +121,20 @@ def _top(found: Evidence) -> tuple[Answer, ...]:
     )
 
 
+def audited(found: Evidence) -> tuple[str, ...]:
+    """Return what the audits say that the certificate carries."""
+    audits = found.certificate.get("audits", ())
+    said = [
+        f"{audit['study']}/{audit['arm']}, {row['mechanism']}: by experiment on made-up records ε ≥ "
+        f"{row['audited']:.4g} at {audit['confidence']:.0%} confidence ({row['runs']:,} runs, seed "
+        f"{audit['seed']}); lower bound {row['lower']:.4g}, reported {row['reported']:.4g}, published "
+        f"{audit['published']:g}."
+        for audit in audits
+        for row in audit["rows"]
+    ]
+    return (*said, *contradictions(audits)) or ("No audit was kept with this study.",)
+
+
 def grouped(found: Evidence) -> tuple[str, ...]:
     """Return what a unit is made of, where it is more than a record."""
     said = dict.fromkeys(plan.public_facts.get(A_RECORD) for plan in found.plans)
@@ -170,6 +185,11 @@ def _middle(found: Evidence) -> tuple[Answer, ...]:
                 f"ε is recomputed from the charged events by whoever holds the certificate ({libraries}).",
             ),
             "who reviewed code of your own (models, losses, loops), if any runs.",
+        ),
+        Answer(
+            "Was it tested that the guarantee holds as the software runs?",
+            audited(found),
+            "whether somebody else repeated it; privtune audit NAME --seed repeats an audit.",
         ),
         Answer("What is declared public, so that nothing protects it?", tuple(public)),
         Answer(

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import explain
 from privtune.accounting.registry import formula
+from privtune.ledger.audits import contradictions
+from privtune.study.audits import audits_of
 from privtune.views.page import (
     Html,
     details,
@@ -102,6 +104,7 @@ def render_study(study: Study) -> str:
         _comparison(arms),
         *_figures(study, arms),
         _charges(study, view),
+        _audits(audits_of(study)),
         _declared(study),
         privacy_statement(study, arms, view),
         _checking(view),
@@ -274,6 +277,50 @@ def _charges(study: Study, view: BudgetView) -> Html:
         ),
         anchor="charges",
     )
+
+
+def _audits(records: list[dict[str, Any]]) -> Html:
+    from privtune import plots
+
+    if not records:
+        return Html("")
+    rows = [
+        (
+            f"{record['arm']}: {row['mechanism']}",
+            *(f"{row[name]:.4f}" for name in ("audited", "lower", "reported")),
+            f"{record['published']:g}",
+            f"{row['runs']:,}",
+            f"{record['seed']}",
+        )
+        for record in records
+        for row in record["rows"]
+    ]
+    columns = ["of", "audited ≤", "lower ≤", "reported ≤", "published", "runs", "seed"]
+    numbers = table(
+        columns,
+        rows,
+        caption=f"Bounds on ε from below, by experiment, at {records[0]['confidence']:.0%} confidence each",
+        numeric=columns[1:],
+    )
+    return section(
+        "Audits",
+        *(Html(f'<p class="lead warn">{text(said)}</p>') for said in contradictions(records)),
+        numbers,
+        figure(
+            "audits",
+            plots.plot_audits(records),
+            caption="What experiments on made-up records found, what the worst mechanism costs, what is "
+            "reported, and what the budget promises: from left to right if all is well.",
+        ),
+        Html(
+            f'<p class="quiet">Nothing is said of {text("; nor of ".join(_untouched(records)))}.</p>'
+        ),
+        anchor="audits",
+    )
+
+
+def _untouched(records: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(line for record in records for line in record["untouched"]))
 
 
 def _declared(study: Study) -> Html:

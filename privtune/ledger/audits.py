@@ -1,0 +1,140 @@
+"""Audits beside a budget: records of what was found by experiment, carried by its certificate.
+
+An audit runs on made-up records, so nothing in its record is private. It proves nothing alone: what it
+says of the account is computed anew from its events, and it counts for charges of its plan only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from privtune.accounting import epsilon, event_from_dict, lower_bound
+from privtune.ledger.admission import DRIFT
+from privtune.ledger.errors import LedgerCorruptedError
+from privtune.ledger.history import History
+from privtune.ledger.schema import blobs
+from privtune.ledger.storage import Storage
+from privtune.ledger.values import ChargeState
+
+__all__ = ["AUDITS", "audits_of", "check_audits", "contradictions", "kept_audits"]
+
+AUDITS = "_audits/"
+"""Where a study keeps them among its results: no arm has this name."""
+
+
+def kept_audits(storage: Storage, studies: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the audits that studies keep, in the order of their names.
+
+    Args:
+        storage: The ledger's.
+        studies: Names of the studies.
+    """
+    start = sa.func.substr(blobs.c.name, 1, len(AUDITS)) == AUDITS
+    query = sa.select(blobs.c.data).where(blobs.c.study.in_(studies), start)
+    with storage.read() as connection:
+        return [
+            json.loads(data)
+            for data in connection.scalars(query.order_by(blobs.c.study, blobs.c.name))
+        ]
+
+
+def audits_of(storage: Storage, history: History) -> list[dict[str, Any]]:
+    """Return the audits of what was charged to a budget: of these plans, in these studies.
+
+    Args:
+        storage: The ledger's.
+        history: The budget's log.
+    """
+    charged = _charged(history)
+    kept = kept_audits(storage, sorted({study for study, _ in charged}))
+    return [audit for audit in kept if (audit["study"], audit["plan"]) in charged]
+
+
+def check_audits(audits: Any, history: History) -> None:
+    """Refuse audits that are of nothing charged here, or that misquote the account.
+
+    Args:
+        audits: What a certificate says.
+        history: The budget's log.
+
+    Raises:
+        LedgerCorruptedError: If one is not of a charge, of another δ or adjacency, or says another
+            ``lower``, ``reported`` or ``passed`` than follows from its events and numbers.
+    """
+    try:
+        charged = _charged(history)
+        for audit in audits:
+            if (audit["study"], audit["plan"]) not in charged:
+                raise _wrong(audit, "it is of no charge of this budget")
+            _check(audit, history)
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerCorruptedError(
+            f"the certificate's 'audits' lack a part ({error!r}): it was edited."
+        ) from error
+
+
+def contradictions(audits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what speaks against what is reported, a sentence each.
+
+    Args:
+        audits: Records of audits.
+
+    Example:
+        >>> row = {"mechanism": "one training", "audited": 2.1, "reported": 2.0, "passed": False}
+        >>> audit = {"study": "s", "arm": "a", "seed": 0, "confidence": 0.95, "rows": [row], "checks": []}
+        >>> list(contradictions([audit]))[0][:73]
+        'The audit of s/a (seed 0) contradicts what is reported of one training: ε'
+    """
+    for audit in audits:
+        whose = f"The audit of {audit['study']}/{audit['arm']} (seed {audit['seed']})"
+        for row in audit["rows"]:
+            if not row["passed"]:
+                yield (
+                    f"{whose} contradicts what is reported of {row['mechanism']}: ε is above "
+                    f"{row['audited']:.4g} at {audit['confidence']:.0%} confidence, and reported is "
+                    f"{row['reported']:.4g}."
+                )
+        for law in audit["checks"]:
+            if not law["passed"]:
+                yield f"{whose} found a law broken: {law['law']}, {law['seen']}."
+
+
+def _check(audit: Mapping[str, Any], history: History) -> None:
+    terms = history.terms()
+    said = (audit["delta"], audit["adjacency"], audit["published"])
+    if said != (terms.delta, str(terms.adjacency), terms.epsilon):
+        raise _wrong(audit, "it is of another δ, adjacency or ε than the budget's")
+    for row in audit["rows"]:
+        event = event_from_dict(row["event"])
+        now = epsilon(event, terms.delta, adjacency=terms.adjacency).epsilon
+        least = lower_bound(event, terms.delta, adjacency=terms.adjacency)
+        # Versions may bound more tightly from both sides: never say less was known than is.
+        if row["reported"] < now / (1.0 + 2.0 * DRIFT) or row["lower"] > least * (
+            1.0 + 2.0 * DRIFT
+        ):
+            raise _wrong(
+                audit, f"its event costs between {least:.6g} and {now:.6g}, not what it says"
+            )
+        if row["passed"] is not (row["audited"] <= row["reported"]):
+            raise _wrong(audit, "what it found and whether it passed do not fit together")
+    parts = [part["passed"] for part in (*audit["rows"], *audit["checks"])]
+    if audit["passed"] is not all(parts):
+        raise _wrong(audit, "what it found and whether it passed do not fit together")
+
+
+def _charged(history: History) -> set[tuple[str, str]]:
+    return {
+        (charge.study, charge.plan_digest)
+        for charge in history.charges.values()
+        if charge.state is not ChargeState.VOIDED
+    }
+
+
+def _wrong(audit: Mapping[str, Any], why: str) -> LedgerCorruptedError:
+    return LedgerCorruptedError(
+        f"the certificate's audit of {audit['study']}/{audit['arm']} is wrong: {why}."
+    )

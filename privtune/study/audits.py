@@ -1,0 +1,78 @@
+"""Audits of a study's arms, kept beside its results: the certificate of its budget carries them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from privtune.errors import InvalidInputError
+from privtune.ledger import Ledger
+from privtune.ledger.audits import AUDITS, kept_audits
+from privtune.study._results import Results
+from privtune.study._store import StudyStore
+
+if TYPE_CHECKING:
+    from privtune.study._study import Study
+
+__all__ = ["audits_of", "keep_audit"]
+
+
+def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
+    """Keep what an audit of an arm found, so that certificate and report say it.
+
+    What was kept stays, beside what is found later: an audit that contradicts is not forgotten by
+    running another.
+
+    Args:
+        study: The study.
+        report: What ``AuditReport.to_dict`` of :func:`privtune.audit.audit` returned.
+
+    Raises:
+        InvalidInputError: If it is not of a plan of this study, at its budget's terms.
+
+    Example:
+        >>> from privtune.audit import audit
+        >>> budget = study.spec.budget
+        >>> report = audit(study.plans[0], delta=budget.delta, published=budget.epsilon, runs=100)
+        >>> keep_audit(study, report.to_dict())
+        >>> [record["arm"] for record in audits_of(study)] == [study.plans[0].arm]
+        True
+    """
+    budget = study.spec.budget
+    with Ledger(study.storage) as ledger:
+        store = StudyStore(ledger.log.storage)
+        arms = store.arms(study.name)
+        arm = arms.get(report["arm"])
+        if arm is None or arm.plan.digest() != report["plan"]:
+            raise InvalidInputError(
+                "audit", report["arm"], f"is of a plan that study {study.name!r} does not have"
+            )
+        asked = (report["delta"], report["adjacency"], report["published"])
+        if asked != (budget.delta, str(budget.adjacency), budget.epsilon):
+            raise InvalidInputError(
+                "audit",
+                asked,
+                f"must be at the budget's delta, adjacency and epsilon: {budget.delta:g}, "
+                f"{budget.adjacency}, published={budget.epsilon:g}",
+            )
+        # The charge is found by the digest of the plan as it was written first.
+        record = json.dumps({"study": study.name, **report, "plan": arm.digest}, sort_keys=True)
+        name = f"{report['arm']}-{hashlib.sha256(record.encode()).hexdigest()[:16]}.json"
+        results = Results(ledger.log.storage, store.study(study.name)).within(AUDITS.rstrip("/"))
+        results.put(name, record.encode())
+
+
+def audits_of(study: Study) -> list[dict[str, Any]]:
+    """Return the audits that a study keeps, ready for JSON.
+
+    Args:
+        study: The study.
+
+    Example:
+        >>> all(record["passed"] for record in audits_of(study))
+        True
+    """
+    with Ledger(study.storage) as ledger:
+        return kept_audits(ledger.log.storage, [study.name])

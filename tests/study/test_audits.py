@@ -1,0 +1,143 @@
+"""Audits that are kept: the certificate carries them, and cannot be told another story by them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privtune.audit import audit
+from privtune.errors import InvalidInputError
+from privtune.ledger import LedgerCorruptedError, render_certificate, verify_certificate
+from privtune.ledger import certificate as certificates
+from privtune.study import Study, audits_of, keep_audit
+from privtune.training.mechanism import stack_oracle
+from privtune.views.officer import to_markdown
+from privtune.views.report import render_study
+from tests.cli.conftest import Cli, cli
+from tests.study.conftest import toy_spec
+from tests.tracked import ARMS
+
+__all__ = ["cli"]
+
+
+def audited(study: Study, **options: Any) -> dict[str, Any]:
+    budget = study.spec.budget
+    report = audit(
+        study.plans[0], delta=budget.delta, published=budget.epsilon, runs=100, **options
+    )
+    return report.to_dict()
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    folder = tmp_path_factory.mktemp("audited")
+    study = Study.create(toy_spec(arms=ARMS[:1], seed=1), f"sqlite:///{folder / 'p.db'}")
+    keep_audit(study, audited(study))
+    study.run()
+    return study
+
+
+@pytest.fixture
+def certificate(ran: Study) -> dict[str, Any]:
+    return ran.certificate()
+
+
+def forged(certificate: dict[str, Any]) -> dict[str, Any]:
+    """Give an edited certificate the digest of what it says now."""
+    rest = {key: value for key, value in certificate.items() if key != "digest"}
+    return {**rest, "digest": certificates._digest(rest)}
+
+
+def test_a_certificate_carries_what_was_kept_and_verifies(certificate: dict[str, Any]) -> None:
+    [record] = certificate["audits"]
+    assert record["passed"]
+    assert verify_certificate(json.loads(json.dumps(certificate))).warnings == ()
+    assert "<h2>Audits</h2>" in render_certificate(certificate)
+
+
+def test_a_certificate_without_audits_is_what_it_was(certificate: dict[str, Any]) -> None:
+    del certificate["audits"]
+    assert verify_certificate(forged(certificate)).charges == 1
+    assert "Audits" not in render_certificate(certificate)
+
+
+def edit(key: str, value: Any) -> Any:
+    def change(record: dict[str, Any]) -> None:
+        record["rows"][0][key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (edit("reported", 0.5), "costs between"),
+        (edit("lower", 30.0), "costs between"),
+        (edit("audited", 50.0), "do not fit together"),
+        (lambda record: record.update(plan="0" * 64), "no charge"),
+        (lambda record: record.update(study="another"), "no charge"),
+        (lambda record: record.update(delta=1e-3), "another δ"),
+        (lambda record: record.update(published=1.0), "another δ"),
+        (lambda record: record.update(passed=False), "do not fit together"),
+        (lambda record: record.pop("rows"), "lack a part"),
+        (lambda record: record["rows"][0].update(event="none"), "lack a part|event"),
+    ],
+)
+def test_an_audit_that_misquotes_the_account_does_not_verify(
+    certificate: dict[str, Any], change: Any, why: str
+) -> None:
+    edited = copy.deepcopy(certificate)
+    change(edited["audits"][0])
+    with pytest.raises(LedgerCorruptedError, match="digest"):
+        verify_certificate(edited)
+    with pytest.raises((LedgerCorruptedError, InvalidInputError), match=why):
+        verify_certificate(forged(edited))
+
+
+def test_the_report_and_the_officer_s_page_show_the_chain(ran: Study) -> None:
+    page = render_study(ran)
+    assert all(word in page for word in ("<h2>Audits</h2>", "audited ≤", "audits-data"))
+    assert "by experiment on made-up records ε ≥" in to_markdown(ran)
+
+
+def test_what_contradicts_is_kept_and_said_everywhere(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = f"sqlite:///{tmp_path / 'p.db'}"
+    study = Study.create(toy_spec(arms=ARMS[:1], seed=1), storage)
+    study.run()
+    keep_audit(study, audited(study))
+    real = stack_oracle.noise_scale
+    with monkeypatch.context() as patch:
+        patch.setattr(stack_oracle, "noise_scale", lambda *args: real(*args) / 4.0)
+        keep_audit(study, audited(study))
+    assert [record["passed"] for record in audits_of(study)].count(False) == 1
+    certificate = study.certificate()
+    warnings = verify_certificate(certificate).warnings
+    assert any("contradicts what is reported of one training" in said for said in warnings)
+    for page in (render_certificate(certificate), render_study(study), to_markdown(study)):
+        assert "contradicts what is reported of one training" in page
+    file = tmp_path / "c.json"
+    done = cli(
+        "budget", "export", study.spec.budget.name, "--storage", storage, "--output", str(file)
+    )
+    assert done.code == 0, done.err
+    assert "contradicts" in cli("budget", "verify", "--certificate", str(file)).out
+
+
+def test_an_audit_of_something_else_is_not_kept(ran: Study) -> None:
+    report = audited(ran)
+    for other in ({"arm": "nobody"}, {"plan": "0" * 64}, {"delta": 1e-3}, {"published": None}):
+        with pytest.raises(InvalidInputError, match="audit"):
+            keep_audit(ran, {**report, **other})
+    assert len(audits_of(ran)) == 1
+
+
+def test_an_audit_of_what_was_not_charged_is_in_no_certificate(tmp_path: Path) -> None:
+    study = Study.create(toy_spec(arms=ARMS[:2]), f"sqlite:///{tmp_path / 'p.db'}")
+    keep_audit(study, audited(study))
+    assert "audits" not in study.certificate()
