@@ -36,8 +36,8 @@ from privtune.ledger.witnesses import alike, witnesses_of
 __all__ = ["FORMAT", "enforced_unit", "export_certificate", "verify_certificate"]
 
 FORMAT = "privtune-certificate"
-_VERSION = 2
-_READABLE = (1, _VERSION)
+_VERSION = 3
+_READABLE = (1, 2, _VERSION)
 _LIBRARIES = ("privtune", "autodp", "dp-accounting", "numpy", "scipy")
 _ROUNDING = 1e-6
 
@@ -129,7 +129,7 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
     """
     version = certificate.get("version")
     if certificate.get("format") != FORMAT or version not in _READABLE:
-        raise LedgerCorruptedError(f"this is no {FORMAT} of version 1 or {_VERSION}.")
+        raise LedgerCorruptedError(f"this is no {FORMAT} of version 1 to {_VERSION}.")
     try:
         lines = [_entry(certificate, value) for value in certificate["entries"]]
         name = str(certificate["budget"]["terms"]["name"])
@@ -181,6 +181,9 @@ def enforced_unit(certificate: Mapping[str, Any]) -> tuple[str, str]:
 def _summary(history: History, version: int, guarantee: Guarantee) -> dict[str, Any]:
     """Return what follows from the entries, as certificates of a version have it."""
     within = {} if version == 1 else {"within_budget": is_within(history, guarantee)}
+    # What the filter could admit takes a table of the block's profile, a second of every training:
+    # it is stated where it decided.
+    filtered = version < 3 or bool(history.later)
     return {
         **within,
         "head": history.head,
@@ -205,7 +208,7 @@ def _summary(history: History, version: int, guarantee: Guarantee) -> dict[str, 
         ],
         "guarantee": guarantee.to_dict(),
         "block": block_guarantee(history).to_dict(),
-        "filter": filter_state(history).to_dict(),
+        **({"filter": filter_state(history).to_dict()} if filtered else {}),
     }
 
 

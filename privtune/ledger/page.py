@@ -92,7 +92,7 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             "<p>The declared block was fixed before anything was released, so that any bound on its "
             "composition holds. What came later passed the filter.</p>",
             _bounds("of the declared block", certificate["block"]),
-            _facts({"Filter": _filter(certificate["filter"])}),
+            _facts({"Filter": _filter(certificate.get("filter"))}),
             f"<h2>Charges ({len(certificate['charges'])})</h2>",
             _charges(certificate["charges"]),
             *_declared(certificate["entries"]),
@@ -166,7 +166,9 @@ def _facts(facts: Mapping[str, Any]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _filter(state: Mapping[str, Any]) -> str:
+def _filter(state: Mapping[str, Any] | None) -> str:
+    if state is None:
+        return "nothing was admitted by it"
     if not state["in_force"]:
         return "not in force: nothing has started"
     capacity = "nothing" if state["capacity"] is None else f"{state['capacity']:.6g}"

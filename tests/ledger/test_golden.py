@@ -18,6 +18,7 @@ from privtune.ledger import (
     Ledger,
     LedgerCorruptedError,
     export_certificate,
+    render_certificate,
     upgrade_storage,
     verify,
     verify_certificate,
@@ -80,9 +81,35 @@ def test_an_old_certificate_verifies() -> None:
         verify_certificate({**certificate, "exported_at": "2026-01-01"})
 
 
+@pytest.mark.parametrize(("name", "charges"), [("v2-certificate", 2), ("v2-certificate-block", 1)])
+def test_a_certificate_that_always_states_its_filter_verifies(name: str, charges: int) -> None:
+    certificate = json.loads((GOLDEN / f"{name}.json").read_text())
+    assert (certificate["version"], certificate["filter"]["in_force"]) == (2, True)
+    assert verify_certificate(certificate).charges == charges
+    capacity = 1.1 * certificate["filter"]["capacity"]
+    rewritten = {**certificate, "filter": {**certificate["filter"], "capacity": capacity}}
+    with pytest.raises(LedgerCorruptedError, match="filter"):
+        verify_certificate(rewritten)
+
+
+def test_a_certificate_states_the_filter_that_decided_and_no_other(sqlite_url: str) -> None:
+    with Ledger(sqlite_url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        ledger.start(ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])[0].id)
+        quiet = export_certificate(ledger.log.storage, "clinic")
+        ledger.reserve("clinic", [ChargeRequest(Gaussian(20.0))])
+        later = export_certificate(ledger.log.storage, "clinic")
+    assert "filter" not in quiet
+    assert later["filter"]["used"] > 0.0
+    assert [verify_certificate(certificate).charges for certificate in (quiet, later)] == [1, 2]
+    assert "nothing was admitted by it" in render_certificate(quiet)
+    with pytest.raises(LedgerCorruptedError):
+        verify_certificate({key: value for key, value in later.items() if key != "filter"})
+
+
 def test_the_certificate_of_today_of_an_old_log(ledger: Ledger) -> None:
     certificate = export_certificate(ledger.log.storage, "clinic")
     old = json.loads((GOLDEN / "v1-certificate.json").read_text())
-    assert (certificate["version"], certificate["head"]) == (2, old["head"])
+    assert (certificate["version"], certificate["head"]) == (3, old["head"])
     assert certificate["budget"]["created_at"] == old["budget"]["created_at"][:10]
     verify_certificate(certificate, head=old["head"])
