@@ -24,6 +24,7 @@ from privtune.views.text import (
     ceil_to,
     explain_utility,
     public_facts,
+    stage_line,
     together,
     utility_column,
 )
@@ -309,11 +310,7 @@ def _footnotes(study: Study) -> list[str]:
         explain_utility(study.status()),
         "Gradient evaluations are the plan's expectation: sizes of Poisson samples are private.",
     ]
-    lines += [
-        f"Stage {stage.plan.arm}, shared by all arms: ε = {ceil_to(stage.guarantee.epsilon, 3):.3f}; "
-        f"{stage.words or stage.state}."
-        for stage in study.stages
-    ]
+    lines += map(stage_line, study.stages)
     if any(plan.is_sealed for plan in study.plans):
         lines.append(
             "† sealed: the plan's expectation. What a selection really took would reveal its secret "

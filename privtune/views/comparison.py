@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from privtune.views.text import show_epsilon, show_params, utility_column
+from privtune.views.text import show_epsilon, show_params, stage_line, utility_column
 
 if TYPE_CHECKING:
     from privtune.study import Study
@@ -65,6 +65,8 @@ def to_markdown(study: Study) -> str:
                 )
             )
         )
+    if study.stages:
+        lines += ["", *(f"- {stage_line(stage)}" for stage in study.stages)]
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,7 @@ from privtune.accounting.registry import formula
 from privtune.errors import PrivTuneError
 from privtune.ledger import ChargeState, enforced_unit
 from privtune.ledger.audits import contradictions
-from privtune.views.text import show_epsilon, together
+from privtune.views.text import show_epsilon, stage_line, together
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan
@@ -60,6 +60,7 @@ class Evidence:
         weakened: What weakens its guarantee; empty if nothing does.
         certificate: The certificate.
         unprotected: Arms that released something without any guarantee, which no budget holds.
+        stages: What stages before the arms released, a line each.
     """
 
     study: str
@@ -68,6 +69,7 @@ class Evidence:
     weakened: str
     certificate: Mapping[str, Any]
     unprotected: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
 
     @property
     def terms(self) -> Mapping[str, Any]:
@@ -176,4 +178,5 @@ def evidence(study: Study) -> Evidence:
         study.spec.weakened,
         study.certificate(),
         tuple(plan.arm for plan in released if not plan.is_private),
+        tuple(stage_line(stage) for stage in study.stages),
     )

@@ -224,6 +224,7 @@ def _base(found: Evidence) -> tuple[Answer, ...]:
             "Whom must the people in the data trust?",
             (
                 "The central model: whoever runs the study sees the records, and adds the noise.",
+                *(f"Everybody is shown: {line}" for line in found.stages),
                 *(
                     f"{plan.arm} shows everybody else: {', '.join(plan.released)}."
                     for plan in found.plans

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import epsilon
@@ -25,6 +26,7 @@ from privtune.views.text import (
     floor_to,
     metric_of,
     show_epsilon,
+    stage_line,
     together,
 )
 
@@ -284,6 +286,7 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "privtune.cost": "expected" if release.cost.expected else "measured",
         "privtune.device": study.spec.device,
         "privtune.versions": ", ".join(f"{name} {_version(name)}" for name in _LIBRARIES),
+        **_stages(study),
         "privtune.visibility": "sealed trials, winner only" if plan.is_sealed else "everything",
         **{f"privtune.machine.{name}": value for name, value in release.machine.items()},
     }
@@ -296,6 +299,14 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
     return {**tags, **{tag: facts[fact] for tag, fact in tuned.items() if fact in facts}}
 
 
+def _stages(study: Study) -> dict[str, str]:
+    """Return what was released before the arms, a tag each: what it was, and what it cost."""
+    lines = {f"privtune.stage.{stage.plan.arm}": stage_line(stage) for stage in study.stages}
+    # A tracker's tags are short: of many columns the report has all.
+    return {tag: shorten(line, _LONGEST, placeholder=" ...") for tag, line in lines.items()}
+
+
+_LONGEST = 1000
 _LIBRARIES = ("privtune", "torch", "opacus", "numpy")
 
 
@@ -320,6 +331,7 @@ def _options(study: Study, plan: Plan) -> dict[str, str]:
         },
         "trials": None if plan.search is None else plan.search.trials,
         "tuning_rate": plan.rate,
+        **{f"stage.{stage.plan.arm}": stage.plan.stage.to_dict() for stage in study.stages},
         **{f"plan.{k}": v for k, v in plan.details.items() if isinstance(v, str | int | float)},
     }
     return {name: _text(value) for name, value in found.items() if value is not None}
@@ -363,6 +375,8 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
         )
     if release.note:
         lines += ["", release.note]
+    for stage in study.stages:
+        lines += ["", stage_line(stage)]
     lines += [
         "",
         "Released: " + "; ".join(plan.released) + ".",

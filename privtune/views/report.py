@@ -102,6 +102,7 @@ def render_study(study: Study) -> str:
         ),
         _weakened(study),
         _comparison(arms),
+        _stages(study),
         *_figures(study, arms),
         _charges(study, view),
         _audits(audits_of(study)),
@@ -164,6 +165,36 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
             "number of runs.</p>"
         ),
         anchor="comparison",
+    )
+
+
+def _stages(study: Study) -> Html:
+    if not study.stages:
+        return Html("")
+    rows = [
+        (
+            stage.plan.arm,
+            stage.plan.stage.type,
+            show_epsilon(stage.guarantee.epsilon),
+            f"{stage.plan.scale:.4g}",
+            stage.words or stage.state,
+        )
+        for stage in study.stages
+    ]
+    return section(
+        "Before the arms",
+        table(
+            ["stage", "type", "ε", "noise", "released"],
+            rows,
+            caption="What was released once, and is shared by all arms",
+            numeric=["ε", "noise"],
+            wide=["released"],
+        ),
+        Html(
+            '<p class="quiet">Each is a charge of its own, on top of those of the arms. The noise is the '
+            "standard deviation on each of its sums; what was released follows from these alone.</p>"
+        ),
+        anchor="stages",
     )
 
 

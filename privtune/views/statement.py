@@ -82,7 +82,7 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
             numeric=["ε of one training (not the promise)", "ε of the procedure"],
         ),
         Html(f'<p class="quiet">The last line is known {text(together(view.spent))}.</p>'),
-        _paragraph("What left the trust boundary.", _released(arms)),
+        _paragraph("What left the trust boundary.", _released(study, arms)),
         _paragraph("What did not.", _sealed(arms)),
         _paragraph("What this does not promise.", _limits(study)),
         Html('<div class="sign"><div>Name, role</div><div>Date</div><div>Signature</div></div>'),
@@ -108,8 +108,9 @@ def meaning(spent: float, delta: float, unit: str = RECORD) -> str:
     )
 
 
-def _released(arms: tuple[ArmStatus, ...]) -> str:
-    lines = [
+def _released(study: Study, arms: tuple[ArmStatus, ...]) -> str:
+    lines = [f"stage {s.plan.arm}: {s.words}" for s in study.stages if s.words]
+    lines += [
         f"{arm.plan.arm}: {', '.join(arm.plan.released)}" for arm in arms if arm.release is not None
     ]
     return "; ".join(lines) + "." if lines else "Nothing yet."

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.strategies import Plan, Release
     from privtune.study import ArmStatus
+    from privtune.study.observer import StageStatus
     from privtune.study.spec import BudgetSpec
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "show_epsilon",
     "show_metric",
     "show_params",
+    "stage_line",
     "together",
     "utility_column",
     "utility_name",
@@ -56,6 +58,12 @@ def show_params(params: Mapping[str, Any]) -> str:
         f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}"
         for name, value in params.items()
     )
+
+
+def stage_line(stage: StageStatus) -> str:
+    """Return what a stage released, or how far it is, and what it cost alone."""
+    cost = f"ε = {show_epsilon(stage.guarantee.epsilon)}"
+    return f"Stage {stage.plan.arm}, shared by all arms: {cost}; {stage.words or stage.state}."
 
 
 def public_facts(plans: Sequence[Plan]) -> list[tuple[str, Mapping[str, str]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from privtune.accounting import Composed, epsilon
 from privtune.ledger import BudgetExceededError, verify
 from privtune.study import Study, StudySpec, plan_study
 from privtune.study import _run as running
+from privtune.views.record import arm_record, budget_view
+from privtune.views.report import render_study
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
 from tests.tasks.test_stages import people, table
 
@@ -91,6 +95,18 @@ def test_stages_are_charged_released_and_shown(spec: StudySpec, cli: Cli) -> Non
     assert "stage dp-pca" in found
     assert study.stages[0].words in " ".join(found.split())
     assert "Stage quantiles, shared by all arms" in cli("study", "compare", "staged").out
+    said = study.stages[2].words
+    for page in (
+        cli("study", "compare", "staged", "--md").out,
+        cli("study", "export", "staged", "--sp800-226").out,
+        unescape(render_study(study)),
+    ):
+        assert said in page
+    assert "stage dp-pca: " in render_study(study)  # the statement says that it left
+    record = arm_record(study, study.plans[0], study.release("one"), budget_view(study))
+    assert json.loads(record.params["stage.histogram"])["noise_multiplier"] == 20.0
+    assert record.tags["privtune.stage.dp-pca"].endswith(f"{said}.")
+    assert "ε = 0.4" in record.tags["privtune.stage.quantiles"]
     verify(study._life.ledger.log.storage, "clinic")  # raises if it is not sound
     study.delete()
 
