@@ -171,16 +171,11 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
 def _stages(study: Study) -> Html:
     if not study.stages:
         return Html("")
-    rows = [
-        (
-            stage.plan.arm,
-            stage.plan.stage.type,
-            show_epsilon(stage.guarantee.epsilon),
-            f"{stage.plan.scale:.4g}",
-            stage.words or stage.state,
-        )
-        for stage in study.stages
-    ]
+    rows = []
+    for stage in study.stages:
+        cost, noise = show_epsilon(stage.guarantee.epsilon), f"{stage.plan.scale:.4g}"
+        shown = stage.words or stage.state
+        rows.append((stage.plan.arm, stage.plan.stage.type, cost, noise, shown))
     return section(
         "Before the arms",
         table(
