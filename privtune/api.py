@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from privtune.errors import InvalidInputError
 from privtune.ledger import Budget
 from privtune.study import Study, StudyNotFoundError, StudySpec, delete_study
 
@@ -92,6 +93,10 @@ def create_study(
         >>> study.arms, study.status()[0].state, study.spent().epsilon
         (('defaults',), 'planned', 0.0)
     """
+    if not isinstance(budget, Budget):
+        raise InvalidInputError(
+            "budget", budget, "must be a privtune.Budget", "Budget(4.0, 1e-5, name='clinic') is one."
+        )
     options = {
         "space": space,
         "epochs": epochs,

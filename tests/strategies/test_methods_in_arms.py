@@ -171,7 +171,7 @@ def test_arms_that_differ_in_an_option_differ_in_what_a_tracker_logs() -> None:
         spec = toy_spec(space=RATES, arms=[arm])
         plan = planned(spec, arm, 2.0)
         release = SimpleNamespace(params={}, guarantee=SimpleNamespace(delta=1e-5))
-        params = _params(SimpleNamespace(spec=spec), plan, release)
+        params = _params(SimpleNamespace(spec=spec, stages=()), plan, release)
         assert all(isinstance(value, str) and value for value in params.values())
         logged.append({k: v for k, v in params.items() if "noise_multiplier" not in k})
     for one, other in itertools.combinations(logged, 2):
