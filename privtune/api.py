@@ -95,7 +95,10 @@ def create_study(
     """
     if not isinstance(budget, Budget):
         raise InvalidInputError(
-            "budget", budget, "must be a privtune.Budget", "Budget(4.0, 1e-5, name='clinic') is one."
+            "budget",
+            budget,
+            "must be a privtune.Budget",
+            "Budget(4.0, 1e-5, name='clinic') is one.",
         )
     options = {
         "space": space,
