@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,35 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "log_normal": ("median", "sigma"),
     "mixture": ("components",),
 }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_listed(value: object) -> bool:
+    """Say whether these are choices: Optuna only warns of what it cannot store."""
+    kinds = bool | int | float | str | None
+    return isinstance(value, list | tuple) and all(isinstance(v, kinds) for v in value)
+
+
+_Rule = tuple[Callable[[object], bool], str]
+_A_NUMBER: _Rule = (_is_number, "a number")
+_A_WHOLE_NUMBER: _Rule = (_is_whole, "a whole number")
+_VALUES: Mapping[tuple[str, str], _Rule] = {
+    **{("", name): _A_NUMBER for name in ("low", "high", "median", "sigma")},
+    **{("int", name): _A_WHOLE_NUMBER for name in ("low", "high", "step")},
+    ("", "step"): (lambda value: value is None or _is_number(value), "a number"),
+    ("", "log"): (lambda value: isinstance(value, bool), "true or false"),
+    ("", "choices"): (_is_listed, "a list of words and numbers"),
+    ("", "components"): (lambda _: True, "a list of laws"),
+    ("", "weights"): (lambda _: True, "a list of numbers"),
+}
+"""What an argument must be, of one law or of all."""
 
 
 class DependentSamplerError(PrivTuneError):
@@ -157,11 +186,17 @@ def _law(where: str, fields: Mapping[str, Any]) -> BaseDistribution | Prior:
         raise InvalidInputError(where, unknown, f"a {kind} takes {', '.join(sorted(allowed))}")
     if kind == "mixture":
         parts = arguments.get("components", ())
+        if not isinstance(parts, list | tuple):
+            raise InvalidInputError(f"{where}.components", parts, "must be a list of laws")
         arguments["components"] = tuple(_prior(_law(where, part)) for part in parts)
         if arguments.get("weights") is not None:
             arguments["weights"] = tuple(arguments["weights"])
     if missing := [name for name in _NEEDED[kind] if name not in arguments]:
         raise InvalidInputError(where, dict(fields), f"a {kind} also needs {', '.join(missing)}")
+    for name, value in arguments.items():
+        right, allowed_value = _VALUES.get((kind, name)) or _VALUES["", name]
+        if not right(value):
+            raise InvalidInputError(f"{where}.{name}", value, f"must be {allowed_value}")
     try:
         made: BaseDistribution | Prior = law(**arguments)
     except (TypeError, ValueError, OverflowError) as error:

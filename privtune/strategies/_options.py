@@ -84,5 +84,8 @@ def words_of(hint: Any) -> str:
     if origin is tuple:
         return f"a list of {len(parts)}, each {words_of(parts[0])}"
     if origin is not None:
-        return "a mapping of names to values" if issubclass(origin, Mapping) else "a function"
+        kinds = {Mapping: "a mapping of names to values", Sequence: "a list"}
+        return next(
+            (word for kind, word in kinds.items() if issubclass(origin, kind)), "a function"
+        )
     return "true or false" if hint is bool else _WORDS.get(hint, "a value")

@@ -108,6 +108,13 @@ class Scoring:
         known = [field.name for field in fields(cls)]
         if unknown := sorted(set(data) - set(known)):
             raise InvalidInputError("scoring", unknown, f"knows {', '.join(known)}")
+        if isinstance(data.get("metric"), list | tuple):
+            raise InvalidInputError(
+                "scoring.metric",
+                data["metric"],
+                "must be one metric: one decides, and each beside it would add to its noise",
+                "To see more of what was chosen, say report: {metric: [...]}.",
+            )
         check_types(cls, data, where="scoring")
         return cls(**data)
 

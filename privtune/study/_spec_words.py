@@ -6,14 +6,24 @@ import difflib
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["checked", "sentence"]
+__all__ = ["NUMBER", "checked", "sentence"]
 
 T = TypeVar("T")
+
+
+def _no_switch(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, not {str(value).lower()}")
+    return value
+
+
+NUMBER = BeforeValidator(_no_switch)
+"""Pydantic takes true for 1."""
 
 
 def checked(check: Callable[[T], T], value: T) -> T:

@@ -28,7 +28,7 @@ from privtune.names import check_name
 from privtune.spaces import SearchSpace
 from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy
 from privtune.study._objects import check_address
-from privtune.study._spec_words import checked, sentence
+from privtune.study._spec_words import NUMBER, checked, sentence
 from privtune.tasks import Task, get_task
 from privtune.tasks.stages import TaskStage, make_stage, staged_task
 from privtune.training.engine.compute import Compute, check_device, require_compiler
@@ -183,16 +183,16 @@ class StudySpec(BaseModel):
     scoring: Mapping[str, Any] = Field(default_factory=dict)
     report: Mapping[str, Any] | None = None
     stages: tuple[Mapping[str, Any], ...] = ()
-    epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    expected_batch_size: int | None = Field(default=None, ge=1)
-    epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    epochs: Annotated[float | None, NUMBER] = Field(default=None, gt=0, allow_inf_nan=False)
+    expected_batch_size: Annotated[int | None, NUMBER] = Field(default=None, ge=1)
+    epsilon: Annotated[float | None, NUMBER] = Field(default=None, gt=0, allow_inf_nan=False)
     device: str = "auto"
     stack: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     compile: bool = False
     executor: str | Mapping[str, Any] | None = None
     noise: str | Mapping[str, Any] | None = None
     artifacts: str | None = None
-    seed: int | None = Field(default=None, ge=0, lt=2**256)
+    seed: Annotated[int | None, NUMBER] = Field(default=None, ge=0, lt=2**256)
 
     @field_validator("device")
     @classmethod

@@ -59,6 +59,8 @@ class TaskStage(ABC):
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise InvalidInputError("stages.name", self.name, "must be text")
         if not self.name:
             object.__setattr__(self, "name", self.type)
         if self.epsilon_share is None and self.noise_multiplier is None:
@@ -238,10 +240,7 @@ class Histogram(TaskStage):
 
     def check(self, task: TaskSpec) -> None:
         """See ``TaskStage``."""
-        self._values(task)
-
-    def _values(self, task: TaskSpec) -> Sequence[Any]:
-        return self._category(read_table(task)).values
+        self._category(read_table(task))
 
     def _category(self, table: Table) -> Category:
         if self.column in (None, table.target) and table.classes is not None:
@@ -270,7 +269,7 @@ class Histogram(TaskStage):
         """See ``TaskStage``. A class that does not rise above the noise counts as much as the noise."""
         import numpy as np
 
-        values = [str(value) for value in self._values(task)]
+        values = [str(value) for value in self._category(read_table(task)).values]
         released = {"counts": dict(zip(values, noised.tolist(), strict=True))}
         if not self._weighs(task):
             return released

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -79,6 +83,67 @@ def test_a_wrong_spec_is_one_sentence(changes: Any, message: str) -> None:
     assert said.endswith(".")
     # Names of parts of choices, of keys, of Pydantic's types and of its own sentences.
     assert not re.search(r"constrained|union|\[key\]|\.str\b|literal\[|Mapping|Input should", said)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A right table, and files that are no table, no pictures, or of other columns."""
+    folder = tmp_path_factory.mktemp("files")
+    rows = "".join(f"{i % 90},{'no' if i % 3 else 'yes'},{i // 3},f\n" for i in range(120))
+    texts = {
+        "people.csv": f"age,y,who,sex\n{rows}",
+        "empty.csv": "",
+        "twice.csv": "age,age,y\n1,2,no\n",
+        "words.csv": "age,y\nold,no\nyoung,yes\n",
+        "list.jsonl": "[1,2]\n",
+        "broken.arrow": "xx",
+        "broken.parquet": "PAR1xx",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    (folder / "folder").mkdir()
+    (folder / "binary.csv").write_bytes(bytes(range(256)) * 10)
+    np.savez(folder / "wrong.npz", x=np.zeros((5, 3, 3)), y=np.zeros(5))
+    np.savez(folder / "pickled.npz", x=np.array([{}], dtype=object), y=np.zeros(1))
+    np.savez(folder / "x_only.npz", x=np.zeros((5, 4, 4)))
+    with closing(sqlite3.connect(folder / "x.db")) as database:
+        database.execute("create table people (age real, y text)")
+        database.execute("insert into people values (3, 'no')")
+        database.commit()
+    return folder
+
+
+def looked_at(data: Any) -> None:
+    """Do all that a study does before its charge, but for the rehearsal."""
+    spec = StudySpec.parse(data)
+    plan_study(spec)
+    task = spec.load_task()
+    assert task.check is not None
+    task.check()
+
+
+COUNTED = yaml.safe_load((Path(__file__).parent / "wrong_specs.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("wrong", COUNTED, ids=map(str, range(len(COUNTED))))
+def test_a_wrong_spec_or_file_is_one_sentence(
+    wrong: dict[str, Any], files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is not as it must be is told before anything is charged, and never as a traceback."""
+    monkeypatch.chdir(files)
+    changes = {name: value for name, value in wrong.items() if name != "says"}
+    with pytest.raises(PrivTuneError) as caught:
+        looked_at({**SPEC, **changes})
+    said = str(caught.value)
+    assert wrong["says"] in said
+    assert "\n" not in said
+    assert said.endswith(".")
+
+
+def test_a_hundred_and_fifty_are_counted() -> None:
+    changes = {json.dumps({k: v for k, v in w.items() if k != "says"}) for w in COUNTED}
+    assert len(changes) == len(COUNTED) >= 240
+    assert len({wrong["says"] for wrong in COUNTED}) >= 200  # not one sentence for all of them
 
 
 def test_a_share_above_the_budget_is_refused_before_anything_is_stored(

@@ -38,12 +38,34 @@ def build(method: type[M], options: Mapping[str, Any], **fixed: Any) -> M:
     for name in options:
         if name not in allowed:
             raise InvalidInputError("option", name, f"must be one of {', '.join(allowed)}")
+    for field in own:
+        _check_kind(field.name, options.get(field.name, field.default), str(field.type))
     needed = [f.name for f in own if f.default is MISSING and f.default_factory is MISSING]
     if missing := [name for name in needed if name not in options]:
         raise InvalidInputError(
             "options", sorted(options), f"the method also needs {', '.join(missing)}"
         )
     return method(**{**options, **fixed})
+
+
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "float": ((int, float), "a number"),
+    "int": ((int,), "a whole number"),
+    "str": ((str,), "text"),
+    "bool": ((bool,), "true or false"),
+}
+
+
+def _check_kind(name: str, value: object, kind: str) -> None:
+    """Refuse an option of another kind than its field is declared as, where that is a plain one."""
+    plain, _, nothing = kind.partition(" | ")
+    if plain not in _KINDS or nothing not in ("", "None") or value is MISSING:
+        return
+    if value is None and nothing:
+        return
+    types, word = _KINDS[plain]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise InvalidInputError(name, value, f"must be {word}")
 
 
 def check_positive(name: str, value: float) -> None:
