@@ -8,13 +8,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 import privtune
 from privtune.cli import main
 from privtune.errors import PrivTuneError
+from privtune.execution import table
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
 from privtune.study import Study, _round, _run
@@ -22,6 +25,10 @@ from privtune.study.lifecycle import Life
 from privtune.training.engine import checkpoint
 from tests.study.make_old_store import LOOP, objective
 
+TRACEBACK = 99
+"""How a process ends whose command ended in a traceback."""
+
+_LEASE = 1.0
 PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 OPEN = privtune.Budget(100.0, 1e-5, name="open")
 SPLIT = privtune.Validation(records=60)
@@ -80,6 +87,57 @@ def die(url: str, point: int) -> None:
         _command(url)
 
 
+def take_part(url: str, role: str, notes: str, point: int | None, strike: str) -> None:
+    """Run the study `toy`, or work for it, by its command; note every point, and be struck at one.
+
+    Args:
+        url: The storage.
+        role: ``alone`` trains by itself, ``driver`` waits for workers, ``worker`` is one.
+        notes: A file for the points that were reached, in order; the last is where it was struck.
+        point: The number of the one where it is struck, of none unless given.
+        strike: ``kill``: SIGKILL; ``cut``: the server ends every session that this process has.
+    """
+    # Who dies in mid-row keeps it until its lease ends.
+    table.make_rounds.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
+    table.work_through.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
+    sessions: set[int] = set()
+    sa.event.listen(
+        sa.pool.Pool,
+        "connect",
+        lambda connection, _: strike == "cut" and sessions.add(connection.info.backend_pid),
+    )
+    server = sa.make_url(url)
+
+    def reached(number: int, stage: str) -> None:
+        if number == point:
+            file.write(f"{stage}\n")
+            os.kill(os.getpid(), signal.SIGKILL) if strike == "kill" else cut(server, sessions)
+        elif point is None:
+            file.write(f"{stage}\n")
+
+    words = ["worker", "toy", "--storage", url, "--stack", "1"]
+    if role != "worker":
+        words = [*command(url), *(["--executor", "external"] if role == "driver" else [])]
+    sys.argv = ["privtune", *words]
+    try:
+        with Path(notes).open("a", buffering=1) as file, _watched(reached):
+            main()
+    except Exception:
+        traceback.print_exc()
+        os._exit(TRACEBACK)
+
+
+def cut(server: sa.URL, sessions: set[int]) -> None:
+    """Have a server end sessions, and wait until it has."""
+    import psycopg
+
+    with psycopg.connect(
+        **server.translate_connect_args(username="user", database="dbname")
+    ) as own:
+        for session in list(sessions):
+            own.execute("SELECT pg_terminate_backend(%s, 5000)", (session,))
+
+
 def points(url: str, results: Any) -> None:
     """Run the study `toy` by its command, and tell where it could have died, in order."""
     seen: list[str] = []
@@ -123,16 +181,20 @@ def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
 
         return call
 
-    write = Storage.write
+    def watching(name: str, what: str) -> None:
+        original = getattr(Storage, name)
 
-    @contextmanager
-    def committing(self: Storage) -> Iterator[Connection]:
-        with write(self) as connection:
-            yield connection
-            point(f"{stage[0]}: before a commit")
-        point(f"{stage[0]}: after a commit")
+        @contextmanager
+        def committing(self: Storage) -> Iterator[Connection]:
+            with original(self) as connection:
+                yield connection
+                point(f"{stage[0]}: before {what}")
+            point(f"{stage[0]}: after {what}")
 
-    patch(Storage, "write", committing)
+        patch(Storage, name, committing)
+
+    watching("write", "a commit")
+    watching("quick", "a lease's commit")
     for name in ("charge", "start", "keep", "settle", "announce"):
         patch(Life, name, named(name, getattr(Life, name)))
     patch(_run, "dry_run", named("plan", _run.dry_run))

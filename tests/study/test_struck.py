@@ -1,0 +1,130 @@
+"""Drivers, workers and sessions with the database that end at recorded points: the same release."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privtune.study import Study
+from tests.ledger.campaigns import processes
+from tests.study import driven
+from tests.study.conftest import toy_spec
+from tests.study.test_lifecycle import SEED, WARMED, charges, fresh, outputs
+from tests.tiers import FULL, PATIENCE
+
+__all__ = ["fresh"]
+
+LOG = logging.getLogger("campaign")
+STRIKES = int(os.environ.get("PRIVTUNE_KILLS", "70" if FULL else "1"))
+ARMS = [
+    {"name": "fixed", "strategy": "fixed", "parameters": driven.PARAMETERS},
+    {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
+]
+
+
+class Party:
+    """A study, and the processes that run it: one alone, or a driver and a worker."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._context, self._url, self._folder = processes(WARMED), url, folder
+        self._count = itertools.count()
+        self.ends: Counter[str] = Counter()
+        Study.create(toy_spec(seed=5, epochs=1, arms=ARMS), url).close()  # six rows
+
+    def run(self, struck: str, *, point: int | None, strike: str, alone: bool) -> list[str]:
+        """Run the study to its end, one process struck at a point, and replaced where it ends.
+
+        Returns:
+            The points that the process which was struck came to: all, or the one.
+        """
+        notes = self._folder / "struck"
+        roles = ["alone"] if alone else ["driver", "worker"]
+        running = {
+            role: self._start(role, notes, point, strike if role == struck else "kill")
+            if role == struck
+            else self._start(role, self._spare(), None, "kill")
+            for role in roles
+        }
+        limit = time.monotonic() + PATIENCE
+        try:
+            while True:
+                for role, process in running.items():
+                    if process.exitcode is None:
+                        continue
+                    self.ends[f"{role} {process.exitcode}"] += 1
+                    assert process.exitcode != driven.TRACEBACK
+                    if process.exitcode == 0 and role != "worker":
+                        return notes.read_text().splitlines()
+                    running[role] = self._start(role, self._spare(), None, "kill")
+                assert time.monotonic() < limit, "waited in vain"
+                time.sleep(0.02)
+        finally:
+            for process in running.values():
+                process.kill()
+                process.join()
+
+    def _spare(self) -> Path:
+        return self._folder / f"{next(self._count)}"
+
+    def _start(self, role: str, notes: Path, point: int | None, strike: str) -> Any:
+        args = (self._url, role, str(notes), point, strike)
+        process = self._context.Process(target=driven.take_part, args=args, daemon=True)
+        process.start()
+        return process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("struck", "strike"),
+    [
+        ("driver", "kill"),
+        ("worker", "kill"),
+        ("driver", "cut"),
+        ("worker", "cut"),
+        ("alone", "cut"),
+    ],
+)
+def test_a_study_whose_parts_are_struck_goes_on_to_the_same_release(
+    fresh: Callable[[], str], tmp_path: Path, struck: str, strike: str
+) -> None:
+    """By SIGKILL, or by a server that ends all sessions of one process, at commits, leases, ...
+
+    At every commit and lease, before and after it, and before every transition and training.
+    """
+    folders = (tmp_path / f"party-{n}" for n in itertools.count())
+
+    def party() -> Party:
+        folder = next(folders)
+        folder.mkdir()
+        return Party(fresh(), folder)
+
+    whole, alone = party(), struck == "alone"
+    if strike == "cut" and not whole._url.startswith("postgresql"):
+        pytest.skip("SQLite has no sessions")
+    where = whole.run(struck, point=None, strike=strike, alone=alone)
+    expected = outputs(whole._url)
+    rng, kinds, ends = random.Random(f"{SEED} {struck} {strike}"), Counter[str](), Counter[str]()
+    while kinds.total() < STRIKES:
+        one = party()
+        at = one.run(struck, point=rng.randrange(len(where)), strike=strike, alone=alone)
+        if not at:  # a worker that polled less often than the first
+            continue
+        kinds[at[0]] += 1
+        ends += one.ends
+        assert outputs(one._url) == expected, at
+        assert charges(one._url, "toy") == ["settled"] * 2, at
+        killed = one.ends[f"{struck} {-signal.SIGKILL}"]
+        assert killed == (strike == "kill"), one.ends
+    kind = whole._url.split(":", maxsplit=1)[0]
+    LOG.info(f"{kind}: {struck} {strike}, {kinds.total()} of {len(where)} points: {dict(kinds)}")
+    LOG.info(f"{kind}: {struck} {strike}, ends: {dict(ends)}")
