@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from privtune.ledger import Lease, Ledger, LedgerConnectionError, Rounds
+from privtune.ledger import Lease, Ledger, LedgerBusyError, LedgerConnectionError, Rounds
 
 __all__ = ["LEASE_SECONDS", "Handed", "make_rounds", "patiently", "work_through"]
 
@@ -56,7 +56,7 @@ def make_rounds(ledger: Ledger, *, lease_seconds: float = LEASE_SECONDS) -> Roun
 
 
 def patiently(call: Callable[[], T], *, patience: float | None = None) -> T:
-    """Return what a call returns; while the database cannot be reached, wait and call again.
+    """Return what a call returns; while the database cannot be reached or is held, wait and call again.
 
     For calls that may be made twice: whether the first reached the database is not known.
 
@@ -66,12 +66,13 @@ def patiently(call: Callable[[], T], *, patience: float | None = None) -> T:
 
     Raises:
         LedgerConnectionError: If it stays away.
+        LedgerBusyError: If somebody keeps what this waits for.
     """
     deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
     while True:
         try:
             return call()
-        except LedgerConnectionError:
+        except (LedgerBusyError, LedgerConnectionError):
             if time.monotonic() > deadline:
                 raise
         time.sleep(_LONGEST_PAUSE)

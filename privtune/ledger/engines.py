@@ -25,6 +25,18 @@ class SecureConnection(sqlite3.Connection):
         self.execute("PRAGMA secure_delete = ON").close()
 
 
+# Who is cut off is noticed within a minute, by both sides, and not after the two hours of the system's
+# own: a machine that is gone holds locks, and the right to run a study, for as long as its sessions stay.
+_ALIVE = {
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 6,
+    "tcp_user_timeout": 45_000,
+}
+_THEIRS = "; ".join(
+    f"SET {name if name.startswith('tcp') else f'tcp_{name}'} = {value}"
+    for name, value in _ALIVE.items()
+)
 _NO_DRIVER = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
 
 
@@ -37,6 +49,7 @@ def open_engine(url: URL, patience: float) -> Engine:
         sa.event.listen(engine, "connect", _on_sqlite_connect)
         sa.event.listen(engine, "begin", _on_sqlite_begin)
         return engine
+    ours = {name: value for name, value in _ALIVE.items() if name not in url.query}
     try:
         engine = sa.create_engine(
             url,
@@ -44,7 +57,7 @@ def open_engine(url: URL, patience: float) -> Engine:
             pool_pre_ping=True,
             pool_size=1,  # a server's connections are few: one stays open
             max_overflow=100,
-            connect_args={"connect_timeout": 10},
+            connect_args={"connect_timeout": 10, **ours},
         )
     except ModuleNotFoundError as error:
         raise LedgerError(_NO_DRIVER) from error
@@ -52,7 +65,7 @@ def open_engine(url: URL, patience: float) -> Engine:
     def on_connect(connection: Any, _record: object) -> None:
         with connection.cursor() as cursor:
             # Half: Storage.lock waits twice before it gives up.
-            cursor.execute(f"SET lock_timeout = {int(patience * 500)}")
+            cursor.execute(f"SET lock_timeout = {int(patience * 500)}; {_THEIRS}")
             # As on SQLite: a commit is on the disk when it returns, whatever the server's default.
             cursor.execute(
                 "SELECT set_config('synchronous_commit', 'on', false) "

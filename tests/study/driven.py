@@ -18,6 +18,7 @@ import privtune
 from privtune.cli import main
 from privtune.errors import PrivTuneError
 from privtune.execution import table
+from privtune.ledger import round_rows
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
 from privtune.study import Study, _round, _run
@@ -93,13 +94,15 @@ def take_part(url: str, role: str, notes: str, point: int | None, strike: str) -
     Args:
         url: The storage.
         role: ``alone`` trains by itself, ``driver`` waits for workers, ``worker`` is one.
-        notes: A file for the points that were reached, in order; the last is where it was struck.
+        notes: A file for the points that are reached, in order, from where it is struck on.
         point: The number of the one where it is struck, of none unless given.
-        strike: ``kill``: SIGKILL; ``cut``: the server ends every session that this process has.
+        strike: ``kill``: SIGKILL; ``stop``: SIGSTOP; ``cut``: the server ends every session that this
+            process has.
     """
     # Who dies in mid-row keeps it until its lease ends.
     table.make_rounds.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
     table.work_through.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
+    round_rows._IDLE = 2  # type: ignore[misc]
     sessions: set[int] = set()
     sa.event.listen(
         sa.pool.Pool,
@@ -109,11 +112,14 @@ def take_part(url: str, role: str, notes: str, point: int | None, strike: str) -
     server = sa.make_url(url)
 
     def reached(number: int, stage: str) -> None:
-        if number == point:
+        if point is None or number >= point:
             file.write(f"{stage}\n")
-            os.kill(os.getpid(), signal.SIGKILL) if strike == "kill" else cut(server, sessions)
-        elif point is None:
-            file.write(f"{stage}\n")
+        if number != point:
+            return
+        if strike == "cut":
+            cut(server, sessions)
+        else:
+            os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[strike])
 
     words = ["worker", "toy", "--storage", url, "--stack", "1"]
     if role != "worker":

@@ -20,6 +20,7 @@ from tests.ledger.campaigns import processes
 from tests.study import driven
 from tests.study.conftest import toy_spec
 from tests.study.test_lifecycle import SEED, WARMED, charges, fresh, outputs
+from tests.study.test_workers import eventually
 from tests.tiers import FULL, PATIENCE
 
 __all__ = ["fresh"]
@@ -36,7 +37,7 @@ class Party:
     """A study, and the processes that run it: one alone, or a driver and a worker."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self._context, self._url, self._folder = processes(WARMED), url, folder
+        self._context, self.url, self._folder = processes(WARMED), url, folder
         self._count = itertools.count()
         self.ends: Counter[str] = Counter()
         Study.create(toy_spec(seed=5, epochs=1, arms=ARMS), url).close()  # six rows
@@ -47,14 +48,9 @@ class Party:
         Returns:
             The points that the process which was struck came to: all, or the one.
         """
-        notes = self._folder / "struck"
         roles = ["alone"] if alone else ["driver", "worker"]
-        running = {
-            role: self._start(role, notes, point, strike if role == struck else "kill")
-            if role == struck
-            else self._start(role, self._spare(), None, "kill")
-            for role in roles
-        }
+        running = {role: self.start(role) for role in roles if role != struck}
+        running[struck] = self.start(struck, point, strike)
         limit = time.monotonic() + PATIENCE
         try:
             while True:
@@ -64,8 +60,8 @@ class Party:
                     self.ends[f"{role} {process.exitcode}"] += 1
                     assert process.exitcode != driven.TRACEBACK
                     if process.exitcode == 0 and role != "worker":
-                        return notes.read_text().splitlines()
-                    running[role] = self._start(role, self._spare(), None, "kill")
+                        return self.notes(struck)
+                    running[role] = self.start(role)
                 assert time.monotonic() < limit, "waited in vain"
                 time.sleep(0.02)
         finally:
@@ -73,14 +69,30 @@ class Party:
                 process.kill()
                 process.join()
 
-    def _spare(self) -> Path:
-        return self._folder / f"{next(self._count)}"
-
-    def _start(self, role: str, notes: Path, point: int | None, strike: str) -> Any:
-        args = (self._url, role, str(notes), point, strike)
+    def start(self, role: str, point: int | None = None, strike: str = "") -> Any:
+        """Start a process; of one that is struck, or might be, the points are noted."""
+        notes = self._folder / (role if strike else f"{next(self._count)}")
+        args = (self.url, role, str(notes), point, strike)
         process = self._context.Process(target=driven.take_part, args=args, daemon=True)
         process.start()
         return process
+
+    def notes(self, struck: str) -> list[str]:
+        """Return the points that one came to, from where it was struck on."""
+        notes = self._folder / struck
+        return notes.read_text().splitlines() if notes.exists() else []
+
+
+@pytest.fixture
+def party(fresh: Callable[[], str], tmp_path: Path) -> Callable[[], Party]:
+    folders = (tmp_path / f"party-{n}" for n in itertools.count())
+
+    def make() -> Party:
+        folder = next(folders)
+        folder.mkdir()
+        return Party(fresh(), folder)
+
+    return make
 
 
 @pytest.mark.slow
@@ -95,24 +107,17 @@ class Party:
     ],
 )
 def test_a_study_whose_parts_are_struck_goes_on_to_the_same_release(
-    fresh: Callable[[], str], tmp_path: Path, struck: str, strike: str
+    party: Callable[[], Party], struck: str, strike: str
 ) -> None:
     """By SIGKILL, or by a server that ends all sessions of one process, at commits, leases, ...
 
     At every commit and lease, before and after it, and before every transition and training.
     """
-    folders = (tmp_path / f"party-{n}" for n in itertools.count())
-
-    def party() -> Party:
-        folder = next(folders)
-        folder.mkdir()
-        return Party(fresh(), folder)
-
     whole, alone = party(), struck == "alone"
-    if strike == "cut" and not whole._url.startswith("postgresql"):
+    if strike == "cut" and not whole.url.startswith("postgresql"):
         pytest.skip("SQLite has no sessions")
     where = whole.run(struck, point=None, strike=strike, alone=alone)
-    expected = outputs(whole._url)
+    expected = outputs(whole.url)
     rng, kinds, ends = random.Random(f"{SEED} {struck} {strike}"), Counter[str](), Counter[str]()
     while kinds.total() < STRIKES:
         one = party()
@@ -121,10 +126,39 @@ def test_a_study_whose_parts_are_struck_goes_on_to_the_same_release(
             continue
         kinds[at[0]] += 1
         ends += one.ends
-        assert outputs(one._url) == expected, at
-        assert charges(one._url, "toy") == ["settled"] * 2, at
+        assert outputs(one.url) == expected, at
+        assert charges(one.url, "toy") == ["settled"] * 2, at
         killed = one.ends[f"{struck} {-signal.SIGKILL}"]
         assert killed == (strike == "kill"), one.ends
-    kind = whole._url.split(":", maxsplit=1)[0]
+    kind = whole.url.split(":", maxsplit=1)[0]
     LOG.info(f"{kind}: {struck} {strike}, {kinds.total()} of {len(where)} points: {dict(kinds)}")
     LOG.info(f"{kind}: {struck} {strike}, ends: {dict(ends)}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["train: before", "open: before a commit"])
+def test_a_worker_that_is_cut_off_and_comes_back_loses_its_row_not_the_round(
+    party: Callable[[], Party], at: str
+) -> None:
+    """Stopped for longer than its lease: in a training, or with the row locked that it hands in."""
+    whole, one = party(), party()
+    if "commit" in at and not one.url.startswith("postgresql"):
+        pytest.skip("who is stopped in a transaction of SQLite's holds the file")
+    where = whole.run("worker", point=None, strike="kill", alone=False)
+    driver, worker = one.start("driver"), one.start("worker", where.index(at), "stop")
+    other = None
+    try:
+        eventually(lambda: bool(one.notes("worker")))
+        other = one.start("worker")
+        driver.join(PATIENCE)
+        assert driver.exitcode == 0
+        assert outputs(one.url) == outputs(whole.url)
+        os.kill(worker.pid, signal.SIGCONT)
+        eventually(lambda: len(one.notes("worker")) > 1 or worker.exitcode is not None)
+        assert worker.exitcode is None, "it hands in second, and waits for more"
+        assert outputs(one.url) == outputs(whole.url)
+        assert charges(one.url, "toy") == ["settled"] * 2
+    finally:
+        for process in filter(None, (driver, worker, other)):
+            process.kill()
+            process.join()
