@@ -62,7 +62,8 @@ def sealed(log: Path, *, rehearsal: bool = False) -> Iterator[None]:
     """Seal a block. Seals may be nested, and threads share one: the last to leave opens it.
 
     Args:
-        log: The curator's log, to which what is printed is appended; only its owner can read it.
+        log: The curator's log, to which what is printed is appended; only its owner can read it. Where
+            it cannot be written, as by a worker of another user, what is printed goes nowhere.
         rehearsal: Whether this is no round, but its rehearsal on made-up records.
 
     Raises:
@@ -217,8 +218,12 @@ def _redirect(log: Path) -> None:
 
 
 def _open(log: Path) -> TextIO:
-    private_folder(log.parent)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    try:
+        private_folder(log.parent)
+        descriptor = os.open(log, flags, 0o600)
+    except OSError:  # a worker of another machine or user: the folder is not its own
+        descriptor = os.open(os.devnull, flags)
     return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace")
 
 

@@ -195,6 +195,21 @@ def test_a_seal_imports_no_tracker(tmp_path: Path) -> None:
 
 
 @pytest.mark.quick
+def test_what_is_printed_where_nobody_may_write_goes_nowhere(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A worker of another user, or of a machine without that folder, trains all the same."""
+    (tmp_path / "theirs").touch()
+    with sealed(tmp_path / "theirs" / "log"):
+        sys.stdout.write("inside\n")
+        os.write(2, b"below\n")
+    sys.stdout.write("outside\n")
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("outside\n", "")
+    assert (tmp_path / "theirs").read_bytes() == b""
+
+
+@pytest.mark.quick
 def test_seals_nest_and_open_with_the_last_even_after_an_error(tmp_path: Path) -> None:
     before = sys.stdout, sys.stderr, list(sys.meta_path), os.environ.get("MLFLOW_TRACKING_URI")
 
