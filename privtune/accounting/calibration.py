@@ -32,7 +32,11 @@ _SMALLEST = 1e-4
 _ROUNDS = 60
 _FIRST, _SECOND = 0.5, 2.0  # fineness of the lattices of a search
 _NEAR = 3e-3  # how close, in log ε, the first lattice must come
-_GUESSES = 12
+_GUESSES = 12  # on the first lattice
+_ANSWERS = 8  # of the accountant, until one counts
+_APART = 1e-2  # two places that tell a slope
+_STEEPEST, _FLATTEST = -20.0, -0.05
+_NOWHERE = (0.0, -1.2)  # the factor 1, and how ε usually falls
 _STRIDE = math.log(16.0)
 
 
@@ -181,28 +185,12 @@ def _near(
             return math.nan
         return math.log(value / target) if value > 0.0 else -math.inf
 
-    place, slope = 0.0, -1.2
-    last = None
-    for _ in range(_GUESSES):
-        now = height(math.exp(place), _FIRST)
-        if now == -math.inf:  # far too much noise: there is no line to follow yet
-            place -= math.log(2.0)
-            continue
-        if last is not None and abs(place - last[0]) > 1e-2:
-            slope = (now - last[1]) / (place - last[0])
-        if math.isnan(now) or not -20.0 < slope < -0.05:
-            return None
-        last, place = (place, now), place + _bounded(-now / slope)
-        if abs(now) < _NEAR:
-            break
-    else:
-        return None
-    # Aim half the accuracy below the target, in units of the factor.
+    place, slope = _coarsely(height)
     below = 0.5 * accuracy * -slope
-    place -= (height(math.exp(place), _SECOND) + below) / slope
-    for _ in range(3):
+    last = None
+    for _ in range(_ANSWERS):
         scale = math.exp(place)
-        if not math.isfinite(place) or not _SMALLEST <= scale <= _LARGEST:
+        if not _SMALLEST <= scale <= _LARGEST:
             return None
         value = reported(scale)
         if not math.isfinite(value) or value <= 0.0:
@@ -210,8 +198,38 @@ def _near(
         now = math.log(value / target)
         if -2.0 * below <= now and value <= target:
             return scale
-        place -= (now + below) / slope
+        if last is not None and abs(place - last[0]) > _APART:
+            slope = (now - last[1]) / (place - last[0])
+        if not _STEEPEST < slope < _FLATTEST:
+            return None
+        last = place, now
+        # Aim half the accuracy below the target, in units of the factor.
+        below = 0.5 * accuracy * -slope
+        place += _bounded(-(now + below) / slope)
     return None
+
+
+def _coarsely(height: Callable[[float, float], float]) -> tuple[float, float]:
+    """Return the logarithm of a factor that is about right, and the slope of log ε there.
+
+    Where coarse lattices do not answer, it is that of no change, and the usual slope.
+    """
+    place, slope = _NOWHERE
+    last = None
+    for _ in range(_GUESSES):
+        now = height(math.exp(place), _FIRST)
+        if now == -math.inf:  # far too much noise: there is no line to follow yet
+            place -= math.log(2.0)
+            continue
+        if last is not None and abs(place - last[0]) > _APART:
+            slope = (now - last[1]) / (place - last[0])
+        if math.isnan(now) or not _STEEPEST < slope < _FLATTEST:
+            return _NOWHERE
+        last, place = (place, now), place + _bounded(-now / slope)
+        if abs(now) < _NEAR:
+            finer = height(math.exp(place), _SECOND)
+            return (place - finer / slope, slope) if math.isfinite(finer) else _NOWHERE
+    return _NOWHERE
 
 
 def _bounded(step: float) -> float:
@@ -258,6 +276,8 @@ def solve_decreasing(
     """
     low, high, stride = start, start, 1.0
     low_value = high_value = function(start)
+    if enough * target <= high_value <= target:
+        return start
     if high_value > target:
         while high_value > target:
             low, low_value = high, high_value

@@ -63,6 +63,8 @@ class Composition(Entry[E]):
 class Compound(NoLook[E]):
     """What carries a lattice of its own; its profile becomes a pair on that of a composition."""
 
+    own_lattice = True
+
     def deviation(self, event: E, pairs: Pairs) -> float:
         pair = pairs.own(event, _OWN)
         return max(pair.remove.deviation, pair.add.deviation, 1e-6)

@@ -135,6 +135,9 @@ class Entry(ABC, Generic[E]):
     one_instance: ClassVar[bool] = True
     """Whether the instance, given those of the children, is the same for every question."""
 
+    own_lattice: ClassVar[bool] = False
+    """Whether its pair is built on a lattice of its own first, which takes as long as an answer."""
+
     paired_weight: ClassVar[bool] = False
     """Whether the pair may say more than the Rényi curve in a privacy filter."""
 
