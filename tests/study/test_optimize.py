@@ -229,8 +229,8 @@ def test_the_best_of_the_trials_is_released(storage: str) -> None:
     study = make(storage, seed=1)
     release = study.optimize(objective, strategy=PapernotSteinke(mean_runs=8), **ARGUMENTS)
     curator = privtune.load_study("loop", storage=storage, curator=True)
-    (best,) = [t for t in curator.trials if t.value == release.score]
-    assert best.value == max(t.value for t in curator.trials)
+    # What is shown is held to what an accuracy can be; the choice is among the scores themselves.
+    assert release.score == min(max(t.value for t in curator.trials), 1.0)
     assert release.params in [t["params"] for t in curator.sealed_trials(study.arms[0])]
 
 
