@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
@@ -284,11 +283,9 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "privtune.delta": f"{budget.delta:g}",
         "privtune.bound": release.guarantee.method,
         "privtune.cost": "expected" if release.cost.expected else "measured",
-        "privtune.device": study.spec.device,
-        "privtune.versions": ", ".join(f"{name} {_version(name)}" for name in _LIBRARIES),
+        **_machine(release),
         **_stages(study),
         "privtune.visibility": "sealed trials, winner only" if plan.is_sealed else "everything",
-        **{f"privtune.machine.{name}": value for name, value in release.machine.items()},
     }
     if not math.isfinite(release.guarantee.epsilon):
         tags["privtune.not_private"] = "no guarantee: ε is infinite"
@@ -306,15 +303,16 @@ def _stages(study: Study) -> dict[str, str]:
     return {tag: shorten(line, _LONGEST, placeholder=" ...") for tag, line in lines.items()}
 
 
-_LONGEST = 1000
-_LIBRARIES = ("privtune", "torch", "opacus", "numpy")
+def _machine(release: Release) -> dict[str, str]:
+    """Return what computed the release: its device, and the versions there, which may not be those here."""
+    found = dict(release.machine)
+    device = found.pop("device", "")
+    versions = ", ".join(f"{name} {value}" for name, value in found.items())
+    tags = {"privtune.device": device, "privtune.versions": versions}
+    return {name: text for name, text in tags.items() if text}
 
 
-def _version(library: str) -> str:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return "of its source"
+_LONGEST = 1000  # of a tag
 
 
 def _options(study: Study, plan: Plan) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from privtune.errors import InvalidInputError
-from privtune.strategies import Plan, make_strategy, plan_arm
+from privtune.strategies import STRATEGIES, Plan, TrainingPlan, make_strategy, plan_arm
 from privtune.study import StudySpec
+from privtune.study.spec import ArmSpec
 from privtune.training.mechanism.clipping import EqualByLayer, PerLayer
+from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS, DPAdam, FixedDPSGD
 from privtune.views.record import _params
 from tests.study.conftest import toy_spec
@@ -179,3 +182,75 @@ def test_arms_that_differ_in_an_option_differ_in_what_a_tracker_logs() -> None:
     # A loop of one's own has no spec to tell: the plan alone tells its method's options apart.
     for params in logged:
         assert any(name.startswith("method.") for name in params) or params["method"] == "dpsgd"
+
+
+SCHEDULE = Schedule.from_epochs(records=240, expected_batch_size=24, epochs=2)
+NEEDED: dict[str, Any] = {
+    "noise_multiplier": 8.0,
+    "count_noise_multiplier": 8.0,
+    "gradient_noise_multiplier": 8.0,
+    "loss_noise_multiplier": 8.0,
+    "lipschitz": 1.0,
+    "smoothness": 1.0,
+    "dimension": 7,
+    "strong_convexity": 0.5,
+}
+OTHER: dict[str, Any] = {
+    "schedule": "cosine",
+    "clipping": "by-layer",
+    "loss_batch": "separate",
+    "loss_noise": "laplace",
+    "optimizer": "sgd",
+    "fit": "eager",
+    "regime": "non-convex",
+    "adjacency": "add-remove",
+    "largest_factor": 1.2,
+    "horizon": 1,
+}
+
+
+def another(name: str, value: Any) -> Any:
+    """Return another value of a method's option."""
+    if name in OTHER:
+        return OTHER[name]
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) else 0.75 * value if value else 0.25
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_every_option_of_a_method_is_logged(method: str) -> None:
+    """Of the plan alone, as loops of one's own have it: no spec tells what was asked."""
+    cls = METHODS[method]
+    names = [field.name for field in dataclasses.fields(cls)]
+    given = {name: value for name, value in NEEDED.items() if name in names}
+    logged = {}
+    for name in (None, *names):
+        changed = {} if name is None else {name: another(name, getattr(cls(**given), name))}
+        plan = TrainingPlan(SCHEDULE, cls(**{**given, **changed}))
+        fake = SimpleNamespace(
+            **dict.fromkeys(("runs", "score", "report", "search", "rate")),
+            arm="a",
+            details={},
+            strategy=method,
+            training_of=lambda _, plan=plan: plan,
+        )
+        release = SimpleNamespace(params={}, guarantee=SimpleNamespace(delta=1e-5))
+        study = SimpleNamespace(spec=SimpleNamespace(arms=()), stages=())
+        logged[name] = _params(study, fake, release)
+    for (one, first), (other, second) in itertools.combinations(logged.items(), 2):
+        assert first != second, f"{one} and {other} are logged alike"
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_every_option_of_a_strategy_is_logged(strategy: str) -> None:
+    fields = [field.name for field in dataclasses.fields(STRATEGIES[strategy])]
+    plan = planned(toy_spec(), {"name": "a", "strategy": "fixed", "parameters": GIVEN}, 2.0)
+    logged = []
+    for name in (None, *(name for name in fields if name != "arm")):
+        told = {"name": plan.arm, "strategy": strategy, **({} if name is None else {name: "other"})}
+        study = SimpleNamespace(spec=SimpleNamespace(arms=(ArmSpec(**told),)), stages=())
+        release = SimpleNamespace(params={}, guarantee=SimpleNamespace(delta=1e-5))
+        logged.append(_params(study, plan, release))
+    for one, other in itertools.combinations(logged, 2):
+        assert one != other

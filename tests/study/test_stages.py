@@ -14,6 +14,7 @@ from privtune.accounting import Composed, epsilon
 from privtune.ledger import BudgetExceededError, verify
 from privtune.study import Study, StudySpec, plan_study
 from privtune.study import _run as running
+from privtune.training.engine.machine import hardware
 from privtune.views.record import arm_record, budget_view
 from privtune.views.report import render_study
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
@@ -106,6 +107,9 @@ def test_stages_are_charged_released_and_shown(spec: StudySpec, cli: Cli) -> Non
     record = arm_record(study, study.plans[0], study.release("one"), budget_view(study))
     assert json.loads(record.params["stage.histogram"])["noise_multiplier"] == 20.0
     assert record.tags["privtune.stage.dp-pca"].endswith(f"{said}.")
+    release = study.release("one")
+    assert record.tags["privtune.device"] == release.machine["device"] == hardware("cpu")
+    assert f"torch {release.machine['torch']}" in record.tags["privtune.versions"]
     assert "ε = 0.4" in record.tags["privtune.stage.quantiles"]
     verify(study._life.ledger.log.storage, "clinic")  # raises if it is not sound
     study.delete()
