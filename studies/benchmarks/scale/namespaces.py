@@ -216,12 +216,13 @@ def main() -> None:
                     "cuts": cuts,
                     "seconds": round(took, 1),
                     "released": released,
-                    "alone": alone(root),
                 },
                 indent=1,
                 default=str,
-            )
+            ),
+            flush=True,
         )
+        print(json.dumps({"alone": alone(root)}, default=str))
     finally:
         for process in running:
             process.kill()

@@ -13,9 +13,12 @@ import argparse
 import json
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +30,15 @@ from privtune.ledger import Budget, ChargeRequest, Lease, Ledger
 
 EVENT = PrivateSelection(Gaussian(50.0), Geometric(10))
 LEASE = 5.0
+PAGES = (
+    "/api/v0/tasks?detail=true&limit=10000",
+    "/api/v0/objects?detail=true",
+    "/api/v0/workers?detail=true&limit=10000",
+    "/api/v0/logs?node_ip=127.0.0.1",
+    "/api/jobs/",
+    "/nodes?view=summary",
+    "/api/cluster_status",
+)
 
 
 def score_of(seed: bytes) -> float:
@@ -49,6 +61,28 @@ def assist(charge: str, _arm: str) -> int:
     return 0
 
 
+def asked_of_dashboard(address: str) -> tuple[bytes, list[int]]:
+    """Return what the dashboard's API shows to who has the token, and the status for who has none."""
+    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text().strip()
+    shown, refused = b"", []
+    for path in PAGES:
+        for given in (token, None):
+            asked = urllib.request.Request(f"http://{address}{path}")
+            if given:
+                asked.add_header("Authorization", f"Bearer {given}")
+            try:
+                with urllib.request.urlopen(asked, timeout=60) as answer:
+                    said, status = answer.read(), answer.status
+            except urllib.error.HTTPError as error:
+                said, status = b"", error.code
+            shown += said if given else b""
+            if given:
+                print(path, status, len(said), file=sys.stderr)
+            else:
+                refused.append(status)
+    return shown, refused
+
+
 def main() -> None:
     """Run the campaign and print what was found, as JSON."""
     import ray
@@ -65,7 +99,7 @@ def main() -> None:
     begin = time.monotonic()
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 2, "include_dashboard": False, "temp_dir": str(folder)},
+        head_node_args={"num_cpus": 2, "include_dashboard": True, "temp_dir": str(folder)},
     )
     nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
     ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
@@ -96,6 +130,7 @@ def main() -> None:
         results = rounds.results(charge.id)
         charges = len(ledger.charges("scale"))
     took = time.monotonic() - begin - up
+    shown, refused = asked_of_dashboard(cluster.head_node.webui_url)
     ray.shutdown()
     written = b"".join(
         path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_socket()
@@ -117,6 +152,9 @@ def main() -> None:
         "sentinels": len(sentinels),
         "sentinels found": sum(text.encode() in written for text in sentinels),
         "bytes searched": len(written),
+        "bytes of the dashboard's API": len(shown),
+        "sentinels found there": sum(text.encode() in shown for text in sentinels),
+        "answers without the token": refused,
     }
     print(json.dumps(document, indent=1))
     shutil.rmtree(folder, ignore_errors=True)
