@@ -12,8 +12,9 @@ import numpy as np
 from privtune.accounting import Adjacency, Event, NonPrivate, ThresholdSelection
 from privtune.accounting import epsilon as account
 from privtune.accounting import lower_bound as instance
-from privtune.audit.bounds import Claim, Floats, lower_bound, one_run_bound
+from privtune.audit.bounds import lower_bound, one_run_bound
 from privtune.audit.canaries import canaries, hyperparameters, secrets_of, train_canaries
+from privtune.audit.claims import Claim, Floats
 from privtune.audit.laws import (
     Check,
     check_noise,
@@ -34,6 +35,7 @@ __all__ = ["AuditReport", "Audited", "audit", "estimate"]
 _SCORES = 2000
 _MANY = 2000  # canaries of the one run
 _FEWEST = 100
+_FREE = 0.1  # of what may go wrong with a row, for each bound beside its closest, by profile
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many runs of it are done, and how many there are."""
@@ -257,16 +259,21 @@ class _Terms:
         return Claim(event, self.delta, self.adjacency)
 
     def bounds(
-        self, name: str, sides: Sequence[Floats], claim: Claim, *, of: int
+        self, name: str, sides: Sequence[Floats], claim: Claim, tight: float, held_out: float = 0.1
     ) -> dict[str, float]:
-        """Return the bounds of two neighbours, free and by profile, of so many in all.
+        """Return a free bound, and one by profile, with its share of what may go wrong with a row."""
+        free, by_claim = (
+            lower_bound(*sides, delta=self.delta, confidence=sure, held_out=kept, claim=of)
+            for sure, kept, of in (
+                (self.share(_FREE), 0.25, None),
+                (self.share(tight), held_out, claim),
+            )
+        )
+        return {name: free.epsilon, f"{name}, by its profile": by_claim.epsilon}
 
-        The largest counts, so each has its share of what may go wrong.
-        """
-        share = 1.0 - (1.0 - self.confidence) / of
-        free = lower_bound(*sides, delta=self.delta, confidence=share)
-        tight = lower_bound(*sides, delta=self.delta, confidence=share, held_out=0.1, claim=claim)
-        return {name: free.epsilon, f"{name}, by its profile": tight.epsilon}
+    def share(self, part: float) -> float:
+        """Return the confidence of one of a row's bounds: the largest counts, so they share."""
+        return 1.0 - (1.0 - self.confidence) * part
 
     def told(self, what: str, total: int) -> Callable[[int], None]:
         done = 0
@@ -333,14 +340,14 @@ def _training(
         **common,
     )
     split = one.ratio[~inside], one.ratio[inside]
-    share = 1.0 - (1.0 - terms.confidence) / 6
+    sure = terms.share(_FREE)
     guessed = [
-        one_run_bound(*split, delta=terms.delta, confidence=share, claim=of).epsilon
+        one_run_bound(*split, delta=terms.delta, confidence=sure, claim=of).epsilon
         for of in (None, claim)
     ]
     bounds = {
-        **terms.bounds("all steps shown", (out.ratio, canary.ratio), claim, of=6),
-        **terms.bounds("the model alone", (out.model, canary.model), claim, of=6),
+        **terms.bounds("all steps shown", (out.ratio, canary.ratio), claim, 1 - 5 * _FREE, 0.0),
+        **terms.bounds("the model alone", (out.model, canary.model), claim, _FREE),
         "one run": guessed[0],
         "one run, by its profile": guessed[1],
     }
@@ -374,7 +381,7 @@ def _selection(plan: Plan, strategy: Strategy, terms: _Terms) -> Audited:
         )
         for inside in (False, True)
     ]
-    bounds = terms.bounds("all released", sides, claim, of=2)
+    bounds = terms.bounds("all released", sides, claim, 1.0 - _FREE)
     return terms.row("the whole selection", plan.event, bounds, 2 * terms.runs, started)
 
 
@@ -388,5 +395,6 @@ def _score(plan: Plan, terms: _Terms) -> Audited:
         score_pair(plan.score, runs=runs, seed=terms.seed, inside=inside)
         for inside in (False, True)
     ]
-    bounds = terms.bounds("one score", sides, terms.claim(plan.score.event), of=2)
+    claim = terms.claim(plan.score.event)
+    bounds = terms.bounds("one score", sides, claim, 1.0 - _FREE)
     return terms.row("one score", plan.score.event, bounds, 2 * runs, started)

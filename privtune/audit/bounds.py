@@ -1,7 +1,7 @@
 """Empirical lower bounds on epsilon from what canaries give away, at a stated confidence.
 
 Two ways to ask. *Two neighbours*: many independent runs with the canary and as many without it; a
-threshold test, its two rates bounded by exact (Clopper–Pearson) intervals. *One run*: many canaries of
+threshold test, and an exact test of what its two rates may be together. *One run*: many canaries of
 which each is in with probability 1/2; how many an auditor guesses right.
 
 Each can be held against (ε, δ)-DP, without any assumption on the mechanism, or against a *claim*: a
@@ -16,25 +16,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-from privtune.accounting import Adjacency, Event, scale_noise
-from privtune.accounting import delta as delta_of
-from privtune.accounting import epsilon as account
+from privtune.audit.claims import WIDEST, Claim, Floats
 from privtune.errors import InvalidInputError
 
 __all__ = ["Claim", "Floats", "LowerBound", "lower_bound", "one_run_bound"]
 
-Floats = npt.NDArray[np.float64]
-
 _THRESHOLDS = 400  # that are tried on the held-out part
-_POINTS = 25  # of ε at which a profile is held against the rates
-_WIDEST = 16.0  # factor of the noise, up and down, within which a claim is looked for
 _ABOVE = 1.2  # factor of the noise
+_CELLS = 100  # in which a false positive rate may lie
+_RARE = 1e-9  # of a count: what is beyond is counted whole
+_FEW = 30.0  # false positives below which they are bounded by themselves
 _GUESSED = (0.04, 0.2, 0.6)  # shares of the canaries that are guessed, fixed in advance
 
 
@@ -45,8 +40,8 @@ class LowerBound:
     Args:
         epsilon: The mechanism is not (epsilon', delta)-DP for any epsilon' below this; against a
             claim, no mechanism of its family with an epsilon' below this fits what was seen.
-        false_positive_rate: Upper confidence bound; of wrong guesses, the share.
-        true_positive_rate: Lower confidence bound; of right guesses, the share.
+        false_positive_rate: As it was seen; of wrong guesses, the share.
+        true_positive_rate: Likewise; of right guesses, the share.
         runs: Runs, or canaries, that the bounds rest on; those that chose the test not counted.
 
     Example:
@@ -60,100 +55,6 @@ class LowerBound:
     runs: int
 
 
-class Claim:
-    """What an event claims: its privacy profile, and those of the same event with other noise.
-
-    Args:
-        event: What is charged.
-        delta: At which δ its ε is asked for.
-        adjacency: Under which relation.
-
-    Example:
-        >>> from privtune.accounting import Gaussian
-        >>> claim = Claim(Gaussian(1.0), 1e-3)
-        >>> round(claim.epsilon, 3), claim.contradicted(0.01, 0.2), claim.contradicted(0.01, 0.05)
-        (3.139, True, False)
-    """
-
-    def __init__(
-        self, event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE
-    ) -> None:
-        self.event, self.delta, self.adjacency = event, delta, adjacency
-
-    @property
-    def epsilon(self) -> float:
-        """What is reported of the event."""
-        return self._epsilon(1.0)
-
-    def contradicted(self, fpr: float, tpr: float, factor: float = 1.0) -> bool:
-        """Say whether no mechanism of the claim has a test of these rates.
-
-        Args:
-            fpr: Upper bound on the false positive rate of a test.
-            tpr: Lower bound on its true positive rate.
-            factor: Of the event's noise.
-        """
-        return bool(self.margin(np.array([fpr]), np.array([tpr]), factor)[0] > 0.0)
-
-    def margin(self, fpr: Floats, tpr: Floats, factor: float = 1.0) -> Floats:
-        """Return by how much true positive rates are above what the claim allows.
-
-        Args:
-            fpr: Upper bounds on false positive rates.
-            tpr: Lower bounds on true positive rates.
-            factor: Of the event's noise.
-        """
-        epsilons, deltas = self._profile(factor)
-        allowed = (np.exp(epsilons) * fpr[:, None] + deltas).min(axis=1)
-        return np.asarray(tpr - allowed)
-
-    def lowest_fpr(self, tpr: float, factor: float) -> float:
-        """Return the least false positive rate that the claim allows a test of this power.
-
-        Args:
-            tpr: The power.
-            factor: Of the event's noise.
-        """
-        epsilons, deltas = self._profile(factor)
-        one = (tpr - deltas) * np.exp(-epsilons)
-        # The same of the complementary test, with the neighbours in each other's place.
-        other = 1.0 - deltas - np.exp(epsilons) * (1.0 - tpr)
-        return float(max(0.0, one.max(), other.max()))
-
-    def largest(self, contradicted: Callable[[float], bool]) -> float:
-        """Return ε with the least noise at which the claim is contradicted; 0 if it never is.
-
-        Args:
-            contradicted: Whether it is, with this factor of its noise; true from some factor on.
-        """
-        low, high = 1.0 / _WIDEST, _WIDEST
-        if not contradicted(high):
-            return 0.0
-        if contradicted(low):
-            return self._epsilon(low)
-        for _ in range(12):
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if contradicted(middle) else (middle, high)
-        return self._epsilon(high)
-
-    def _epsilon(self, factor: float) -> float:
-        event = scale_noise(self.event, factor)
-        return account(event, self.delta, adjacency=self.adjacency).epsilon
-
-    def _profile(self, factor: float) -> tuple[Floats, Floats]:
-        return _profile(self.event, self.adjacency, factor)
-
-
-@lru_cache(maxsize=256)
-def _profile(event: Event, adjacency: Adjacency, factor: float) -> tuple[Floats, Floats]:
-    """Return the profile of an event with its noise multiplied, at some ε that matter."""
-    event = scale_noise(event, factor)
-    end = account(event, 1e-4, adjacency=adjacency).epsilon
-    epsilons = np.linspace(0.0, min(end, 50.0) if math.isfinite(end) else 50.0, _POINTS)
-    deltas = [delta_of(event, float(e), adjacency=adjacency).delta for e in epsilons]
-    return epsilons, np.array(deltas)
-
-
 def lower_bound(
     without: Floats,
     canary: Floats,
@@ -165,16 +66,16 @@ def lower_bound(
 ) -> LowerBound:
     """Bound epsilon from below by the best threshold test between two neighbours.
 
-    The direction and the threshold are chosen on the first runs of each side; the bounds on the two
-    rates come from the others, so one test is made of them: Clopper and Pearson, each one-sided at
-    half of what may go wrong.
+    The direction, the threshold and the odds at which its two errors count are chosen on the first runs
+    of each side, or by the claim alone; the others are put to one exact test of both rates together.
 
     Args:
         without: A statistic of all that was released, one value a run, on one dataset.
         canary: Likewise on its neighbour, where it should be larger; runs are independent.
         delta: In [0, 1).
         confidence: Of the lower bound: it is above the truth with probability 1 - confidence at most.
-        held_out: Fraction of the runs that choose the test.
+        held_out: Fraction of the runs that choose the test. 0 where the statistic is the log-likelihood
+            ratio of the claim: the claim then chooses, and every run counts.
         claim: What is held against the bound, as a whole profile: see the module. Without it,
             nothing is assumed.
 
@@ -186,30 +87,111 @@ def lower_bound(
         >>> rng = np.random.default_rng(0)
         >>> truth = [(rng.random(20_000) < p).astype(float) for p in (0.25, 0.75)]
         >>> round(lower_bound(*truth, delta=0.0).epsilon, 2)  # randomised response: log 3 = 1.10
-        1.07
+        1.08
 
     References:
         Kairouz, Oh, Viswanath, arXiv:1311.0776, Theorem 2.1: (epsilon, delta)-DP if and only if every
         test has ``TPR <= e^epsilon FPR + delta``. Dong, Roth, Su, arXiv:1905.02383: a profile and a
         trade-off curve say the same (Proposition 2.13). Nasr et al., arXiv:2302.07956, Section 4:
-        audits by the trade-off curve of the mechanism.
+        audits by the trade-off curve of the mechanism. Berger and Boos 1994 (JASA 89): p-values
+        maximised over a confidence set of what is not asked for.
     """
-    risk = (1.0 - confidence) / 2.0
+    risk = 1.0 - confidence
     cut = round(held_out * min(len(without), len(canary)))
-    side, threshold = _chosen(without[:cut], canary[:cut], risk, delta, claim)
-    low, high = list(_sides(without[cut:], canary[cut:]))[side]
-    fpr, tpr = (float(rate[0]) for rate in _rates(low, high, threshold, risk))
-    if claim is None:
-        epsilon = float(_found(np.array([fpr]), np.array([tpr]), delta)[0])
+    slope: float | None
+    if claim is not None and not cut:
+        side, (threshold, slope) = 0, claim.best_test(len(canary), risk)
     else:
-        epsilon = claim.largest(lambda factor: claim.contradicted(fpr, tpr, factor))
-    return LowerBound(max(0.0, epsilon), fpr, tpr, len(low) + len(high))
+        side, threshold, odds, false = _chosen(
+            without[:cut], canary[:cut], risk / 2.0, delta, claim
+        )
+        slope = odds if false * (len(without) - cut) > _FEW else None
+    low, high = list(_sides(without[cut:], canary[cut:]))[side]
+    test = _Test(low, high, threshold, slope, risk)
+    if claim is None:
+        epsilon = _largest(lambda e: test.refutes(lambda rate: np.exp(e) * rate + delta))
+    else:
+        epsilon = claim.largest(
+            lambda factor: test.refutes(lambda rate: claim.allowed(rate, factor)[0])
+        )
+    fpr, tpr = test.false / len(low), test.true / len(high)
+    return LowerBound(epsilon, fpr, tpr, len(low) + len(high))
+
+
+class _Test:
+    """How often a test said "canary" without it, ``false``, and with it, ``true``.
+
+    Args:
+        low: Runs without it.
+        high: Runs with it.
+        threshold: Above which the test says so; None of it hangs on these runs.
+        slope: At which a false positive counts; None where false positives are rare: then each rate
+            is bounded by itself, as Clopper and Pearson do.
+        risk: Of a refutation that is wrong.
+    """
+
+    def __init__(
+        self, low: Floats, high: Floats, threshold: float, slope: float | None, risk: float
+    ) -> None:
+        self.without, self.canary, self.slope, self.risk = len(low), len(high), slope, risk
+        self.false, self.true = int((low > threshold).sum()), int((high > threshold).sum())
+        self.apart = _rates(low, high, np.array([threshold]), risk / 2.0)
+
+    def refutes(self, allowed: Callable[[Floats], Floats]) -> bool:
+        """Say whether so much is seen too rarely where true positives are as rare as allowed.
+
+        Args:
+            allowed: The largest true positive rates by false positive rates: concave, not falling.
+        """
+        if self.slope is None:
+            fpr, tpr = self.apart
+            return bool(tpr[0] > allowed(fpr)[0])
+        return self._chance(self.slope, allowed) <= self.risk
+
+    def _chance(self, slope: float, allowed: Callable[[Floats], Floats]) -> float:
+        """Return the largest chance of so much evidence.
+
+        Evidence is the true positive rate less ``slope`` times the false positive rate, so it grows
+        with the one and falls with the other: over a cell of false positive rates, the chance is at
+        most that of its lower end with the power that its upper end is allowed.
+        """
+        beyond = self.risk / 50.0  # that the false positive rate lies in none of the cells
+        ends = stats.beta.ppf(
+            [beyond / 2.0, 1.0 - beyond / 2.0],
+            [max(self.false, 1), self.false + 1],
+            [self.without - self.false + 1, max(self.without - self.false, 1)],
+        )
+        first, last = np.where([self.false == 0, self.false == self.without], [0.0, 1.0], ends)
+        edges = np.linspace(first, last, _CELLS + 1)
+        fpr, tpr = edges[:-1], np.clip(allowed(edges[1:]), 0.0, 1.0)[:, None]
+        few, many = stats.binom.ppf([_RARE, 1.0 - _RARE], self.without, [first, last])
+        counts = np.arange(max(few, 0), many + 1)
+        more = (counts - self.false) / self.without
+        needed = np.ceil(self.true + self.canary * slope * more - 1e-9)
+        chance = stats.binom.pmf(counts, self.without, fpr[:, None]) * stats.binom.sf(
+            needed - 1, self.canary, tpr
+        )
+        rare = stats.binom.cdf(few - 1, self.without, fpr) + stats.binom.sf(many, self.without, fpr)
+        return beyond + float((chance.sum(axis=1) + rare).max())
+
+
+def _largest(found: Callable[[float], bool]) -> float:
+    """Return the ε up to which all are refuted, 0 if none is."""
+    low, high = 0.0, 1.0
+    if not found(0.0):
+        return 0.0
+    while found(high) and high < 64.0:
+        low, high = high, 2.0 * high
+    for _ in range(20):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if found(middle) else (low, middle)
+    return low
 
 
 def _chosen(
     without: Floats, canary: Floats, risk: float, delta: float, claim: Claim | None
-) -> tuple[int, Floats]:
-    """Return the direction and the threshold of the best test."""
+) -> tuple[int, float, float, float]:
+    """Return direction and threshold of the best test, the slope of what it refutes, its errors."""
     tests = []
     for low, high in _sides(without, canary):
         tried = np.quantile(np.concatenate([low, high]), np.linspace(0.0, 1.0, _THRESHOLDS))
@@ -219,12 +201,18 @@ def _chosen(
     else:
         # The test that contradicts the claim by most, a little above the least noise at which any
         # does: just there it would be the luckiest.
-        for factor in np.geomspace(0.5, _WIDEST, 36):
+        for factor in np.geomspace(0.5, WIDEST, 36):
             worth = [claim.margin(*rates, _ABOVE * float(factor)) for _, rates in tests]
             if max(float(claim.margin(*rates, float(factor)).max()) for _, rates in tests) > 0.0:
                 break
     side = int(np.argmax([values.max() for values in worth]))
-    return side, tests[side][0][[int(np.argmax(worth[side]))]]
+    best = int(np.argmax(worth[side]))
+    tried, (fpr, _) = tests[side]
+    if claim is None:
+        slope = math.exp(max(0.0, float(worth[side][best])))
+    else:
+        slope = float(claim.allowed(fpr[[best]], float(factor))[1][0])
+    return side, float(tried[best]), slope, float(fpr[best])
 
 
 def _sides(without: Floats, canary: Floats) -> Iterator[tuple[Floats, Floats]]:
@@ -314,15 +302,7 @@ def _one_run(total: int, guesses: int, right: int, delta: float, risk: float) ->
         missed = (binomial.sf(right - steps - 1) - beyond) / steps
         return beyond + 2.0 * total * delta * float(missed.max(initial=0.0))
 
-    if chance(0.0) > risk:
-        return 0.0
-    low, high = 0.0, 1.0
-    while chance(high) <= risk and high < 64.0:
-        low, high = high, 2.0 * high
-    for _ in range(30):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if chance(middle) <= risk else (low, middle)
-    return low
+    return _largest(lambda epsilon: chance(epsilon) <= risk)
 
 
 def _guesses(

@@ -20,7 +20,7 @@ from privtune.accounting.lower import Outcomes, composition, worst_order
 from privtune.accounting.registry import entry
 
 if TYPE_CHECKING:
-    from privtune.audit.bounds import Claim
+    from privtune.audit.claims import Claim
 
 __all__ = ["WorstScore", "worst_score", "worst_threshold"]
 
