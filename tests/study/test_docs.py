@@ -96,6 +96,92 @@ def test_the_guide_s_objective_takes_25_lines_and_compiles() -> None:
     compile(code, "guide.md", "exec")
 
 
+def blocks(page: str, *languages: str) -> list[str]:
+    """The fenced blocks of a page in these languages."""
+    return [
+        code
+        for language, code in re.findall(
+            r"^ *```(\w+)\n(.*?)^ *```", (DOCS / page).read_text("utf-8"), re.DOTALL | re.MULTILINE
+        )
+        if language in languages
+    ]
+
+
+# What no test runs as it stands, and why; whatever else is Python on the site is run below.
+NOT_RUN = {
+    "by_unit(": "reads a clinic's table: tests/tasks/test_units.py groups made-up ones",
+    "Packing.of(": "downloads a model: tests/tasks packs, docs/examples/hugging_face_trainer.py trains",
+    "def loss_of(model, x, y):  # one record": "the shortest loop, inside an objective: the guide's first",
+}
+
+
+@pytest.mark.slow
+def test_the_python_of_the_site_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The guide's first program; each other loop in the place of its own, each objective of its own."""
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks("guide.md", "python")
+    exec(compile(program, "guide.md", "exec"), {})
+    assert "noised validation accuracy" in capsys.readouterr().out
+    ran = 0
+    for code in blocks("guide.md", "py"):
+        if any(mark in code for mark in NOT_RUN):
+            continue
+        ran += 1
+        loop = "\n".join("    " + line for line in code.splitlines())
+        whole = (
+            program.replace("    private.fit(loss_of)", loop)
+            if code.startswith("for ")
+            else program.split("release = ")[0] + code
+        )
+        assert whole != program
+        (tmp_path / str(ran)).mkdir()
+        monkeypatch.chdir(tmp_path / str(ran))
+        exec(compile(whole, "guide.md", "exec"), {})
+    assert ran == 3
+
+
+def test_no_other_python_is_on_the_site() -> None:
+    """A block that is new is run by a test, or stands in the list with a reason."""
+    pages = sorted(page.name for page in DOCS.glob("*.md"))
+    found = {page: len(blocks(page, "python", "py")) for page in pages}
+    assert {page: n for page, n in found.items() if n} == {"guide.md": 6, "pitfalls.md": 1}
+    everything = "".join("".join(blocks(page, "python", "py")) for page in pages)
+    assert all(everything.count(mark) == 1 for mark in NOT_RUN)
+
+
+@pytest.mark.parametrize(
+    "spec", [block for block in blocks("guide.md", "yaml") if block.startswith("name:")]
+)
+def test_the_guide_s_specs_can_be_planned(spec: str) -> None:
+    assert plan_study(StudySpec.parse(yaml.safe_load(spec))).plans
+
+
+def test_the_commands_of_the_site_exist() -> None:
+    """Every `privtune ...` of a block of shell names a command, and options that it has."""
+    from typer.main import get_command
+
+    from privtune.cli._app import mount
+
+    root = get_command(mount())
+    lines = [
+        line.strip().split("#")[0]
+        for page in DOCS.glob("*.md")
+        for block in blocks(page.name, "sh")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.strip().startswith("privtune ")
+    ]
+    assert len(lines) > 10
+    for line in lines:
+        command, words = root, line.split()[1:]
+        while commands := getattr(command, "commands", None):
+            assert words[0] in commands, line
+            command, words = commands[words[0]], words[1:]
+        options = {name for parameter in command.params for name in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, line
+
+
 @pytest.mark.parametrize("name", ["fair", "visits"])
 def test_specs_among_the_examples_are_specs(name: str) -> None:
     spec = StudySpec.from_file(DOCS / "examples" / f"{name}.yaml")
