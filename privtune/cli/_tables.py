@@ -221,16 +221,17 @@ def comparison_document(study: Study) -> dict[str, Any]:
     }
 
 
-def print_comparison(study: Study) -> None:
-    """Print the comparison, what it rests on, and how to open it in MLflow."""
+def print_comparison(study: Study, *, logged: bool = True) -> None:
+    """Print the comparison, what it rests on, and how to open it in MLflow or get it there."""
     utility, values = utility_column(study.status())
     _print_arms(study, utility, values)
     for line in _footnotes(study):
         console().print(line, soft_wrap=True, highlight=False)
     if not study.releases():
         return
+    does, command = ("Open it in", "ui --study") if logged else ("Log it to", "study sync")
     console().print(
-        f"Open it in MLflow: [bold]{program()} ui --study {study.name}{_storage(study)}[/]",
+        f"{does} MLflow: [bold]{program()} {command} {study.name}{_storage(study)}[/]",
         soft_wrap=True,
         highlight=False,
     )

@@ -190,7 +190,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
         if as_json:
             emit_json(comparison_document(study))
         else:
-            print_comparison(study)
+            print_comparison(study, logged=mlflow)
     finally:
         study.close()
 

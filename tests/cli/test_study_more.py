@@ -55,6 +55,8 @@ def test_an_oracle_needs_its_flag(cli: Cli, tmp_path: Path, at: tuple[str, str])
     assert done.code == 0, done.err
     assert "NOT PRIVATE" in done.out
     assert "would have cost" in done.out
+    assert "Log it to MLflow:" in done.out
+    assert "study sync toy" in done.out
     document = json.loads(cli("study", "compare", "toy", *at, "--json").out)
     assert len(document["arms"][0]["trials"]) == 2
     assert document["arms"][1]["epsilon"] is None
