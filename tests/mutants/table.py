@@ -602,8 +602,8 @@ _in(
     ),
     (
         "everybody can read the curator's log",
-        "os.O_APPEND, 0o600)",
-        "os.O_APPEND, 0o644)",
+        "os.open(log, flags, 0o600)",
+        "os.open(log, flags, 0o644)",
         _TALK,
     ),
     (
