@@ -63,14 +63,17 @@ def _is_listed(value: object) -> bool:
 _Rule = tuple[Callable[[object], bool], str]
 _A_NUMBER: _Rule = (_is_number, "a number")
 _A_WHOLE_NUMBER: _Rule = (_is_whole, "a whole number")
+_NONE_OR_NUMBER: _Rule = (lambda value: value is None or _is_number(value), "a number")
 _VALUES: Mapping[tuple[str, str], _Rule] = {
     **{("", name): _A_NUMBER for name in ("low", "high", "median", "sigma")},
     **{("int", name): _A_WHOLE_NUMBER for name in ("low", "high", "step")},
-    ("", "step"): (lambda value: value is None or _is_number(value), "a number"),
+    ("log_normal", "low"): _NONE_OR_NUMBER,
+    ("log_normal", "high"): _NONE_OR_NUMBER,
+    ("", "step"): _NONE_OR_NUMBER,
     ("", "log"): (lambda value: isinstance(value, bool), "true or false"),
     ("", "choices"): (_is_listed, "a list of words and numbers"),
     ("", "components"): (lambda _: True, "a list of laws"),
-    ("", "weights"): (lambda _: True, "a list of numbers"),
+    ("", "weights"): (lambda value: value is None or _is_listed(value), "a list of numbers"),
 }
 """What an argument must be, of one law or of all."""
 
@@ -189,14 +192,14 @@ def _law(where: str, fields: Mapping[str, Any]) -> BaseDistribution | Prior:
         if not isinstance(parts, list | tuple):
             raise InvalidInputError(f"{where}.components", parts, "must be a list of laws")
         arguments["components"] = tuple(_prior(_law(where, part)) for part in parts)
-        if arguments.get("weights") is not None:
-            arguments["weights"] = tuple(arguments["weights"])
     if missing := [name for name in _NEEDED[kind] if name not in arguments]:
         raise InvalidInputError(where, dict(fields), f"a {kind} also needs {', '.join(missing)}")
     for name, value in arguments.items():
         right, allowed_value = _VALUES.get((kind, name)) or _VALUES["", name]
         if not right(value):
             raise InvalidInputError(f"{where}.{name}", value, f"must be {allowed_value}")
+    if arguments.get("weights") is not None:
+        arguments["weights"] = tuple(arguments["weights"])
     try:
         made: BaseDistribution | Prior = law(**arguments)
     except (TypeError, ValueError, OverflowError) as error:

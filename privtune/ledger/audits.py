@@ -7,6 +7,7 @@ says of the account is computed anew from its events, and it counts for charges 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +19,16 @@ from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.history import History
 from privtune.ledger.schema import blobs
 from privtune.ledger.storage import Storage
-from privtune.ledger.values import ChargeState
+from privtune.ledger.values import Budget, ChargeState
 
-__all__ = ["AUDITS", "audits_of", "check_audits", "contradictions", "kept_audits"]
+__all__ = [
+    "AUDITS",
+    "audits_of",
+    "check_audit",
+    "check_audits",
+    "contradictions",
+    "kept_audits",
+]
 
 AUDITS = "_audits/"
 """Where a study keeps them among its results: no arm has this name."""
@@ -54,12 +62,15 @@ def audits_of(storage: Storage, history: History) -> list[dict[str, Any]]:
     return [audit for audit in kept if (audit["study"], audit["plan"]) in charged]
 
 
-def check_audits(audits: Any, history: History) -> None:
+def check_audits(audits: Any, history: History) -> tuple[str, ...]:
     """Refuse audits that are of nothing charged here, or that misquote the account.
 
     Args:
         audits: What a certificate says.
         history: The budget's log.
+
+    Returns:
+        What speaks against what is reported, by the record or by the account of today.
 
     Raises:
         LedgerCorruptedError: If one is not of a charge, of another δ or adjacency, or says another
@@ -67,14 +78,41 @@ def check_audits(audits: Any, history: History) -> None:
     """
     try:
         charged = _charged(history)
-        for audit in audits:
+        held = [check_audit(audit, history.terms()) for audit in audits]
+        for audit in held:
             if (audit["study"], audit["plan"]) not in charged:
                 raise _wrong(audit, "it is of no charge of this budget")
-            _check(audit, history)
+        return tuple(contradictions(held))
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerCorruptedError(
             f"the certificate's 'audits' lack a part ({error!r}): it was edited."
         ) from error
+
+
+def check_audit(audit: Mapping[str, Any], terms: Budget) -> dict[str, Any]:
+    """Refuse an audit that is none, of other terms, or that misquotes the account.
+
+    Args:
+        audit: Its record.
+        terms: The budget.
+
+    Returns:
+        The record, with no more ``reported`` than the account says today.
+
+    Raises:
+        LedgerCorruptedError: As in :func:`check_audits`.
+        KeyError, TypeError, ValueError: If it lacks a part.
+    """
+    said = (audit["delta"], audit["adjacency"], audit["published"])
+    if said != (terms.delta, str(terms.adjacency), terms.epsilon):
+        raise _wrong(audit, "it is of another δ, adjacency or ε than the budget's")
+    rows = [_row(audit, row, terms) for row in audit["rows"]]
+    parts = [part["passed"] for part in (*audit["rows"], *audit["checks"])]
+    if audit["passed"] is not all(parts):
+        raise _wrong(audit, "what it found and whether it passed do not fit together")
+    if not _are_numbers(audit["confidence"], audit["seed"]):
+        raise _wrong(audit, "its confidence or its seed is no number")
+    return {**audit, "rows": rows}
 
 
 def contradictions(audits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -103,27 +141,24 @@ def contradictions(audits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield f"{whose} found a law broken: {law['law']}, {law['seen']}."
 
 
-def _check(audit: Mapping[str, Any], history: History) -> None:
-    terms = history.terms()
-    said = (audit["delta"], audit["adjacency"], audit["published"])
-    if said != (terms.delta, str(terms.adjacency), terms.epsilon):
-        raise _wrong(audit, "it is of another δ, adjacency or ε than the budget's")
-    for row in audit["rows"]:
-        event = event_from_dict(row["event"])
-        now = epsilon(event, terms.delta, adjacency=terms.adjacency).epsilon
-        least = lower_bound(event, terms.delta, adjacency=terms.adjacency)
-        # Versions may bound more tightly from both sides: never say less was known than is.
-        if row["reported"] < now / (1.0 + 2.0 * DRIFT) or row["lower"] > least * (
-            1.0 + 2.0 * DRIFT
-        ):
-            raise _wrong(
-                audit, f"its event costs between {least:.6g} and {now:.6g}, not what it says"
-            )
-        if row["passed"] is not (row["audited"] <= row["reported"]):
-            raise _wrong(audit, "what it found and whether it passed do not fit together")
-    parts = [part["passed"] for part in (*audit["rows"], *audit["checks"])]
-    if audit["passed"] is not all(parts):
+def _row(audit: Mapping[str, Any], row: Mapping[str, Any], terms: Budget) -> dict[str, Any]:
+    if not _are_numbers(*(row[name] for name in ("audited", "lower", "reported", "runs"))):
+        raise _wrong(audit, "what it found is no number")
+    event = event_from_dict(row["event"])
+    now = epsilon(event, terms.delta, adjacency=terms.adjacency).epsilon
+    least = lower_bound(event, terms.delta, adjacency=terms.adjacency)
+    # Versions may bound more tightly from both sides: never say less was known than is.
+    apart = 1.0 + 2.0 * DRIFT
+    if row["reported"] < now / apart or row["lower"] > least * apart:
+        raise _wrong(audit, f"its event costs between {least:.6g} and {now:.6g}, not what it says")
+    if row["passed"] is not (row["audited"] <= row["reported"]):
         raise _wrong(audit, "what it found and whether it passed do not fit together")
+    reported = min(row["reported"], now * apart)  # nor excuse what was found by an account of then
+    return {**row, "reported": reported, "passed": row["audited"] <= reported}
+
+
+def _are_numbers(*values: object) -> bool:
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
 
 
 def _charged(history: History) -> set[tuple[str, str]]:

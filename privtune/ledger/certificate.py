@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from privtune.accounting import Guarantee
 from privtune.ledger.admission import DRIFT, block_guarantee, filter_state, odometer
-from privtune.ledger.audits import audits_of, check_audits, contradictions
+from privtune.ledger.audits import audits_of, check_audits
 from privtune.ledger.chain import ENTRY_VERSION, Entry, canonical
 from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.history import History
@@ -152,8 +152,8 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
     found = verified(history)
     if "audits" not in certificate:
         return found
-    check_audits(certificate["audits"], history)
-    return replace(found, warnings=(*found.warnings, *contradictions(certificate["audits"])))
+    said = check_audits(certificate["audits"], history)
+    return replace(found, warnings=(*found.warnings, *said))
 
 
 def enforced_unit(certificate: Mapping[str, Any]) -> tuple[str, str]:

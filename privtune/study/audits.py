@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.ledger import Ledger
-from privtune.ledger.audits import AUDITS, kept_audits
+from privtune.ledger import Ledger, LedgerCorruptedError
+from privtune.ledger.audits import AUDITS, check_audit, kept_audits
 from privtune.study._results import Results
 from privtune.study._store import StudyStore
 
@@ -30,7 +30,8 @@ def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
         report: What ``AuditReport.to_dict`` of :func:`privtune.audit.audit` returned.
 
     Raises:
-        InvalidInputError: If it is not of a plan of this study, at its budget's terms.
+        InvalidInputError: If it is not of a plan of this study, at its budget's terms, or says of an
+            event what the account does not.
 
     Example:
         >>> from privtune.audit import audit
@@ -44,12 +45,12 @@ def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
     with Ledger(study.storage) as ledger:
         store = StudyStore(ledger.log.storage)
         arms = store.arms(study.name)
-        arm = arms.get(report["arm"])
-        if arm is None or arm.plan.digest() != report["plan"]:
+        arm = arms.get(report.get("arm", ""))
+        if arm is None or arm.plan.digest() != report.get("plan"):
             raise InvalidInputError(
-                "audit", report["arm"], f"is of a plan that study {study.name!r} does not have"
+                "audit", report.get("arm"), f"is of a plan that study {study.name!r} does not have"
             )
-        asked = (report["delta"], report["adjacency"], report["published"])
+        asked = tuple(report.get(name) for name in ("delta", "adjacency", "published"))
         if asked != (budget.delta, str(budget.adjacency), budget.epsilon):
             raise InvalidInputError(
                 "audit",
@@ -58,7 +59,12 @@ def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
                 f"{budget.adjacency}, published={budget.epsilon:g}",
             )
         # The charge is found by the digest of the plan as it was written first.
-        record = json.dumps({"study": study.name, **report, "plan": arm.digest}, sort_keys=True)
+        kept = {**report, "study": study.name, "plan": arm.digest}
+        try:  # what does not hold would spoil every certificate of the budget
+            check_audit(kept, budget.to_budget())
+            record = json.dumps(kept, sort_keys=True, allow_nan=False)
+        except (LedgerCorruptedError, KeyError, TypeError, ValueError) as error:
+            raise InvalidInputError("audit", report["arm"], f"is no report ({error!r})") from error
         name = f"{report['arm']}-{hashlib.sha256(record.encode()).hexdigest()[:16]}.json"
         results = Results(ledger.log.storage, store.study(study.name)).within(AUDITS.rstrip("/"))
         results.put(name, record.encode())

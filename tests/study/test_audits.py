@@ -84,6 +84,9 @@ def edit(key: str, value: Any) -> Any:
         (lambda record: record.update(published=1.0), "another δ"),
         (lambda record: record.update(passed=False), "do not fit together"),
         (lambda record: record.pop("rows"), "lack a part"),
+        (lambda record: record.pop("seed"), "lack a part"),
+        (lambda record: record.update(confidence="all"), "no number"),
+        (edit("runs", "many"), "no number"),
         (lambda record: record["rows"][0].update(event="none"), "lack a part|event"),
     ],
 )
@@ -96,6 +99,13 @@ def test_an_audit_that_misquotes_the_account_does_not_verify(
         verify_certificate(edited)
     with pytest.raises((LedgerCorruptedError, InvalidInputError), match=why):
         verify_certificate(forged(edited))
+
+
+def test_what_was_found_is_held_against_the_account_of_today(certificate: dict[str, Any]) -> None:
+    """A record that says that much more was reported then does not excuse what was found."""
+    certificate["audits"][0]["rows"][0].update(audited=50.0, reported=1000.0)
+    [warning] = verify_certificate(forged(certificate)).warnings
+    assert "contradicts what is reported of one training: ε is above 50" in warning
 
 
 def test_the_report_and_the_officer_s_page_show_the_chain(ran: Study) -> None:
@@ -134,6 +144,12 @@ def test_an_audit_of_something_else_is_not_kept(ran: Study) -> None:
     for other in ({"arm": "nobody"}, {"plan": "0" * 64}, {"delta": 1e-3}, {"published": None}):
         with pytest.raises(InvalidInputError, match="audit"):
             keep_audit(ran, {**report, **other})
+    for wrong in ({"audited": float("nan")}, {"reported": 0.1}, {"runs": "many"}):
+        rows = [{**report["rows"][0], **wrong}]
+        with pytest.raises(InvalidInputError, match="is no report"):
+            keep_audit(ran, {**report, "rows": rows})
+    with pytest.raises(InvalidInputError, match="audit"):
+        keep_audit(ran, {})
     assert len(audits_of(ran)) == 1
 
 
