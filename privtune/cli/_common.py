@@ -113,7 +113,6 @@ def write_report(study: Study, path: Path) -> None:
     from privtune.views.report import render_study
 
     write_page(path, render_study(study))
-    console().print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)
 
 
 def changes_table(found: Sensitivity) -> Table:

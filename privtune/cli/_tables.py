@@ -139,7 +139,7 @@ def examples(spec: StudySpec, count: int = 10) -> list[dict[str, Any]]:
 
 def examples_table(drawn: list[dict[str, Any]]) -> Table:
     """Return example candidates as a table."""
-    table = Table(title="Ten candidates as the space draws them (examples only)", box=box.SIMPLE)
+    table = Table(box=box.SIMPLE)
     for name in drawn[0]:
         table.add_column(name, justify="right")
     for candidate in drawn:

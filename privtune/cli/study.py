@@ -128,6 +128,8 @@ def plan(
     console().print("[bold]Declared public[/] (no guarantee covers it)")
     console().print(Padding(public_view(planned.plans), (0, 0, 1, 2)), highlight=False)
     if drawn := examples(parsed):
+        # Not the table's title, which would be broken into the width of a narrow table.
+        console().print("[bold]Ten candidates as the space draws them[/] (examples only)")
         console().print(examples_table(drawn))
     neighbours = show_adjacency(planned.total.adjacency, parsed.budget.unit)
     what = "All stages and arms" if stages else "All arms"

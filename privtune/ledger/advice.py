@@ -15,7 +15,7 @@ from privtune.accounting import (
     scale_noise,
 )
 from privtune.accounting.registry import training
-from privtune.ledger.admission import fits
+from privtune.ledger.admission import block_epsilon, fits
 from privtune.ledger.history import History
 
 __all__ = ["suggestions"]
@@ -33,17 +33,15 @@ def suggestions(history: History, asked: Sequence[Event]) -> tuple[str, ...]:
         asked: The refused events.
 
     Returns:
-        For a training by DP-SGD: from which noise multiplier σ on it would fit, alone and tuned by
-        private selection. For everything else: by how much its noise would have to grow.
+        For one training by DP-SGD: from which noise multiplier σ on it would fit, alone and tuned by
+        private selection. For everything else, as all arms of a study together: by how much its
+        noise would have to grow, and the ε of that, to which a study's spec may be lowered.
 
     **Guarantee**: what is named fits, by the same rule that refused, as the log stands now.
     """
-    found = next(filter(None, map(training, asked)), None)
+    found = training(asked[0]) if len(asked) == 1 else None
     if found is None:
-        factor = _smallest(lambda s: fits(history, [scale_noise(event, s) for event in asked]), 1.0)
-        if factor is None:
-            return ("nothing of this kind, at any noise",)
-        return (f"the same with all noise multiplied by {factor:g}",)
+        return (_together(history, asked),)
     count, rate = found
 
     def plain(sigma: float) -> Event:
@@ -59,6 +57,26 @@ def suggestions(history: History, asked: Sequence[Event]) -> tuple[str, ...]:
     if tuned is not None:
         phrases.append(f"a selection of mean {_MEAN} over it from σ ≥ {tuned:g}")
     return tuple(phrases)
+
+
+def _together(history: History, asked: Sequence[Event]) -> str:
+    """Return by how much the noise of everything asked has to grow, and what that costs."""
+
+    def louder(factor: float) -> tuple[Event, ...]:
+        return tuple(scale_noise(event, factor) for event in asked)
+
+    factor = _smallest(lambda by: fits(history, louder(by)), 1.0)
+    if factor is None:
+        return "nothing of this kind, at any noise"
+    budget = history.terms()
+    cost = block_epsilon(louder(factor), budget.delta, budget.adjacency).epsilon
+    phrase = f"the same with all noise multiplied by {factor:g}"
+    if not 0.0 < cost < math.inf:
+        return phrase
+    step = 10.0 ** (math.floor(math.log10(cost)) - 1)  # two digits, from below: what is lower fits
+    return (
+        f"{phrase}; in a study's spec, about epsilon: {round(math.floor(cost / step) * step, 12):g}"
+    )
 
 
 def _smallest(holds: Callable[[float], bool], start: float) -> float | None:

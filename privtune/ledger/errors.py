@@ -97,7 +97,10 @@ class BudgetExceededError(LedgerError):
             f"ε = {remaining:.3g} is left"
         )
         if used is not None:
-            message += f" by the odometer; of the filter, which decides, {used:.1%} is used"
+            message += (
+                f" by the odometer. What is asked after a release weighs more than its ε: "
+                f"the filter decides, of which {used:.1%} is used"
+            )
         message += "."
         if fitting:
             message += f" What fits: {'; '.join(fitting)}."

@@ -174,7 +174,11 @@ def _read(path: Path, digest: str) -> Mapping[str, torch.Tensor]:
 
 def _files(path: Path, field: str = "pretrained") -> list[Path]:
     """Return the files of a place, or refuse it."""
-    hint = "Save weights with safetensors.torch.save_file(model.state_dict(), PATH)."
+    hint = (
+        "It is a folder that save_pretrained of Hugging Face has written."
+        if field == "task.encoder"
+        else "Save weights with safetensors.torch.save_file(model.state_dict(), PATH)."
+    )
     if path.is_dir():
         if found := sorted(path.glob("*.safetensors")):
             return found

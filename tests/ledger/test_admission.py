@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from privtune.accounting import Event, Gaussian, NonPrivate, calibrate, delta
+from privtune.accounting import (
+    Composed,
+    Event,
+    Gaussian,
+    Geometric,
+    NonPrivate,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    calibrate,
+    delta,
+)
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
 from privtune.ledger.admission import filter_room, filter_state, odometer
 from privtune.ledger.privacy_filter import APPROXIMATE_SHARE, ODOMETER_SHARE, tabulate, total_delta
@@ -64,3 +75,25 @@ def test_a_broken_budget_shows_that_it_is_broken(ledger: Ledger, event: Event) -
     assert "filter" not in odometer(broken).bounds
     with pytest.raises(BudgetExceededError):
         ledger.reserve("b", [ChargeRequest(Gaussian(1000.0))])
+
+
+def test_a_refused_study_is_told_an_epsilon_that_fits(ledger: Ledger) -> None:
+    """Of several charges asked together, the refusal names what all of them may cost; that fits."""
+    [first] = ledger.reserve("b", [costing(1.5)])
+    ledger.start(first.id)
+    training = Repeated(100, PoissonSampled(0.02, Gaussian(1.0)))
+    study = Composed((training, PrivateSelection(training, Geometric(5))))
+
+    def arms(epsilon: float) -> list[ChargeRequest]:
+        both = calibrate(study, epsilon=epsilon, delta=DELTA).event
+        assert isinstance(both, Composed)
+        return [ChargeRequest(event) for event in both.events]
+
+    with pytest.raises(BudgetExceededError) as refused:
+        ledger.reserve("b", arms(2.9))
+    [said] = refused.value.fitting
+    assert "all noise multiplied by" in said
+    assert "σ" not in said  # of one training that nobody asked for
+    lower = float(said.rpartition("epsilon: ")[2])
+    assert 1.0 < lower < 2.9
+    ledger.reserve("b", arms(lower))
