@@ -263,19 +263,15 @@ class _Terms:
     ) -> dict[str, float]:
         """Return a free bound, and one by profile, with its share of what may go wrong with a row.
 
-        A test that the claim chooses is the best where the claim is true, and may miss what is far
-        from it: then a part of the share is another test's, which held-out runs choose.
+        The claim's own test may miss what is far from it: part of the share is for a held-out one.
         """
         tests = [(tight, held_out)] if held_out else [(tight - _FREE, 0.0), (_FREE, 0.1)]
-
-        def found(part: float, kept: float, of: Claim | None) -> float:
-            sure = self.share(part)
-            return lower_bound(
-                *sides, delta=self.delta, confidence=sure, held_out=kept, claim=of
-            ).epsilon
-
-        by_claim = max(found(part, kept, claim) for part, kept in tests)
-        return {name: found(_FREE, 0.25, None), f"{name}, by its profile": by_claim}
+        free, *by_claim = (
+            lower_bound(*sides, delta=self.delta, confidence=sure, held_out=kept, claim=of).epsilon
+            for part, kept, of in [(_FREE, 0.25, None), *((*test, claim) for test in tests)]
+            for sure in [self.share(part)]
+        )
+        return {name: free, f"{name}, by its profile": max(by_claim)}
 
     def share(self, part: float) -> float:
         """Return the confidence of one of a row's bounds: the largest counts, so they share."""
@@ -398,9 +394,7 @@ def _score(plan: Plan, terms: _Terms) -> Audited:
     assert plan.score.event is not None  # noqa: S101
     runs = min(_SCORES, terms.runs)
     sides = [
-        score_pair(plan.score, runs=runs, seed=terms.seed, inside=inside)
-        for inside in (False, True)
+        score_pair(plan.score, runs=runs, seed=terms.seed, inside=side) for side in (False, True)
     ]
-    claim = terms.claim(plan.score.event)
-    bounds = terms.bounds("one score", sides, claim, 1.0 - _FREE)
+    bounds = terms.bounds("one score", sides, terms.claim(plan.score.event), 1.0 - _FREE)
     return terms.row("one score", plan.score.event, bounds, 2 * runs, started)
