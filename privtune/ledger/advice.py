@@ -37,7 +37,8 @@ def suggestions(history: History, asked: Sequence[Event]) -> tuple[str, ...]:
         private selection. For everything else, as all arms of a study together: by how much its
         noise would have to grow, and the ε of that, to which a study's spec may be lowered.
 
-    **Guarantee**: what is named fits, by the same rule that refused, as the log stands now.
+    **Guarantee**: the noise that is named fits, by the same rule that refused, as the log stands now; the
+    ε of a spec is about what it comes to.
     """
     found = training(asked[0]) if len(asked) == 1 else None
     if found is None:
