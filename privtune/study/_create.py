@@ -9,8 +9,9 @@ from privtune.ledger import Ledger
 from privtune.ledger.places import artifact_root
 from privtune.names import check_name
 from privtune.study._rows import StudyRow
+from privtune.study._standing import AnyPlan
 from privtune.study._store import StudyStore
-from privtune.study.lifecycle import AnyPlan, new_arm
+from privtune.study.lifecycle import new_arm
 from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
 

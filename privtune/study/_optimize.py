@@ -11,8 +11,9 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.execution.gpus import gpu_slots
 from privtune.names import check_name
+from privtune.study._standing import Stage
 from privtune.study.imported import ImportedObjective
-from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
+from privtune.study.lifecycle import Life, StudyFinishedError, carry_on
 from privtune.study.objective import (
     OBJECTIVE,
     Objective,

@@ -16,7 +16,8 @@ from privtune.strategies.searching import parts_of
 from privtune.strategies.stage_plan import StagePlan, release_stage
 from privtune.study._release import utility_of
 from privtune.study._round import StudyRound
-from privtune.study.lifecycle import Life, Stage, StudyFinishedError, carry_on
+from privtune.study._standing import Stage
+from privtune.study.lifecycle import Life, StudyFinishedError, carry_on
 from privtune.study.workers import give_out, make_files
 from privtune.tasks import TaskDataError
 from privtune.tasks._fine_tuning import for_candidate

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
 from privtune.execution.files import unpack_result
 from privtune.execution.table import make_rounds
@@ -30,18 +27,16 @@ from privtune.ledger import (
     ChargeRequest,
     ChargeState,
     ChargeStateError,
-    Ledger,
     export_certificate,
 )
-from privtune.ledger.admission import DRIFT
 from privtune.ledger.chain import Kind
 from privtune.ledger.round_rows import forget_secret
 from privtune.strategies import Outcome, Plan, Release
 from privtune.strategies.stage_plan import StagePlan
-from privtune.study._release import MODEL, load_release, make_release
-from privtune.study._results import Results, write_file
-from privtune.study._store import Arm, StudyStore
-from privtune.study._trials import StudyTrials
+from privtune.study._release import MODEL, make_release
+from privtune.study._results import write_file
+from privtune.study._standing import AnyPlan, Stage, Standing
+from privtune.study._store import Arm
 from privtune.study.failures import stopping
 from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
@@ -53,13 +48,10 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
-    from privtune.tasks import Task
     from privtune.training.mechanism.scoring import Measured
 
 __all__ = [
-    "AnyPlan",
     "Life",
-    "Stage",
     "StudyBusyError",
     "StudyFinishedError",
     "Trainer",
@@ -68,29 +60,12 @@ __all__ = [
 ]
 
 
-AnyPlan = Plan | StagePlan
-"""Of an arm, or of a stage before the arms: both live alike."""
-
-_LAST_DIGITS = 1e-9  # by which a number of a plan may differ for being computed in another order
-
-
 class StudyBusyError(PrivTuneError):
     """Another process is running the study, or the arm, at this moment."""
 
 
 class StudyFinishedError(PrivTuneError):
     """Every arm of the study has been released already."""
-
-
-class Stage(StrEnum):
-    """How far an arm is."""
-
-    PLANNED = "planned"
-    CHARGED = "charged"
-    STARTED = "started"
-    TRAINED = "trained"
-    RELEASED = "released"
-    ANNOUNCED = "announced"
 
 
 class Trainer(Protocol):
@@ -117,127 +92,17 @@ class Trainer(Protocol):
         ...
 
 
-class Life:
-    """One study in its storage: its rows, its charges, its results, and the transitions of its arms.
-
-    Args:
-        name: Name of the study.
-        url: URL of the storage.
-
-    Raises:
-        StudyNotFoundError: If there is no such study.
+class Life(Standing):
+    """One study in its storage, and the transitions of its arms.
 
     **Guarantee**: an arm is charged once, for its plan's digest, before it starts; its first release
     stays; with the settlement its secret and the models that lost are forgotten.
     """
 
-    def __init__(self, name: str, url: str) -> None:
-        self.name, self.url = name, url
-        self.ledger = Ledger(url)
-        try:
-            self._store = StudyStore(self.ledger.log.storage)
-            self._row = self._store.study(name)
-            self.spec = StudySpec.parse(dict(self._row.spec), stored=True)
-        except BaseException:
-            self.ledger.close()
-            raise
-        self.folder = self._row.folder
-        self.budget = self.spec.budget.name
-        self.trials = StudyTrials(self.ledger.log.storage, name)
-        self._results = Results(self.ledger.log.storage, self._row)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.trials.close()
-        self.ledger.close()
-
     def delete(self) -> None:
         """Delete the study, its trials and its models. Its charges are the ledger's and stay."""
         self.trials.delete(list(self.rows()))
         self._store.delete(self._row)
-
-    def rows(self) -> dict[str, Arm]:
-        """Return the stages and the arms by name, in order."""
-        return self._store.arms(self.name)
-
-    def arms(self) -> dict[str, Arm]:
-        """Return the arms by name, in order."""
-        return {name: row for name, row in self.rows().items() if isinstance(row.plan, Plan)}
-
-    def plans(self) -> dict[str, Plan]:
-        """Return the plans of the arms by name, in order."""
-        return {n: row.plan for n, row in self.rows().items() if isinstance(row.plan, Plan)}
-
-    def stages(self) -> dict[str, StagePlan]:
-        """Return the plans of the stages by name, in order."""
-        return {n: row.plan for n, row in self.rows().items() if isinstance(row.plan, StagePlan)}
-
-    def stage_releases(self) -> dict[str, Mapping[str, Any]]:
-        """Return what stages have released, by name."""
-        rows = self.rows()
-        found = {name: rows[name].release for name in self.stages()}
-        return {name: document for name, document in found.items() if document is not None}
-
-    def task(self) -> Task:
-        """Return the study's task with what its stages released."""
-        return self.spec.load_task(self.stage_releases())
-
-    def charges(self) -> dict[str, Charge]:
-        """Return the charges by arm."""
-        by_digest = {
-            charge.plan_digest: charge
-            for charge in self.ledger.charges(self.budget)
-            if charge.state is not ChargeState.VOIDED
-        }
-        return {
-            name: by_digest[arm.digest]
-            for name, arm in self.rows().items()
-            if arm.digest in by_digest
-        }
-
-    def stage(self, plan: AnyPlan) -> Stage:
-        """Return how far an arm is. Without any guarantee it has no charge to wait for."""
-        arm, charge = self.rows().get(plan.arm), self.charges().get(plan.arm)
-        if arm is None or (plan.is_private and charge is None):
-            return Stage.PLANNED
-        if arm.announced:
-            return Stage.ANNOUNCED
-        if arm.release is not None:
-            settled = charge is None or charge.state is ChargeState.SETTLED
-            return Stage.RELEASED if settled and arm.secret is None else Stage.TRAINED
-        started = charge is None or charge.state is not ChargeState.RESERVED
-        return Stage.STARTED if started else Stage.CHARGED
-
-    def release(self, plan: Plan) -> Release | None:
-        """Return an arm's release, ``None`` until it is trained."""
-        document = self.rows()[plan.arm].release
-        if document is None:
-            return None
-        return load_release(plan, self.released(plan.arm), document, self.guarantee(plan))
-
-    def guarantee(self, plan: AnyPlan) -> Guarantee:
-        """Return what an arm costs alone."""
-        budget = self.spec.budget
-        if not plan.is_private:
-            return Guarantee(math.inf, budget.delta, "non_private", budget.adjacency)
-        return epsilon(plan.event, budget.delta, adjacency=budget.adjacency)
-
-    def secret(self, plan: AnyPlan) -> bytes:
-        """Return what everything random in an arm derives from."""
-        secret = self.rows()[plan.arm].secret
-        if secret is None:
-            raise PrivTuneError(
-                f"Arm {plan.arm!r} of study {self.name!r} has no secret any more: it was released."
-            )
-        return secret
-
-    def sealed(self, arm: str) -> Results:
-        """Return the results of an arm that stay inside the trust boundary."""
-        return self._results.within(f"sealed/{arm}")
-
-    def released(self, arm: str) -> Results:
-        """Return the results of an arm that are released."""
-        return self._results.within(arm)
 
     def check_results(self) -> None:
         """Try where large results go, before anything is charged."""
@@ -291,7 +156,7 @@ class Life:
         def add(connection: Connection) -> None:
             for arm in asked:
                 there = self._store.add_arm(connection, self.name, arm)
-                self._check_same(arm.plan, there.plan)
+                self.check_same(arm.plan, there.plan)
 
         requests = [
             ChargeRequest(
@@ -401,45 +266,9 @@ class Life:
             write_file(path, content)
         return path
 
-    def charge_of(self, plan: AnyPlan) -> Charge | None:
-        """Return an arm's charge, ``None`` for an arm without any guarantee.
-
-        Raises:
-            ChargeStateError: If it has none.
-        """
-        charge = self.charges().get(plan.arm)
-        if charge is None and plan.is_private:
-            raise ChargeStateError(f"Arm {plan.arm!r} of study {self.name!r} is not charged.")
-        return charge
-
     def record_failure(self, arm: str, error: BaseException) -> None:
         """Keep the whole traceback of an error for the curator alone: it may come from the data."""
         self._store.add_failure(self.name, arm, "".join(traceback.format_exception(error)))
-
-    def failures(self, arm: str) -> list[dict[str, Any]]:
-        """Return what stopped an arm, the latest last: ``time`` and ``traceback``."""
-        return self._store.failures(self.name, arm)
-
-    def planned(self, plan: Plan) -> Plan:
-        """Return the plan that an arm of this name exists with, which runs; or this one.
-
-        Raises:
-            PrivTuneError: If it is another one. One that an earlier version planned, whose accounts
-                ask for a little more or less noise, is the same: it runs as it was charged.
-        """
-        arm = self.rows().get(plan.arm)
-        if arm is None or not isinstance(arm.plan, Plan):
-            return plan
-        if not _alike(plan.to_dict(), arm.plan.to_dict()):
-            self._check_same(plan, arm.plan)
-        return arm.plan
-
-    def _check_same(self, plan: AnyPlan, there: AnyPlan) -> None:
-        if there.digest() != plan.digest():
-            raise PrivTuneError(
-                f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
-                "planned does not change. Say arm='another-name' for a new arm."
-            )
 
     def _move(self, charge: Charge, kind: Kind, **options: object) -> None:
         try:
@@ -451,21 +280,6 @@ class Life:
 
     def _log(self, plan: AnyPlan) -> Path:
         return self.folder / "sealed" / f"{plan.arm}.log"
-
-
-def _alike(one: object, other: object, drift: float = _LAST_DIGITS) -> bool:
-    """Return whether two plans differ in noise alone, and there by what versions differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            _alike(value, other[name], DRIFT if "noise" in name else drift)
-            for name, value in one.items()
-        )
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_alike(a, b, drift) for a, b in pairs)
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=drift)
-    return type(one) is type(other) and one == other
 
 
 def new_arm(spec: StudySpec, uid: str, plan: AnyPlan) -> Arm:

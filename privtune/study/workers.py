@@ -28,9 +28,10 @@ from privtune.execution.table import make_rounds, patiently
 from privtune.files import read_private
 from privtune.ledger import Ledger, LedgerConnectionError
 from privtune.study._round import Files, TrialFiles, work_on_rows
+from privtune.study._standing import Stage
 from privtune.study._store import StudyStore
 from privtune.study.imported import ImportedObjective
-from privtune.study.lifecycle import Life, Stage
+from privtune.study.lifecycle import Life
 from privtune.study.objective import OBJECTIVE, ObjectiveFiles, rehearse
 from privtune.training.engine.compute import Compute, check_device
 

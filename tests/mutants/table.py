@@ -682,12 +682,6 @@ _in(
         f"{_STEPS}::test_every_arm_has_a_secret_of_its_own",
     ),
     (
-        "an arm changes its plan",
-        "if there.digest() != plan.digest():",
-        "if False:",
-        "tests/study/test_optimize.py::test_an_arm_does_not_change_its_plan",
-    ),
-    (
         "an arm trains before its charge has started",
         "self._move(charge, Kind.STARTED)",
         "pass",
@@ -717,6 +711,16 @@ _in(
         "            life.start(plan)\n            _train(life, plan,",
         "            _train(life, plan,",
         f"{_STEPS}::test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time",
+    ),
+)
+
+_in(
+    "study/_standing.py",
+    (
+        "an arm changes its plan",
+        "if there.digest() != plan.digest():",
+        "if False:",
+        "tests/study/test_optimize.py::test_an_arm_does_not_change_its_plan",
     ),
 )
 

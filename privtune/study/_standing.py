@@ -1,0 +1,210 @@
+"""How far a study and its arms are: what their rows and charges say, and nothing that changes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from privtune.accounting import Guarantee, epsilon
+from privtune.errors import PrivTuneError
+from privtune.ledger import Charge, ChargeState, ChargeStateError, Ledger
+from privtune.ledger.admission import DRIFT
+from privtune.strategies import Plan, Release
+from privtune.strategies.stage_plan import StagePlan
+from privtune.study._release import load_release
+from privtune.study._results import Results
+from privtune.study._store import Arm, StudyStore
+from privtune.study._trials import StudyTrials
+from privtune.study.spec import StudySpec
+
+if TYPE_CHECKING:
+    from privtune.tasks import Task
+
+__all__ = ["AnyPlan", "Stage", "Standing"]
+
+
+AnyPlan = Plan | StagePlan
+"""Of an arm, or of a stage before the arms: both live alike."""
+
+
+_LAST_DIGITS = 1e-9  # by which a number of a plan may differ for being computed in another order
+
+
+class Stage(StrEnum):
+    """How far an arm is."""
+
+    PLANNED = "planned"
+    CHARGED = "charged"
+    STARTED = "started"
+    TRAINED = "trained"
+    RELEASED = "released"
+    ANNOUNCED = "announced"
+
+
+class Standing:
+    """One study in its storage as it stands: its rows, its charges, its results.
+
+    Args:
+        name: Name of the study.
+        url: URL of the storage.
+
+    Raises:
+        StudyNotFoundError: If there is no such study.
+    """
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name, self.url = name, url
+        self.ledger = Ledger(url)
+        try:
+            self._store = StudyStore(self.ledger.log.storage)
+            self._row = self._store.study(name)
+            self.spec = StudySpec.parse(dict(self._row.spec), stored=True)
+        except BaseException:
+            self.ledger.close()
+            raise
+        self.folder = self._row.folder
+        self.budget = self.spec.budget.name
+        self.trials = StudyTrials(self.ledger.log.storage, name)
+        self._results = Results(self.ledger.log.storage, self._row)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.trials.close()
+        self.ledger.close()
+
+    def rows(self) -> dict[str, Arm]:
+        """Return the stages and the arms by name, in order."""
+        return self._store.arms(self.name)
+
+    def arms(self) -> dict[str, Arm]:
+        """Return the arms by name, in order."""
+        return {name: row for name, row in self.rows().items() if isinstance(row.plan, Plan)}
+
+    def plans(self) -> dict[str, Plan]:
+        """Return the plans of the arms by name, in order."""
+        return {n: row.plan for n, row in self.rows().items() if isinstance(row.plan, Plan)}
+
+    def stages(self) -> dict[str, StagePlan]:
+        """Return the plans of the stages by name, in order."""
+        return {n: row.plan for n, row in self.rows().items() if isinstance(row.plan, StagePlan)}
+
+    def stage_releases(self) -> dict[str, Mapping[str, Any]]:
+        """Return what stages have released, by name."""
+        rows = self.rows()
+        found = {name: rows[name].release for name in self.stages()}
+        return {name: document for name, document in found.items() if document is not None}
+
+    def task(self) -> Task:
+        """Return the study's task with what its stages released."""
+        return self.spec.load_task(self.stage_releases())
+
+    def charges(self) -> dict[str, Charge]:
+        """Return the charges by arm."""
+        by_digest = {
+            charge.plan_digest: charge
+            for charge in self.ledger.charges(self.budget)
+            if charge.state is not ChargeState.VOIDED
+        }
+        return {
+            name: by_digest[arm.digest]
+            for name, arm in self.rows().items()
+            if arm.digest in by_digest
+        }
+
+    def stage(self, plan: AnyPlan) -> Stage:
+        """Return how far an arm is. Without any guarantee it has no charge to wait for."""
+        arm, charge = self.rows().get(plan.arm), self.charges().get(plan.arm)
+        if arm is None or (plan.is_private and charge is None):
+            return Stage.PLANNED
+        if arm.announced:
+            return Stage.ANNOUNCED
+        if arm.release is not None:
+            settled = charge is None or charge.state is ChargeState.SETTLED
+            return Stage.RELEASED if settled and arm.secret is None else Stage.TRAINED
+        started = charge is None or charge.state is not ChargeState.RESERVED
+        return Stage.STARTED if started else Stage.CHARGED
+
+    def release(self, plan: Plan) -> Release | None:
+        """Return an arm's release, ``None`` until it is trained."""
+        document = self.rows()[plan.arm].release
+        if document is None:
+            return None
+        return load_release(plan, self.released(plan.arm), document, self.guarantee(plan))
+
+    def guarantee(self, plan: AnyPlan) -> Guarantee:
+        """Return what an arm costs alone."""
+        budget = self.spec.budget
+        if not plan.is_private:
+            return Guarantee(math.inf, budget.delta, "non_private", budget.adjacency)
+        return epsilon(plan.event, budget.delta, adjacency=budget.adjacency)
+
+    def secret(self, plan: AnyPlan) -> bytes:
+        """Return what everything random in an arm derives from."""
+        secret = self.rows()[plan.arm].secret
+        if secret is None:
+            raise PrivTuneError(
+                f"Arm {plan.arm!r} of study {self.name!r} has no secret any more: it was released."
+            )
+        return secret
+
+    def sealed(self, arm: str) -> Results:
+        """Return the results of an arm that stay inside the trust boundary."""
+        return self._results.within(f"sealed/{arm}")
+
+    def released(self, arm: str) -> Results:
+        """Return the results of an arm that are released."""
+        return self._results.within(arm)
+
+    def charge_of(self, plan: AnyPlan) -> Charge | None:
+        """Return an arm's charge, ``None`` for an arm without any guarantee.
+
+        Raises:
+            ChargeStateError: If it has none.
+        """
+        charge = self.charges().get(plan.arm)
+        if charge is None and plan.is_private:
+            raise ChargeStateError(f"Arm {plan.arm!r} of study {self.name!r} is not charged.")
+        return charge
+
+    def failures(self, arm: str) -> list[dict[str, Any]]:
+        """Return what stopped an arm, the latest last: ``time`` and ``traceback``."""
+        return self._store.failures(self.name, arm)
+
+    def planned(self, plan: Plan) -> Plan:
+        """Return the plan that an arm of this name exists with, which runs; or this one.
+
+        Raises:
+            PrivTuneError: If it is another one. One that an earlier version planned, whose accounts
+                ask for a little more or less noise, is the same: it runs as it was charged.
+        """
+        arm = self.rows().get(plan.arm)
+        if arm is None or not isinstance(arm.plan, Plan):
+            return plan
+        if not _alike(plan.to_dict(), arm.plan.to_dict()):
+            self.check_same(plan, arm.plan)
+        return arm.plan
+
+    def check_same(self, plan: AnyPlan, there: AnyPlan) -> None:
+        """Raise ``PrivTuneError`` if an arm's plan is not the one it exists with."""
+        if there.digest() != plan.digest():
+            raise PrivTuneError(
+                f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
+                "planned does not change. Say arm='another-name' for a new arm."
+            )
+
+
+def _alike(one: object, other: object, drift: float = _LAST_DIGITS) -> bool:
+    """Return whether two plans differ in noise alone, and there by what versions differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(
+            _alike(value, other[name], DRIFT if "noise" in name else drift)
+            for name, value in one.items()
+        )
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_alike(a, b, drift) for a, b in pairs)
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=drift)
+    return type(one) is type(other) and one == other
