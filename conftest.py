@@ -22,6 +22,10 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     cache = Path(tempfile.gettempdir()) / f"inductor-{os.getuid()}-{worker}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
+# Hints of earlier plans are shared by the workers of a run and by its commands, and end with it.
+run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or tempfile.mkdtemp(prefix="privtune-cache-")
+os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / run)
+
 # Alembic runs these itself; they cannot be imported.
 collect_ignore_glob = ["privtune/ledger/migrations/*"]
 

@@ -15,7 +15,9 @@ from privtune.accounting.accountant import epsilon as report
 from privtune.accounting.algebra import Adjacency, Event
 from privtune.accounting.bounds import quick_epsilon
 from privtune.accounting.events import Composed
+from privtune.accounting.hints import Search
 from privtune.accounting.registry import scaled
+from privtune.accounting.solving import LARGEST, SMALLEST, solve_decreasing
 from privtune.errors import InvalidInputError, PrivTuneError
 
 __all__ = [
@@ -27,9 +29,6 @@ __all__ = [
     "share_budget",
 ]
 
-_LARGEST = 1e6
-_SMALLEST = 1e-4
-_ROUNDS = 60
 _FIRST, _SECOND = 0.5, 2.0  # fineness of the lattices of a search
 _NEAR = 3e-3  # how close, in log ε, the first lattice must come
 _GUESSES = 12  # on the first lattice
@@ -157,9 +156,14 @@ def calibrate(
     def impossible() -> CalibrationError:
         return _impossible(event, target, level)
 
-    scale = _near(event, target, level, accuracy, reported)
+    what = (event.to_dict(), target, level, str(adjacency), accuracy)
+    search = Search("factor", *what, near=-_STEEPEST * accuracy)
+    scale = search.ended(reported, target)
     if scale is None:
-        scale = solve_decreasing(reported, target, accuracy, impossible)
+        scale = _near(event, target, level, accuracy, reported)
+        if scale is None:
+            scale = solve_decreasing(reported, target, accuracy, impossible)
+        search.keep(scale)
     found = scaled(event, scale)
     return Calibration(found, scale, report(found, level, adjacency=adjacency))
 
@@ -190,7 +194,7 @@ def _near(
     last = None
     for _ in range(_ANSWERS):
         scale = math.exp(place)
-        if not _SMALLEST <= scale <= _LARGEST:
+        if not SMALLEST <= scale <= LARGEST:
             return None
         value = reported(scale)
         if not math.isfinite(value) or value <= 0.0:
@@ -237,7 +241,7 @@ def _bounded(step: float) -> float:
 
 
 def _impossible(event: Event, target: float, delta: float) -> CalibrationError:
-    floor = report(scaled(event, _LARGEST), delta).epsilon
+    floor = report(scaled(event, LARGEST), delta).epsilon
     reason = (
         "the parts without noise multipliers alone give"
         if math.isfinite(floor)
@@ -249,77 +253,6 @@ def _impossible(event: Event, target: float, delta: float) -> CalibrationError:
     )
 
 
-def solve_decreasing(
-    function: Callable[[float], float],
-    target: float,
-    tolerance: float,
-    impossible: Callable[[], PrivTuneError],
-    *,
-    start: float = 1.0,
-    steep: float = 1.2,
-    enough: float = 1.0,
-) -> float:
-    """Return x with `function(x) <= target`, within `tolerance` of the smallest such x.
-
-    The function falls in x. Secants of the logarithms, between a point above the target and one
-    below it; the answer is a point at which the function itself was found at or below the target,
-    and another one, closer than the tolerance, at which it was found above.
-
-    Args:
-        function: It takes long: it is asked for as few points as will do.
-        target: What it is to meet.
-        tolerance: Relative accuracy of x.
-        impossible: Makes the error of a target that no x meets.
-        start: Where to look first.
-        steep: About how much faster than the function x changes there, relatively.
-        enough: A share of the target that is met well enough.
-    """
-    low, high, stride = start, start, 1.0
-    low_value = high_value = function(start)
-    if enough * target <= high_value <= target:
-        return start
-    if high_value > target:
-        while high_value > target:
-            low, low_value = high, high_value
-            ratio = high_value / target if math.isfinite(high_value) else 4.0
-            high *= min(max(min(ratio, 1e6) ** steep, 1.0 + 2.0 * tolerance) ** stride, 16.0)
-            stride *= 3.0  # where the function is flat, its ratio says little
-            if high > _LARGEST:
-                raise impossible()
-            high_value = function(high)
-    else:
-        while low_value <= target:
-            high, high_value = low, low_value
-            ratio = target / low_value if low_value > 0.0 else 4.0
-            low /= min(max(min(ratio, 1e6) ** steep, 1.0 + 2.0 * tolerance) ** stride, 16.0)
-            stride *= 3.0
-            if low < _SMALLEST:
-                return high
-            low_value = function(low)
-    widths = [math.inf, math.inf]
-    for _ in range(_ROUNDS):
-        width = math.log(high / low)
-        if width <= tolerance or enough * target <= high_value < target:
-            break
-        above, below = low_value / target, high_value / target
-        # A secant that did not halve the interval in two steps is no guide.
-        straight = math.isfinite(above) and below > 0.0 and width < 0.5 * widths[-2]
-        root = width * math.log(above) / math.log(above / below) if straight else 0.5 * width
-        widths.append(width)
-        # Near an end, so that the other side of the root is found within the tolerance.
-        if straight and width - root < 0.9 * tolerance:
-            root = width - 0.9 * tolerance
-        elif straight:
-            root = max(root + 0.2 * tolerance, 0.9 * tolerance)
-        middle = low * math.exp(root)
-        value = function(middle)
-        if value > target:
-            low, low_value = middle, value
-        else:
-            high, high_value = middle, value
-    return high
-
-
 def share_budget(
     arms: Sequence[Callable[[float], Event]],
     *,
@@ -327,6 +260,7 @@ def share_budget(
     delta: float,
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     weights: Sequence[float] | None = None,
+    search: Search | None = None,
 ) -> SharedBudget:
     """Give every arm of a study its share of one budget, by the account of all arms together.
 
@@ -336,6 +270,7 @@ def share_budget(
         delta: The budget's delta, in (0, 1).
         adjacency: The relation of neighbouring datasets.
         weights: Proportions of the arms' targets; equal by default.
+        search: What the arms are, for whoever has hints of earlier searches.
 
     Returns:
         The events for the largest common target whose composition stays within the budget.
@@ -377,15 +312,19 @@ def share_budget(
             f"epsilon = {target:g} at delta = {level:g}."
         )
 
-    inverse = solve_decreasing(
-        total,
-        target,
-        1e-3,
-        impossible,
-        start=math.sqrt(len(arms)) * max(shares),
-        steep=1.03,
-        enough=1.0 - 1e-3,
-    )
+    inverse = None if search is None else search.ended(total, target)
+    if inverse is None:
+        inverse = solve_decreasing(
+            total,
+            target,
+            1e-3,
+            impossible,
+            start=math.sqrt(len(arms)) * max(shares),
+            steep=1.03,
+            enough=1.0 - 1e-3,
+        )
+        if search is not None:
+            search.keep(inverse)
     events = made[inverse]
     common = target / inverse
     return SharedBudget(

@@ -17,8 +17,10 @@ from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
 from privtune.accounting.algebra import Event
 from privtune.accounting.bounds import quick_epsilon
-from privtune.accounting.calibration import CalibrationError, calibrate, solve_decreasing
+from privtune.accounting.calibration import CalibrationError, calibrate
 from privtune.accounting.events import Composed, Gaussian, Joint, Laplace, PoissonSampled, Repeated
+from privtune.accounting.hints import Search
+from privtune.accounting.solving import solve_decreasing
 from privtune.errors import InvalidInputError
 
 __all__ = ["HyFreeNoise", "hyfreedp_event", "hyfreedp_loss_steps", "hyfreedp_noise"]
@@ -202,6 +204,16 @@ def hyfreedp_noise(
         found = quick_epsilon(event(kind, loss_noise), delta, target, 1.0)
         return cost(kind, loss_noise) if found is None else found
 
+    def ends(noise: float, kind: str) -> HyFreeNoise:
+        made = event(kind, noise)
+        return HyFreeNoise(gradient_noise, noise, kind, made, report(made, delta))
+
+    what = (rate, steps, interval, target, delta, loss_batch, gradient_noise, mechanism)
+    searches = {kind: Search("losses", kind, *what, near=1e-3) for kind in _LOSS_BATCHES}
+    for kind, search in searches.items():
+        hint = search.ended(lambda x, kind=kind: cost(kind, x), target)  # type: ignore[misc]
+        if hint is not None:
+            return ends(hint, kind)
     # One lattice says which kind needs less noise, about how much, and how little ε falls with it.
     kind = "separate" if loss_batch == "auto" else loss_batch
     near = solve_decreasing(lambda x: rough(kind, x), target, 1e-2, impossible, steep=_STEEP)
@@ -213,5 +225,4 @@ def hyfreedp_noise(
     noise = solve_decreasing(
         lambda x: cost(kind, x), target, 1e-4, impossible, start=near, steep=_STEEP
     )
-    made = event(kind, noise)
-    return HyFreeNoise(gradient_noise, noise, kind, made, report(made, delta))
+    return ends(searches[kind].keep(noise), kind)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from privtune.accounting import CalibrationError, Composed, Event, Guarantee, epsilon, share_budget
+from privtune.accounting.hints import Search
 from privtune.accounting.sensitivity import Sensitivity, sensitivity
 from privtune.ledger import RECORD, refuse_other_unit
 from privtune.strategies import (
@@ -20,6 +21,7 @@ from privtune.strategies import (
 )
 from privtune.strategies.searching import parts_of
 from privtune.strategies.stage_plan import StagePlan, plan_stage
+from privtune.study._hints import searches_begin_at_hints
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
 
@@ -72,6 +74,11 @@ def plan_study(spec: StudySpec) -> StudyPlan:
         >>> plan.is_sealed, round(plan.runs.expected_runs)
         (True, 4)
     """
+    with searches_begin_at_hints():
+        return _plan(spec)
+
+
+def _plan(spec: StudySpec) -> StudyPlan:
     context = spec.planning_context()
     unit = context.task.unit or RECORD
     task = f"Task {context.task.name!r}"
@@ -119,6 +126,7 @@ def plan_study(spec: StudySpec) -> StudyPlan:
             delta=context.delta,
             adjacency=context.adjacency,
             weights=[*weights, *(1.0 for _ in stages)],
+            search=Search("study", spec.model_dump(mode="json"), near=5e-3),
         )
     except CalibrationError as error:
         if refusals:

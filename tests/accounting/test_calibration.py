@@ -25,7 +25,7 @@ from privtune.accounting import (
     scale_noise,
     share_budget,
 )
-from privtune.accounting.calibration import solve_decreasing
+from privtune.accounting.solving import solve_decreasing
 from privtune.errors import InvalidInputError, PrivTuneError
 from tests.accounting.helpers import counted, events, steps
 

@@ -882,6 +882,22 @@ _RDP = "tests/accounting/test_rdp.py"
 _REGISTRY = "tests/accounting/test_registry.py"
 
 _in(
+    "accounting/hints.py",
+    (
+        "a hint is believed",
+        "return place if (1.0 - self._near) * target <= function(place) <= target else None",
+        "return place",
+        "tests/study/test_hints.py",
+    ),
+    (
+        "a hint is believed that promises more than the target",
+        "<= function(place) <= target else",
+        "<= function(place) else",
+        "tests/study/test_hints.py",
+    ),
+)
+
+_in(
     "accounting/registry.py",
     (
         "what is accounted under add-remove is asked under replace-one",
