@@ -59,9 +59,9 @@ def audited(name, schedule, *, runs, of=""):
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_no_method_releases_more_than_it_reports(name):
-    """2 x 1500 trainings of 4 steps at rate 1/2, and 2 x 500 at rate 1. A method that keeps its
+    """2 x 1000 trainings of 4 steps at rate 1/2, and 2 x 500 at rate 1. A method that keeps its
     promise fails each with a probability of at most 5%; the seeds are fixed."""
-    found, reported = audited(name, SAMPLED, runs=1500)
+    found, reported = audited(name, SAMPLED, runs=1000)
     assert 0.2 * reported < found <= reported
     found, reported = audited(name, WHOLE, runs=500)
     assert 0.5 * reported < found <= reported

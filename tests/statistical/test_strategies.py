@@ -162,18 +162,18 @@ def rounded_evidence(plan, outcome):
 
 @pytest.mark.parametrize("variant", [1, 2])
 def test_subsampled_tuning_is_no_more_than_reported(variant):
-    """2 x 1500 arms. Fails by chance with a probability of at most 5%."""
+    """2 x 1000 arms. Fails by chance with a probability of at most 5%."""
     strategy = SubsampledTuning(
         parameters=NORM, arm=f"subsampled-tuning {variant}", variant=variant, rate=0.3, mean_runs=4
     )
-    found, reported = audited(strategy, rounded_evidence, runs=1500)
+    found, reported = audited(strategy, rounded_evidence, runs=1000)
     assert 0.15 * reported < found <= reported
 
 
 def test_dp_hyper_is_no_more_than_reported():
     """1500 arms. Fails by chance with a probability of at most 5%."""
     strategy = DPHyper(parameters=NORM, arm="dp-hyper", share=0.3, mean_runs=4)
-    found, reported = audited(strategy, rounded_evidence, runs=1500)
+    found, reported = audited(strategy, rounded_evidence, runs=1000)
     assert 0.15 * reported < found <= reported
 
 
