@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -63,6 +64,12 @@ class TrialResult:
     failed: str = ""
     unusable: int = 0
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def with_score(self, score: float | None) -> TrialResult:
+        """Return the result with another score. Its weights stay unread, which ``replace`` would read."""
+        other = copy(self)
+        object.__setattr__(other, "score", score)
+        return other
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def load_release(
 
     def read(name: str) -> TrialResult:
         found = unpack_result(results.get(name) or b"")
-        return found if plan.score is None else replace(found, score=plan.score.held(found.score))
+        return found if plan.score is None else found.with_score(plan.score.held(found.score))
 
     result = read(MODEL)
     trials = [name for name in results.names() if name.startswith(_TRIALS)]

@@ -68,6 +68,17 @@ def test_what_is_loaded_is_what_was_released(storage: str) -> None:
         assert before.curves == after.curves
 
 
+def test_whoever_shows_a_study_reads_no_weights(
+    finished_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading them imports torch, which takes longer than all else that showing takes."""
+    monkeypatch.setattr("safetensors.torch.load", lambda _: pytest.fail("weights were read"))
+    shown = Study(finished_study.name, finished_study.storage)
+    assert [status.release.score for status in shown.status() if status.release][1] is not None
+    monkeypatch.undo()
+    assert all(release.weights.numel() for release in shown.releases())
+
+
 def test_creating_twice_is_an_error_and_changes_nothing(storage: str) -> None:
     Study.create(toy_spec(), storage)
     with pytest.raises(StudyExistsError, match="exists already"):
