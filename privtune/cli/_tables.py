@@ -87,8 +87,9 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
     if baseline is not None:
         ratio = baseline / plan.expected_gradient_evaluations
         table.add_row("", f"{ratio:.2f} times fewer than {baseline:,.0f} of tuning on all the data")
-    if "extrapolation" in plan.details:
-        table.add_row("extrapolation", escape(str(plan.details["extrapolation"])))
+    for name in ("chosen", "why", "extrapolation"):
+        if name in plan.details:
+            table.add_row(name, escape(str(plan.details[name])))
     for row in plan.details.get("law_auto", {}).get("trade", ()):
         mark = "[bold]chosen:[/] " if row["chosen"] else ""
         table.add_row(

@@ -11,6 +11,7 @@ from privtune.strategies._base import (
     TrialResult,
 )
 from privtune.strategies.arms import plan_arm
+from privtune.strategies.auto import Auto
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.dp_hyper import DPHyper
 from privtune.strategies.everything import Everything, selection_instead
@@ -31,6 +32,7 @@ from privtune.strategies.trainings import SearchPlan, TrainingPlan
 __all__ = [
     "PRUNED",
     "STRATEGIES",
+    "Auto",
     "Cost",
     "DPHyper",
     "EntryPointError",

@@ -66,7 +66,15 @@ class TrialResult:
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def with_score(self, score: float | None) -> TrialResult:
-        """Return the result with another score. Its weights stay unread, which ``replace`` would read."""
+        """Return the result with another score, its weights unread: ``replace`` would read them.
+
+        Args:
+            score: The score.
+
+        Example:
+            >>> TrialResult(index=0, params={}, weights=print, score=0.91).with_score(0.5).score
+            0.5
+        """
         other = copy(self)
         object.__setattr__(other, "score", score)
         return other

@@ -20,7 +20,14 @@ from privtune.training.methods._rate_schedule import SEARCHED, check_given
 if TYPE_CHECKING:
     from privtune.training.methods._base import Method
 
-__all__ = ["Fixed", "InRun", "method_class", "require_adjacency", "require_parameters"]
+__all__ = [
+    "Fixed",
+    "InRun",
+    "method_class",
+    "require_adjacency",
+    "require_parameters",
+    "trained_parameters",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +123,14 @@ def _advice(
     advise = getattr(training.method, "advice", None)
     if advise is None or context.define_by_run:
         return {}
-    model = for_candidate(context.task, given).model()
-    trained = (p for p in model.parameters() if p.requires_grad)
-    said = advise(training.schedule, sum(p.numel() for p in trained))
+    said = advise(training.schedule, trained_parameters(context, given))
     return {"advice": said} if said else {}
+
+
+def trained_parameters(context: PlanningContext, given: Mapping[str, Any]) -> int:
+    """Return how many parameters of the task's model a candidate trains. Touches no data."""
+    model = for_candidate(context.task, given).model()
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def method_class(name: str) -> type[Method[Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.strategies._base import Strategy
 from privtune.strategies._options import check_types, reject_unknown_options
+from privtune.strategies.auto import Auto
 from privtune.strategies.dp_hyper import DPHyper
 from privtune.strategies.everything import Everything
 from privtune.strategies.in_run import Fixed, InRun
@@ -34,6 +35,7 @@ GROUP = "privtune.strategies"
 STRATEGIES: Mapping[str, type[Any]] = {
     strategy.name: strategy
     for strategy in (
+        Auto,
         Fixed,
         LiuTalwar,
         PapernotSteinke,

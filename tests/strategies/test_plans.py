@@ -24,6 +24,7 @@ from privtune.accounting import (
 from privtune.accounting.reach import mass_beyond_reach
 from privtune.strategies import (
     STRATEGIES,
+    Auto,
     DPHyper,
     Everything,
     Fixed,
@@ -50,6 +51,7 @@ EPOCHS = {**BOTH, "epochs": {"type": "categorical", "choices": [1, 2]}}
 NOISES = {**BOTH, "noise_multiplier": {"type": "categorical", "choices": [1.0, 1.5]}}
 
 CASES: list[tuple[Strategy, dict[str, Any]]] = [
+    (Auto(), BOTH),
     (Fixed(parameters={"learning_rate": 0.5, **CLIP}), BOTH),
     (PapernotSteinke(mean_runs=4), BOTH),
     (PapernotSteinke(law="poisson", mean_runs=4), BOTH),
