@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from functools import cache
@@ -34,10 +35,23 @@ __all__ = [
 
 DEFAULT_STORAGE = "sqlite:///privtune.db"
 
+
+def _from_file(given: str) -> str:
+    """Return what the file says that ``PRIVTUNE_STORAGE_FILE`` names, where nothing else was said."""
+    if given != DEFAULT_STORAGE or "PRIVTUNE_STORAGE_FILE" not in os.environ:
+        return given
+    from privtune.study.workers import storage_here
+
+    return storage_here()
+
+
 Storage = Annotated[
     str,
     typer.Option(
-        "--storage", envvar="PRIVTUNE_STORAGE", help="URL of the database of studies and budgets."
+        "--storage",
+        envvar="PRIVTUNE_STORAGE",
+        callback=_from_file,
+        help="URL of the database of studies and budgets.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]

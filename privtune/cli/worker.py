@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Annotated
 
 import typer
@@ -37,11 +36,9 @@ def worker(  # noqa: PLR0917 (the command line passes them by name)
     Whoever runs the study charges it, waits and releases: privtune study run NAME --executor
     external. Both need the same database, the same task or function, and the task's data.
     """
-    from privtune.study.workers import serve, storage_here
+    from privtune.study.workers import serve
     from privtune.training.engine.compute import check_stack
 
-    if storage == DEFAULT_STORAGE and "PRIVTUNE_STORAGE_FILE" in os.environ:
-        storage = storage_here()
     console().print("Working on open rounds; what they hold is sealed. Leave with Ctrl-C.")
     serve(
         storage,

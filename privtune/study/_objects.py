@@ -15,6 +15,7 @@ import contextlib
 import json
 import secrets
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,14 @@ _NO_STORES = frozenset({
     "async_wrapper", "asyncwrapper", "blockcache", "cached", "data", "dir", "filecache", "generic",
     "libarchive", "memory", "reference", "simplecache", "tar", "zip",
 })  # fmt: skip
+
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (FileNotFoundError, "there is no such bucket or folder"),
+    (
+        PermissionError,
+        "access is denied: its keys, from the environment, are wrong or may not do that",
+    ),
+)
 
 
 class DamagedResultError(PrivTuneError):
@@ -136,7 +145,7 @@ class ObjectStore:
         where = json.loads(place)
         key = AESGCM(bytes.fromhex(where["key"]))
         try:
-            with self._speaking("read from"):
+            with self._speaking("read", but=(FileNotFoundError,)):
                 sealed = self._files.cat_file(self._path(where["name"]))
             size = _CHUNK + _TAG
             count = max(1, -(-len(sealed) // size))
@@ -185,27 +194,16 @@ class ObjectStore:
         # No cache of listings: others write here at the same time.
         return _opener(self.address, self.address.partition("://")[0])(use_listings_cache=False)
 
-    def _speaking(self, doing: str) -> _Speaking:
-        return _Speaking(self.address, doing)
-
-
-@dataclass(frozen=True)
-class _Speaking:
-    """Turns what stores raise into one sentence; their own may show requests with their secrets."""
-
-    address: str
-    doing: str
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: Any
-    ) -> None:
-        said = (FileNotFoundError, PrivTuneError)
-        if kind is None or not issubclass(kind, Exception) or issubclass(kind, said):
-            return
-        raise PrivTuneError(
-            f"{self.address} cannot be {self.doing} from here ({kind.__name__}). What was charged "
-            "stays charged; mend that and run the study again: it goes on where it was."
-        ) from None
+    @contextlib.contextmanager
+    def _speaking(self, doing: str, *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Turn what stores raise into one sentence; their own may show requests with their secrets."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, (PrivTuneError, *but)):
+                raise
+            why = next((why for kind, why in _REASONS if isinstance(error, kind)), "")
+            raise PrivTuneError(
+                f"{self.address} cannot be {doing} from here ({why or type(error).__name__}). What was "
+                "charged stays charged; mend that and run the study again: it goes on where it was."
+            ) from None

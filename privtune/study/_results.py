@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +28,11 @@ _LARGE = 2**24
 
 @dataclass(frozen=True)
 class Staged:
-    """A result on its way into its row: in the row itself, in an object, or for a file."""
+    """A result on its way into its row: for the row itself, in an object, or in a file under another name."""
 
-    content: bytes
-    place: str | None
-    large: bool
+    content: bytes | None = None
+    place: str | None = None
+    file: Path | None = None
 
 
 class Results:
@@ -69,61 +71,74 @@ class Results:
         if self._objects is not None:
             self._objects.check()
 
-    def put(
-        self,
-        name: str,
-        content: bytes,
-        connection: Connection | None = None,
-        *,
-        replace: bool = False,
-    ) -> None:
+    def put(self, name: str, content: bytes, *, replace: bool = False) -> None:
         """Store a result, unless there is one of this name that is not to be replaced."""
         staged = self.stage(name, content)
-        if connection is not None:
+        with self._storage.write() as connection:
             self.insert(name, staged, connection, replace=replace)
-            return
-        with self._storage.write() as own:
-            self.insert(name, staged, own, replace=replace)
 
     def stage(self, name: str, content: bytes) -> Staged:
-        """Bring a large result to its object, so that no transaction waits for that."""
-        large = len(content) > _LARGE
-        if not large or self._objects is None:
-            return Staged(content, None, large)
-        folder = self._object_folder
-        return Staged(
-            b"", self._objects.put(content, identity=self._within + name, folder=folder), large
-        )
+        """Bring a large result to its object or file, so that no transaction waits for that."""
+        if len(content) <= _LARGE:
+            return Staged(content)
+        if self._objects is None:
+            file = private_folder(self.folder) / f"{name}.staged-{uuid.uuid4().hex}"
+            with open_private(file, "wb", None) as staged:
+                staged.write(content)
+                staged.flush()
+                os.fsync(staged.fileno())  # its row will be on the disk when it is committed
+            return Staged(file=file)
+        folder, identity = self._object_folder, self._within + name
+        return Staged(place=self._objects.put(content, identity=identity, folder=folder))
 
     def insert(
         self, name: str, staged: Staged, connection: Connection, *, replace: bool = False
     ) -> None:
-        """Store what was staged; what it takes the place of, or what came second, is deleted."""
+        """Store what was staged; what it takes the place of, or what came second, is deleted.
+
+        It may be asked twice: by whoever does not know whether the first transaction was committed.
+        """
         row = {"study": self._row.name, "name": self._within + name}
-        values = {"data": None if staged.large else staged.content, "place": staged.place}
+        values = {"data": staged.content, "place": staged.place}
         stored = insert_new(connection, blobs, {**row, **values})
         if replace and not stored:
             before = sa.select(blobs.c.place).where(*self._mine(name))
             old = connection.execute(before).scalar_one()
             connection.execute(sa.update(blobs).where(*self._mine(name)).values(values))
-            self._drop(old)
+            self._drop(Staged(place=old))
             stored = True
         if not stored:
-            self._drop(staged.place)
-        elif staged.large and staged.place is None:
-            write_file(self.folder / name, staged.content)
+            self._drop(staged)
+        elif staged.file is not None and staged.file.exists():
+            staged.file.replace(self.folder / name)
 
     def discard(self, name: str, staged: Staged) -> None:
         """Delete what was staged and came second; not what came first after all, and was asked twice."""
         place = sa.select(blobs.c.place).where(*self._mine(name))
         with self._storage.read() as connection:
             stands = connection.execute(place).scalar_one_or_none()
-        if staged.place != stands:
-            self._drop(staged.place)
+        if staged.place is None or staged.place != stands:
+            self._drop(staged)
 
-    def _drop(self, place: str | None) -> None:
-        if place is not None and self._objects is not None:
-            self._objects.remove(place)
+    def stage_all(self, files: Mapping[str, bytes]) -> Mapping[str, Staged]:
+        """Stage results by name."""
+        return {name: self.stage(name, content) for name, content in files.items()}
+
+    def insert_all(self, staged: Mapping[str, Staged], connection: Connection) -> None:
+        """Store what was staged by name."""
+        for name, one in staged.items():
+            self.insert(name, one, connection)
+
+    def discard_all(self, staged: Mapping[str, Staged]) -> None:
+        """Delete what was staged by name and came second."""
+        for name, one in staged.items():
+            self.discard(name, one)
+
+    def _drop(self, staged: Staged) -> None:
+        if staged.place is not None and self._objects is not None:
+            self._objects.remove(staged.place)
+        if staged.file is not None:
+            staged.file.unlink(missing_ok=True)
 
     def get(self, name: str) -> bytes | None:
         """Return a result, ``None`` if there is none.
@@ -162,7 +177,7 @@ class Results:
     def lose(self, name: str, connection: Connection) -> None:
         """Forget a result whose object turned out to be damaged."""
         place = sa.select(blobs.c.place).where(*self._mine(name))
-        self._drop(connection.execute(place).scalar_one_or_none())
+        self._drop(Staged(place=connection.execute(place).scalar_one_or_none()))
         connection.execute(sa.delete(blobs).where(*self._mine(name)))
 
     def adopt(self, pattern: str) -> None:

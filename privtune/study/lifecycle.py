@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -205,12 +206,10 @@ class Life(Standing):
             machine=machine,
         )
         results = self.released(plan.arm)
-
-        def put(connection: Connection) -> None:
-            for name, content in files.items():
-                results.put(name, content, connection)
-
-        self._store.set_release(self.name, plan.arm, document, put)
+        staged = results.stage_all(files)
+        put = partial(results.insert_all, staged)
+        if not self._store.set_release(self.name, plan.arm, document, put):
+            results.discard_all(staged)
 
     def keep_stage(self, plan: StagePlan, document: Mapping[str, Any]) -> None:
         """Store what a stage releases, the first time: started → trained."""

@@ -199,3 +199,24 @@ def test_a_driver_without_a_device(cli: Cli, url: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(machine, "driver", lambda: "570.1")
     state, says = states(cli, 0)["cuda"]
     assert (state, "Trainings run on the CPU" in says) == ("warn", True)
+
+
+def test_every_command_finds_the_storage_in_a_file_for_its_owner(
+    cli: Cli, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty := tmp_path / "empty").mkdir()
+    monkeypatch.chdir(empty)
+    monkeypatch.delenv("PRIVTUNE_STORAGE")
+    note = tmp_path / "storage"
+    note.write_text(url)
+    note.chmod(0o600)
+    monkeypatch.setenv("PRIVTUNE_STORAGE_FILE", str(note))
+    assert "b" in cli("budget", "list").out
+    assert "permissions" in states(cli, 0)
+    assert cli("worker", "--idle-exit", "0").code == 0
+    note.chmod(0o644)
+    for words in (["budget", "list"], ["doctor"], ["worker", "--idle-exit", "0"]):
+        done = cli(*words)
+        assert done.code == 1
+        assert "must be readable by its owner alone" in done.err
+    assert not list(empty.iterdir())

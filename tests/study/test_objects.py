@@ -7,10 +7,12 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
 import torch
+from fsspec import AbstractFileSystem
 from fsspec.registry import _registry, known_implementations
 
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -28,23 +30,48 @@ SENTINEL = b"sentinel-that-no-accident-writes-7c1f"
 ARM = {"name": "arm", "strategy": "papernot-steinke", "mean_runs": 4}
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A server of S3's, empty but for a bucket; skipped where s3fs or moto is not installed."""
+    s3fs, moto = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    s3fs.S3FileSystem.clear_instance_cache()
+    fsspec.filesystem("s3").makedirs("s3://bucket", exist_ok=True)
+    yield server
+    server.stop()
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "file":
         yield f"file://{tmp_path}/objects"
         return
     name = f"/{uuid.uuid4().hex}"
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        yield f"s3://bucket{name}"
+        return
     yield f"memory:/{name}"
     fsspec.filesystem("memory").store.clear()
 
 
+def files_at(address: str) -> Any:
+    return fsspec.filesystem(address.partition(":")[0], use_listings_cache=False)
+
+
 def objects(address: str) -> dict[str, bytes]:
-    files = fsspec.filesystem(address.partition(":")[0])
+    files = files_at(address)
     return {name: files.cat_file(name) for name in files.find(address)}
 
 
 def write(address: str, name: str, content: bytes) -> None:
-    fsspec.filesystem(address.partition(":")[0]).pipe_file(name, content)
+    files_at(address).pipe_file(name, content)
 
 
 @pytest.fixture
@@ -113,7 +140,7 @@ def test_anothers_object_is_no_result(rows: Results, address: str) -> None:
     for other, identity in ((store, "sealed/arm/two"), (ObjectStore(address, "other"), "x")):
         with pytest.raises(DamagedResultError):
             other.get(place, identity=identity)
-    fsspec.filesystem(address.partition(":")[0]).rm(address, recursive=True)
+    files_at(address).rm(address, recursive=True)
     with pytest.raises(DamagedResultError, match="missing"):
         store.get(place, identity="sealed/arm/one")
 
@@ -225,7 +252,84 @@ def test_a_store_that_cannot_be_written_is_said_before_the_charge(tmp_path: Path
         assert not ledger.charges("toy")
 
 
-@pytest.mark.parametrize("address", ["file"], indirect=True)
+class Refusing(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A store that raises what such stores raise."""
+
+    protocol = "refusing"
+    raises: ClassVar[Exception]
+
+    def pipe_file(self, *_: Any, **__: Any) -> None:
+        raise self.raises
+
+    cat_file = pipe_file
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("raises", "says"),
+    [
+        (FileNotFoundError(f"bucket {SENTINEL!r}"), "there is no such bucket or folder"),
+        (PermissionError(f"Forbidden {SENTINEL!r}"), "access is denied: its keys"),
+        (ConnectionError(f"Could not connect {SENTINEL!r}"), "ConnectionError"),
+    ],
+)
+def test_what_stores_raise_is_one_sentence_without_their_words(
+    raises: Exception, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Refusing, "raises", raises, raising=False)
+    monkeypatch.setitem(_registry, "refusing", Refusing)
+    store = ObjectStore("refusing://bucket", "uid")
+    place = json.dumps({"name": "f/x", "key": "00" * 32})
+    read = DamagedResultError if isinstance(raises, FileNotFoundError) else PrivTuneError
+    with pytest.raises(PrivTuneError, match=f"cannot be written to from here .{says}") as caught:
+        store.check()
+    with pytest.raises(read) as other:
+        store.get(place, identity="i")
+    for error in (caught.value, other.value):
+        assert SENTINEL.decode() not in str(error)
+        assert "from from" not in str(error)
+        assert len(str(error).splitlines()) == 1
+
+
+@pytest.mark.parametrize("bucket", ["bucket", "none"])
+def test_an_s3_that_is_gone_or_lacks_the_bucket_is_said(s3: Any, bucket: str) -> None:
+    if bucket == "bucket":
+        ObjectStore(f"s3://{bucket}", "uid").check()
+        s3.stop()
+    with pytest.raises(PrivTuneError, match=r"s3://.* cannot be written to from here \(") as caught:
+        ObjectStore(f"s3://{bucket}", "uid").check()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_large_file_is_written_before_its_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: bool
+) -> None:
+    """So that neither the file's lock nor a row's is held while a disk takes its time."""
+    monkeypatch.setattr("privtune.study._results._LARGE", 20)
+    with Ledger(f"sqlite:///{tmp_path / 'rows.db'}") as ledger:
+        row = StudyRow("toy", "uid", {}, tmp_path / "files")
+        StudyStore(ledger.log.storage).create(row, [])
+        results = Results(ledger.log.storage, row, "sealed/arm/")
+        if replace:
+            results.put("one", SENTINEL[::-1])
+        staged = results.stage("one", SENTINEL)
+        (written,) = [p for p in results.folder.iterdir() if p.name != "one"]
+        assert written.read_bytes() == SENTINEL
+        inode = written.stat().st_ino
+        for _ in range(2):  # the second time as who does not know that the first was committed
+            with ledger.log.storage.write() as connection:
+                results.insert("one", staged, connection, replace=replace)
+        results.discard("one", staged)
+        assert (results.folder / "one").stat().st_ino == inode, "renamed, not written again"
+        assert results.get("one") == SENTINEL
+        results.put("one", SENTINEL[::-1])
+        assert results.get("one") == SENTINEL, "the first stays"
+        assert [path.name for path in results.folder.iterdir()] == ["one"]
+
+
+@pytest.mark.parametrize("address", ["file", "s3"], indirect=True)
 def test_a_round_whose_objects_are_damaged_is_trained_anew_to_the_same_release(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +350,7 @@ def test_a_round_whose_objects_are_damaged_is_trained_anew_to_the_same_release(
             first, *others = there.items()
             write(address, first[0], flipped(first[1]))
             if others:
-                fsspec.filesystem(address.partition(":")[0]).rm(others[0][0])
+                files_at(address).rm(others[0][0])
         return results(self, charge_id)
 
     monkeypatch.setattr(Rounds, "results", damaging)

@@ -9,7 +9,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ __all__ = ["fresh"]
 
 LOG = logging.getLogger("campaign")
 STRIKES = int(os.environ.get("PRIVTUNE_KILLS", "70" if FULL else "1"))
+EACH = 5  # kills in one study at most: a row that loses ten workers stops its round
 ARMS = [
     {"name": "fixed", "strategy": "fixed", "parameters": driven.PARAMETERS},
     {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
@@ -42,15 +43,21 @@ class Party:
         self.ends: Counter[str] = Counter()
         Study.create(toy_spec(seed=5, epochs=1, arms=ARMS), url).close()  # six rows
 
-    def run(self, struck: str, *, point: int | None, strike: str, alone: bool) -> list[str]:
-        """Run the study to its end, one process struck at a point, and replaced where it ends.
+    def run(self, struck: str, *, at: Sequence[int] = (), strike: str, alone: bool) -> list[str]:
+        """Run the study to its end, one process struck at points, and replaced where it ends.
+
+        Args:
+            struck: Its role.
+            at: Numbers of the points: of the first process of that role, of the one that replaces it, ...
+            strike: As :func:`driven.take_part` takes it.
+            alone: Whether one process runs the study.
 
         Returns:
-            The points that the process which was struck came to: all, or the one.
+            The points at which it was struck, and all that come after a cut; all if it is not struck.
         """
-        roles = ["alone"] if alone else ["driver", "worker"]
+        roles, left = ["alone"] if alone else ["driver", "worker"], list(at)
         running = {role: self.start(role) for role in roles if role != struck}
-        running[struck] = self.start(struck, point, strike)
+        running[struck] = self.start(struck, left.pop(0) if left else None, strike)
         limit = time.monotonic() + PATIENCE
         try:
             while True:
@@ -61,7 +68,8 @@ class Party:
                     assert process.exitcode != driven.TRACEBACK
                     if process.exitcode == 0 and role != "worker":
                         return self.notes(struck)
-                    running[role] = self.start(role)
+                    again = (left.pop(0), strike) if role == struck and left else ()
+                    running[role] = self.start(role, *again)
                 assert time.monotonic() < limit, "waited in vain"
                 time.sleep(0.02)
         finally:
@@ -116,20 +124,24 @@ def test_a_study_whose_parts_are_struck_goes_on_to_the_same_release(
     whole, alone = party(), struck == "alone"
     if strike == "cut" and not whole.url.startswith("postgresql"):
         pytest.skip("SQLite has no sessions")
-    where = whole.run(struck, point=None, strike=strike, alone=alone)
+    where = whole.run(struck, strike=strike, alone=alone)
     expected = outputs(whole.url)
     rng, kinds, ends = random.Random(f"{SEED} {struck} {strike}"), Counter[str](), Counter[str]()
     while kinds.total() < STRIKES:
-        one = party()
-        at = one.run(struck, point=rng.randrange(len(where)), strike=strike, alone=alone)
+        one, count = party(), min(EACH, STRIKES - kinds.total()) if strike == "kill" else 1
+        # Near one another, so that all are reached; the last is anywhere.
+        points = [rng.randrange(len(where)) // EACH for _ in range(count - 1)]
+        points.append(rng.randrange(len(where)))
+        at = one.run(struck, at=points, strike=strike, alone=alone)
         if not at:  # a worker that polled less often than the first
             continue
-        kinds[at[0]] += 1
+        at = at if strike == "kill" else at[:1]
+        kinds.update(at)
         ends += one.ends
         assert outputs(one.url) == expected, at
         assert charges(one.url, "toy") == ["settled"] * 2, at
         killed = one.ends[f"{struck} {-signal.SIGKILL}"]
-        assert killed == (strike == "kill"), one.ends
+        assert killed == (len(at) if strike == "kill" else 0), one.ends
     kind = whole.url.split(":", maxsplit=1)[0]
     LOG.info(f"{kind}: {struck} {strike}, {kinds.total()} of {len(where)} points: {dict(kinds)}")
     LOG.info(f"{kind}: {struck} {strike}, ends: {dict(ends)}")
@@ -144,7 +156,7 @@ def test_a_worker_that_is_cut_off_and_comes_back_loses_its_row_not_the_round(
     whole, one = party(), party()
     if "commit" in at and not one.url.startswith("postgresql"):
         pytest.skip("who is stopped in a transaction of SQLite's holds the file")
-    where = whole.run("worker", point=None, strike="kill", alone=False)
+    where = whole.run("worker", strike="kill", alone=False)
     driver, worker = one.start("driver"), one.start("worker", where.index(at), "stop")
     other = None
     try:

@@ -28,6 +28,7 @@ from studies.benchmarks.scale.leases import open_round
 from tests.execution.cluster import Cluster
 
 CROWDS = ((1, 0.0), (4, 0.0), (16, 0.0), (64, 0.0), (64, 1.0), (1000, 10.0))
+SPREAD = 0.4  # of trainings: no two take as long
 
 
 class Server(Cluster):
@@ -78,7 +79,7 @@ def statements(url: str) -> list[str]:
     return [general(text) for text in (lease, renew, hand_in)]
 
 
-def script(asked: list[str], charge: int, training: float) -> str:
+def script(asked: list[str], charge: int, training: float, spread: float) -> str:
     """Return what one worker does with one row, for pgbench."""
     lease, renew, hand_in = asked
     # A worker knows before which row none is open; so far apart at most are those at work.
@@ -91,8 +92,8 @@ def script(asked: list[str], charge: int, training: float) -> str:
     while left > LEASE_SECONDS / 3:
         lines += [rf"\sleep {int(1e6 * LEASE_SECONDS / 3)} us", f"{renew};"]
         left -= LEASE_SECONDS / 3
-    if left:  # no two trainings take as long
-        span = int(0.4e6 * left)
+    if left:
+        span = int(1e6 * spread * left)
         lines += [rf"\set last {int(1e6 * left)} + random(-{span}, {span})", r"\sleep :last us"]
     return "\n".join([*lines, "BEGIN;", f"{hand_in};", "COMMIT;", ""])
 
@@ -101,13 +102,20 @@ LAG = 3000
 
 
 def crowd(
-    server: Server, asked: list[str], sessions: int, training: float, rounds: int, folder: Path
+    server: Server,
+    asked: list[str],
+    *,
+    sessions: int,
+    training: float,
+    spread: float,
+    rounds: int,
+    folder: Path,
 ) -> dict[str, float]:
     """Have so many sessions work on rows; return what a row took, and cost the server."""
     rows = rounds * sessions
     charge = open_round(server.url, rows + LAG)
     file = folder / "script.sql"
-    file.write_text(script(asked, int(charge.rpartition("-")[2]), training))
+    file.write_text(script(asked, int(charge.rpartition("-")[2]), training, spread))
     threads = str(min(sessions, 2))
     command = [str(server.programs() / "pgbench"), "-n", "-f", str(file), "-c", str(sessions)]
     command += ["-j", threads, "-t", str(rounds), "-l", "-D", "number=0", server.url]
@@ -122,13 +130,16 @@ def crowd(
     assert left == LAG, (left, said)
     lines = [line.split() for log in logs.iterdir() for line in log.read_text().splitlines()]
     # A session's first row fills its caches; workers stay for many.
+    first = [int(line[2]) / 1e3 for line in lines if int(line[1]) == 1]
     took = sorted(int(line[2]) / 1e3 for line in lines if int(line[1]) > 1)
     rate = re.search(r"tps = ([\d.]+)", said)
     assert rate is not None, said
     return {
         "sessions": sessions,
         "training_s": training,
+        "spread": spread,
         "rows": rows,
+        "first_row_ms": statistics.mean(first),
         "row_ms": statistics.mean(took),
         "row_p99_ms": took[int(0.99 * (len(took) - 1))],
         "rows_per_second": float(rate[1]),
@@ -140,19 +151,34 @@ def main() -> None:
     """Measure, simulate, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--spread", type=float, default=SPREAD, help="0: all trainings take as long"
+    )
+    parser.add_argument("--largest", action="store_true", help="the largest crowd alone")
     asked = parser.parse_args()
+    crowds = CROWDS[-1:] if asked.largest else CROWDS
     server, found = Server(), []
     try:
         server.open(max(sessions for sessions, _ in CROWDS))
         sent = statements(server.url)
         with tempfile.TemporaryDirectory() as folder:
-            for sessions, training in CROWDS:
+            for sessions, training in crowds:
                 rounds = 7 if training else max(20, 2000 // sessions)
                 begun = server_cpu(server)
-                one = crowd(server, sent, sessions, training, rounds, Path(folder))
+                one = crowd(
+                    server,
+                    sent,
+                    sessions=sessions,
+                    training=training,
+                    spread=asked.spread,
+                    rounds=rounds,
+                    folder=Path(folder),
+                )
                 one["server_cpu_ms_per_row"] = 1e3 * (server_cpu(server) - begun) / one["rows"]
                 if training:
                     one["overhead"] = one["row_ms"] / 1e3 / training - 1
+                    whole = (one["first_row_ms"] + (rounds - 1) * one["row_ms"]) / rounds
+                    one["overhead_with_first_row"] = whole / 1e3 / training - 1
                 found.append(one)
                 print(json.dumps(one), flush=True)
     finally:
