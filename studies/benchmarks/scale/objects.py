@@ -95,7 +95,7 @@ def found(url: str, held: dict[str, bytes]) -> dict[str, int]:
     with psycopg.connect(url) as own:
         rows = own.execute("SELECT place FROM privtune_blobs WHERE place IS NOT NULL").fetchall()
     keys = [json.loads(row[0])["key"] for row in rows]
-    words = [b"transcript_digest", b"learning_rate", b"trial-", b"weights", b"F32"]
+    words = [b"transcript_digest", b"learning_rate", b"trial-", b"weights"]
     words += [key.encode() for key in keys] + [bytes.fromhex(key) for key in keys]
     everything = [content + name.encode() for name, content in held.items()]
     hits = sum(word in one for word in words for one in everything)
