@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +29,7 @@ __all__ = [
     "changes_table",
     "console",
     "emit_json",
+    "patience",
     "program",
     "read_bytes",
     "read_json",
@@ -63,6 +67,22 @@ def console() -> Console:
     from rich.console import Console
 
     return Console()
+
+
+@contextmanager
+def patience(what: str, *, after: float = 2.0) -> Iterator[None]:
+    """Say on stderr what a command is doing, if it is still at it after some seconds."""
+
+    def say() -> None:
+        typer.echo(f"{what} ...", err=True)
+
+    timer = threading.Timer(after, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def program() -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +18,12 @@ from privtune.cli._common import (
     changes_table,
     console,
     emit_json,
+    patience,
 )
 from privtune.cli.sync import sync
 
 if TYPE_CHECKING:
-    from privtune.study import Study
+    from privtune.study import Study, StudySpec
 
 __all__ = ["app"]
 
@@ -51,7 +54,8 @@ def create(
     parsed = StudySpec.from_file(spec)
     if artifacts is not None:
         parsed = StudySpec.parse({**parsed.model_dump(mode="json"), "artifacts": artifacts})
-    study = Study.create(parsed, storage)
+    with _planning(parsed):
+        study = Study.create(parsed, storage)
     try:
         if as_json:
             emit_json({"study": study.name, "arms": [plan.arm for plan in study.plans]})
@@ -91,8 +95,9 @@ def plan(
     from privtune.study.planning import advice as advice_on
 
     parsed = StudySpec.from_file(spec)
-    planned = plan_study(parsed)
-    advised = advice_on(planned) if advice else None
+    with _planning(parsed):
+        planned = plan_study(parsed)
+        advised = advice_on(planned) if advice else None
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
     stages = list(zip(planned.stages, planned.stage_guarantees, strict=True))
     if as_json:
@@ -144,6 +149,16 @@ def plan(
             "With a change, and everything else as planned, all arms together would be:"
         )
         console().print(changes_table(advised))
+
+
+@contextmanager
+def _planning(spec: StudySpec) -> Iterator[None]:
+    """Say on stderr what planning does if it takes long, and that a task's data is not here."""
+    if spec.task is not None and (absent := spec.load_task().look()):
+        typer.echo(absent, err=True)
+    arms = ", ".join(arm.name for arm in spec.arms)
+    with patience(f"Planning {arms}: their noise is calibrated to one target"):
+        yield
 
 
 @app.command()

@@ -11,7 +11,12 @@ from privtune.strategies._base import StrategyError
 from privtune.strategies._options import check_types, reject_unknown_options
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import CHANGING
-from privtune.strategies.in_run import method_class, require_adjacency, require_parameters
+from privtune.strategies.in_run import (
+    budgeted,
+    method_class,
+    require_adjacency,
+    require_parameters,
+)
 from privtune.strategies.searching import check_space
 from privtune.strategies.trainings import CANDIDATE, SearchPlan, TrainingPlan
 from privtune.tasks._fine_tuning import PART
@@ -106,9 +111,7 @@ def listed_plan(
         tuple(
             TrainingPlan(
                 context.schedule,
-                method_class(entry.method).for_budget(
-                    context.schedule, epsilon=epsilon, delta=context.delta, **entry.options
-                ),
+                budgeted(context, entry.method, entry.options, epsilon=epsilon),
                 part,
             )
             for entry in listed

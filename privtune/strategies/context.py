@@ -91,7 +91,7 @@ class PlanningContext:
         if report is None:
             return None
         self._check_moves(public=task.public_test)
-        report.check(classes=task.classes, target_range=task.target_range)
+        report.check(classes=task.classes, target_range=task.target_range, rows=task.rows)
         return report.plan(
             records=task.test_records,
             public=task.public_test or not math.isfinite(epsilon),
@@ -127,7 +127,7 @@ class PlanningContext:
 
     def _score(self, *, public: bool, epsilon: float) -> ScorePlan:
         task = self.task
-        self.scoring.check(classes=task.classes, target_range=task.target_range)
+        self.scoring.check(classes=task.classes, target_range=task.target_range, rows=task.rows)
         return self.scoring.plan(
             records=task.validation_records,
             public=public,

@@ -15,7 +15,7 @@ from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import StrategyError
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.in_run import method_class, require_adjacency
+from privtune.strategies.in_run import budgeted, method_class, require_adjacency
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods._base import scale_noise_of
@@ -129,9 +129,8 @@ def _training(
     share: float | None = None,
     fit: bool = True,
 ) -> TrainingPlan:
-    cls = method_class(method)
     schedule = _schedule(context.schedule, point, final_records)
-    made = cls.for_budget(schedule, epsilon=epsilon, delta=context.delta, **options)
+    made = budgeted(context, method, options, epsilon=epsilon, schedule=schedule)
     if share is not None:
         made = scale_noise_of(made, share)
         if fit:

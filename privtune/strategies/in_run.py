@@ -18,11 +18,13 @@ from privtune.training.methods import METHODS
 from privtune.training.methods._rate_schedule import SEARCHED, check_given
 
 if TYPE_CHECKING:
+    from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Method
 
 __all__ = [
     "Fixed",
     "InRun",
+    "budgeted",
     "method_class",
     "require_adjacency",
     "require_parameters",
@@ -64,10 +66,7 @@ class InRun:
             require_parameters(self.arm, method, self.parameters)
         require_adjacency(self.arm, method, self.options, context)
         training = TrainingPlan(
-            context.schedule,
-            method.for_budget(
-                context.schedule, epsilon=epsilon, delta=context.delta, **self.options
-            ),
+            context.schedule, budgeted(context, self.method, self.options, epsilon=epsilon)
         )
         return Plan(
             arm=self.arm,
@@ -140,6 +139,37 @@ def method_class(name: str) -> type[Method[Any]]:
     return METHODS[name]
 
 
+def budgeted(
+    context: PlanningContext,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    epsilon: float,
+    schedule: Schedule | None = None,
+) -> Method[Any]:
+    """Return a method with its options, what it takes from the task, and the noise of a target.
+
+    Args:
+        context: Public facts.
+        name: Name of the method.
+        options: As they stand in a spec.
+        epsilon: Target of one training.
+        schedule: Of the training; the study's unless given.
+    """
+    method = method_class(name)
+    complete = getattr(method, "complete", None)
+    if complete is not None and not context.define_by_run:
+        options = complete(
+            options,
+            constants=context.task.constants,
+            dimension=trained_parameters(context, {}),
+            adjacency=context.adjacency.value,
+        )
+    return method.for_budget(
+        schedule or context.schedule, epsilon=epsilon, delta=context.delta, **options
+    )
+
+
 def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, Any]) -> None:
     """Check that exactly the hyperparameters are given that the method leaves to the user.
 
@@ -180,7 +210,8 @@ def require_adjacency(
         InvalidInputError: If it is not the budget's.
     """
     default = getattr(method, "adjacency", None)
-    stated = options.get("adjacency", default)
+    own = default if context.define_by_run else context.adjacency.value
+    stated = options.get("adjacency", own)
     if default is not None and stated != context.adjacency.value:
         raise InvalidInputError(
             f"adjacency of arm {arm!r}",

@@ -14,7 +14,7 @@ from privtune.strategies._calibrate import both, factor_for, score_for
 from privtune.strategies._check_needs import require_independent
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import scaled
-from privtune.strategies.in_run import method_class
+from privtune.strategies.in_run import budgeted
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan
 from privtune.strategies.searching import Searching
@@ -110,9 +110,7 @@ class LinearScaling(Searching):
         )
 
     def _training(self, context: PlanningContext, epsilon: float) -> TrainingPlan:
-        method = method_class(self.method).for_budget(
-            context.schedule, epsilon=epsilon, delta=context.delta, **self.options
-        )
+        method = budgeted(context, self.method, self.options, epsilon=epsilon)
         return TrainingPlan(context.schedule, method)
 
     def _event(self, search: SearchPlan, final: TrainingPlan) -> Event:

@@ -11,7 +11,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.everything import grid_of
-from privtune.strategies.in_run import method_class
+from privtune.strategies.in_run import budgeted
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan
 from privtune.strategies.searching import Searching
@@ -55,9 +55,7 @@ class NonPrivateGrid(Searching):
         if self.points < 1:
             raise InvalidInputError("points", self.points, "must be a whole number of at least 1")
         self.check_parameters(context)
-        method = method_class(self.method).for_budget(
-            context.schedule, epsilon=1.0, delta=context.delta, **self.options
-        )
+        method = budgeted(context, self.method, self.options, epsilon=1.0)
         training = TrainingPlan(context.schedule, scale_noise_of(method, 0.0))
         if not isinstance(training.event, NonPrivate):
             raise StrategyError(

@@ -141,12 +141,19 @@ class Scoring:
         bound = None if name == "accuracy" else self.bound
         return make_metric(name, bound=bound, k=self.k, bins=self.bins, target_range=known)
 
-    def check(self, *, classes: int | None, target_range: tuple[float, float] | None) -> None:
-        """Refuse a metric that is not one of a task's targets.
+    def check(
+        self,
+        *,
+        classes: int | None,
+        target_range: tuple[float, float] | None,
+        rows: int | None = None,
+    ) -> None:
+        """Refuse a metric that is not one of a task's targets; try one's own on a made-up record.
 
         Args:
             classes: Number of classes; None where it is not known, or for a regression.
             target_range: The declared range of a regression's targets; None for classes.
+            rows: Rows of one record, where records are units; None where a record is a row.
 
         Raises:
             InvalidInputError: Naming those that are.
@@ -155,6 +162,8 @@ class Scoring:
             >>> Scoring(metric="auc").check(classes=2, target_range=None)
         """
         metric = self.make(target_range)
+        if isinstance(metric, OwnScore):
+            metric.try_on(classes=classes, numbers=target_range is not None, rows=rows)
         # A loop of one's own declares neither: what it scores by says what its targets are.
         numbers = (
             metric.takes == "numbers"
@@ -311,13 +320,18 @@ class Reporting(Scoring):
         made = tuple(each.make(target_range) for each in self._each())
         return Joint(metrics=made, mechanism=self.mechanism)
 
-    def check(self, *, classes: int | None, target_range: tuple[float, float] | None) -> None:
+    def check(
+        self,
+        *,
+        classes: int | None,
+        target_range: tuple[float, float] | None,
+        rows: int | None = None,
+    ) -> None:
         """Refuse a metric that is not one of a task's targets: see ``Scoring``."""
+        for each in self._each() if self.also else ():
+            each.check(classes=classes, target_range=target_range, rows=rows)
         if not self.also:
-            return super().check(classes=classes, target_range=target_range)
-        for each in self._each():
-            each.check(classes=classes, target_range=target_range)
-        return None
+            super().check(classes=classes, target_range=target_range, rows=rows)
 
     def exact(self, *, records: int, target_range: tuple[float, float] | None = None) -> ScorePlan:
         """Plan the score without noise: see ``Scoring``."""

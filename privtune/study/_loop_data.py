@@ -81,14 +81,12 @@ def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:
     Raises:
         InvalidInputError: If the method does more than release gradients for an optimizer.
     """
-    from privtune.training.mechanism.clipping import Automatic, EqualByLayer, Flat
     from privtune.training.methods import AutomaticClipping, FixedDPSGD
 
     if isinstance(method, AutomaticClipping) and not (method.momentum or method.weight_decay):
-        return Automatic(method.stabilizer)
+        return method.normalise(method.stabilizer)
     if isinstance(method, FixedDPSGD) and not (method.momentum or method.weight_decay):
-        by_layer = method.clipping == "by-layer"
-        return EqualByLayer(max_grad_norm) if by_layer else Flat(max_grad_norm)
+        return method.clip(max_grad_norm)
     raise InvalidInputError(
         "optimizer",
         "one of your own",

@@ -68,6 +68,7 @@ def plan_study(spec: StudySpec) -> StudyPlan:
     Raises:
         PrivTuneError: If an arm cannot be planned.
         UnitMismatchError: If the task counts another unit than the budget protects.
+        TaskDataError: If what holds the data is here, and its header is not as declared.
 
     Example:
         >>> plan = plan_study(study.spec).plans[1]
@@ -83,6 +84,7 @@ def _plan(spec: StudySpec) -> StudyPlan:
     unit = context.task.unit or RECORD
     task = f"Task {context.task.name!r}"
     refuse_other_unit(unit, spec.budget.unit, task, spec.budget.name)
+    context.task.look()
     strategies = [arm.to_strategy() for arm in spec.arms]
     stages = _stages(spec, context)
     planners = [_planner(strategy, context, stages) for strategy in strategies]

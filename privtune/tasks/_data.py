@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from privtune.tasks._constants import of_softmax
 from privtune.tasks._partition import Sizes
 from privtune.tasks._task import Task, TaskData
 
@@ -33,7 +34,7 @@ def logistic(
     partition: str = "content",
     check: Callable[[], object] = lambda: None,
 ) -> Task:
-    """Return a task of multinomial logistic regression from zero weights."""
+    """Return a task of multinomial logistic regression from zero weights, on features in [-1, 1]."""
 
     def model() -> torch.nn.Module:
         from torch import nn
@@ -58,4 +59,5 @@ def logistic(
         partition=partition,
         bounds=bounds,
         check=check,
+        constants=of_softmax(float(features), classes),
     )

@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from privtune.tasks._columns import MISSING, number_of
-from privtune.tasks._task import TaskDataError
+from privtune.tasks._task import TaskAbsentError, TaskDataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ON_READ", "Batch", "TableFile", "counted", "open_table", "text_columns"]
+__all__ = [
+    "ON_READ",
+    "Batch",
+    "TableFile",
+    "check_columns",
+    "counted",
+    "header_of",
+    "open_table",
+    "text_columns",
+]
 
 ON_READ: ContextVar[Callable[[float], None] | None] = ContextVar("ON_READ", default=None)
 """Hears how much of a table has been read, as a share; None where nobody wants to know."""
@@ -137,17 +146,27 @@ class _Arrow:
         if path.suffix == ".parquet":
             from pyarrow import parquet
 
-            file = parquet.ParquetFile(path)
-            self._schema, self.most = file.schema_arrow, int(file.metadata.num_rows)
+            self._schema = parquet.read_schema(path)
         else:
             from pyarrow import ipc
 
             with ipc.open_file(path) as arrow:
                 self._schema = arrow.schema
-                self.most = sum(
-                    arrow.get_batch(i).num_rows for i in range(arrow.num_record_batches)
-                )
         self.columns: list[str] = list(self._schema.names)
+
+    @property
+    def most(self) -> int:
+        """See ``TableFile``."""
+        if self._path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            return int(parquet.read_metadata(self._path).num_rows)
+        import pyarrow as pa
+        from pyarrow import ipc
+
+        with pa.memory_map(str(self._path)) as source:
+            arrow = ipc.open_file(source)
+            return sum(arrow.get_batch(i).num_rows for i in range(arrow.num_record_batches))
 
     def text_columns(self) -> set[str]:
         """Return the columns whose type is no number."""
@@ -220,6 +239,7 @@ def open_table(path: Path) -> TableFile:
     """Open a table by its ending: ``.parquet``, ``.arrow``, ``.feather``, ``.jsonl``, else CSV.
 
     Raises:
+        TaskAbsentError: If it is not there.
         TaskDataError: If it cannot be read; without any value of a record.
     """
     try:
@@ -230,8 +250,34 @@ def open_table(path: Path) -> TableFile:
         raise TaskDataError(
             f"{path} needs pyarrow to be read: pip install 'privtune[tables]', or save it as CSV."
         ) from None
+    except FileNotFoundError:
+        raise TaskAbsentError(f"{path} is not there.") from None
     except (OSError, ValueError, csv.Error) as error:
         raise TaskDataError(f"{path} cannot be read ({type(error).__name__}).") from None
+
+
+def check_columns(file: TableFile, names: Sequence[str], place: str) -> None:
+    """Refuse a table that lacks a column, or has two of a name: by its header alone.
+
+    Raises:
+        TaskDataError: Naming them, and no other: where a header is missing, what stands there is a record.
+    """
+    if missing := [name for name in names if name not in file.columns]:
+        raise TaskDataError(f"{place} lacks the declared columns {', '.join(missing)}.")
+    if twice := [name for name in names if list(file.columns).count(name) > 1]:
+        raise TaskDataError(f"{place} has two columns called {', '.join(twice)}.")
+
+
+def header_of(path: Path, names: Sequence[str]) -> None:
+    """Check a file's header for its columns, without a record: JSON lines have none.
+
+    Raises:
+        TaskAbsentError: If there is no file.
+        TaskDataError: If it cannot be read, or lacks a column.
+    """
+    file = open_table(path)
+    if not isinstance(file, _JsonLines):
+        check_columns(file, names, str(path))
 
 
 def _cells(line: str) -> list[str]:

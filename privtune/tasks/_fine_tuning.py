@@ -83,6 +83,7 @@ def fine_tuned(
         model=_Model(task.model, weights, kind, rank, targets),
         pretrained=None if weights is None else f"{weights.path.name}, SHA-256 {weights.digest}",
         trainable=trainable if targets is None else f"{trainable} in {', '.join(targets)}",
+        constants={},  # of other first parameters, or of another model
     )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.data import TensorData
 
-__all__ = ["Task", "TaskData", "TaskDataError", "made_up_inputs"]
+__all__ = ["Task", "TaskAbsentError", "TaskData", "TaskDataError", "made_up_inputs"]
 
 
 def made_up_inputs(records: int, shape: tuple[int, ...], tokens: int | None) -> torch.Tensor:
@@ -35,6 +35,10 @@ def made_up_inputs(records: int, shape: tuple[int, ...], tokens: int | None) -> 
 
 class TaskDataError(PrivTuneError):
     """The data that a task loaded is not what the task declared in public."""
+
+
+class TaskAbsentError(TaskDataError):
+    """What holds a task's data is not on this machine."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,11 @@ class Task:
             float, lie in; None for classes.
         check: Called before anything is charged: raises ``TaskDataError`` where what holds the data
             is not as declared, its records apart. Must not depend on a value of a record.
+        header: Called while planning: as ``check``, but for what is not there it raises
+            ``TaskAbsentError``, reads no record, and takes no time.
+        constants: Of a convex loss, what is proven of one record's: ``lipschitz``, ``smoothness``, and
+            ``gap``, the most that the first parameters are from the best. Methods that need such
+            constants (``pur``) take them from here; empty where nothing is known.
         tokens: Where inputs are whole numbers, how many there are: 0 to that, exclusive. None where
             inputs are floating.
         unit: What one record is all rows of, as :func:`privtune.tasks.by_unit` makes them; empty where
@@ -130,6 +139,8 @@ class Task:
     trainable: str = "all"
     target_range: tuple[float, float] | None = None
     check: Callable[[], object] = lambda: None
+    header: Callable[[], object] = lambda: None
+    constants: Mapping[str, float] = field(default_factory=dict)
     tokens: int | None = None
     unit: str = ""
 
@@ -143,6 +154,11 @@ class Task:
                 raise InvalidInputError(
                     name, getattr(self, name), f"task {self.name!r} must declare at least 1"
                 )
+
+    @property
+    def rows(self) -> int | None:
+        """Most rows of one record, where a record is all rows of one unit; else None."""
+        return self.input_shape[0] if self.unit else None
 
     @property
     def facts(self) -> PublicFacts:
@@ -161,8 +177,25 @@ class Task:
             trainable=self.trainable,
             values=self.values,
             target_range=self.target_range,
-            unit=f"{self.unit}, at most {self.input_shape[0]:,}" if self.unit else "",
+            unit=f"{self.unit}, at most {self.rows:,}" if self.unit else "",
         )
+
+    def look(self) -> str:
+        """Check what holds the data by its header, where it is here; return a sentence where it is not.
+
+        Raises:
+            TaskDataError: If it is not as declared.
+
+        Example:
+            >>> from privtune.tasks import get_task
+            >>> get_task("digits-mlp").look()
+            ''
+        """
+        try:
+            self.header()
+        except TaskAbsentError as error:
+            return f"{error} Its header is checked when the study runs, before the charge."
+        return ""
 
     def load_checked(self) -> TaskData:
         """Load the data and check sizes that are public against what was declared, and charged.

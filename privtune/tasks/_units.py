@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from privtune.errors import InvalidInputError
 from privtune.ledger import check_unit
+from privtune.tasks._constants import summed
 from privtune.tasks._partition import Sizes
 from privtune.tasks._task import Task, TaskData, TaskDataError
 
@@ -110,6 +111,7 @@ def by_unit(
         model=model,
         loss=loss,
         unit=unit,
+        constants=summed(task.constants, most),
     )
 
 

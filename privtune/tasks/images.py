@@ -16,7 +16,7 @@ from privtune.tasks._data import classification_loss
 from privtune.tasks._files import counted
 from privtune.tasks._partition import KEY, Sizes, split_read
 from privtune.tasks._spec_fields import SPLITS, check_fields, read_classes, read_flag, read_sizes
-from privtune.tasks._task import Task, TaskData, TaskDataError
+from privtune.tasks._task import Task, TaskAbsentError, TaskData, TaskDataError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,6 +37,13 @@ class _Pictures:
     shape: tuple[int, int, int]
     sizes: Sizes
     key: str
+
+    def header(self) -> None:
+        """Check that there is a file, or a folder of each class, while planning."""
+        if not self.path.exists():
+            raise TaskAbsentError(f"{self.path} is not there.")
+        if self.path.is_dir():
+            self.check()
 
     def check(self) -> None:
         """Check what can be checked before anything is charged, without looking at a record."""
@@ -194,6 +201,7 @@ def images(spec: Mapping[str, Any]) -> Task:
         bounds={"pixels": (0.0, 1.0)},
         class_names=pictures.classes,
         check=pictures.check,
+        header=pictures.header,
     )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.imports import find_function
 from privtune.ledger.urls import masked_url
 from privtune.tasks._columns import (
     PAID,
@@ -23,16 +21,22 @@ from privtune.tasks._columns import (
     pair_of,
     read_columns,
 )
-from privtune.tasks._data import classification_loss
-from privtune.tasks._files import Batch, TableFile, counted, open_table
+from privtune.tasks._files import (
+    Batch,
+    TableFile,
+    check_columns,
+    counted,
+    header_of,
+    open_table,
+)
+from privtune.tasks._of_tables import constants_of, loss_of, model_of
 from privtune.tasks._partition import KEY, Sizes, split, split_read
 from privtune.tasks._spec_fields import check_fields, read_classes, read_flag, read_sizes
 from privtune.tasks._task import Task, TaskData, TaskDataError
 from privtune.tasks._units import by_unit
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    pass
 
 __all__ = ["Table", "read_table", "tabular"]
 
@@ -41,7 +45,6 @@ _FIELDS = {
     "hidden", "class_weights", "train", "validation", "test", "public_test", "id", "key", "projection",
     "group", "max_per_group", "unit",
 }  # fmt: skip
-_HIDDEN = (64,)
 
 Projection = int | tuple[tuple[float, ...], ...]
 """Directions that features are projected on; their number alone until a stage releases them."""
@@ -79,10 +82,7 @@ class Table:
             TaskDataError: Without any value of a record.
         """
         file = self._open()
-        if missing := [c for c in self.columns if c not in file.columns]:
-            raise TaskDataError(f"{self._named} lacks the declared columns {', '.join(missing)}.")
-        if twice := [c for c in self.columns if file.columns.count(c) > 1]:
-            raise TaskDataError(f"{self._named} has two columns called {', '.join(twice)}.")
+        check_columns(file, self.columns, self._named)
         words = file.text_columns()
         if text := [c.name for c in self.features if c.kind == "bounds" and c.name in words]:
             raise TaskDataError(
@@ -94,6 +94,11 @@ class Table:
                 f"{self._named}: the target {self.target} holds no numbers, which a target_range asks "
                 "for. Say classes for a classification."
             )
+
+    def header(self) -> None:
+        """Check the header of a file, while planning; a database is asked when the study runs."""
+        if self.query is None:
+            header_of(Path(self.place), self.columns)
 
     def load(self) -> TaskData:
         """Read the records. One that is not as declared has no target, and so contributes nothing.
@@ -351,7 +356,7 @@ def _projection(given: Any, width: int) -> Projection | None:
 def _task(spec: Mapping[str, Any], table: Table, *, public_test: bool) -> Task:
     classes = None if table.classes is None else len(table.classes)
     width = table.width
-    what, model = _model(spec, width, table)
+    what, model = model_of(spec, width, table)
     return Task(
         name=str(spec.get("name", table.stem.partition(".")[0])),
         description=f"{what} on {table.stem}",
@@ -362,7 +367,7 @@ def _task(spec: Mapping[str, Any], table: Table, *, public_test: bool) -> Task:
         classes=classes,
         load=table.load,
         model=model,
-        loss=_loss(spec, table),
+        loss=loss_of(spec, table),
         public_test=public_test,
         partition="content" if table.id is None else "id",
         bounds={c.name: (c.low, c.high) for c in table.features if isinstance(c, Number)},
@@ -370,98 +375,9 @@ def _task(spec: Mapping[str, Any], table: Table, *, public_test: bool) -> Task:
         class_names=table.classes,
         target_range=table.target_range,
         check=table.check,
+        header=table.header,
+        constants=constants_of(spec, table),
     )
-
-
-def _model(
-    spec: Mapping[str, Any], features: int, table: Table
-) -> tuple[str, Callable[[], nn.Module]]:
-    """Return what the model is called, and what builds it."""
-    given = spec.get("model", "linear")
-    outputs = 1 if table.classes is None else len(table.classes)
-    if given != "mlp" and "hidden" in spec:
-        raise InvalidInputError("task.hidden", spec["hidden"], "goes with model: mlp alone")
-    build: tuple[int, ...] | Callable[..., object] | None
-    if given in ("linear", "logistic"):
-        what, build = "linear regression" if table.classes is None else "logistic regression", None
-    elif given == "mlp":
-        hidden = _hidden(spec.get("hidden", _HIDDEN))
-        what, build = f"MLP {'-'.join(map(str, (features, *hidden, outputs)))}", hidden
-    else:
-        factory = find_function(
-            "task.model",
-            str(given),
-            allowed="must be linear, logistic, mlp, or package.module:factory",
-            must="must name a function of the numbers of features and outputs",
-        )
-        what, build = str(given), factory
-
-    def model() -> nn.Module:
-        from torch import nn
-
-        from privtune.tasks._models import InRange, linear, mlp, own_model
-
-        if build is None:
-            made = linear(features, outputs)
-        elif isinstance(build, tuple):
-            made = mlp(features, outputs, build)
-        else:
-            made = own_model(build, what, features, outputs)
-        return (
-            made
-            if table.target_range is None
-            else nn.Sequential(made, InRange(*table.target_range))
-        )
-
-    return what, model
-
-
-def _loss(
-    spec: Mapping[str, Any], table: Table
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    weights = spec.get("class_weights")
-    if table.target_range is not None:
-        if weights is not None:
-            raise InvalidInputError("task.class_weights", weights, "goes with classes alone")
-        low, high = table.target_range
-
-        def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            from privtune.tasks._models import squared_error
-
-            return squared_error(outputs, targets, half=0.5 * (high - low))
-
-        return squared
-    if weights is None or weights == PAID:  # unweighted, until a stage has released them
-        return classification_loss
-    listed = isinstance(weights, Sequence) and not isinstance(weights, str)
-    numbers = listed and all(isinstance(w, int | float) and 0 < w < 1e6 for w in weights)
-    if not numbers or len(weights) != len(table.classes or ()):
-        raise InvalidInputError(
-            "task.class_weights",
-            weights,
-            "must be one number above 0 for each class, in their order",
-        )
-    return partial(_weighted, weights=tuple(map(float, weights)))
-
-
-def _weighted(
-    outputs: torch.Tensor, targets: torch.Tensor, *, weights: tuple[float, ...]
-) -> torch.Tensor:
-    from privtune.tasks._models import weighted_cross_entropy
-
-    return weighted_cross_entropy(outputs, targets, weights=weights)
-
-
-def _hidden(given: Any) -> tuple[int, ...]:
-    widths = [given] if isinstance(given, int) else given
-    listed = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) > 0
-    if not listed or not all(
-        isinstance(w, int) and not isinstance(w, bool) and 1 <= w <= 10**5 for w in widths
-    ):
-        raise InvalidInputError(
-            "task.hidden", given, "must be a list of whole numbers of at least 1"
-        )
-    return tuple(widths)
 
 
 def _id_text(value: Any) -> str:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from privtune.errors import InvalidInputError
 from privtune.imports import find_extra, find_function
 from privtune.tasks._columns import coded, is_missing
+from privtune.tasks._constants import of_softmax
 from privtune.tasks._data import classification_loss
-from privtune.tasks._files import Batch, counted, open_table
+from privtune.tasks._files import Batch, check_columns, counted, header_of, open_table
 from privtune.tasks._fine_tuning import weights_at
 from privtune.tasks._partition import KEY, Sizes, split_read
 from privtune.tasks._spec_fields import SPLITS, check_fields, read_classes, read_flag, read_sizes
@@ -49,9 +50,12 @@ class _Texts:
         """Check what can be checked before anything is charged: libraries, files and the header."""
         _HF()
         file = open_table(self.path)
-        if missing := [c for c in (self.text, self.label) if c not in file.columns]:
-            raise TaskDataError(f"{self.path} lacks the declared columns {', '.join(missing)}.")
+        check_columns(file, (self.text, self.label), str(self.path))
         self._encoder()
+
+    def header(self) -> None:
+        """Check the header of the file, while planning."""
+        header_of(self.path, (self.text, self.label))
 
     def _encoder(self) -> tuple[Any, Any]:
         """Return the tokenizer and the encoder, from local files alone."""
@@ -175,6 +179,8 @@ def text(spec: Mapping[str, Any]) -> Task:
         class_names=texts.classes,
         pretrained=f"{weights.path.name}, SHA-256 {weights.digest}",
         check=texts.check,
+        header=texts.header,
+        constants=of_softmax(1.0, len(texts.classes)) if name == "linear" else {},
     )
 
 

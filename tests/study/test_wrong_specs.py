@@ -16,6 +16,7 @@ import yaml
 from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
 from privtune.study import SpecError, Study, StudySpec, plan_study
+from privtune.tasks import TaskDataError
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
 from tests.study.conftest import toy_spec
 
@@ -67,7 +68,7 @@ WRONG: list[tuple[Any, str]] = [
     (arm("everything", trials="ten"), "trials of arm 'a' = 'ten': must be a whole number"),
     (arm("everything", options={"x": 3}), "option = 'x': must be one of momentum"),
     (arm("linear-scaling", fractions=3), "fractions of arm 'a' = 3: must be a list of 2"),
-    ({**arm("pur", smoothness=1.0), **REPLACE}, "also needs lipschitz, dimension"),
+    ({**arm("pur", smoothness=1.0), **REPLACE}, "also needs lipschitz"),
     ({**arm("subsampled-tuning", method="hyfreedp"), "space": {}}, "called learning_rate"),
 ]
 
@@ -166,3 +167,22 @@ def test_a_share_above_the_budget_is_refused_before_anything_is_stored(
     assert StudySpec.parse({**SPEC, "epsilon": 6.5}, stored=True).target_epsilon == 6.5
     with pytest.raises(SpecError, match="at most the budget's"):
         Study.create(toy_spec(epsilon=6.5), storage)
+
+
+def test_planning_looks_at_the_header_and_at_no_record(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    table = {"type": "tabular", "path": "words.csv", "target": "y", "classes": ["no", "yes"]}
+    table |= {"bounds": {"age": [0, 9]}, "train": 100, "validation": 10, "test": 10}
+
+    def spec(**changes: Any) -> StudySpec:
+        return StudySpec.parse({**SPEC, "task": {**table, **changes}, "expected_batch_size": 10})
+
+    plan_study(spec())  # whose column age holds words: its records are looked at before the charge
+    with pytest.raises(TaskDataError, match=r"^words\.csv lacks the declared columns size\.$"):
+        plan_study(spec(bounds={"size": [0, 9]}))
+    assert spec(path="gone.csv").load_task().look() == (
+        "gone.csv is not there. Its header is checked when the study runs, before the charge."
+    )
+    assert spec(path="list.jsonl", bounds={"b": [0, 9]}).load_task().look() == ""

@@ -171,18 +171,18 @@ FEATURES = {"age": [0, 120], "pressure": [50, 250]}
         ({"target": "cured"}, "lacks the declared columns cured"),
         ({"bounds": {**FEATURES, "height": [0, 3]}}, "lacks the declared columns height"),
         ({"bounds": {**FEATURES, "name": [0, 1]}}, "names name, which holds no numbers"),
-        ({"path": "nowhere"}, r"cannot be read \(FileNotFoundError\)"),
+        ({"path": "nowhere"}, r"nowhere\.\w+ is not there\."),
     ],
 )
 def test_a_table_that_is_not_as_declared_is_refused_before_anything_is_charged(
     tmp_path: Path, storage_url: str, suffix: str, changes: dict, message: str
 ) -> None:
-    path = tmp_path / f"people.{suffix}"
-    frame = records()
+    name = changes.get("path", "people")
+    declared = {field: value for field, value in changes.items() if field != "path"}
+    task = table(tmp_path / f"{name}.{suffix}", **declared)
+    study = Study.create(toy_spec(task=task, epochs=1), storage_url)  # planned without its file
+    path, frame = tmp_path / f"people.{suffix}", records()
     frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
-    if "path" in changes:
-        path, changes = tmp_path / f"nowhere.{suffix}", {}
-    study = Study.create(toy_spec(task=table(path, **changes), epochs=1), storage_url)
     with pytest.raises(TaskDataError, match=message) as refused:
         study.run()
     assert "somebody" not in str(refused.value)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Automatic",
+    "AutomaticByLayer",
     "Clipping",
     "CoordinateTransform",
     "EqualByLayer",
@@ -125,6 +126,28 @@ class Automatic(Clipping):
     def unclipped(self, norms: torch.Tensor) -> torch.Tensor:
         """Return 1 where the norm is at most 1."""
         return (norms <= 1.0).all(dim=0)
+
+
+@dataclass(frozen=True, eq=False)
+class AutomaticByLayer(Automatic):
+    """Normalise the gradient of each of L layers: ``g / (sqrt(L) (norm + stabilizer))``.
+
+    **Guarantee**: L layers shorter than ``1 / sqrt(L)`` are together shorter than 1.
+
+    References:
+        Bu et al. 2023, arXiv 2206.07136, section 4: automatic clipping layer by layer.
+    """
+
+    by_layer = True
+
+    def limits(self, norms: torch.Tensor) -> torch.Tensor:
+        """Return the stabilizer, shape ``[1, 1, 1]``."""
+        return super().limits(norms).unsqueeze(0)
+
+    @staticmethod
+    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+        """Return ``1 / (sqrt(L) (norm + stabilizer))``, layer by layer."""
+        return Automatic.rule(norms, limits).mul_(norms.shape[0] ** -0.5)
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,8 @@ def build(method: type[M], options: Mapping[str, Any], **fixed: Any) -> M:
     own = [f for f in fields(method) if f.name not in fixed]  # type: ignore[arg-type]
     allowed = [f.name for f in sorted(own, key=lambda f: bool(f.kw_only))]  # its own options first
     for name in options:
+        if name == "clipping" and (why := getattr(method, "clips_whole", "")):
+            raise InvalidInputError("option", name, f"cannot be had here: {why}")
         if name not in allowed:
             raise InvalidInputError("option", name, f"must be one of {', '.join(allowed)}")
     for field in own:

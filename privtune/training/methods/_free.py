@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from privtune.errors import InvalidInputError
-from privtune.training.mechanism.clipping import Automatic, Clipping, Flat
+from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._common import (
     check_fraction,
     check_nonnegative,
@@ -18,6 +18,7 @@ from privtune.training.methods._sampled import SampledGradient
 if TYPE_CHECKING:
     import torch
 
+    from privtune.training.mechanism.clipping import Clipping
     from privtune.training.methods._base import Candidate
 
 __all__ = ["DistanceAdam", "FreeGradient"]
@@ -29,7 +30,7 @@ class _WithDistance(Protocol):
 
 
 @dataclass(frozen=True)
-class FreeGradient(SampledGradient):
+class FreeGradient(LayerClipping, SampledGradient):
     """A method with nothing left to set: its gradients are normalised, or clipped to a fixed norm.
 
     Args:
@@ -49,7 +50,7 @@ class FreeGradient(SampledGradient):
             check_positive("max_grad_norm", self.max_grad_norm)
 
     def _clipping(self) -> Clipping:
-        return Automatic() if self.max_grad_norm is None else Flat(self.max_grad_norm)
+        return self.normalise() if self.max_grad_norm is None else self.clip(self.max_grad_norm)
 
     def _expect_nothing(self, candidates: Sequence[Candidate]) -> None:
         for candidate in candidates:

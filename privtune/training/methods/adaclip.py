@@ -75,6 +75,9 @@ class AdaCliP(SampledGradient):
     smallest_variance: float = 1e-12
     per_record: bool = True
 
+    clips_whole: ClassVar[str] = (
+        "it scales every coordinate by itself before it clips them together"
+    )
     name: ClassVar[str] = "adaclip"
     summary: ClassVar[str] = "Coordinate-wise clipping by the mean and deviation of past releases"
     adapts: ClassVar[tuple[str, ...]] = ("max_grad_norm of each coordinate",)

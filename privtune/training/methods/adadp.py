@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
-from privtune.training.mechanism.clipping import Flat
+from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._common import candidate_column, check_nonnegative, check_positive
 from privtune.training.methods._common import rows as by_row
 from privtune.training.methods._sampled import SampledGradient
@@ -53,7 +53,7 @@ class ADADPState:
 
 
 @dataclass(frozen=True)
-class ADADP(SampledGradient):
+class ADADP(LayerClipping, SampledGradient):
     """SGD whose learning rate keeps the local error of a step near a tolerance.
 
     One iteration of Algorithm 2 is two steps of the schedule, each on a Poisson sample of its own:
@@ -75,6 +75,7 @@ class ADADP(SampledGradient):
         decay: Factor of the decay (5.1) for each epoch after that, at least 0.
         learning_rate: Initial rate η₀, above 0, for candidates that give none.
         schedule: Further factors on the rate, public: see ``RateSchedule``.
+        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L).
 
     Raises:
         InvalidInputError: If a field is out of its range.
@@ -111,7 +112,7 @@ class ADADP(SampledGradient):
     releases: ClassVar[str] = "one clipped noisy gradient; an iteration takes two steps"
     open_ended: ClassVar[bool] = False  # the tolerance follows from the number of steps
     later: ClassVar[Mapping[str, Any]] = {
-        **SampledGradient.later,
+        **LayerClipping.later,
         "largest_tolerance": math.inf,
         "adapt_share": 1.0,
     }
@@ -165,7 +166,7 @@ class ADADP(SampledGradient):
         return self._compare(state, oracle)
 
     def _full_step(self, state: ADADPState, oracle: Oracle, rate: torch.Tensor) -> torch.Tensor:
-        gradient = self._gradient(oracle, state.params, Flat(state.max_grad_norm))
+        gradient = self._gradient(oracle, state.params, self.clip(state.max_grad_norm))
         return state.params - by_row(rate * oracle.pace) * gradient
 
     def _compare(self, state: ADADPState, oracle: Oracle) -> ADADPState:
@@ -173,7 +174,7 @@ class ADADP(SampledGradient):
         import torch
 
         middle = (state.origin + state.params) / 2
-        gradient = self._gradient(oracle, middle, Flat(state.max_grad_norm))
+        gradient = self._gradient(oracle, middle, self.clip(state.max_grad_norm))
         halves = middle - by_row(state.learning_rate * oracle.pace) / 2 * gradient
         # Equation (4.1): relative where a parameter is above 1, absolute below.
         difference = (state.params - halves).abs() / state.params.abs().clamp_min(1.0)
@@ -198,15 +199,34 @@ class ADADP(SampledGradient):
         return min(self.largest_tolerance, rule)
 
     def advice(self, schedule: Schedule, dimension: int) -> str:
-        """Say where the rule for the tolerance is not meant for this training; empty if it is.
+        """Say where a training is too short for the rate to move, or not what the tolerance is meant for.
 
         Args:
             schedule: Records, rate and number of steps.
             dimension: Number of trained parameters.
 
         Returns:
-            A sentence.
+            Sentences; empty if all is well.
         """
+        return " ".join(filter(None, (self._short(schedule), self._far(schedule, dimension))))
+
+    def _short(self, schedule: Schedule) -> str:
+        """Say how little the rate can move in a short training."""
+        steps = self.adapt_share * schedule.steps
+        if self.adapt_epochs is not None:
+            steps = self.adapt_epochs / schedule.sample_rate
+        iterations = int(min(steps, schedule.steps)) // 2
+        reach = self.largest_factor ** min(iterations, 1000)
+        if reach >= _FAR:
+            return ""
+        return (
+            f"The rate adapts in {iterations} iterations, and so stays within {reach:.2g} times of the "
+            f"{self.learning_rate:g} that it starts at: on a training this short fixed hyperparameters "
+            "are often better; else give learning_rate, or more epochs."
+        )
+
+    def _far(self, schedule: Schedule, dimension: int) -> str:
+        """Say where the rule for the tolerance is not meant for this training."""
         ratio = default_tolerance(dimension, max(1, schedule.steps // 2)) ** 2
         if self.tolerance is not None or 1.0 / _FAR <= ratio <= _FAR:
             return ""

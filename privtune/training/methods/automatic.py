@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from privtune.training.mechanism.clipping import Automatic
+from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._common import candidate_column, check_positive, descend
 from privtune.training.methods._optimizers import SGD, Moments
 from privtune.training.methods._sampled import SampledGradient
@@ -30,7 +30,7 @@ class LearningRateState:
 
 
 @dataclass(frozen=True)
-class AutomaticClipping(SampledGradient):
+class AutomaticClipping(LayerClipping, SampledGradient):
     """SGD on the noisy sum of ``g / (|g| + stabilizer)``, whose sensitivity is 1.
 
     Args:
@@ -38,6 +38,7 @@ class AutomaticClipping(SampledGradient):
         stabilizer: Added to the norm, above 0; 0.01 in the paper.
         momentum: Momentum in [0, 1) on the noisy gradient.
         weight_decay: Weight of the L2 penalty, at least 0.
+        clipping: ``flat``, or ``by-layer``: the gradient of each of L layers is normalised to 1/sqrt(L).
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
 
@@ -74,7 +75,7 @@ class AutomaticClipping(SampledGradient):
 
     def update(self, state: LearningRateState, oracle: Oracle) -> LearningRateState:
         """Take one step along the noisy mean of normalised gradients."""
-        gradient = self._gradient(oracle, state.params, Automatic(self.stabilizer))
+        gradient = self._gradient(oracle, state.params, self.normalise(self.stabilizer))
         direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
         params = descend(state.params, state.learning_rate * oracle.pace, direction)
         return replace(state, params=params, moments=moments)

@@ -40,6 +40,7 @@ class DAdaptation(DistanceAdam):
     Args:
         noise_multiplier: Noise standard deviation over the clipping's sensitivity, at least 0.
         max_grad_norm: Clipping norm; None normalises every gradient.
+        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L).
         learning_rate: Factor on the estimated rate; 1 is the authors' advice.
         beta1: Decay of the average gradient, in [0, 1).
         beta2: Decay of the average squared gradient, in [0, 1).

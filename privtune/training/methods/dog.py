@@ -39,6 +39,7 @@ class DoG(FreeGradient):
     Args:
         noise_multiplier: Noise standard deviation over the clipping's sensitivity, at least 0.
         max_grad_norm: Clipping norm; None normalises every gradient.
+        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L).
         initial_distance: r_ε relative to ``1 + |x_0|``, above 0; 1e-6 is the paper's advice.
         averaging: γ of the polynomial-decay average that is released (8 in the paper); None
             releases the last iterate.

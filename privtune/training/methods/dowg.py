@@ -36,6 +36,7 @@ class DoWG(FreeGradient):
     Args:
         noise_multiplier: Noise standard deviation over the clipping's sensitivity, at least 0.
         max_grad_norm: Clipping norm; None normalises every gradient.
+        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L).
         initial_distance: r_ε, above 0; 1e-4 is the default of the authors' code.
 
     **Guarantee**: as DP-SGD with the same noise multiplier.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
-from privtune.training.mechanism.clipping import EqualByLayer, Flat
-from privtune.training.methods._common import candidate_column, check_choice, descend
+from privtune.training.methods._by_layer import LayerClipping
+from privtune.training.methods._common import candidate_column, descend
 from privtune.training.methods._optimizers import SGD, InnerOptimizer, Moments
 from privtune.training.methods._sampled import SampledGradient
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from privtune.training.methods._base import Candidate
 
 __all__ = ["DPSGDState", "FixedDPSGD", "FixedRates"]
-
-_CLIPPINGS = {"flat": Flat, "by-layer": EqualByLayer}
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,23 +32,14 @@ class DPSGDState:
 
 
 @dataclass(frozen=True)
-class FixedRates(SampledGradient, ABC):
-    """A fixed learning rate and a fixed clipping norm; what differs is the optimizer.
-
-    Args:
-        clipping: ``flat``: the whole gradient to ``max_grad_norm``. ``by-layer``: each of L layers to
-            ``max_grad_norm / sqrt(L)``, of the same sensitivity.
-    """
-
-    clipping: str = field(default="flat", kw_only=True)
+class FixedRates(LayerClipping, SampledGradient, ABC):
+    """A fixed learning rate and a fixed clipping norm; what differs is the optimizer."""
 
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
     releases: ClassVar[str] = "one clipped noisy gradient"
-    later: ClassVar[Mapping[str, Any]] = {**SampledGradient.later, "clipping": "flat"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("clipping", self.clipping, tuple(_CLIPPINGS))
         self._optimizer()
 
     @abstractmethod
@@ -68,9 +57,7 @@ class FixedRates(SampledGradient, ABC):
 
     def update(self, state: DPSGDState, oracle: Oracle) -> DPSGDState:
         """Take one step of the optimizer on the noisy clipped gradient."""
-        gradient = self._gradient(
-            oracle, state.params, _CLIPPINGS[self.clipping](state.max_grad_norm)
-        )
+        gradient = self._gradient(oracle, state.params, self.clip(state.max_grad_norm))
         direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
         params = descend(state.params, state.learning_rate * oracle.pace, direction)
         return replace(state, params=params, moments=moments)

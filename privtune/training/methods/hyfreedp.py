@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.mechanism.clipping import Automatic
+from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._common import (
     build,
     candidate_column,
@@ -54,7 +54,6 @@ from privtune.training.methods._parabola import (
     next_bound,
     paper_bound,
 )
-from privtune.training.methods._rate_schedule import Scheduled
 
 if TYPE_CHECKING:
     import torch
@@ -67,11 +66,14 @@ if TYPE_CHECKING:
 __all__ = ["HyFreeDP", "HyFreeDPState"]
 
 _LOSS_BATCHES = ("same", "separate")
-_DEVIATIONS = {"gaussian": 1.0, "laplace": 2.0**0.5}  # standard deviation of noise of scale 1
+_DEVIATIONS: Mapping[str, float] = {"gaussian": 1.0, "laplace": 2.0**0.5}  # standard deviation of noise of scale 1
 _RULES = {"steady": STEADY, "eager": EAGER, "tracked": TRACKED}
 _FITS = (*_RULES, "paper")
 _LOUD = 0.25
 """Part of the losses' bound that three deviations of a probe's noise may be, for evidence to be had."""
+
+
+_FEW = 25  # fits: with fewer, much of a training is over before the rate is where it should be
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +89,7 @@ class HyFreeDPState:
 
 
 @dataclass(frozen=True)
-class HyFreeDP(Scheduled):
+class HyFreeDP(LayerClipping):
     """Normalised noisy gradients, with the learning rate fitted to three noisy losses.
 
     Args:
@@ -109,6 +111,7 @@ class HyFreeDP(Scheduled):
         momentum: Momentum of the optimizer ``"sgd"``.
         weight_decay: Weight decay of the optimizer; None takes 0 for SGD and 0.01 for AdamW.
         schedule: Public factors on the fitted rate: see ``RateSchedule``.
+        clipping: ``flat``, or ``by-layer``: the gradient of each of L layers is normalised to 1/sqrt(L).
 
     Raises:
         InvalidInputError: If a field is out of its range.
@@ -222,14 +225,41 @@ class HyFreeDP(Scheduled):
             gradient_noise_factor=factor,
             mechanism=chosen["loss_noise"],
         )
-        # The deviation of a curvature's noise over the bound of the losses: both are public.
-        deviation = 6.0**0.5 * _DEVIATIONS[chosen["loss_noise"]] * noise.loss_noise
-        loud = 3.0 * deviation / schedule.expected_batch_size > _LOUD
-        return build(
+        made = build(
             cls,
-            {"fit": "eager" if loud else "steady"} | chosen | {"loss_batch": noise.loss_batch},
+            {"fit": "steady"} | chosen | {"loss_batch": noise.loss_batch},
             gradient_noise_multiplier=noise.gradient_noise,
             loss_noise_multiplier=noise.loss_noise,
+        )
+        loud = "fit" not in options and made._loudness(schedule) > _LOUD
+        return replace(made, fit="eager") if loud else made
+
+    def _loudness(self, schedule: Schedule) -> float:
+        """Return three deviations of a curvature's noise over the bound of the losses: both are public."""
+        deviation = float(6.0**0.5) * _DEVIATIONS[self.loss_noise] * self.loss_noise_multiplier
+        return 3.0 * deviation / schedule.expected_batch_size
+
+    def advice(self, schedule: Schedule, dimension: int) -> str:
+        """Say where losses tell little of the rate, or are asked for too rarely; empty if neither.
+
+        Args:
+            schedule: Records, rate and number of steps.
+            dimension: Number of trained parameters.
+
+        Returns:
+            A sentence.
+        """
+        loud, fits = self._loudness(schedule), -(-schedule.steps // self.interval)
+        found = []
+        if loud > _LOUD:
+            found.append(f"three deviations of their noise are {loud:.2g} of the losses' bound")
+        if fits < _FEW:
+            found.append(f"the rate is fitted {fits} times")
+        if not found:
+            return ""
+        return (
+            f"{' and '.join(found).capitalize()}: on a training this small or short fixed "
+            "hyperparameters are often better; else take a larger batch, or more epochs."
         )
 
     def gradient_evaluations(self, schedule: Schedule) -> float:
@@ -272,7 +302,7 @@ class HyFreeDP(Scheduled):
         gradient = oracle.gradient(
             sample,
             state.params,
-            clipping=Automatic(self.stabilizer),
+            clipping=self.normalise(self.stabilizer),
             noise_multiplier=self.gradient_noise_multiplier,
         )
         direction, moments = self._inner().direction(state.moments, gradient, state.params)

@@ -56,6 +56,9 @@ class NormBound(SampledGradient):
 
     gradient_bound: float = 1.0
 
+    clips_whole: ClassVar[str] = (
+        "gradient_bound is proven for the whole gradient, none of which is cut"
+    )
     name: ClassVar[str] = "norm-bound"
     summary: ClassVar[str] = "SGD with noise scaled to a proven bound on the gradient"
     adapts: ClassVar[tuple[str, ...]] = ()

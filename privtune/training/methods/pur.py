@@ -13,171 +13,31 @@ anonymous). Its slips, and what is done here instead:
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.mechanism.clipping import Clipping, Flat
 from privtune.training.methods._common import (
     build,
     check_choice,
     check_nonnegative,
     check_positive,
-    descend,
 )
-from privtune.training.methods._rate_schedule import Scheduled
+from privtune.training.methods._full_batch import FullBatchDescent, PURState
 
 if TYPE_CHECKING:
-    import torch
-
     from privtune.accounting import Event
-    from privtune.training.mechanism.oracle import Oracle
     from privtune.training.mechanism.schedule import Schedule
-    from privtune.training.methods._base import Candidate
 
 __all__ = ["PUR", "PURConstant", "PURState"]
 
 _REGIMES = ("non-convex", "convex", "strongly-convex")
 _ROUNDING = 1e-9  # relative; the account may sum in another order, and round otherwise
-_ADJACENCIES = ("replace-one", "add-remove")
-
-
-@dataclass(frozen=True, eq=False)
-class _WholeRecord(Clipping):
-    """Flat clipping whose sensitivity is that of the adjacency: twice the norm for replacement."""
-
-    max_grad_norm: float
-    adjacency: str
-
-    def sensitivity(self, candidates: int) -> torch.Tensor:
-        factor = 2.0 if self.adjacency == "replace-one" else 1.0
-        return factor * Flat(self.max_grad_norm).sensitivity(candidates)
-
-    def limits(self, norms: torch.Tensor) -> torch.Tensor:
-        return Flat(self.max_grad_norm).limits(norms)
-
-    @staticmethod
-    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        return Flat.rule(norms, limits)
-
-
-@dataclass(frozen=True, eq=False)
-class PURState:
-    """State of K trainings; ``step`` counts the updates."""
-
-    params: torch.Tensor
-    noise: torch.Tensor
-    step: int
 
 
 @dataclass(frozen=True)
-class _FullBatchDescent(Scheduled, ABC):
-    """Noisy gradient descent ``θ - (∇F(θ) + noise) / 2M`` on all records, for a horizon.
-
-    Args:
-        lipschitz: L, what a record's gradient is clipped to, above 0.
-        smoothness: M, above 0; the rate is ``1 / 2M``.
-        dimension: d, the number of parameters.
-        horizon: Updates that release anything; None for every step of the schedule.
-        regularisation: λ, added to the gradient as ``λ θ``; it touches no data.
-        adjacency: ``"replace-one"`` (the paper's, sensitivity 2L) or ``"add-remove"`` (L, with a
-            public number of records).
-    """
-
-    lipschitz: float
-    smoothness: float
-    dimension: int
-    horizon: int | None = None
-    regularisation: float = 0.0
-    adjacency: str = "replace-one"
-
-    open_ended: ClassVar[bool] = False
-    parameters: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("lipschitz", self.lipschitz)
-        check_positive("smoothness", self.smoothness)
-        check_nonnegative("regularisation", self.regularisation)
-        check_choice("adjacency", self.adjacency, _ADJACENCIES)
-        for name in ("dimension", "horizon"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidInputError(name, value, "must be a whole number of at least 1")
-
-    @property
-    def learning_rate(self) -> float:
-        """``1 / 2M``."""
-        return 1.0 / (2.0 * self.smoothness)
-
-    def _sensitivity(self, records: int) -> float:
-        """Sensitivity of the mean gradient."""
-        factor = 2.0 if self.adjacency == "replace-one" else 1.0
-        return factor * self.lipschitz / records
-
-    def _updates(self, schedule: Schedule) -> int:
-        return schedule.steps if self.horizon is None else min(schedule.steps, self.horizon)
-
-    def gradient_evaluations(self, schedule: Schedule) -> float:
-        """Return N per-sample gradients for each update of the horizon, whatever the rate."""
-        return float(schedule.records * self._updates(schedule))
-
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> PURState:
-        """Make the state of K candidates; a candidate gives nothing.
-
-        Raises:
-            InvalidInputError: If the model has another number of parameters, or a candidate gives
-                anything.
-        """
-        if params.shape[1] != self.dimension:
-            raise InvalidInputError(
-                "dimension", self.dimension, f"must be the model's, {params.shape[1]}"
-            )
-        for candidate in candidates:
-            if candidate:
-                raise InvalidInputError(
-                    "candidate", dict(candidate), "must be empty: the method sets everything itself"
-                )
-        return PURState(
-            params=params, noise=params.new_full((params.shape[0],), float("nan")), step=0
-        )
-
-    @abstractmethod
-    def _multiplier(self, step: int, records: int) -> float:
-        """Return the noise of one update over the sensitivity of the mean."""
-
-    def update(self, state: PURState, oracle: Oracle) -> PURState:
-        """Take one step along the noisy mean gradient; past the horizon, release nothing."""
-        if state.step >= self._updates(oracle.schedule):
-            return replace(state, step=state.step + 1)
-        records = oracle.schedule.records
-        noise_multiplier = self._multiplier(state.step, records)
-        gradient = oracle.gradient(
-            oracle.everything(),
-            state.params,
-            clipping=_WholeRecord(self.lipschitz, self.adjacency),
-            noise_multiplier=noise_multiplier,
-        )
-        gradient = gradient + self.regularisation * state.params
-        rate = state.noise.new_full(state.noise.shape, self.learning_rate)
-        return replace(
-            state,
-            params=descend(state.params, rate * oracle.pace, gradient),
-            noise=state.noise.new_full(
-                state.noise.shape, noise_multiplier * self._sensitivity(records)
-            ),
-            step=state.step + 1,
-        )
-
-    def report(self, state: PURState) -> Mapping[str, torch.Tensor]:
-        """Return the standard deviation of the last noise."""
-        return {"noise": state.noise}
-
-
-@dataclass(frozen=True)
-class PUR(_FullBatchDescent):
+class PUR(FullBatchDescent):
     """Full-batch noisy gradient descent with the data-independent schedule of Proposition 3.
 
     ``σ_t`` is ``4 M sqrt(F(θ_0) - F*) / (sqrt(d) t)`` for non-convex, ``4 M R / (sqrt(d) t)`` for
@@ -228,6 +88,19 @@ class PUR(_FullBatchDescent):
         for name in ("distance", "strong_convexity"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
+
+    @classmethod
+    def complete(
+        cls, options: Mapping[str, Any], *, constants: Mapping[str, float], **known: Any
+    ) -> dict[str, Any]:
+        """Add the regime, where the loss is known to be convex: with a penalty it is strongly so."""
+        found = super().complete(options, constants=constants, **known)
+        penalty = options.get("regularisation", 0.0)
+        if not constants:
+            return found
+        if penalty:
+            return {"regime": "strongly-convex", "strong_convexity": penalty, **found}
+        return {"regime": "convex" if "distance" in options else "non-convex", **found}
 
     @classmethod
     def for_budget(
@@ -298,7 +171,7 @@ class PUR(_FullBatchDescent):
 
 
 @dataclass(frozen=True)
-class PURConstant(_FullBatchDescent):
+class PURConstant(FullBatchDescent):
     """Full-batch noisy gradient descent with the same noise in every step.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.mechanism.clipping import Flat
+from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._common import (
     build,
     candidate_column,
@@ -17,7 +17,6 @@ from privtune.training.methods._common import (
     rows,
 )
 from privtune.training.methods._optimizers import SGD
-from privtune.training.methods._rate_schedule import Scheduled
 from privtune.training.methods.dpsgd import DPSGDState
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ _ROUNDING = 1e-9  # keeps the joint noise above its target after it was split an
 
 
 @dataclass(frozen=True)
-class QuantileClipping(Scheduled):
+class QuantileClipping(LayerClipping):
     """SGD whose clipping norm is moved towards a quantile of the gradient norms.
 
     Beside the gradient, each step releases how many gradients were not clipped, encoded as ±1/2 a
@@ -51,6 +50,8 @@ class QuantileClipping(Scheduled):
         norm_rate: Learning rate of the logarithm of the norm, above 0.
         momentum: Momentum in [0, 1) on the noisy gradient.
         max_grad_norm: Initial clipping norm, above 0, for candidates that give none.
+        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L); a record then
+            counts as clipped where any of its layers is.
 
     Raises:
         InvalidInputError: If a field is out of its range.
@@ -161,7 +162,7 @@ class QuantileClipping(Scheduled):
         gradient, fraction = oracle.gradient_and_fraction(
             oracle.sample(),
             state.params,
-            clipping=Flat(state.max_grad_norm),
+            clipping=self.clip(state.max_grad_norm),
             noise_multiplier=self.noise_multiplier,
             count_noise_multiplier=self.count_noise_multiplier,
         )

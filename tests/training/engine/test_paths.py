@@ -25,7 +25,13 @@ from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.stacks import memory_model, stack_sizes
 from privtune.training.engine.train import train
 from privtune.training.mechanism import kernel as kernels
-from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
+from privtune.training.mechanism.clipping import (
+    Automatic,
+    AutomaticByLayer,
+    CoordinateTransform,
+    Flat,
+    PerLayer,
+)
 from privtune.training.mechanism.data import DatasetData, TensorData
 from privtune.training.mechanism.kernel import (
     FallbackWarning,
@@ -189,6 +195,7 @@ def test_opacus_paths_count_clip_and_drop_alike(mode):
     if mode == "hooks":
         clippings += [
             PerLayer(torch.tensor([0.2, 0.4])),
+            AutomaticByLayer(),
             CoordinateTransform(torch.zeros(2, size) + 0.01, torch.full((2, size), 2.0)),
         ]
     for clipping in clippings:

@@ -354,6 +354,54 @@ def test_a_metric_of_other_targets_is_refused() -> None:
     Scoring(metric="mae", target_range=RANGE).check(classes=None, target_range=None)
 
 
+def nothing_a_record(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A mean of its own: no number a record."""
+    return outputs.mean() + 0.0 * targets.sum()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("os:getcwd", "takes other arguments, and must give one number a record"),
+        (
+            "os.path:join",
+            r"fails on made-up outputs of shape \(1, 3\) with TypeError, and must give",
+        ),
+        ("operator:is_", "returns bool, and must give one number a record"),
+        (f"{__name__}:nothing_a_record", r"returns shape \(\) for one record, and must"),
+        ("operator:add", r"returns shape \(1, 3\) for one record, and must"),
+    ],
+)
+def test_a_function_that_scores_no_record_is_refused_while_planning(path: str, said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        Scoring(metric=path).check(classes=3, target_range=None)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"classes": 3, "target_range": None},
+        {"classes": None, "target_range": RANGE},
+        {"classes": 3, "target_range": None, "rows": 4},
+        {"classes": None, "target_range": None},
+    ],
+)
+def test_a_function_of_one_s_own_is_tried_on_a_record_like_the_task_s(
+    terms: dict[str, Any],
+) -> None:
+    def scored(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append((tuple(outputs.shape), tuple(targets.shape)))
+        return outputs.flatten(1).sum(dim=1)
+
+    seen: list[Any] = []
+    globals()["_scored"] = scored
+    Scoring(metric=f"{__name__}:_scored").check(**terms)
+    rows = terms.get("rows")
+    like = (1,) if rows is None else (1, rows)
+    known = terms["classes"] or (terms["target_range"] and 1)
+    assert seen == ([((*like, known), like)] if known else [])
+
+
 def test_plans_of_before_keep_their_digests() -> None:
     assert set(plan_of("accuracy", 5).to_dict()) == {
         "records", "noise_multiplier", "mechanism", "metric", "bound"

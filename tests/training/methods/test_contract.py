@@ -17,6 +17,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.transcript import TranscriptMismatchError, looks_of
 from privtune.training.methods import METHODS, PUR
 from privtune.training.methods._base import scale_noise_of
@@ -103,6 +104,41 @@ def check_transcript(method, schedule, x, y):
     for transcript in result.transcripts:
         assert transcript.looks() == looks_of(event)
     assert not any(result.diverged)
+
+
+WHOLE = {"adaclip", "norm-bound", "pur", "pur-constant"}
+
+
+@every(METHODS)
+def test_clipping_by_layer_is_taken_or_refused_with_its_reason(name, monkeypatch):
+    x, y = blobs()
+    schedule = Schedule(len(x), 0.2, 5)
+    terms = {"epsilon": 4.0, "delta": 1e-5, **options(name, DIMENSION)}
+    if name in WHOLE:
+        with pytest.raises(InvalidInputError, match="option = 'clipping': cannot be had here: "):
+            METHODS[name].for_budget(schedule, **terms, clipping="by-layer")
+        return
+    seen, charged = [], []
+    release = StackOracle._gradient
+
+    def watched(self, drawn, params, clipping, *args, **others):
+        seen.append(clipping)
+        return release(self, drawn, params, clipping, *args, **others)
+
+    monkeypatch.setattr(StackOracle, "_gradient", watched)
+    for how in ("flat", "by-layer"):
+        method = METHODS[name].for_budget(schedule, **terms, clipping=how)
+        charged.append(method.event(schedule))
+        check_transcript(method, schedule, x, y)
+    flat, layers = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert charged[0] == charged[1]
+    assert {each.by_layer for each in flat} == {False}
+    assert {each.by_layer for each in layers} == {True}
+    # The state may have moved elsewhere by the second step: the first is of one state.
+    assert torch.equal(flat[0].sensitivity(2), layers[0].sensitivity(2))
+    norms = torch.tensor([1e-9, 0.3, 1.0, 50.0, 1e30]).expand(4, 2, 5)
+    length = (layers[0].coefficients(norms) * norms).double().square().sum(dim=0).sqrt()
+    assert bool((length <= layers[0].sensitivity(2)[:, None] * (1 + 1e-6)).all())
 
 
 @pytest.mark.quick
@@ -268,7 +304,8 @@ def test_a_method_scaled_for_another_adjacency_is_refused():
 
     from privtune.strategies.in_run import InRun
 
-    arm = InRun(arm="pur", method="pur", options=options("pur", 3))
+    stated = {**options("pur", 3), "adjacency": "replace-one"}
+    arm = InRun(arm="pur", method="pur", options=stated)
     context = SimpleNamespace(
         adjacency=Adjacency.ADD_REMOVE,
         schedule=Schedule(10_000, 1.0, 5),

@@ -216,9 +216,31 @@ def test_the_plan_says_where_the_rule_for_the_tolerance_is_not_meant_for():
     assert "d/2T is 158" in advice
     assert "1 is taken" in advice
     assert ADADP(1.0, tolerance=1.0).advice(Schedule(55_000, 512 / 55_000, 323), 50_890) == ""
-    assert ADADP(1.0).advice(Schedule(1000, 0.1, 100), 100) == ""
+    assert ADADP(1.0).advice(Schedule(1000, 0.1, 200), 100) == ""
     strategy = make_strategy("adadp", arm="a", options={"parameters": NORM})
     context = context_of({})
-    assert "advice" not in strategy.plan(context, epsilon=2.0).details  # iris: d = 15
+    near = replace(context, schedule=Schedule(context.schedule.records, 0.5, 140))
+    longer = replace(strategy, options={"adapt_share": 0.4})
+    assert "advice" not in longer.plan(near, epsilon=2.0).details  # iris: d = 15
     far = replace(context, schedule=Schedule(context.schedule.records, 0.5, 4000))
     assert "d/2T is 0.00375" in strategy.plan(far, epsilon=2.0).details["advice"]
+
+
+def test_methods_that_adapt_say_where_a_training_is_too_short_for_it():
+    short, long = Schedule(1000, 0.064, 79), Schedule(55_000, 0.01, 2000)
+    assert ADADP(1.0).advice(short, 20) == (
+        "The rate adapts in 13 iterations, and so stays within 3.5 times of the 0.1 that it starts at: on a "
+        "training this short fixed hyperparameters are often better; else give learning_rate, or more epochs."
+    )
+    assert ADADP(1.0, adapt_share=1.0).advice(short, 79) == ""
+    assert ADADP(1.0, adapt_epochs=100.0).advice(short, 79) == ""
+    assert ADADP(1.0).advice(long, 1000) == ""
+    noisy = HyFreeDP.for_budget(short, epsilon=2.0, delta=1e-5)
+    assert noisy.fit == "eager"
+    assert noisy.advice(short, 20).startswith("Three deviations of their noise are 0.")
+    assert "and the rate is fitted 16 times: on a training this small or short" in noisy.advice(
+        short, 20
+    )
+    quiet = HyFreeDP.for_budget(long, epsilon=3.0, delta=1e-5)
+    assert (quiet.fit, quiet.advice(long, 20)) == ("steady", "")
+    assert HyFreeDP.for_budget(short, epsilon=2.0, delta=1e-5, fit="paper").fit == "paper"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -193,6 +194,51 @@ class OwnScore(OneSum):
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """See ``Metric``."""
         return clipped(_own(self.function)(outputs, targets), self.bound, worst=0.0)
+
+    def try_on(self, *, classes: int | None, numbers: bool, rows: int | None) -> None:
+        """Call the function on a made-up record, and refuse what gives no number for it.
+
+        Args:
+            classes: Number of classes; None where it is not known, or for a regression.
+            numbers: Whether targets are numbers of a declared range. Where neither is declared, only
+                how it can be called is looked at.
+            rows: Rows of one record, where records are units; None where a record is a row.
+
+        Raises:
+            InvalidInputError: Saying what it did.
+        """
+        import torch
+
+        function = _own(self.function)
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError:
+            raise self._refused("takes other arguments") from None
+        except ValueError:
+            pass  # some builtins tell nobody what they take
+        if classes is None and not numbers:
+            return
+        shape = (1,) if rows is None else (1, rows)
+        outputs = torch.linspace(0.1, 1.0, classes or 1).expand(*shape, -1).clone()
+        targets = torch.zeros(shape, dtype=torch.float32 if numbers else torch.int64)
+        try:
+            found = function(outputs, targets)
+        except Exception as error:
+            raise self._refused(
+                f"fails on made-up outputs of shape {tuple(outputs.shape)} with {type(error).__name__}"
+            ) from error
+        if not isinstance(found, torch.Tensor):
+            raise self._refused(f"returns {type(found).__name__}")
+        if tuple(found.shape) != (1,):
+            raise self._refused(f"returns shape {tuple(found.shape)} for one record")
+
+    def _refused(self, what: str) -> InvalidInputError:
+        return InvalidInputError(
+            "scoring.metric",
+            self.function,
+            f"{what}, and must give one number a record: (outputs [N, ...], targets [N, ...]) -> "
+            "tensor of shape [N]",
+        )
 
 
 def _own(path: str) -> Any:

@@ -1,0 +1,50 @@
+"""Clipping layer by layer, at the sensitivity of the whole: an option of the methods that can take it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from privtune.training.mechanism.clipping import (
+    Automatic,
+    AutomaticByLayer,
+    Clipping,
+    EqualByLayer,
+    Flat,
+)
+from privtune.training.methods._common import check_choice
+from privtune.training.methods._rate_schedule import Scheduled
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LayerClipping"]
+
+_CLIPPINGS = ("flat", "by-layer")
+
+
+@dataclass(frozen=True)
+class LayerClipping(Scheduled):
+    """A method that clips, or normalises, a record's gradient whole or layer by layer.
+
+    Args:
+        clipping: ``flat``: the whole gradient to its norm. ``by-layer``: each of L layers to the norm
+            over sqrt(L), of the same sensitivity.
+    """
+
+    clipping: str = field(default="flat", kw_only=True)
+
+    later: ClassVar[Mapping[str, Any]] = {**Scheduled.later, "clipping": "flat"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("clipping", self.clipping, _CLIPPINGS)
+
+    def clip(self, max_grad_norm: float | torch.Tensor) -> Clipping:
+        """Return what clips to a norm."""
+        return (EqualByLayer if self.clipping == "by-layer" else Flat)(max_grad_norm)
+
+    def normalise(self, stabilizer: float = 0.01) -> Clipping:
+        """Return what normalises."""
+        return (AutomaticByLayer if self.clipping == "by-layer" else Automatic)(stabilizer)
