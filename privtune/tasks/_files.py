@@ -81,6 +81,8 @@ def counted(
         if heard is not None:
             heard(min(done / max(total, 1), 1.0))
         yield batch
+    if heard is not None and done < total:
+        heard(1.0)  # a header and empty lines are no records
 
 
 class _Csv:

@@ -22,14 +22,14 @@ VIEW_VERSIONS = ("3.17",)
 """Minor versions of MLflow whose pages were seen to understand the view."""
 
 _COLUMNS = {
+    "tags.`privtune.strategy`": 150,
     "metrics.`eps/total`": 110,
-    "metrics.`eps/one_run`": 120,
-    "metrics.`eps/left`": 100,
     "metrics.`cost/gradient_evaluations`": 200,
     "metrics.`cost/wall_seconds`": 150,
-    "params.`delta`": 90,
     "tags.`privtune.cost`": 110,
-    "tags.`privtune.strategy`": 150,
+    "metrics.`eps/one_run`": 120,
+    "metrics.`eps/left`": 100,
+    "params.`delta`": 90,
     "tags.`privtune.visibility`": 190,
 }
 
@@ -44,20 +44,18 @@ def knows_view(version: str) -> bool:
     return ".".join(version.split(".")[:2]) in VIEW_VERSIONS
 
 
-def experiment_url(
-    base: str, experiment_id: str, *, view: bool = True, charts: bool = False
-) -> str:
+def experiment_url(base: str, experiment_id: str, *, view: bool = True, charts: bool = True) -> str:
     """Return the address of a study's experiment in MLflow's UI, in model-training mode.
 
     Args:
         base: The server's address.
         experiment_id: The experiment.
         view: Whether to open the saved view.
-        charts: Whether to show its charts rather than its table.
+        charts: Whether to show its charts, beside the list of arms, rather than its table.
     """
     # Any search term in the address would make MLflow ignore the saved view.
     url = f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
-    if charts:
+    if view and charts:
         url += "&compareRunsMode=CHART"
     return f"{url}&viewStateShareKey={VIEW_KEY}" if view else url
 
@@ -129,9 +127,9 @@ def _charts(
             "runsCountToCompare": 100,
         },
         _bar("eps/total", "ε of each arm"),
-        _bar("eps/one_run", "ε of one training (not the promise)"),
         _bar("cost/gradient_evaluations", "Gradient evaluations"),
         _bar("cost/wall_seconds", "Seconds (expected where sealed)"),
+        _bar("eps/one_run", "ε of one training (not the promise)"),
     ]
     if "acc/val" in curves:
         charts.append(_line("acc/val", "Accuracy over ε spent", "eps/spent"))

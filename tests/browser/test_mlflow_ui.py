@@ -37,8 +37,12 @@ def test_the_printed_link_opens_the_saved_view(
 ) -> None:
     link = address(ui)
     assert link == experiment_url(ui.url, tracked.experiment.experiment_id)
-    browser.size(2200, 900)
+    browser.size(1440, 900)
     browser.open(link).wait_for("Privacy budget toy", "defaults", "selection", "hyfree")
+    drawn = "return document.querySelectorAll('.js-plotly-plot .main-svg').length"
+    browser.wait(lambda: browser.run(drawn) >= 3 * 3, "utility, ε and cost")
+    browser.size(2200, 900)
+    browser.open(experiment_url(ui.url, tracked.experiment.experiment_id, charts=False))
     browser.wait_for("acc/test", "eps/total", "eps/one_run", "eps/left", "cost/wall_seconds")
     text = browser.text
     assert "Sort: acc/test" in text

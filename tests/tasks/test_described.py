@@ -14,7 +14,7 @@ from PIL import Image
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.tasks import TaskDataError, get_task
-from privtune.tasks._files import ON_READ
+from privtune.tasks._files import ON_READ, counted
 from tests.tasks.test_stages import people, table
 
 SIZES = {"train": 80, "validation": 20, "test": 20}
@@ -246,3 +246,15 @@ def test_files_are_checked_before_the_charge(tmp_path: Path, content: Any, said:
         get_task(images(path)).check()
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("total", "shares"), [(5, [0.4, 0.8, 1.0]), (4, [0.5, 1.0]), (0, [1.0, 1.0])]
+)
+def test_what_was_read_is_all_at_the_end(total: int, shares: list[float]) -> None:
+    """A file has a header, and may have empty lines: what is left is no record."""
+    heard: list[float] = []
+    token = ON_READ.set(heard.append)
+    assert len(list(counted(iter([{"a": [1, 2]}, {"a": [3, 4]}]), total))) == 2
+    ON_READ.reset(token)
+    assert heard == shares

@@ -64,8 +64,10 @@ def test_links() -> None:
     base = "http://127.0.0.1:5000/"
     plain = "http://127.0.0.1:5000/#/experiments/3/runs?workflowType=machine_learning"
     assert experiment_url(base, "3", view=False) == plain
-    assert experiment_url(base, "3") == f"{plain}&viewStateShareKey={VIEW_KEY}"
-    assert "compareRunsMode=CHART" in experiment_url(base, "3", charts=True)
+    assert experiment_url(base, "3", charts=False) == f"{plain}&viewStateShareKey={VIEW_KEY}"
+    assert (
+        experiment_url(base, "3") == f"{plain}&compareRunsMode=CHART&viewStateShareKey={VIEW_KEY}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 __all__ = ["HyFreeDP", "HyFreeDPState"]
 
 _LOSS_BATCHES = ("same", "separate")
-_DEVIATIONS: Mapping[str, float] = {"gaussian": 1.0, "laplace": 2.0**0.5}  # standard deviation of noise of scale 1
+_DEVIATIONS: Mapping[str, float] = {"gaussian": 1.0, "laplace": 2.0**0.5}  # of noise of scale 1
 _RULES = {"steady": STEADY, "eager": EAGER, "tracked": TRACKED}
 _FITS = (*_RULES, "paper")
 _LOUD = 0.25
@@ -236,8 +236,9 @@ class HyFreeDP(LayerClipping):
 
     def _loudness(self, schedule: Schedule) -> float:
         """Return three deviations of a curvature's noise over the bound of the losses: both are public."""
-        deviation = float(6.0**0.5) * _DEVIATIONS[self.loss_noise] * self.loss_noise_multiplier
-        return 3.0 * deviation / schedule.expected_batch_size
+        deviation = 6.0**0.5 * _DEVIATIONS[self.loss_noise] * self.loss_noise_multiplier
+        found: float = 3.0 * deviation / schedule.expected_batch_size
+        return found
 
     def advice(self, schedule: Schedule, dimension: int) -> str:
         """Say where losses tell little of the rate, or are asked for too rarely; empty if neither.
