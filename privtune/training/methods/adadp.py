@@ -208,7 +208,7 @@ class ADADP(LayerClipping, SampledGradient):
         Returns:
             Sentences; empty if all is well.
         """
-        return " ".join(filter(None, (self._short(schedule), self._far(schedule, dimension))))
+        return " ".join(filter(None, (self._far(schedule, dimension), self._short(schedule))))
 
     def _short(self, schedule: Schedule) -> str:
         """Say how little the rate can move in a short training."""
