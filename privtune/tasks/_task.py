@@ -181,7 +181,10 @@ class Task:
         )
 
     def look(self) -> str:
-        """Check what holds the data by its header, where it is here; return a sentence where it is not.
+        """Check what holds the data by its header, where it is here.
+
+        Returns:
+            Nothing, or a sentence where it is not here.
 
         Raises:
             TaskDataError: If it is not as declared.

@@ -42,9 +42,27 @@ class LayerClipping(Scheduled):
         check_choice("clipping", self.clipping, _CLIPPINGS)
 
     def clip(self, max_grad_norm: float | torch.Tensor) -> Clipping:
-        """Return what clips to a norm."""
+        """Return what clips to a norm, whole or by layer.
+
+        Args:
+            max_grad_norm: Above 0; a float, or shape ``[K]``.
+
+        Example:
+            >>> from privtune.training.methods import DPAdam
+            >>> DPAdam(1.1, clipping="by-layer").clip(0.5)
+            EqualByLayer(max_grad_norm=0.5)
+        """
         return (EqualByLayer if self.clipping == "by-layer" else Flat)(max_grad_norm)
 
     def normalise(self, stabilizer: float = 0.01) -> Clipping:
-        """Return what normalises."""
+        """Return what normalises, whole or by layer.
+
+        Args:
+            stabilizer: Added to a norm, above 0.
+
+        Example:
+            >>> from privtune.training.methods import AutomaticClipping
+            >>> AutomaticClipping(1.1).normalise()
+            Automatic(stabilizer=0.01)
+        """
         return (AutomaticByLayer if self.clipping == "by-layer" else Automatic)(stabilizer)

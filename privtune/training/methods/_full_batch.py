@@ -114,6 +114,18 @@ class FullBatchDescent(Scheduled, ABC):
             constants: Of the task's loss: ``lipschitz``, ``smoothness``, ``gap``, or none of them.
             dimension: Number of trained parameters.
             adjacency: The budget's.
+
+        Returns:
+            The options, for ``for_budget``.
+
+        Example:
+            >>> from privtune.training.methods import PUR
+            >>> proven = {"lipschitz": 2.0, "smoothness": 1.0, "gap": 0.69}
+            >>> told = PUR.complete(
+            ...     {"regularisation": 0.1}, constants=proven, dimension=4, adjacency="add-remove"
+            ... )
+            >>> told["regime"], told["strong_convexity"], told["smoothness"]
+            ('strongly-convex', 0.1, 1.1)
         """
         known: dict[str, Any] = dict(constants)
         penalty = options.get("regularisation", 0.0)

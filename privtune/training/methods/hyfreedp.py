@@ -249,6 +249,11 @@ class HyFreeDP(LayerClipping):
 
         Returns:
             A sentence.
+
+        Example:
+            >>> from privtune.training.mechanism.schedule import Schedule
+            >>> HyFreeDP(1.2, 2.0).advice(Schedule(records=1000, sample_rate=0.2, steps=50), 20)[:29]
+            'The rate is fitted 10 times: '
         """
         loud, fits = self._loudness(schedule), -(-schedule.steps // self.interval)
         found = []
