@@ -128,7 +128,7 @@ def _plan(spec: StudySpec) -> StudyPlan:
             delta=context.delta,
             adjacency=context.adjacency,
             weights=[*weights, *(1.0 for _ in stages)],
-            search=Search("study", spec.model_dump(mode="json"), near=5e-3),
+            search=Search("study", spec.model_dump(mode="json", warnings=False), near=5e-3),
         )
     except CalibrationError as error:
         if refusals:
