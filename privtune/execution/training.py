@@ -189,11 +189,11 @@ def _train_alike(
 def _made_up_targets(task: Task, records: int, generator: torch.Generator) -> torch.Tensor:
     import torch
 
+    shape = (records, task.input_shape[0]) if task.unit else (records,)
     if task.target_range is None:
-        shape = (records, task.input_shape[0]) if task.unit else (records,)
         return torch.randint(task.classes or 1, shape, generator=generator)
     low, high = task.target_range
-    return low + (high - low) * torch.rand(records, generator=generator)
+    return low + (high - low) * torch.rand(shape, generator=generator)
 
 
 def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:
@@ -239,6 +239,8 @@ def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
 
 def held_to_classes(data: TensorData, classes: int | None) -> TensorData:
     """Return the data, of which records whose target is none of the declared ones are unusable."""
+    if data.unit:  # whose fillers are no targets: units have no others left
+        return data
     if data.y.is_floating_point():
         return data.marked(~data.y.reshape(len(data.y), -1).isfinite().all(dim=1))
     if classes is None or data.y.ndim != 1:

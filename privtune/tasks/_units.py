@@ -69,8 +69,6 @@ def by_unit(
     """
     if task.unit:
         raise InvalidInputError("task", task.name, f"has records of one {task.unit} each already")
-    if task.classes is None:
-        raise InvalidInputError("task", task.name, "is a regression: units are for classes so far")
     check_unit(unit)
     if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= _MOST:
         raise InvalidInputError("most", most, f"must be a whole number from 1 to {_MOST}")
@@ -86,15 +84,21 @@ def by_unit(
         found = {}
         for name in order:
             rows_there = getattr(data, name)
-            known = rows_there.marked((rows_there.y < 0) | (rows_there.y >= task.classes))
+            wrong = (
+                ~rows_there.y.isfinite()
+                if task.classes is None
+                else (rows_there.y < 0) | (rows_there.y >= task.classes)
+            )
+            known = rows_there.marked(wrong)
             found[name] = unit_records(known, ids[name], most=most, unit=unit, without=there)
             there |= set(ids[name].tolist())
         return TaskData(**found)
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        there = targets >= 0
-        each = task.loss(outputs.flatten(0, 1), targets.where(there, 0).flatten())
-        return (each.view(targets.shape) * there).sum(dim=-1)
+        from privtune.training.mechanism.units import rows_of
+
+        rows, known, there = rows_of(outputs, targets)
+        return (task.loss(rows, known) * there).view(targets.shape).sum(dim=-1)
 
     def model() -> torch.nn.Module:
         from privtune.training.mechanism.units import OfUnits
@@ -132,10 +136,10 @@ def unit_records(
 ) -> TensorData:
     """Return one record for each unit: its first rows, filled up to a common number.
 
-    Fillers have target -1; they add nothing to losses and scores.
+    Fillers have the class -1, or the target NaN; they add nothing to losses and scores.
 
     Args:
-        data: Rows: inputs ``[N, ...]``, classes ``[N]``; those that are unusable are left out.
+        data: Rows: inputs ``[N, ...]``, one target each ``[N]``; the unusable are left out.
         groups: The number of each row's unit, whole numbers ``[N]``.
         most: The most rows of a unit.
         unit: What one unit is, in a word.
@@ -145,7 +149,7 @@ def unit_records(
         Inputs ``[U, most, ...]``, targets ``[U, most]``; how many units there are is private.
 
     Raises:
-        TaskDataError: If there is not one group, and one class, for each row.
+        TaskDataError: If there is not one group, and one target, for each row.
 
     Example:
         >>> import torch
@@ -158,9 +162,10 @@ def unit_records(
     import torch
 
     from privtune.training.mechanism.data import TensorData
+    from privtune.training.mechanism.units import FILLER
 
-    if data.y.ndim != 1 or data.y.is_floating_point():
-        raise TaskDataError("Units need one class for each row: targets of whole numbers, (N,).")
+    if data.y.ndim != 1:
+        raise TaskDataError("Units need one target for each row: targets of shape (N,).")
     if groups.shape != (len(data),) or groups.is_floating_point():
         raise TaskDataError("Units need one whole number for each row: groups of shape (N,).")
     keep = torch.ones(len(data), dtype=torch.bool)
@@ -177,7 +182,7 @@ def unit_records(
     first = place < most
     shape = (max(1, len(sizes)), most)
     inputs = x.new_zeros((*shape, *x.shape[1:]))
-    targets = y.new_full(shape, -1)
+    targets = y.new_full(shape, FILLER[y.is_floating_point()])
     inputs[number[first], place[first]] = x[first]
     targets[number[first], place[first]] = y[first]
     known = units if len(units) else units.new_full((1,), -1)

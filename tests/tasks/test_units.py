@@ -50,9 +50,35 @@ def conv():
     )
 
 
-def of_units(**more):
-    rows = replace(blobs(), **more)
+def of_units(rows=None, **more):
+    rows = replace(rows or blobs(), **more)
     return by_unit(rows, unit="person", most=MOST, sizes=Sizes(60, 15, 15), groups=groups)
+
+
+def numbers(**more):
+    """A regression: what is to be told of each row is its first two features' sum, in [0, 1]."""
+
+    def of(data):
+        return TensorData(data.x, torch.sigmoid(data.x[:, :2].sum(dim=1)))
+
+    def load():
+        data = blobs().load()
+        return TaskData(of(data.train), of(data.validation), of(data.test))
+
+    return of_units(
+        classes=None,
+        target_range=(0.0, 1.0),
+        load=load,
+        model=more.pop("model", lambda: nn.Linear(6, 1)),
+        loss=lambda outputs, targets: (outputs.squeeze(-1) - targets) ** 2,
+        **more,
+    )
+
+
+def conv_to_number():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 1)
+    )
 
 
 def by_micro_batches(task, data, start, norm):
@@ -60,18 +86,30 @@ def by_micro_batches(task, data, start, norm):
     rows, total = task.model(), torch.zeros_like(start)
     load_params(rows, start)
     for x, y in zip(data.x, data.y, strict=True):
-        there = y >= 0
+        there = y.isfinite() if task.classes is None else y >= 0
         rows.zero_grad()
         outputs = rows.inner(x[there])
-        nn.functional.cross_entropy(outputs, y[there], reduction="sum").backward()
+        if task.classes is None:
+            (outputs.squeeze(-1) - y[there]).square().sum().backward()
+        else:
+            nn.functional.cross_entropy(outputs, y[there], reduction="sum").backward()
         gradient = torch.cat([p.grad.flatten() for p in rows.parameters()])
         total += gradient * min(1.0, norm / float(gradient.norm()))
     return start - total / task.train_records
 
 
-@pytest.mark.parametrize("model", [None, conv], ids=["linear", "convolution"])
-def test_a_step_is_that_of_micro_batches_of_one_unit(model):
-    task = of_units() if model is None else of_units(model=model)
+@pytest.mark.parametrize(
+    "make",
+    [
+        of_units,
+        lambda: of_units(model=conv),
+        numbers,
+        lambda: numbers(model=conv_to_number),
+    ],
+    ids=["linear", "convolution", "regression", "regression by convolution"],
+)
+def test_a_step_is_that_of_micro_batches_of_one_unit(make):
+    task = make()
     data = task.load().train
     terms = {"learning_rate": 1.0, "max_grad_norm": 0.5}
     options = {"model": task.model, "loss": task.loss, "data": data, "device": "cpu"}
@@ -91,8 +129,21 @@ def test_a_step_is_that_of_micro_batches_of_one_unit(model):
     assert torch.allclose(moved, expected, atol=1e-6)
 
 
-def test_an_own_loop_clips_units():
-    task = of_units()
+def cross_entropy(model, x, y):
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+def squared(model, x, y):
+    return (model(x).squeeze(-1) - y) ** 2
+
+
+@pytest.mark.parametrize(
+    ("make", "loss_of"),
+    [(of_units, cross_entropy), (numbers, squared)],
+    ids=["classes", "numbers"],
+)
+def test_an_own_loop_clips_units(make, loss_of):
+    task = make()
     data = task.load().train
     model = task.model()
     start = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
@@ -105,7 +156,7 @@ def test_an_own_loop_clips_units():
         clipping=Flat(0.5),
         secret=bytes(32),
     )
-    private.fit(lambda m, x, y: nn.functional.cross_entropy(m(x), y, reduction="none"))
+    private.fit(loss_of)
     done = torch.cat([p.detach().flatten() for p in private.bare.parameters()])
     private.close()
     assert torch.allclose(done, by_micro_batches(task, data, start, 0.5), atol=1e-6)
@@ -155,7 +206,9 @@ def test_a_score_is_the_mean_of_units_and_a_unit_moves_it_by_one_record():
     assert accuracy(task, weights, data.validation) == pytest.approx(float(shares.mean()))
     for left in range(len(shares)):
         keep = torch.arange(len(shares)) != left
-        less = TensorData(data.validation.x[keep], data.validation.y[keep], True)
+        less = replace(
+            data.validation, x=data.validation.x[keep], y=data.validation.y[keep], groups=None
+        )
         other = score(plan, model, less, rng=np.random.default_rng(0), loss=task.loss)
         assert abs(found - other) <= 1.0 / 15 + 1e-12
     loss = ScorePlan(15, None, metric="loss", bound=0.5)
@@ -164,6 +217,26 @@ def test_a_score_is_the_mean_of_units_and_a_unit_moves_it_by_one_record():
         <= score(loss, model, data.validation, rng=np.random.default_rng(0), loss=task.loss)
         <= 0
     )
+
+
+def test_an_error_is_the_mean_of_units_and_a_unit_moves_it_by_one_record():
+    task = numbers()
+    data, model = task.load().validation, task.model()
+    plan = ScorePlan(15, None, metric="mse", bound=1.0, options={"target_range": (0.0, 1.0)})
+
+    def asked(records):
+        return score(plan, model, records, rng=np.random.default_rng(0), loss=task.loss)
+
+    there = data.y.isfinite()
+    errors = (model(data.x).squeeze(-1).clamp(0.0, 1.0) - data.y).square().where(there, 0.0)
+    each = (errors.sum(1) / there.sum(1)).detach().double()
+    assert there.any(dim=1).all()
+    assert not there.all()
+    assert asked(data) == pytest.approx(-float(each.sum()) / 15)
+    for left in range(len(each)):
+        keep = torch.arange(len(each)) != left
+        less = replace(data, x=data.x[keep], y=data.y[keep], groups=None)
+        assert abs(asked(data) - asked(less)) <= 1.0 / 15 + 1e-12
 
 
 def test_a_unit_is_in_one_split_and_gives_way_to_public_ones():
@@ -183,6 +256,25 @@ def test_a_unit_is_in_one_split_and_gives_way_to_public_ones():
         assert [int(n) for n in (found.train.y >= 0).sum(1)] == trained
         counts = sorted(int(n) for n in (found.validation.y >= 0).sum(1))
         assert counts == ([1, 2, 3] if public else [1, 3])
+
+
+def test_a_row_whose_target_is_no_number_is_left_out_of_its_unit():
+    y = torch.tensor([0.5, float("nan"), 0.25, float("inf")])
+    rows = TensorData(torch.arange(4.0).view(4, 1), y)
+    task = by_unit(
+        replace(numbers_of_rows(), load=lambda: TaskData(rows, rows, rows)),
+        unit="person",
+        most=3,
+        sizes=Sizes(2, 1, 1),
+        groups=lambda: tuple(torch.tensor([0, 0, 0, 1]) + 10 * n for n in range(3)),
+    )
+    found = task.load().train
+    assert found.y.isfinite().tolist() == [[True, True, False]]
+    assert found.y[0, :2].tolist() == [0.5, 0.25]
+
+
+def numbers_of_rows():
+    return replace(blobs(), classes=None, target_range=(0.0, 1.0), input_shape=(1,))
 
 
 def test_rows_beyond_the_most_and_unusable_rows_are_left_out():
@@ -215,6 +307,26 @@ def test_a_trial_of_units_is_trained_and_scored():
     assert rows(torch.zeros(7, 6)).shape == (7, 3)  # rows alone pass as they are
 
 
+def test_a_trial_of_units_with_numbers_is_trained_and_scored():
+    task = numbers()
+    terms = {"metric": "mse", "bound": 1.0, "options": {"target_range": (0.0, 1.0)}}
+    results = []
+    for rate in (1e-9, 0.05):
+        [result] = train_trials(
+            TrainingPlan(Schedule(60, 0.5, 40), FixedDPSGD(0.01)),
+            task=task,
+            data=task.load(),
+            records=task.load().train,
+            score=ScorePlan(15, None, **terms),
+            trials={0: {"learning_rate": rate, "max_grad_norm": 4.0}},
+            secrets={0: bytes(32)},
+        )
+        assert result.unusable == 0
+        results.append(result.score)
+    assert results[0] < -0.1
+    assert results[1] > -0.02, "it learns"
+
+
 def test_hooks_that_count_rows_as_records_refuse_units():
     """Opacus' hooks would clip row by row, which is not what was charged."""
     task = of_units()
@@ -234,14 +346,6 @@ def test_hooks_that_count_rows_as_records_refuse_units():
 def test_what_cannot_take_units_refuses():
     with pytest.raises(InvalidInputError, match="already"):
         by_unit(of_units(), unit="person", most=2, sizes=Sizes(1, 1, 1), groups=groups)
-    with pytest.raises(InvalidInputError, match="regression"):
-        by_unit(
-            replace(blobs(), classes=None),
-            unit="person",
-            most=2,
-            sizes=Sizes(1, 1, 1),
-            groups=groups,
-        )
     for most in (0, True, 1e3):
         with pytest.raises(InvalidInputError, match="most"):
             by_unit(blobs(), unit="person", most=most, sizes=Sizes(1, 1, 1), groups=groups)
@@ -292,6 +396,27 @@ def test_a_table_is_grouped_by_a_column(tmp_path):
     alone = get_task(table(tmp_path / "visits.csv", group="who", max_per_group=9)).load()
     rows = sum(int((getattr(alone, n).y >= 0).sum()) for n in ("train", "validation", "test"))
     assert rows == len((tmp_path / "visits.csv").read_text().splitlines()) - 2
+
+
+def test_numbers_of_a_table_are_told_by_person(tmp_path):
+    spec = table(tmp_path / "visits.csv", **GROUP, target_range=[0, 10])
+    spec = {**spec, "target": "dose", "bounds": {"age": [0, 100]}}
+    del spec["classes"]
+    study = privtune.create_study(
+        "doses",
+        task=spec,
+        storage=f"sqlite:///{tmp_path / 'p.db'}",
+        budget=privtune.Budget(4.0, 1e-5, name="people", unit="person"),
+        arms=[FIXED],
+        report={"metric": "mae"},
+        epochs=2,
+        expected_batch_size=24,
+    )
+    data = get_task(spec).load_checked()
+    assert {int(n) for n in data.train.y.isfinite().sum(dim=1)} == {1, 2, 3, 4}
+    [release] = study.run()
+    assert 0.0 <= release.utility["test_mae"] <= 10.0
+    study.close()
 
 
 @pytest.mark.quick

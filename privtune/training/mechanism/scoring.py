@@ -31,7 +31,7 @@ from privtune.training.mechanism.metrics import (
     make_metric,
 )
 from privtune.training.mechanism.records import blames_records, find_facts, find_raising
-from privtune.training.mechanism.units import are_units, rows_of
+from privtune.training.mechanism.units import rows_of
 
 __all__ = ["Measured", "ScoreTerms", "cross_entropy", "measure", "measure_each", "score"]
 
@@ -251,7 +251,7 @@ def _sums(
 
     def one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         outputs, targets = outputs_of(x.unsqueeze(0)), y.unsqueeze(0)
-        if metric.takes != "any" and are_units(outputs, targets):
+        if metric.takes != "any" and data.unit:
             return mean(*rows_of(outputs, targets))
         parts = metric.parts(outputs, targets, loss).squeeze(0)
         # Whatever the metric says of itself, this is what is charged.
@@ -262,9 +262,9 @@ def _sums(
         return held.where(targets.isfinite(), 0.0) if metric.takes == "numbers" else held
 
     made_up = tuple(part[0] for part in synthetic(*data.like, (1, 2), device))
-    _check_shapes(outputs_of(made_up[0][:1]), made_up[1][:1], metric, loss)
+    _check_shapes(outputs_of(made_up[0][:1]), made_up[1][:1], metric, loss, units=bool(data.unit))
     facts = find_facts(
-        lambda x, y: _parts(metric, outputs_of(x), y, loss),
+        lambda x, y: _parts(metric, outputs_of(x), y, loss, units=bool(data.unit)),
         *data.like,
         device=device,
     )
@@ -281,21 +281,23 @@ def _sums(
     return sums
 
 
-def _parts(metric: Metric, outputs: torch.Tensor, y: torch.Tensor, loss: Loss) -> torch.Tensor:
+def _parts(
+    metric: Metric, outputs: torch.Tensor, y: torch.Tensor, loss: Loss, *, units: bool
+) -> torch.Tensor:
     """Return what records add, or the rows of units."""
-    if metric.takes != "any" and are_units(outputs, y):
+    if metric.takes != "any" and units:
         outputs, y, _ = rows_of(outputs, y)
     return metric.parts(outputs, y, loss)
 
 
-def _check_shapes(outputs: torch.Tensor, y: torch.Tensor, metric: Metric, loss: Loss) -> None:
+def _check_shapes(
+    outputs: torch.Tensor, y: torch.Tensor, metric: Metric, loss: Loss, *, units: bool
+) -> None:
     if isinstance(metric, Joint):
         for each in metric.metrics:
-            _check_shapes(outputs, y, each, loss)
+            _check_shapes(outputs, y, each, loss, units=units)
         return
-    if are_units(outputs, y):
-        if metric.takes == "numbers" or y.is_floating_point():
-            raise InvalidInputError("metric", metric.name, "is for records of one row each")
+    if units:
         if metric.takes == "any":
             return
         outputs, y = outputs[:, 0], y[:, 0]

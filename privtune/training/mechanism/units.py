@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
 from privtune.training.mechanism.kernel import LossOf
 
-__all__ = ["OfUnits", "are_units", "rows_of", "sum_of_rows"]
+__all__ = ["FILLER", "OfUnits", "rows_of", "sum_of_rows", "there_are"]
+
+FILLER = {False: -1.0, True: math.nan}
+"""Target of a row that is none, by whether targets are floating."""
 
 
 class OfUnits(nn.Module):
@@ -31,25 +36,24 @@ class OfUnits(nn.Module):
         return outputs.reshape(*x.shape[:2], *outputs.shape[1:])
 
 
-def are_units(outputs: torch.Tensor, targets: torch.Tensor) -> bool:
-    """Say whether records have several targets each, with outputs for every one of them."""
-    return targets.dim() == 2 and outputs.dim() == 3
+def there_are(targets: torch.Tensor) -> torch.Tensor:
+    """Say which targets ``[B, R]`` are those of rows, and not fillers."""
+    return targets.isfinite() if targets.is_floating_point() else targets >= 0
 
 
 def rows_of(
     outputs: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the outputs and targets of all rows, and which of them are no fillers."""
-    targets = targets.flatten()
-    there = targets.isfinite() if targets.is_floating_point() else targets >= 0
-    return outputs.flatten(0, 1), torch.where(there, targets, 0), there
+    there = there_are(targets)
+    return outputs.flatten(0, 1), torch.where(there, targets, 0).flatten(), there.flatten()
 
 
 def sum_of_rows(loss_of: LossOf) -> LossOf:
     """Return the loss of units: the sum of what ``loss_of`` says of each of their rows."""
 
     def of_units(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        there = y >= 0
+        there = there_are(y)
         rows = loss_of(model, x.flatten(0, 1), torch.where(there, y, 0).flatten())
         return (rows.view(y.shape) * there).sum(dim=1)
 
