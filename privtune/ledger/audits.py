@@ -1,22 +1,27 @@
 """Audits beside a budget: records of what was found by experiment, carried by its certificate.
 
 An audit runs on made-up records, so nothing in its record is private. It proves nothing alone: what it
-says of the account is computed anew from its events, and it counts for charges of its plan only.
+says of the account is computed anew from its events, which are parts of the event that was charged for
+its plan. The budget's log notes the digest of each: one that is left out of a certificate is missed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from privtune.accounting import epsilon, event_from_dict, lower_bound
+from privtune.accounting import Event, epsilon, event_from_dict, lower_bound
+from privtune.accounting.algebra import flatten
 from privtune.ledger.admission import DRIFT
+from privtune.ledger.chain import Kind, canonical
 from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.history import History
+from privtune.ledger.log import Line, Log
 from privtune.ledger.schema import blobs
 from privtune.ledger.storage import Storage
 from privtune.ledger.values import Budget, ChargeState
@@ -28,6 +33,7 @@ __all__ = [
     "check_audits",
     "contradictions",
     "kept_audits",
+    "note_audit",
 ]
 
 AUDITS = "_audits/"
@@ -59,11 +65,31 @@ def audits_of(storage: Storage, history: History) -> list[dict[str, Any]]:
     """
     charged = _charged(history)
     kept = kept_audits(storage, sorted({study for study, _ in charged}))
-    return [audit for audit in kept if (audit["study"], audit["plan"]) in charged]
+    found = [audit for audit in kept if (audit["study"], audit["plan"]) in charged]
+    _refuse_missing(found, history)
+    return found
+
+
+def note_audit(log: Log, budget: str, audit: Mapping[str, Any]) -> None:
+    """Note in a budget's log that there is an audit, once: a certificate without it fails then.
+
+    Args:
+        log: The ledger's.
+        budget: The budget's name.
+        audit: Its record, as it is kept.
+    """
+    digest = _digest(audit)
+    body = {key: audit[key] for key in ("study", "arm", "plan", "passed")}
+
+    def decide(_connection: object, history: History) -> list[Line]:
+        noted = digest in history.audits
+        return [] if noted else [Line(Kind.AUDITED, body={**body, "digest": digest})]
+
+    log.write(budget, decide)
 
 
 def check_audits(audits: Any, history: History) -> tuple[str, ...]:
-    """Refuse audits that are of nothing charged here, or that misquote the account.
+    """Refuse audits of nothing charged here or that misquote the account, and missing ones.
 
     Args:
         audits: What a certificate says.
@@ -73,15 +99,20 @@ def check_audits(audits: Any, history: History) -> tuple[str, ...]:
         What speaks against what is reported, by the record or by the account of today.
 
     Raises:
-        LedgerCorruptedError: If one is not of a charge, of another δ or adjacency, or says another
-            ``lower``, ``reported`` or ``passed`` than follows from its events and numbers.
+        LedgerCorruptedError: If one is not of a charge, of another δ or adjacency, of an event that is
+            no part of what was charged, or says another ``lower``, ``reported`` or ``passed`` than
+            follows from its events and numbers; if one that the log notes is not among them.
     """
     try:
         charged = _charged(history)
         held = [check_audit(audit, history.terms()) for audit in audits]
         for audit in held:
-            if (audit["study"], audit["plan"]) not in charged:
+            whole = charged.get((audit["study"], audit["plan"]))
+            if whole is None:
                 raise _wrong(audit, "it is of no charge of this budget")
+            if not all(_is_part(event_from_dict(row["event"]), whole) for row in audit["rows"]):
+                raise _wrong(audit, "it is of an event that is no part of what was charged")
+        _refuse_missing(audits, history)
         return tuple(contradictions(held))
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerCorruptedError(
@@ -161,12 +192,34 @@ def _are_numbers(*values: object) -> bool:
     return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
 
 
-def _charged(history: History) -> set[tuple[str, str]]:
+def _charged(history: History) -> dict[tuple[str, str], Event]:
     return {
-        (charge.study, charge.plan_digest)
+        (charge.study, charge.plan_digest): charge.event
         for charge in history.charges.values()
         if charge.state is not ChargeState.VOIDED
     }
+
+
+def _is_part(event: Event, whole: Event) -> bool:
+    """Say whether what an event composes is among what another, or a part of it, composes."""
+    own, there = flatten(event), flatten(whole)
+    return all(count <= there.get(part, 0) for part, count in own.items()) or any(
+        _is_part(event, child) for child in whole.children()
+    )
+
+
+def _refuse_missing(audits: Iterable[Mapping[str, Any]], history: History) -> None:
+    charged, there = _charged(history), {_digest(audit) for audit in audits}
+    for digest, whose in history.audits.items():
+        if whose in charged and digest not in there:
+            raise LedgerCorruptedError(
+                f"an audit of study {whose[0]!r} is missing, or was edited: the log of budget "
+                f"{history.name!r} notes it, with the digest {digest[:16]}."
+            )
+
+
+def _digest(audit: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(audit).encode()).hexdigest()
 
 
 def _wrong(audit: Mapping[str, Any], why: str) -> LedgerCorruptedError:

@@ -34,6 +34,7 @@ class Kind(StrEnum):
     SETTLED = "settled"
     VOIDED = "voided"
     CLOSED = "closed"
+    AUDITED = "audited"
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class History:
         used_delta: Their δ, for those of approximate DP.
         unbounded: How many of them have no finite divergence at that order.
         rounds: The digests of the rounds' results, by charge number, as they were when it settled.
+        audits: By the digest of its record, the study and the plan that an audit is of.
         drift: By what share today's account of an admission is above the one that it rested on, by
             number of the entry; filled where admissions are recomputed.
     """
@@ -74,6 +75,7 @@ class History:
     used_delta: Fraction = Fraction(0)
     unbounded: int = 0
     rounds: dict[int, str] = field(default_factory=dict)
+    audits: dict[str, tuple[str, str]] = field(default_factory=dict)
     drift: dict[int, float] = field(default_factory=dict)
     _events: dict[str, Event] = field(default_factory=dict)
     _weights: dict[int, Weight] = field(default_factory=dict)
@@ -123,6 +125,9 @@ class History:
             raise self._wrong(1, "the first entry must create the budget")
         elif entry.kind == Kind.CLOSED:
             self.closed = True
+        elif entry.kind == Kind.AUDITED:
+            body = json.loads(entry.body)
+            self.audits[str(body["digest"])] = (str(body["study"]), str(body["plan"]))
         elif entry.kind == Kind.RESERVED:
             self._reserve(entry, at)
         else:

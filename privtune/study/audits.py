@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
 from privtune.ledger import Ledger, LedgerCorruptedError
-from privtune.ledger.audits import AUDITS, check_audit, kept_audits
+from privtune.ledger.audits import AUDITS, check_audit, kept_audits, note_audit
 from privtune.study._results import Results
 from privtune.study._store import StudyStore
 
@@ -23,7 +23,7 @@ def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
     """Keep what an audit of an arm found, so that certificate and report say it.
 
     What was kept stays, beside what is found later: an audit that contradicts is not forgotten by
-    running another.
+    running another. The budget's log notes its digest: a certificate that leaves it out fails.
 
     Args:
         study: The study.
@@ -68,6 +68,7 @@ def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
         name = f"{report['arm']}-{hashlib.sha256(record.encode()).hexdigest()[:16]}.json"
         results = Results(ledger.log.storage, store.study(study.name)).within(AUDITS.rstrip("/"))
         results.put(name, record.encode())
+        note_audit(ledger.log, budget.name, kept)
 
 
 def audits_of(study: Study) -> list[dict[str, Any]]:

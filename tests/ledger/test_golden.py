@@ -92,6 +92,16 @@ def test_a_certificate_that_always_states_its_filter_verifies(name: str, charges
         verify_certificate(rewritten)
 
 
+def test_a_certificate_whose_log_notes_no_audits_verifies() -> None:
+    certificate = json.loads((GOLDEN / "v3-certificate.json").read_text())
+    assert certificate["version"] == 3
+    assert [audit["passed"] for audit in certificate["audits"]] == [True]
+    assert {entry["kind"] for entry in certificate["entries"]} == {
+        "created", "reserved", "started", "settled",
+    }  # fmt: skip
+    assert verify_certificate(certificate).warnings == ()
+
+
 def test_a_certificate_states_the_filter_that_decided_and_no_other(sqlite_url: str) -> None:
     with Ledger(sqlite_url) as ledger:
         ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
@@ -110,6 +120,6 @@ def test_a_certificate_states_the_filter_that_decided_and_no_other(sqlite_url: s
 def test_the_certificate_of_today_of_an_old_log(ledger: Ledger) -> None:
     certificate = export_certificate(ledger.log.storage, "clinic")
     old = json.loads((GOLDEN / "v1-certificate.json").read_text())
-    assert (certificate["version"], certificate["head"]) == (3, old["head"])
+    assert (certificate["version"], certificate["head"]) == (4, old["head"])
     assert certificate["budget"]["created_at"] == old["budget"]["created_at"][:10]
     verify_certificate(certificate, head=old["head"])

@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from privtune.accounting import Gaussian
 from privtune.audit import audit
 from privtune.errors import InvalidInputError
-from privtune.ledger import LedgerCorruptedError, render_certificate, verify_certificate
+from privtune.ledger import Ledger, LedgerCorruptedError, render_certificate, verify_certificate
 from privtune.ledger import certificate as certificates
+from privtune.ledger.audits import AUDITS
+from privtune.ledger.schema import blobs
 from privtune.study import Study, audits_of, keep_audit
 from privtune.training.mechanism import stack_oracle
 from privtune.views.officer import to_markdown
 from privtune.views.report import render_study
 from tests.cli.conftest import Cli, cli
+from tests.ledger.test_golden import GOLDEN
 from tests.study.conftest import toy_spec
 from tests.tracked import ARMS
 
@@ -59,10 +64,47 @@ def test_a_certificate_carries_what_was_kept_and_verifies(certificate: dict[str,
     assert "<h2>Audits</h2>" in render_certificate(certificate)
 
 
-def test_a_certificate_without_audits_is_what_it_was(certificate: dict[str, Any]) -> None:
-    del certificate["audits"]
-    assert verify_certificate(forged(certificate)).charges == 1
-    assert "Audits" not in render_certificate(certificate)
+def test_an_audit_that_is_left_out_of_a_certificate_is_missed(
+    certificate: dict[str, Any], ran: Study
+) -> None:
+    [noted] = [entry for entry in certificate["entries"] if entry["kind"] == "audited"]
+    assert noted["body"] == {
+        "study": ran.name,
+        "arm": ran.plans[0].arm,
+        "plan": certificate["audits"][0]["plan"],
+        "passed": True,
+        "digest": noted["body"]["digest"],
+    }
+    for less in ({}, {"audits": []}, {"audits": [{**certificate["audits"][0], "seed": 7}]}):
+        rest = {key: value for key, value in certificate.items() if key != "audits"}
+        with pytest.raises(LedgerCorruptedError, match="is missing, or was edited"):
+            verify_certificate(forged({**rest, **less}))
+
+
+def test_an_audit_that_is_removed_from_the_ledger_is_missed(tmp_path: Path) -> None:
+    study = Study.create(toy_spec(arms=ARMS[:1], seed=1), f"sqlite:///{tmp_path / 'p.db'}")
+    report = audited(study)
+    for _ in range(2):  # noted once
+        keep_audit(study, report)
+    study.run()
+    kinds = [entry["kind"] for entry in study.certificate()["entries"]]
+    assert kinds.count("audited") == 1
+    with Ledger(study.storage) as ledger, ledger.log.storage.write() as connection:
+        connection.execute(sa.delete(blobs).where(blobs.c.name.startswith(AUDITS)))
+    with pytest.raises(LedgerCorruptedError, match="is missing"):
+        study.certificate()
+    study.close()
+
+
+OF_ANOTHER = {
+    "mechanism": "one training",
+    "event": Gaussian(1.0).to_dict(),
+    "audited": 1.0,
+    "lower": 4.37,
+    "reported": 4.4,
+    "runs": 100,
+    "passed": True,
+}
 
 
 def edit(key: str, value: Any) -> Any:
@@ -88,6 +130,8 @@ def edit(key: str, value: Any) -> Any:
         (lambda record: record.update(confidence="all"), "no number"),
         (edit("runs", "many"), "no number"),
         (lambda record: record["rows"][0].update(event="none"), "lack a part|event"),
+        (lambda record: record["rows"].append(OF_ANOTHER), "no part of what was charged"),
+        (lambda record: record["checks"].pop(), "is missing, or was edited"),
     ],
 )
 def test_an_audit_that_misquotes_the_account_does_not_verify(
@@ -101,8 +145,9 @@ def test_an_audit_that_misquotes_the_account_does_not_verify(
         verify_certificate(forged(edited))
 
 
-def test_what_was_found_is_held_against_the_account_of_today(certificate: dict[str, Any]) -> None:
+def test_what_was_found_is_held_against_the_account_of_today() -> None:
     """A record that says that much more was reported then does not excuse what was found."""
+    certificate = json.loads((GOLDEN / "v3-certificate.json").read_text())  # its log notes none
     certificate["audits"][0]["rows"][0].update(audited=50.0, reported=1000.0)
     [warning] = verify_certificate(forged(certificate)).warnings
     assert "contradicts what is reported of one training: ε is above 50" in warning
