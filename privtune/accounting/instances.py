@@ -12,7 +12,7 @@ from privtune.accounting.algebra import Event, flatten
 from privtune.accounting.lower import Outcomes, composition
 from privtune.accounting.registry import entry
 
-__all__ = ["instance_epsilon"]
+__all__ = ["instance_epsilon", "outcomes_of"]
 
 _AIMS = (1e-2, 0.2)
 
@@ -35,7 +35,7 @@ class _Instances:
     shuffle: bool = True
 
     def of(self, event: Event) -> Outcomes:
-        return _fixed(event) if _is_fixed(event) else self.composed(event)
+        return outcomes_of(event) if _is_fixed(event) else self.composed(event)
 
     def composed(self, event: Event) -> Outcomes:
         return composition(
@@ -58,8 +58,8 @@ def _is_fixed(event: Event) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _fixed(event: Event) -> Outcomes:
-    """Return the instance of an event that is the same for every question."""
+def outcomes_of(event: Event) -> Outcomes:
+    """Return the instance of an event that is the same for every question: one of releases alone."""
     return _Instances(1.0, 1.0, flip=False).composed(event)
 
 

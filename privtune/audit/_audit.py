@@ -15,6 +15,7 @@ from privtune.accounting import lower_bound as instance
 from privtune.audit.bounds import lower_bound, one_run_bound
 from privtune.audit.canaries import canaries, hyperparameters, secrets_of, train_canaries
 from privtune.audit.claims import Claim, Floats
+from privtune.audit.instances import InstanceClaim
 from privtune.audit.laws import (
     Check,
     check_noise,
@@ -383,7 +384,20 @@ def _selection(plan: Plan, strategy: Strategy, terms: _Terms) -> Audited:
         )
         for inside in (False, True)
     ]
-    bounds = terms.bounds("all released", sides, claim, 1.0 - _FREE)
+    known = (
+        plan.rate is None and terms.adjacency is Adjacency.ADD_REMOVE and InstanceClaim.fits(base)
+    )
+    bounds = terms.bounds("all released", sides, claim, _FREE if known else 1.0 - _FREE)
+    if known:  # of all that may be tested, the one mechanism that was run
+        bounds["all released, by its instance"] = lower_bound(
+            *sides,
+            delta=terms.delta,
+            confidence=terms.share(1.0 - 2.0 * _FREE),
+            held_out=0.0,
+            claim=InstanceClaim(
+                plan.event, terms.delta, base=base, edges=score.edges, law=score.law
+            ),
+        ).epsilon
     return terms.row("the whole selection", plan.event, bounds, 2 * terms.runs, started)
 
 

@@ -97,6 +97,12 @@ class Claim:
         found = np.exp(np.interp(epsilons, known, np.log(np.maximum(deltas, 1e-12))))
         fpr = np.maximum(-np.gradient(found, epsilons) * np.exp(-epsilons), 1e-6)
         tpr = np.minimum(found + np.exp(epsilons) * fpr, 1.0)
+        return self._best_of(epsilons, fpr, tpr, runs=runs, risk=risk)
+
+    def _best_of(
+        self, thresholds: Floats, fpr: Floats, tpr: Floats, *, runs: int, risk: float
+    ) -> tuple[float, float]:
+        """Return the threshold whose rates first contradict a claim of more noise, as it grows."""
         for factor in np.geomspace(1.005, WIDEST, 200):
             allowed, slopes = self.allowed(fpr, float(factor))
             variance = tpr * (1.0 - tpr) + slopes**2 * fpr * (1.0 - fpr)
@@ -104,7 +110,7 @@ class Claim:
             best = int(worth.argmax())
             if worth[best] > stats.norm.isf(risk):
                 break
-        return float(epsilons[best]), float(slopes[best])
+        return float(thresholds[best]), float(slopes[best])
 
     def lowest_fpr(self, tpr: float, factor: float) -> float:
         """Return the least false positive rate that the claim allows a test of this power.

@@ -6,7 +6,7 @@ sorted by their likelihood ratio, are preferred in the order that a canary moves
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,8 @@ import numpy.typing as npt
 from scipy import stats
 
 from privtune.accounting import Event, RunLaw
-from privtune.accounting.algebra import flatten
-from privtune.accounting.lower import Outcomes, composition, worst_order
-from privtune.accounting.registry import entry
+from privtune.accounting.instances import outcomes_of
+from privtune.accounting.lower import Outcomes, worst_order
 
 if TYPE_CHECKING:
     from privtune.audit.claims import Claim
@@ -37,11 +36,13 @@ class WorstScore:
         ranks: Their scores.
         released: Log-likelihood ratio of "the best has this outcome".
         nothing: Likewise of "nothing was released".
+        law: The masses of what is released, "nothing" the last, from those of the outcomes.
     """
 
     ratios: Floats
     ranks: Floats
     released: Floats
+    law: Callable[[Floats], Floats]
     nothing: float = 0.0
 
     def score(self, ratio: Floats) -> Floats:
@@ -61,9 +62,13 @@ class WorstScore:
         found = self.released[self._place(np.nan_to_num(ratio))]
         return np.where(np.isnan(ratio), self.nothing, found)
 
+    @property
+    def edges(self) -> Floats:
+        """Where one outcome ends and the next begins."""
+        return np.asarray(0.5 * (self.ratios[1:] + self.ratios[:-1]))
+
     def _place(self, ratio: Floats) -> npt.NDArray[np.int64]:
-        middles = 0.5 * (self.ratios[1:] + self.ratios[:-1])
-        return np.searchsorted(middles, ratio)
+        return np.searchsorted(self.edges, ratio)
 
 
 def worst_score(base: Event, runs: RunLaw, *, claim: Claim, rounds: int) -> WorstScore:
@@ -78,7 +83,7 @@ def worst_score(base: Event, runs: RunLaw, *, claim: Claim, rounds: int) -> Wors
     Returns:
         Of the instances tried, the one with the largest bound that is to be expected.
     """
-    outcomes = _outcomes(base)
+    outcomes = outcomes_of(base)
 
     def tried() -> Iterator[tuple[WorstScore, Outcomes]]:
         for flip in (False, True):
@@ -89,7 +94,7 @@ def worst_score(base: Event, runs: RunLaw, *, claim: Claim, rounds: int) -> Wors
                 tuned = Outcomes(p, q).flipped() if flip else Outcomes(p, q)
                 ratios = (-1.0 if flip else 1.0) * instance.losses[order]
                 ranks = np.arange(len(order), dtype=np.float64)
-                yield _sorted(ratios, ranks, np.log(tuned.p / tuned.q)), tuned
+                yield _sorted(ratios, ranks, np.log(tuned.p / tuned.q), runs), tuned
 
     return _best(tried(), claim, rounds)
 
@@ -103,7 +108,7 @@ def worst_threshold(base: Event, stop: float, *, claim: Claim, rounds: int) -> W
         claim: What the selection is held against.
         rounds: Rounds on each side.
     """
-    outcomes = _outcomes(base)
+    outcomes = outcomes_of(base)
     order = np.argsort(outcomes.losses)
     p, q, losses = outcomes.p[order], outcomes.q[order], outcomes.losses[order]
 
@@ -114,27 +119,31 @@ def worst_threshold(base: Event, stop: float, *, claim: Claim, rounds: int) -> W
             for high in np.unique(tops):
                 keep = np.ones(p.size)
                 keep[min(low, high) : high] = 0.0
-                both = [
-                    np.append(keep * m, stop * ((1.0 - keep) * m).sum())
-                    / (stop + (1.0 - stop) * (keep * m).sum())
-                    for m in (p, q)
-                ]
+
+                def law(m: Floats, keep: Floats = keep) -> Floats:
+                    passed, failed = keep * m, ((1.0 - keep) * m).sum()
+                    return np.append(passed, stop * failed) / (stop + (1.0 - stop) * passed.sum())
+
+                both = [law(m) for m in (p, q)]
                 tuned = Outcomes(*both)
                 told = np.log(np.maximum(both[0], 1e-300) / np.maximum(both[1], 1e-300))
-                yield WorstScore(losses, keep, told[:-1], float(told[-1])), tuned
+                yield WorstScore(losses, keep, told[:-1], law, float(told[-1])), tuned
 
     return _best(tried(), claim, rounds)
 
 
-def _outcomes(base: Event) -> Outcomes:
-    # Releases of a training are of one kind: their instance hangs on no question.
-    parts = [(entry(p).instance(p, None), count) for p, count in flatten(base).items()]  # type: ignore[arg-type]
-    return composition(parts)
-
-
-def _sorted(ratios: Floats, ranks: Floats, released: Floats) -> WorstScore:
+def _sorted(ratios: Floats, ranks: Floats, released: Floats, runs: RunLaw) -> WorstScore:
     order = np.argsort(ratios, kind="stable")
-    return WorstScore(ratios[order], ranks[order], released[order])
+    places = np.argsort(ranks[order])  # of the outcomes, from worst to best score
+
+    def law(masses: Floats) -> Floats:
+        below = np.minimum(np.append(0.0, np.cumsum(masses[places])), 1.0)
+        found = np.empty(len(masses) + 1)
+        found[places] = np.diff(runs.pgf(below))
+        found[-1] = runs.zero_probability
+        return found
+
+    return WorstScore(ratios[order], ranks[order], released[order], law)
 
 
 def _best(tried: Iterator[tuple[WorstScore, Outcomes]], claim: Claim, rounds: int) -> WorstScore:

@@ -132,6 +132,24 @@ def test_the_page_counts_them() -> None:
     }
 
 
+@pytest.mark.quick
+def test_every_pitfall_names_what_guards_it_or_that_nothing_can() -> None:
+    section, checked = PAGE.split("## What nothing can check")[1].split("## What is checked")
+    bullets = re.findall(r"^- \*\*.*\n(?:  .*\n)*", section, re.MULTILINE)
+    assert len(bullets) == len(BY_VERDICT["undecidable"])
+    assert all(bullet.endswith("Nothing can check this.\n") for bullet in bullets)
+    verdicts = {trap.name: trap.verdict for trap in TRAPS}
+    rows = [line[2:-2].split(" |") for line in checked.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) >= 12
+    for habit, happens, _, guards in rows:
+        named = re.findall(r"`([^`]+)`", guards)
+        assert named, habit
+        assert set(named) <= verdicts.keys(), habit
+        assert any(verdicts[name] == happens.partition(":")[0].split()[0] for name in named), habit
+    for test in re.findall(r"`(test_\w+\w)[`\[]", PAGE):
+        assert test in globals(), test
+
+
 @pytest.mark.parametrize("name", ["mixup: losses", "continue on a loss that is not a number"])
 def test_a_study_keeps_the_charge_of_what_it_refuses_and_releases_nothing(
     tmp_path: Path, name: str
