@@ -370,34 +370,19 @@ def _selection(plan: Plan, strategy: Strategy, terms: _Terms) -> Audited:
         # Of subsampled tuning, the score that tells most of its selection.
         chosen = getattr(plan.event, "tuning", plan.event)
         score = worst_score(base, plan.runs, claim=terms.claim(chosen), rounds=terms.runs)
+    asked: dict[str, Any] = {"rounds": terms.runs, "seed": terms.seed, "adjacency": terms.adjacency}
     tell = terms.told("whole rounds", 2 * terms.runs)
     sides = [
-        rounds_of(
-            plan,
-            strategy,
-            score,
-            rounds=terms.runs,
-            seed=terms.seed,
-            inside=inside,
-            adjacency=terms.adjacency,
-            progress=tell,
-        )
+        rounds_of(plan, strategy, score, inside=inside, progress=tell, **asked)
         for inside in (False, True)
     ]
-    known = (
-        plan.rate is None and terms.adjacency is Adjacency.ADD_REMOVE and InstanceClaim.fits(base)
-    )
-    bounds = terms.bounds("all released", sides, claim, _FREE if known else 1.0 - _FREE)
-    if known:  # of all that may be tested, the one mechanism that was run
-        bounds["all released, by its instance"] = lower_bound(
-            *sides,
-            delta=terms.delta,
-            confidence=terms.share(1.0 - 2.0 * _FREE),
-            held_out=0.0,
-            claim=InstanceClaim(
-                plan.event, terms.delta, base=base, edges=score.edges, law=score.law
-            ),
-        ).epsilon
+    one = plan.rate is None and terms.adjacency is Adjacency.ADD_REMOVE and InstanceClaim.fits(base)
+    bounds = terms.bounds("all released", sides, claim, _FREE if one else 1.0 - _FREE)
+    if one:  # of all that may be tested, the one mechanism that was run
+        known = InstanceClaim(plan.event, terms.delta, base=base, score=score)
+        sure = terms.share(1.0 - 2.0 * _FREE)
+        found = lower_bound(*sides, delta=terms.delta, confidence=sure, held_out=0.0, claim=known)
+        bounds["all released, by its instance"] = found.epsilon
     return terms.row("the whole selection", plan.event, bounds, 2 * terms.runs, started)
 
 

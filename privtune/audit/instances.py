@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from scipy import fft, stats
@@ -18,6 +17,7 @@ from privtune.accounting import (
 )
 from privtune.accounting.algebra import flatten
 from privtune.audit.claims import Claim, Floats
+from privtune.audit.scores import WorstScore
 
 __all__ = ["InstanceClaim"]
 
@@ -26,8 +26,6 @@ _STEEP = 12.0  # ε of the steepest
 _CELLS = 4000  # of one release
 _REACH = 11.0  # standard deviations of it
 _FINE = 200.0  # lattice points in a standard deviation of all releases together
-
-Law = Callable[[Floats], Floats]
 
 
 class InstanceClaim(Claim):
@@ -41,14 +39,13 @@ class InstanceClaim(Claim):
         event: What is charged.
         delta: At which δ its ε is asked for.
         base: What one training costs.
-        edges: Between the bins of the trainings' log-likelihood ratio, ascending.
-        law: The masses of what is released, from those of the bins.
+        score: The audit's, of the trainings' log-likelihood ratio.
     """
 
-    def __init__(self, event: Event, delta: float, *, base: Event, edges: Floats, law: Law) -> None:
+    def __init__(self, event: Event, delta: float, *, base: Event, score: WorstScore) -> None:
         super().__init__(event, delta, Adjacency.ADD_REMOVE)
         self._steps = _steps(base)
-        self._edges, self._law = edges, law
+        self._edges, self._law = score.edges, score.law
         self._known: dict[float, tuple[Floats, Floats]] = {}
 
     @staticmethod

@@ -122,11 +122,11 @@ def worst_threshold(base: Event, stop: float, *, claim: Claim, rounds: int) -> W
 
                 def law(m: Floats, keep: Floats = keep) -> Floats:
                     passed, failed = keep * m, ((1.0 - keep) * m).sum()
-                    return np.append(passed, stop * failed) / (stop + (1.0 - stop) * passed.sum())
+                    whole = stop + (1.0 - stop) * passed.sum()
+                    return np.asarray(np.append(passed, stop * failed) / whole)
 
-                both = [law(m) for m in (p, q)]
-                tuned = Outcomes(*both)
-                told = np.log(np.maximum(both[0], 1e-300) / np.maximum(both[1], 1e-300))
+                tuned = Outcomes(law(p), law(q))
+                told = np.log(np.maximum(tuned.p, 1e-300) / np.maximum(tuned.q, 1e-300))
                 yield WorstScore(losses, keep, told[:-1], law, float(told[-1])), tuned
 
     return _best(tried(), claim, rounds)

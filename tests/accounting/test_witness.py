@@ -91,6 +91,21 @@ def test_a_testimony_that_was_edited_is_found(certified):
         verify_certificate({**rest, "digest": _digest(rest)})
 
 
+@pytest.mark.parametrize(
+    "event", [TRAINING, PrivateSelection(TRAINING, Geometric(3.0))], ids=["training", "in a whole"]
+)
+def test_autodp_objects_to_curves_that_promise_too_much(event, monkeypatch):
+    """Where autodp has a word for all of it; what it has none for, no witness vouches for."""
+    monkeypatch.setattr(witnesses, "rdp_epsilon", lambda curve, delta: 0.5)
+    said = ask_witnesses(event, DELTA)
+    if event is TRAINING:
+        assert said.objection.startswith("autodp RDP says epsilon = 2.46")
+    else:
+        assert said.objection == ""
+        assert all(answer.epsilon is None for answer in said.witnesses)
+        assert "no word" in str([answer.to_dict() for answer in said.witnesses])
+
+
 def test_an_account_that_promises_too_much_is_not_certified(monkeypatch, certified):
     real = witnesses.compare
 

@@ -37,7 +37,7 @@ def made(base, runs, *, noise=1.0):
     """Return the claim, its statistic, and rounds' law with other noise than it says."""
     event = PrivateSelection(base, runs)
     score = worst_score(base, runs, claim=Claim(event, DELTA), rounds=2000)
-    claim = InstanceClaim(event, DELTA, base=base, edges=score.edges, law=score.law)
+    claim = InstanceClaim(event, DELTA, base=base, score=score)
     laws = [score.law(masses) for masses in claim._bins(noise)]
     return event, claim, np.append(score.released, score.nothing), laws[::-1]
 

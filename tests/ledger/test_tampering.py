@@ -434,5 +434,5 @@ def test_the_page_escapes_what_users_wrote(sqlite_url: str, tmp_path: Path) -> N
 def test_kinds_are_what_the_log_says() -> None:
     """The words are part of the format: a new meaning is a new word."""
     assert [str(kind) for kind in Kind] == [
-        "created", "reserved", "started", "settled", "voided", "closed",
+        "created", "reserved", "started", "settled", "voided", "closed", "audited",
     ]  # fmt: skip

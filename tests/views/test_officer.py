@@ -44,6 +44,8 @@ def exported(tracked: Tracked) -> dict[str, str]:
 def test_the_entry_is_valid(exported: dict[str, str]) -> None:
     entry = yaml.safe_load(exported["yaml"])
     assert list(problems(entry)) == []
+    shown = Path(__file__).parents[2] / "docs/examples/digits-demo-registry.yaml"
+    assert list(problems(yaml.safe_load(shown.read_text("utf-8")))) == []
     # As the registry's own checks have it: no folded texts.
     styles = {token.style for token in yaml.scan(exported["yaml"]) if hasattr(token, "style")}
     assert styles <= {None, "|", "'", '"'}
