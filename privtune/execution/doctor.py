@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from privtune.errors import PrivTuneError
 from privtune.ledger.doctor import Check
@@ -53,8 +56,8 @@ def _cuda() -> Check:
 def _ray() -> Check:
     """Look at Ray's settings as this process, and what it starts, have them.
 
-    A cluster of one's own that ``run_on_ray`` starts has both right; of a cluster at an address the
-    same environment must hold on every node, which only its nodes can tell.
+    A cluster of one's own that ``run_on_ray`` starts has both right. One at an address is asked whether
+    it answers without a token; whether it spills, only its nodes' environments can tell.
     """
     version = _version("ray")
     if version is None:
@@ -68,6 +71,19 @@ def _ray() -> Check:
             f"(RAY_AUTH_MODE is {mode}). Set RAY_AUTH_MODE=token on every node, and give each the token."
         )
         return Check("ray", "fail", says)
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if token.exists() and token.stat().st_mode & 0o077:
+        says = f"Ray's token in {token} can be read by others: ray writes it so. Run: chmod 600 {token}"
+        return Check("ray", "fail", says)
+    told = "" if address == "local" else _told_to_strangers(address)
+    if told is None:
+        says = (
+            f"Ray {version} at {address} answers without a token: whoever reaches its ports runs code on "
+            "sealed data. Start every node anew with RAY_AUTH_MODE=token."
+        )
+        return Check("ray", "fail", says)
+    if address != "local" and "Auth" not in told:
+        return Check("ray", "warn", f"Ray {version}: nobody answers at {address}.")
     if address != "local" and spills:
         says = (
             f"Ray {version} at {address} asks for its token, but may write objects to disks in clear: "
@@ -75,6 +91,19 @@ def _ray() -> Check:
         )
         return Check("ray", "warn", says)
     return Check("ray", "ok", f"Ray {version} ({address}): its token is asked for, nothing spills.")
+
+
+def _told_to_strangers(address: str) -> str | None:
+    """Return what a cluster says to who has no token; ``None`` if it answers them."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    try:
+        asked = subprocess.run(  # noqa: S603 (this Python, and an address of the environment)
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    return asked.stderr if asked.returncode else None
 
 
 def _slurm() -> Check:

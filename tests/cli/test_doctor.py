@@ -157,19 +157,25 @@ def test_a_disk_that_is_nearly_full(cli: Cli, url: str, monkeypatch: pytest.Monk
     assert states(cli, 0)["disk"][0] == "warn"
 
 
+AT = {"RAY_ADDRESS": "10.0.0.1:6379"}
+TOKEN = AT | {"RAY_AUTH_MODE": "token"}
+REFUSED = "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken"
+
+
 @pytest.mark.parametrize(
-    ("environment", "state", "says"),
+    ("environment", "told", "mode", "state", "says"),
     [
-        ({}, "ok", "nothing spills"),
-        ({"RAY_AUTH_MODE": "disabled"}, "fail", "RAY_AUTH_MODE=token"),
-        ({"RAY_ADDRESS": "10.0.0.1:6379"}, "fail", "is not set"),
-        ({"RAY_ADDRESS": "10.0.0.1:6379", "RAY_AUTH_MODE": "token"}, "warn", "spilling"),
+        ({}, None, 0o600, "ok", "nothing spills"),
+        ({"RAY_AUTH_MODE": "disabled"}, "", 0o600, "fail", "RAY_AUTH_MODE=token"),
+        (AT, "", 0o600, "fail", "is not set"),
+        (TOKEN, REFUSED, 0o600, "warn", "spilling"),
+        (TOKEN, "Failed to connect", 0o600, "warn", "nobody answers at 10.0.0.1:6379"),
+        (TOKEN, None, 0o600, "fail", "answers without a token"),
+        (TOKEN, REFUSED, 0o644, "fail", "can be read by others"),
         (
-            {
-                "RAY_ADDRESS": "10.0.0.1:6379",
-                "RAY_AUTH_MODE": "token",
-                "RAY_automatic_object_spilling_enabled": "0",
-            },
+            TOKEN | {"RAY_automatic_object_spilling_enabled": "0"},
+            REFUSED,
+            0o600,
             "ok",
             "its token is asked for",
         ),
@@ -178,14 +184,21 @@ def test_a_disk_that_is_nearly_full(cli: Cli, url: str, monkeypatch: pytest.Monk
 def test_ray(
     cli: Cli,
     url: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str],
+    told: str | None,
+    mode: int,
     state: str,
     says: str,
 ) -> None:
+    """What a cluster tells who has no token, ``None`` for an answer, was taken down from Ray 2.60."""
     monkeypatch.setattr(engines, "_version", lambda package: "2.60.0")
+    monkeypatch.setattr(engines, "_told_to_strangers", lambda address: told)
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_automatic_object_spilling_enabled"):
         monkeypatch.delenv(name, raising=False)
+    (token := tmp_path / "token").touch(mode)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     found = states(cli, int(state == "fail"))["ray"]

@@ -87,7 +87,8 @@ def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str
 def objects() -> dict[str, bytes]:
     """Return what the bucket holds."""
     files = fsspec.filesystem("s3", use_listings_cache=False)
-    return {name: files.cat_file(name) for name in files.find("s3://bucket")}
+    names = files.find("s3://bucket")
+    return dict(files.cat(names, on_error="omit")) if names else {}  # some are deleted meanwhile
 
 
 def found(url: str, held: dict[str, bytes]) -> dict[str, int]:
