@@ -69,7 +69,7 @@ def test_the_spec_of_the_first_page_can_be_planned(
     (spec,) = re.findall(
         r"```yaml\n(.*?)```", (ROOT / "docs/start.md").read_text("utf-8"), re.DOTALL
     )
-    (tmp_path / "people.csv").write_text("age,visits,left\n41,3,no\n29,0,yes\n")
+    (tmp_path / "people.csv").write_text("age,visits,plan,left\n41,3,basic,no\n29,0,family,yes\n")
     monkeypatch.chdir(tmp_path)
     plans = plan_study(StudySpec.parse(yaml.safe_load(spec))).plans
     assert [plan.arm for plan in plans] == ["defaults", "selection"]

@@ -34,6 +34,7 @@ __all__ = [
     "contradictions",
     "kept_audits",
     "note_audit",
+    "note_deleted",
 ]
 
 AUDITS = "_audits/"
@@ -82,8 +83,27 @@ def note_audit(log: Log, budget: str, audit: Mapping[str, Any]) -> None:
     body = {key: audit[key] for key in ("study", "arm", "plan", "passed")}
 
     def decide(_connection: object, history: History) -> list[Line]:
-        noted = digest in history.audits
-        return [] if noted else [Line(Kind.AUDITED, body={**body, "digest": digest})]
+        noted = history.audits.get(digest, {"deleted": True})
+        return [Line(Kind.AUDITED, body={**body, "digest": digest})] if "deleted" in noted else []
+
+    log.write(budget, decide)
+
+
+def note_deleted(log: Log, budget: str, study: str) -> None:
+    """Note in a budget's log that the audits of a study go with it, and what they had said.
+
+    Args:
+        log: The ledger's.
+        budget: The budget's name.
+        study: Name of the study.
+    """
+
+    def decide(_connection: object, history: History) -> list[Line]:
+        return [
+            Line(Kind.AUDITED, body={**noted, "deleted": True})
+            for noted in history.audits.values()
+            if noted["study"] == study and "deleted" not in noted
+        ]
 
     log.write(budget, decide)
 
@@ -113,7 +133,7 @@ def check_audits(audits: Any, history: History) -> tuple[str, ...]:
             if not all(_is_part(event_from_dict(row["event"]), whole) for row in audit["rows"]):
                 raise _wrong(audit, "it is of an event that is no part of what was charged")
         _refuse_missing(audits, history)
-        return tuple(contradictions(held))
+        return (*contradictions(held), *_deleted(history))
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerCorruptedError(
             f"the certificate's 'audits' lack a part ({error!r}): it was edited."
@@ -210,11 +230,23 @@ def _is_part(event: Event, whole: Event) -> bool:
 
 def _refuse_missing(audits: Iterable[Mapping[str, Any]], history: History) -> None:
     charged, there = _charged(history), {_digest(audit) for audit in audits}
-    for digest, whose in history.audits.items():
-        if whose in charged and digest not in there:
+    for digest, noted in history.audits.items():
+        paid_for = (noted["study"], noted["plan"]) in charged
+        if paid_for and "deleted" not in noted and digest not in there:
             raise LedgerCorruptedError(
-                f"an audit of study {whose[0]!r} is missing, or was edited: the log of budget "
+                f"an audit of study {noted['study']!r} is missing, or was edited: the log of budget "
                 f"{history.name!r} notes it, with the digest {digest[:16]}."
+            )
+
+
+def _deleted(history: History) -> Iterator[str]:
+    """Say what audits had found that were deleted with their study."""
+    for noted in history.audits.values():
+        if "deleted" in noted:
+            found = "agreed with" if noted["passed"] else "contradicted"
+            yield (
+                f"An audit of {noted['study']}/{noted['arm']} {found} what is reported, and was deleted "
+                "with its study: it cannot be read any more."
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -54,7 +55,8 @@ class History:
         used_delta: Their δ, for those of approximate DP.
         unbounded: How many of them have no finite divergence at that order.
         rounds: The digests of the rounds' results, by charge number, as they were when it settled.
-        audits: By the digest of its record, the study and the plan that an audit is of.
+        audits: By the digest of its record, what the log notes of an audit: ``study``, ``arm``, ``plan``,
+            ``passed``, and ``deleted`` where its study was deleted.
         drift: By what share today's account of an admission is above the one that it rested on, by
             number of the entry; filled where admissions are recomputed.
     """
@@ -75,7 +77,7 @@ class History:
     used_delta: Fraction = Fraction(0)
     unbounded: int = 0
     rounds: dict[int, str] = field(default_factory=dict)
-    audits: dict[str, tuple[str, str]] = field(default_factory=dict)
+    audits: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     drift: dict[int, float] = field(default_factory=dict)
     _events: dict[str, Event] = field(default_factory=dict)
     _weights: dict[int, Weight] = field(default_factory=dict)
@@ -127,7 +129,7 @@ class History:
             self.closed = True
         elif entry.kind == Kind.AUDITED:
             body = json.loads(entry.body)
-            self.audits[str(body["digest"])] = (str(body["study"]), str(body["plan"]))
+            self.audits[str(body["digest"])] = body
         elif entry.kind == Kind.RESERVED:
             self._reserve(entry, at)
         else:

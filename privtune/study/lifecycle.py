@@ -30,6 +30,7 @@ from privtune.ledger import (
     ChargeStateError,
     export_certificate,
 )
+from privtune.ledger.audits import note_deleted
 from privtune.ledger.chain import Kind
 from privtune.ledger.round_rows import forget_secret
 from privtune.strategies import Outcome, Plan, Release
@@ -103,6 +104,7 @@ class Life(Standing):
     def delete(self) -> None:
         """Delete the study, its trials and its models. Its charges are the ledger's and stay."""
         self.trials.delete(list(self.rows()))
+        note_deleted(self.ledger.log, self.budget, self.name)
         self._store.delete(self._row)
 
     def check_results(self) -> None:

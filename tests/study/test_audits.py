@@ -13,7 +13,13 @@ import sqlalchemy as sa
 from privtune.accounting import Gaussian
 from privtune.audit import audit
 from privtune.errors import InvalidInputError
-from privtune.ledger import Ledger, LedgerCorruptedError, render_certificate, verify_certificate
+from privtune.ledger import (
+    Ledger,
+    LedgerCorruptedError,
+    export_certificate,
+    render_certificate,
+    verify_certificate,
+)
 from privtune.ledger import certificate as certificates
 from privtune.ledger.audits import AUDITS
 from privtune.ledger.schema import blobs
@@ -94,6 +100,21 @@ def test_an_audit_that_is_removed_from_the_ledger_is_missed(tmp_path: Path) -> N
     with pytest.raises(LedgerCorruptedError, match="is missing"):
         study.certificate()
     study.close()
+
+
+def test_an_audit_that_goes_with_its_study_is_not_forgotten(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'p.db'}"
+    study = Study.create(toy_spec(arms=ARMS[:1], seed=1), storage)
+    report = audited(study)
+    keep_audit(study, report)
+    study.run()
+    study.delete()
+    study.close()
+    with Ledger(storage) as ledger:
+        certificate = export_certificate(ledger.log.storage, "toy")
+    assert "audits" not in certificate
+    [said] = [w for w in verify_certificate(certificate).warnings if "audit" in w]
+    assert "agreed with what is reported, and was deleted with its study" in said
 
 
 OF_ANOTHER = {
