@@ -5,6 +5,8 @@ A prior is fixed in advance: it looks at no score and at no data.
 
 from __future__ import annotations
 
+import importlib.resources
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["IndependentSampler", "LogNormal", "Mixture", "Prior"]
+__all__ = ["IndependentSampler", "LogNormal", "Mixture", "Prior", "with_public_priors"]
 
 
 @runtime_checkable
@@ -196,3 +198,40 @@ class Mixture:
 
 def _normal_cdf(z: float) -> float:
     return 0.5 * math.erfc(-z / math.sqrt(2))
+
+
+def with_public_priors(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return a space with the laws that ``{prior: public}`` stands for, by hyperparameter.
+
+    They are shipped with the package, and made of what was best on public data: see ``studies/priors``.
+
+    Args:
+        space: As it stands in a spec: the arguments of a law for each name.
+
+    Returns:
+        The same without ``prior``; what is stored says the law, whatever later versions ship.
+
+    Raises:
+        InvalidInputError: If there is no public prior of a name, or something else beside it.
+
+    Example:
+        >>> law = with_public_priors({"learning_rate": {"prior": "public"}})["learning_rate"]
+        >>> law["type"], sorted(law)
+        ('log_normal', ['median', 'sigma', 'type'])
+    """
+    if not any(isinstance(fields, Mapping) and "prior" in fields for fields in space.values()):
+        return dict(space)
+    file = importlib.resources.files("privtune") / "public-priors.json"
+    known = json.loads(file.read_text("utf-8"))
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, fields in space.items():
+        found[name] = fields
+        if isinstance(fields, Mapping) and "prior" in fields:
+            if name not in known or dict(fields) != {"prior": "public"}:
+                raise InvalidInputError(
+                    f"space.{name}",
+                    dict(fields),
+                    "may be {prior: public}, and nothing beside it, for " + ", ".join(known),
+                )
+            found[name] = known[name]["law"]
+    return found

@@ -17,7 +17,7 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler, RandomSampler
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.priors import IndependentSampler, LogNormal, Mixture, Prior
+from privtune.priors import IndependentSampler, LogNormal, Mixture, Prior, with_public_priors
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.streams import Streams
@@ -132,7 +132,7 @@ class SearchSpace(Mapping[str, BaseDistribution]):
             spec: For each name, ``type`` (float, int, categorical, log_normal or mixture) and the
                 arguments of that law: ``low``, ``high``, ``log``, ``step`` or ``choices`` for
                 Optuna's distributions; ``median``, ``sigma``, ``low``, ``high``; ``components``
-                and ``weights``.
+                and ``weights``. Or ``prior: public`` alone: what was best on public data.
 
         Returns:
             The space.
@@ -140,7 +140,8 @@ class SearchSpace(Mapping[str, BaseDistribution]):
         Raises:
             InvalidInputError: If a type or an argument is unknown, or Optuna refuses the values.
         """
-        return cls({name: _law(f"space.{name}", fields) for name, fields in spec.items()})
+        laws = with_public_priors(spec)
+        return cls({name: _law(f"space.{name}", fields) for name, fields in laws.items()})
 
     def __getitem__(self, name: str) -> BaseDistribution:
         law = self.distributions[name]

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import optuna
 import pytest
 from scipy import stats
 
 from privtune.errors import InvalidInputError
+from privtune.priors import LogNormal
 from privtune.spaces import (
     DependentSamplerError,
     SearchSpace,
     require_independent_sampler,
 )
+from privtune.study import SpecError
 from privtune.training.mechanism.streams import Streams
+from tests.study.conftest import toy_spec
+from tests.tiers import ROOT
 
 pytestmark = pytest.mark.quick
 
@@ -89,6 +95,37 @@ def test_candidates_follow_their_distribution_and_are_uncorrelated() -> None:
     assert stats.pearsonr(logs[:-1], logs[1:]).pvalue > 1e-3
     # And power: the same test rejects a law that is off by a quarter of its width.
     assert stats.kstest(logs, "uniform", args=(np.log(1e-2), 0.75 * np.log(1e3))).pvalue < 1e-6
+
+
+def test_a_public_prior_is_made_of_what_was_best_on_public_data() -> None:
+    shipped = json.loads((ROOT / "privtune/public-priors.json").read_text("utf-8"))["learning_rate"]
+    logs = np.log([row["learning_rate"] for row in shipped["rows"]])
+    assert len(logs) >= 10
+    law = shipped["law"]
+    assert law["median"] == pytest.approx(np.exp(logs.mean()), rel=5e-3)
+    assert law["sigma"] == pytest.approx(np.hypot(logs.std(ddof=1), np.log(4)), rel=5e-3)
+    space = {"learning_rate": {"prior": "public"}}
+    assert SearchSpace.from_dict(space).distributions == {
+        "learning_rate": LogNormal(median=law["median"], sigma=law["sigma"])
+    }
+    # What is stored is the law itself, whatever a later version ships.
+    assert toy_spec(space=space).model_dump()["space"] == {"learning_rate": law}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"max_grad_norm": {"prior": "public"}},
+        {"learning_rate": {"prior": "mine"}},
+        {"learning_rate": {"prior": "public", "low": 0.1}},
+    ],
+)
+def test_other_public_priors_are_refused(space: dict) -> None:
+    said = "may be {prior: public}, and nothing beside it, for learning_rate"
+    with pytest.raises(InvalidInputError, match=said):
+        SearchSpace.from_dict(space)
+    with pytest.raises(SpecError, match=f"space: {said}"):
+        toy_spec(space=space)
 
 
 def test_priors_of_a_spec_are_drawn_inside_their_support() -> None:

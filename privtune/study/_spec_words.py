@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 
 from privtune.errors import InvalidInputError
+from privtune.priors import with_public_priors
 
-__all__ = ["NUMBER", "checked", "sentence"]
+__all__ = ["NUMBER", "Space", "checked", "sentence"]
 
 T = TypeVar("T")
 
@@ -37,6 +39,12 @@ def checked(check: Callable[[T], T], value: T) -> T:
     except InvalidInputError as error:
         remedy = f". {error.remedy[:-1]}" if error.remedy else ""
         raise ValueError(f"{error.allowed}, not {error.value!r}{remedy}") from None
+
+
+Space = Annotated[
+    Mapping[str, Mapping[str, Any]], AfterValidator(partial(checked, with_public_priors))
+]
+"""What a spec says of its space: a public prior is the law that it stands for from then on."""
 
 
 _IN_WORDS: Mapping[str, str] = {

@@ -28,7 +28,7 @@ from privtune.names import check_name
 from privtune.spaces import SearchSpace
 from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy
 from privtune.study._objects import check_address
-from privtune.study._spec_words import NUMBER, checked, sentence
+from privtune.study._spec_words import NUMBER, Space, checked, sentence
 from privtune.tasks import Task, get_task
 from privtune.tasks.stages import TaskStage, make_stage, staged_task
 from privtune.training.engine.compute import Compute, check_device, require_compiler
@@ -178,7 +178,7 @@ class StudySpec(BaseModel):
     name: _Name
     task: str | Mapping[str, Any] | None = None
     budget: BudgetSpec
-    space: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    space: Space = Field(default_factory=dict)
     arms: tuple[ArmSpec, ...] = ()
     scoring: Mapping[str, Any] = Field(default_factory=dict)
     report: Mapping[str, Any] | None = None
