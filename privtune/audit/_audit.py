@@ -364,10 +364,10 @@ def _selection(plan: Plan, strategy: Strategy, terms: _Terms) -> Audited:
     assert plan.search is not None  # noqa: S101 (it is a selection)
     assert plan.runs is not None  # noqa: S101
     claim, base = terms.claim(plan.event), plan.search.trainings[0].event
-    if isinstance(plan.event, ThresholdSelection):
-        score = worst_threshold(base, plan.event.stop, claim=claim, rounds=terms.runs)
-    else:
-        # Of subsampled tuning, the score that tells most of its selection.
+    stop = plan.event.stop if isinstance(plan.event, ThresholdSelection) else None
+    if stop is not None:
+        score = worst_threshold(base, stop, claim=claim, rounds=terms.runs)
+    else:  # of subsampled tuning, the score that tells most of its selection
         chosen = getattr(plan.event, "tuning", plan.event)
         score = worst_score(base, plan.runs, claim=terms.claim(chosen), rounds=terms.runs)
     asked: dict[str, Any] = {"rounds": terms.runs, "seed": terms.seed, "adjacency": terms.adjacency}
@@ -376,7 +376,8 @@ def _selection(plan: Plan, strategy: Strategy, terms: _Terms) -> Audited:
         rounds_of(plan, strategy, score, inside=inside, progress=tell, **asked)
         for inside in (False, True)
     ]
-    one = plan.rate is None and terms.adjacency is Adjacency.ADD_REMOVE and InstanceClaim.fits(base)
+    one = terms.adjacency is Adjacency.ADD_REMOVE and InstanceClaim.fits(base)
+    one = one and plan.rate is None and stop is None
     bounds = terms.bounds("all released", sides, claim, _FREE if one else 1.0 - _FREE)
     if one:  # of all that may be tested, the one mechanism that was run
         known = InstanceClaim(plan.event, terms.delta, base=base, score=score)

@@ -10,12 +10,11 @@ from scipy import fft, stats
 from privtune.accounting import (
     Adjacency,
     Event,
-    Gaussian,
-    PoissonSampled,
     lower_bound,
     scale_noise,
 )
-from privtune.accounting.algebra import flatten
+from privtune.accounting.mechanisms.entry import UnknownEventError
+from privtune.accounting.registry import looks
 from privtune.audit.claims import Claim, Floats
 from privtune.audit.scores import WorstScore
 
@@ -44,17 +43,14 @@ class InstanceClaim(Claim):
 
     def __init__(self, event: Event, delta: float, *, base: Event, score: WorstScore) -> None:
         super().__init__(event, delta, Adjacency.ADD_REMOVE)
-        self._steps = _steps(base)
+        self._steps = _steps(base) or []
         self._edges, self._law = score.edges, score.law
         self._known: dict[float, tuple[Floats, Floats]] = {}
 
     @staticmethod
     def fits(base: Event) -> bool:
         """Say whether the law of a training's likelihood ratio is computed here."""
-        return all(
-            isinstance(part.event if isinstance(part, PoissonSampled) else part, Gaussian)
-            for part in flatten(base)
-        )
+        return _steps(base) is not None
 
     def best_test(self, runs: int, risk: float) -> tuple[float, float]:
         """See ``Claim``: of what is released, by its likelihood ratio.
@@ -111,14 +107,18 @@ class InstanceClaim(Claim):
         ]
 
 
-def _steps(base: Event) -> list[tuple[float, float, int]]:
-    """Return rate, precision and number of the releases of a training."""
-    found = []
-    for part, count in flatten(base).items():
-        rate, release = (part.rate, part.event) if isinstance(part, PoissonSampled) else (1.0, part)
-        assert isinstance(release, Gaussian)  # noqa: S101 (see fits)
-        found.append((rate, release.noise_multiplier**-2.0, count))
-    return found
+def _steps(base: Event) -> list[tuple[float, float, int]] | None:
+    """Return rate, precision and number of the releases of a training; None where some are no Gaussian."""
+    try:
+        found = looks(base)
+    except UnknownEventError:
+        return None
+    if any(kind != "gaussian" for _, atoms in found for kind, _ in atoms):
+        return None
+    return [
+        (rate, math.fsum(noise**-2.0 for _, noise in atoms), count)
+        for (rate, atoms), count in found.items()
+    ]
 
 
 def _laws(rate: float, precision: float, factor: float, width: float) -> tuple[int, Floats]:

@@ -26,14 +26,24 @@ def dying(url: str, charge: str, folder: str, deaths: int) -> None:
         for done in numbers(leases):
             lease = done.lease
             Path(folder, f"output-{lease.number}-{lease.attempt}").write_text(str(done.score))
-            if len(list(Path(folder).glob("death-*"))) < deaths and lease.attempt == 1:
-                Path(folder, f"death-{os.getpid()}").touch()
+            if lease.attempt == 1 and _is_next_to_die(Path(folder), deaths):
                 os.kill(os.getpid(), signal.SIGKILL)
             yield done
 
     with Ledger(url) as ledger:
         rounds = make_rounds(ledger, lease_seconds=1.0)
         work_through(rounds, charge, run, stack=1, lease_seconds=1.0)
+
+
+def _is_next_to_die(folder: Path, deaths: int) -> bool:
+    """Take one of so many deaths, which no other process then takes; False when all are taken."""
+    for number in range(deaths):
+        try:
+            (folder / f"death-{number}").touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return True
+    return False
 
 
 def hopeless(url: str, charge: str) -> None:
