@@ -34,6 +34,10 @@ class InstanceClaim(Claim):
     a law that can be computed. Noise enters by the trainings alone, whose likelihood ratio is a sum
     over their steps: exact without sampling, else on a lattice of a two hundredth of its deviation.
 
+    Claims are searched in the order of their noise, so less noise must tell more. That is so of the best
+    of a round; of the first above a threshold it is not: with little noise nobody may reach it, on either
+    side, and "nothing" tells nothing.
+
     Args:
         event: What is charged.
         delta: At which δ its ε is asked for.
