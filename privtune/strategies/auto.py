@@ -80,9 +80,8 @@ class Auto:
         strategy = self._made(chosen, context)
         plan = strategy.plan(context, epsilon=epsilon)
         check_needs(strategy, context, plan)
-        return replace(
-            plan, strategy=self.name, details={**plan.details, "chosen": chosen, "why": why}
-        )
+        details = {**plan.details, "chosen": chosen, "why": why}
+        return replace(plan, strategy=f"{self.name}: {chosen}", details=details)
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Run what was chosen."""

@@ -65,7 +65,7 @@ def test_its_plan_is_the_plan_of_what_it_chose(parameters: int, limit: float | N
     given = make_strategy(chosen, arm="a", options=options[chosen])
     same = plan_arm(given, context, epsilon=2.0)
     details = {**same.details, "chosen": chosen, "why": why}
-    assert plan.to_dict() == replace(same, strategy="auto", details=details).to_dict()
+    assert plan.to_dict() == replace(same, strategy=f"auto: {chosen}", details=details).to_dict()
 
 
 CELLS = {  # parameters and steps as the studies' READMEs have them, and whether weights are public
@@ -117,7 +117,7 @@ def test_a_study_runs_what_it_chose_and_says_so(
     study = Study.create(spec, f"sqlite:///{tmp_path / 'privtune.db'}")
     (release,) = study.run()
     (plan,) = study.plans
-    assert plan.strategy == release.strategy == "auto"
+    assert plan.strategy == release.strategy == f"auto: {chosen}"
     assert plan.details["chosen"] == chosen
     assert plan.is_sealed == (chosen != "adadp")
     assert release.weights.numel() or release.is_nothing
