@@ -162,6 +162,17 @@ def test_planning_loads_neither_torch_nor_mlflow(package: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_plan_without_a_model_s_size_loads_no_torch() -> None:
+    """The demo's three arms: its import takes as long as the rest of ``study plan``."""
+    code = (
+        "import sys; from pathlib import Path; from privtune.study import StudySpec, plan_study; "
+        "plan_study(StudySpec.from_file(Path('privtune/tasks/digits-demo.yaml'))); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=False)
+    assert done.returncode == 0
+
+
 LINES = {"module": 400, "function": 80}
 """How long a module may be, and a function without its docstring."""
 

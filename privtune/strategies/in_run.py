@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -122,7 +123,9 @@ def _advice(
     advise = getattr(training.method, "advice", None)
     if advise is None or context.define_by_run:
         return {}
-    said = advise(training.schedule, trained_parameters(context, given))
+    # Counting parameters builds the model, which imports torch: for those alone that ask for them.
+    sized = "dimension" in inspect.signature(advise).parameters
+    said = advise(training.schedule, *([trained_parameters(context, given)] if sized else ()))
     return {"advice": said} if said else {}
 
 

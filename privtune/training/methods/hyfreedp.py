@@ -240,19 +240,18 @@ class HyFreeDP(LayerClipping):
         found: float = 3.0 * deviation / schedule.expected_batch_size
         return found
 
-    def advice(self, schedule: Schedule, dimension: int) -> str:
+    def advice(self, schedule: Schedule) -> str:
         """Say where losses tell little of the rate, or are asked for too rarely; empty if neither.
 
         Args:
             schedule: Records, rate and number of steps.
-            dimension: Number of trained parameters.
 
         Returns:
             A sentence.
 
         Example:
             >>> from privtune.training.mechanism.schedule import Schedule
-            >>> HyFreeDP(1.2, 2.0).advice(Schedule(records=1000, sample_rate=0.2, steps=50), 20)[:29]
+            >>> HyFreeDP(1.2, 2.0).advice(Schedule(records=1000, sample_rate=0.2, steps=50))[:29]
             'The rate is fitted 10 times: '
         """
         loud, fits = self._loudness(schedule), -(-schedule.steps // self.interval)
