@@ -156,14 +156,13 @@ def calibrate(
     def impossible() -> CalibrationError:
         return _impossible(event, target, level)
 
+    def searched() -> float:
+        near = _near(event, target, level, accuracy, reported)
+        return solve_decreasing(reported, target, accuracy, impossible) if near is None else near
+
     what = (event.to_dict(), target, level, str(adjacency), accuracy)
     search = Search("factor", *what, near=-_STEEPEST * accuracy)
-    scale = search.ended(reported, target)
-    if scale is None:
-        scale = _near(event, target, level, accuracy, reported)
-        if scale is None:
-            scale = solve_decreasing(reported, target, accuracy, impossible)
-        search.keep(scale)
+    scale = search.end(reported, target, searched)
     found = scaled(event, scale)
     return Calibration(found, scale, report(found, level, adjacency=adjacency))
 
@@ -312,9 +311,8 @@ def share_budget(
             f"epsilon = {target:g} at delta = {level:g}."
         )
 
-    inverse = None if search is None else search.ended(total, target)
-    if inverse is None:
-        inverse = solve_decreasing(
+    def searched() -> float:
+        return solve_decreasing(
             total,
             target,
             1e-3,
@@ -323,8 +321,8 @@ def share_budget(
             steep=1.03,
             enough=1.0 - 1e-3,
         )
-        if search is not None:
-            search.keep(inverse)
+
+    inverse = searched() if search is None else search.end(total, target, searched)
     events = made[inverse]
     common = target / inverse
     return SharedBudget(

@@ -52,6 +52,13 @@ class Search:
             return None
         return place if (1.0 - self._near) * target <= function(place) <= target else None
 
+    def end(
+        self, function: Callable[[float], float], target: float, search: Callable[[], float]
+    ) -> float:
+        """Return where an earlier search ended, or search, and keep the end for the next."""
+        hint = self.ended(function, target)
+        return self.keep(search()) if hint is None else hint
+
     def keep(self, place: float) -> float:
         """Keep the end of this search as a hint for the next, and return it."""
         if (hints := _hints.get()) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
@@ -34,9 +34,6 @@ from privtune.tasks._partition import KEY, Sizes, split, split_read
 from privtune.tasks._spec_fields import check_fields, read_classes, read_flag, read_sizes
 from privtune.tasks._task import Task, TaskData, TaskDataError
 from privtune.tasks._units import by_unit
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Table", "read_table", "tabular"]
 
