@@ -1,12 +1,13 @@
 """Figures of a study, as Plotly figures, in the manner of ``optuna.visualization``.
 
 Every function takes a study and shows releases, plans and charges; none can show a sealed trial.
-``plot_results`` takes the rows of a results file: releases of many studies.
+``plot_results`` and ``plot_lines`` take the rows of a results file: releases of many studies.
 """
 
 from privtune.plots._audit import plot_audit, plot_audits
 from privtune.plots._budget import plot_budget, plot_epsilon_spent
 from privtune.plots._comparison import plot_cost, plot_utility
+from privtune.plots._lines import plot_lines
 from privtune.plots._results import plot_results
 from privtune.plots._runs import plot_runs
 from privtune.plots._trajectories import plot_trajectories
@@ -17,6 +18,7 @@ __all__ = [
     "plot_budget",
     "plot_cost",
     "plot_epsilon_spent",
+    "plot_lines",
     "plot_results",
     "plot_runs",
     "plot_trajectories",

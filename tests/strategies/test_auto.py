@@ -80,7 +80,7 @@ def accuracies() -> dict[tuple[str, str], dict[str, float]]:
     """Return the mean accuracy of every arm that is paid for, by task and ε."""
     found: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for folder, task in (
-        ("four-tasks", None),
+        ("four_tasks", None),
         ("mnist-strategies", "mnist"),
         ("transfer", "transfer"),
     ):

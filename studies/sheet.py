@@ -1,0 +1,263 @@
+"""A study as a sheet: a line a result, kept as soon as it is there, so that a stopped run goes on.
+
+A folder's ``run.py`` says which cells there are, how one is filled, which figures the whole shows
+and what is drawn. The command line, the file, the comparison with ``expected.json`` (what the paper
+says, what was measured here, how far a run may be from that) and the README's tables are here.
+
+    python -m studies.NAME.run --data mnist.npz          # runs what is missing, prints the tables
+    python -m studies.NAME.run --minutes 20 ...          # stops after the cell that passes that time
+    python -m studies.NAME.run --only arm=adadp seed=0   # some of the cells
+    python -m studies.NAME.run --smoke --out FILE        # seconds, on public stand-ins
+    python -m studies.NAME.run --no-run --check          # the file as it is against expected.json
+    python -m studies.NAME.run --no-run --charts DIR     # the charts, as HTML
+    python -m studies.NAME.run --no-run --record 2.0     # new expectations, 2.0 where none was
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import privtune
+from privtune.accounting import epsilon as account
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["Options", "Sheet", "by", "error", "floats", "markdown", "mean", "pm", "release_of"]
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a cell may ask about the run that it belongs to.
+
+    Attributes:
+        data: The file that ``--data`` names, ``None`` where none was given.
+        smoke: Whether this is a run of seconds on public stand-ins.
+    """
+
+    data: Path | None
+    smoke: bool
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A study: its cells, how one is filled, what all of them show.
+
+    Attributes:
+        name: The folder under ``studies``.
+        key: The columns that name a cell.
+        values: The columns that a run fills. A cell may have several lines.
+        cells: Every cell in the order in which they run, those first that say most.
+        fill: Runs one cell and returns its lines, without the columns of the key.
+        figures: What the file shows, by name: what ``expected.json`` is compared with.
+        tables: The README's tables, from the file's lines.
+        charts: The README's charts by file name, from the file's lines.
+    """
+
+    name: str
+    key: tuple[str, ...]
+    values: tuple[str, ...]
+    cells: Callable[[Options], Iterable[Mapping[str, Any]]]
+    fill: Callable[[Mapping[str, Any], Options], Sequence[Mapping[str, Any]]]
+    figures: Callable[[Sequence[Row]], Mapping[str, float]]
+    tables: Callable[[Sequence[Row]], Sequence[str]]
+    charts: Callable[[Sequence[Row]], Mapping[str, go.Figure]]
+
+    @property
+    def folder(self) -> Path:
+        """Where the study's files are."""
+        return Path(__file__).parent / self.name
+
+    @property
+    def expected(self) -> dict[str, dict[str, Any]]:
+        """For each figure ``measured`` and ``tolerance``, and ``paper`` where the paper has one."""
+        path = self.folder / "expected.json"
+        text = path.read_text(encoding="utf-8") if path.exists() else "{}"
+        found: dict[str, dict[str, Any]] = json.loads(text)
+        return found
+
+    def record(self, rows: Sequence[Row], tolerance: float) -> None:
+        """Write what the lines show to ``expected.json``; papers and tolerances there stay."""
+        known, found = self.expected, self.figures(rows)
+        order = [*(name for name in known if name in found), *(n for n in found if n not in known)]
+        new = {
+            name: {"tolerance": tolerance, **known.get(name, {}), "measured": round(found[name], 6)}
+            for name in order
+        }
+        text = json.dumps(new, indent=1, ensure_ascii=False)
+        (self.folder / "expected.json").write_text(text + "\n", encoding="utf-8")
+
+    def read(self, path: Path) -> list[dict[str, str]]:
+        """Return the lines of a results file."""
+        if not path.exists():
+            return []
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+
+    def compare(self, rows: Sequence[Row]) -> list[str]:
+        """Return where the lines deviate from what is expected, one sentence each."""
+        found, problems = self.figures(rows), []
+        for name, known in self.expected.items():
+            value = found.get(name, math.nan)
+            # What is not a number deviates as well.
+            if not abs(value - known["measured"]) <= known["tolerance"]:
+                problems.append(f"{name}: {value:.4g}, not {known['measured']:.4g}")
+        return problems
+
+    def summary(self, rows: Sequence[Row]) -> str:
+        """Return the tables of the README: the paper's numbers beside these, then the study's own."""
+        found = self.figures(rows)
+        beside = [
+            (name, f"{known['paper']:g}", f"{found[name]:.4g}")
+            for name, known in self.expected.items()
+            if known.get("paper") is not None and name in found
+        ]
+        first = [markdown(("figure", "paper", "here"), beside)] if beside else []
+        return "\n\n".join([*first, *self.tables(rows)])
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run what is not in the results file yet, and print the tables."""
+        parser = argparse.ArgumentParser(prog=f"python -m studies.{self.name}.run")
+        parser.add_argument("--data", type=Path, help="mnist.npz")
+        parser.add_argument("--out", type=Path, help="results (default: the study's results.csv)")
+        parser.add_argument("--only", nargs="+", default=[], metavar="COLUMN=VALUE")
+        parser.add_argument("--minutes", type=float, default=math.inf)
+        parser.add_argument("--no-run", action="store_true", help="read the results alone")
+        parser.add_argument("--smoke", action="store_true", help="seconds, on public stand-ins")
+        parser.add_argument("--check", action="store_true", help="compare with expected.json")
+        parser.add_argument("--record", type=float, metavar="TOLERANCE", help="write expected.json")
+        parser.add_argument("--charts", type=Path, metavar="DIR", help="write the charts there")
+        given = parser.parse_args(argv)
+        if given.smoke and given.out is None:
+            given.out = Path(tempfile.mkdtemp()) / "results.csv"
+        out = given.out or self.folder / "results.csv"
+        if given.data is not None:
+            os.environ["PRIVTUNE_DATA"] = str(given.data.absolute())
+        if not given.no_run:
+            only = dict(pair.split("=", 1) for pair in given.only)
+            if unknown := set(only) - set(self.key):
+                parser.error(f"--only {', '.join(sorted(unknown))}: columns are {self.key}.")
+            self._run(out, Options(given.data, given.smoke), only, 60.0 * given.minutes)
+        rows = self.read(out)
+        if given.record is not None:
+            self.record(rows, given.record)
+        print(self.summary(rows))
+        if given.charts:
+            given.charts.mkdir(parents=True, exist_ok=True)
+            for name, figure in self.charts(rows).items():
+                page = given.charts / f"{name}.html"
+                figure.write_html(page, config={"displayModeBar": False})
+        problems = self.compare(rows) if given.check else []
+        for problem in problems:
+            print(f"DEVIATION: {problem}", file=sys.stderr)
+        return 1 if problems else 0
+
+    def _run(self, out: Path, options: Options, only: Mapping[str, str], seconds: float) -> None:
+        done = {tuple(row[name] for name in self.key) for row in self.read(out)}
+        began = time.monotonic()
+        for cell in self.cells(options):
+            name = tuple(str(cell[column]) for column in self.key)
+            if name in done or any(str(cell[c]) != value for c, value in only.items()):
+                continue
+            lines = self.fill(cell, options)
+            text = io.StringIO()
+            writer = csv.DictWriter(text, [*self.key, *self.values], lineterminator="\n")
+            if not out.exists():
+                writer.writeheader()
+            writer.writerows({**cell, **line} for line in lines)
+            # All lines of a cell at once: a run that is stopped leaves whole cells.
+            with out.open("a", encoding="utf-8", newline="") as file:
+                file.write(text.getvalue())
+                file.flush()
+                os.fsync(file.fileno())
+            if time.monotonic() - began > seconds:
+                print(f"Stopped after {seconds / 60:g} minutes; the same command goes on.")
+                return
+
+
+def release_of(
+    arm: Mapping[str, Any], *, epsilon: float, delta: float, seed: int, **terms: Any
+) -> dict[str, Any]:
+    """Run one arm as a study of its own, with a budget of its own, and return its line.
+
+    Args:
+        arm: The arm as a spec has it, without its name.
+        epsilon: The whole budget, which the arm may spend.
+        delta: Its delta.
+        seed: The study's seed.
+        **terms: The rest of the spec: ``task``, ``epochs``, ``expected_batch_size``, ``space``, ...
+
+    Returns:
+        ``accuracy`` on the test set, ``spent``, ``claimed`` (the epsilon of the released model's
+        training alone: what is usually claimed), expected ``gradient_evaluations``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        study = privtune.create_study(
+            "study",
+            budget=privtune.Budget(epsilon, delta, name="data"),
+            arms=[{"name": "arm", **arm}],
+            seed=seed,
+            storage=f"sqlite:///{folder}/study.db",
+            **terms,
+        )
+        (plan,) = study.plans
+        (release,) = study.run()
+        study.close()
+    return {
+        "accuracy": round(release.utility.get("test_accuracy", math.nan), 4),
+        "spent": round(release.guarantee.epsilon, 4),
+        "claimed": round(account(plan.training.event, delta).epsilon, 4),
+        "gradient_evaluations": round(release.cost.gradient_evaluations),
+    }
+
+
+def by(rows: Iterable[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:
+    """Return lines by the values of some columns, in the order of their first appearance."""
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[column] for column in columns)].append(row)
+    return dict(groups)
+
+
+def floats(rows: Iterable[Row], column: str) -> list[float]:
+    """Return one column as numbers."""
+    return [float(row[column]) for row in rows]
+
+
+def mean(rows: Iterable[Row], column: str) -> float:
+    """Return the mean of a column."""
+    return statistics.mean(floats(rows, column))
+
+
+def error(rows: Iterable[Row], column: str) -> float:
+    """Return the standard error of a column's mean; 0 of a single line."""
+    values = floats(rows, column)
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def pm(rows: Sequence[Row], column: str, *, scale: float = 1.0, digits: int = 1) -> str:
+    """Return mean ± standard error of a column, for a table."""
+    spread = f" ± {scale * error(rows, column):.{digits}f}" if len(rows) > 1 else ""
+    return f"{scale * mean(rows, column):.{digits}f}{spread}"
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
