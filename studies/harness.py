@@ -13,7 +13,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,12 @@ def fit(
     secrets: Sequence[bytes],
     loss: Any = cross_entropy,
     on_step: Callable[[int, Mapping[str, torch.Tensor]], None] | None = None,
+    snapshots_at: Collection[int] = (),
 ) -> TrainingResult:
-    """Train candidates on the CPU with one thread; ``on_step`` is called after every step."""
+    """Train candidates on the CPU with one thread; ``on_step`` is called after every step.
+
+    Parameters are kept after the steps ``snapshots_at``, counted from 0.
+    """
     return train(
         method,
         schedule,
@@ -98,6 +102,7 @@ def fit(
         secrets=secrets,
         device="cpu",
         on_step=on_step,
+        snapshots_at=snapshots_at,
     )
 
 

@@ -37,7 +37,18 @@ from privtune.accounting import epsilon as account
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["Options", "Sheet", "by", "error", "floats", "markdown", "mean", "pm", "release_of"]
+__all__ = [
+    "Options",
+    "Sheet",
+    "by",
+    "error",
+    "floats",
+    "last",
+    "markdown",
+    "mean",
+    "pm",
+    "release_of",
+]
 
 Row = Mapping[str, str]
 
@@ -233,6 +244,15 @@ def by(rows: Iterable[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:
     for row in rows:
         groups[tuple(row[column] for column in columns)].append(row)
     return dict(groups)
+
+
+def last(rows: Iterable[Row], column: str, *names: str) -> list[Row]:
+    """Return of every group by some columns the lines with its largest number in another."""
+    found: list[Row] = []
+    for group in by(rows, *names).values():
+        end = max(floats(group, column))
+        found += [row for row in group if float(row[column]) == end]
+    return found
 
 
 def floats(rows: Iterable[Row], column: str) -> list[float]:

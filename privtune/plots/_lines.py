@@ -97,7 +97,9 @@ def plot_lines(
         shown.add(name)
     figure.update_xaxes(title=x, type="log" if "x" in log else "linear")
     figure.update_yaxes(title=y, type="log" if "y" in log else "linear")
-    figure.update_layout(showlegend=True, legend={"yanchor": "top", "y": -0.18})
+    # A share of the height: below the title of the axis where there is one row of panels.
+    below = -0.18 if above > 1 else -0.28
+    figure.update_layout(showlegend=True, legend={"yanchor": "top", "y": below})
     return figure
 
 
