@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -20,14 +19,12 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from privtune.accounting import Adjacency
 from privtune.errors import PrivTuneError
 from privtune.execution.executor import Executor
-from privtune.ledger import RECORD, Budget, check_unit
-from privtune.names import check_name
 from privtune.spaces import SearchSpace
-from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy
+from privtune.strategies import PlanningContext, Reporting, Scoring
 from privtune.study._objects import check_address
+from privtune.study._spec_parts import STORED, ArmSpec, BudgetSpec, Name
 from privtune.study._spec_words import NUMBER, Space, checked, sentence
 from privtune.tasks import Task, get_task
 from privtune.tasks.stages import TaskStage, make_stage, staged_task
@@ -38,83 +35,8 @@ from privtune.training.mechanism.schedule import Schedule
 __all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
 
 
-_STORED = {"stored": True}
-
-
-def _named(value: str, info: ValidationInfo) -> str:
-    """Hold the names of a new spec to the rule; those of a stored one are as they are."""
-    return value if info.context == _STORED else checked(check_name, value)
-
-
-_Name = Annotated[str, AfterValidator(_named)]
-
-
 class SpecError(PrivTuneError):
     """A study spec is not well formed."""
-
-
-class BudgetSpec(BaseModel):
-    """The budget that a study draws on; created with the study if it does not exist.
-
-    Args:
-        name: Name of the budget.
-        epsilon: ε, above 0.
-        delta: δ, in (0, 1).
-        adjacency: ``add-remove`` or ``replace-one``.
-        unit: What is protected, in a word: ``record``, or what the task groups its rows by.
-
-    Example:
-        >>> BudgetSpec(name="digits", epsilon=8.0, delta=1e-5).to_budget().adjacency
-        <Adjacency.ADD_REMOVE: 'add-remove'>
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: _Name
-    epsilon: float = Field(gt=0, allow_inf_nan=False)
-    delta: float = Field(gt=0, lt=1)
-    adjacency: Adjacency = Adjacency.ADD_REMOVE
-    unit: str = RECORD
-
-    @field_validator("unit")
-    @classmethod
-    def _word(cls, unit: str, info: ValidationInfo) -> str:
-        return unit if info.context == _STORED else checked(check_unit, unit)
-
-    def to_budget(self) -> Budget:
-        """Return the ledger's budget."""
-        return Budget(
-            self.epsilon, self.delta, name=self.name, adjacency=self.adjacency, unit=self.unit
-        )
-
-
-class ArmSpec(BaseModel):
-    """One arm: its name, its strategy, and the strategy's own options beside them.
-
-    Args:
-        name: Name of the arm.
-        strategy: How it chooses.
-        weight: The arm's target ε in proportion to those of the other arms; equal unless given.
-
-    Example:
-        >>> arm = ArmSpec(name="selection", strategy="papernot-steinke", mean_runs=20)
-        >>> arm.to_strategy().mean_runs
-        20
-    """
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: _Name
-    strategy: str
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-
-    def to_strategy(self) -> Strategy:
-        """Build the strategy; its options are checked here.
-
-        Returns:
-            The strategy, of this arm's name.
-        """
-        return make_strategy(self.strategy, arm=self.name, options=dict(self.model_extra or {}))
 
 
 class StudySpec(BaseModel):
@@ -175,7 +97,7 @@ class StudySpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: _Name
+    name: Name
     task: str | Mapping[str, Any] | None = None
     budget: BudgetSpec
     space: Space = Field(default_factory=dict)
@@ -208,7 +130,7 @@ class StudySpec(BaseModel):
     @field_validator("artifacts")
     @classmethod
     def _artifacts(cls, url: str | None, info: ValidationInfo) -> str | None:
-        if url is None or info.context == _STORED:
+        if url is None or info.context == STORED:
             return url  # another machine may lack what opens it, and need not open it
         return checked(check_address, url)
 
@@ -243,7 +165,7 @@ class StudySpec(BaseModel):
     @classmethod
     def _within(cls, epsilon: float | None, info: ValidationInfo) -> float | None:
         budget = info.data.get("budget")  # checked before; absent if it is wrong itself
-        if info.context != _STORED and epsilon is not None and budget and epsilon > budget.epsilon:
+        if info.context != STORED and epsilon is not None and budget and epsilon > budget.epsilon:
             raise ValueError(
                 f"must be at most the budget's, {budget.epsilon:g}, of which it is a part, not "
                 f"{epsilon:g}"
@@ -278,7 +200,7 @@ class StudySpec(BaseModel):
             SpecError: One sentence: where, what, and what is allowed.
         """
         try:
-            return cls.model_validate(data, context=_STORED if stored else None)
+            return cls.model_validate(data, context=STORED if stored else None)
         except ValidationError as error:
             raise SpecError(f"Study spec, {sentence(error, data, _fields)}.") from error
 

@@ -17,26 +17,23 @@ import numpy as np
 import numpy.typing as npt
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.tasks._cells import (
+    Floats,
+    coded,
+    is_missing,
+    label_of,
+    missing_of,
+    moment_of,
+    number_of,
+    numbers_of,
+)
 
-__all__ = [
-    "MISSING",
-    "PAID",
-    "Category",
-    "Column",
-    "Number",
-    "Paid",
-    "label_of",
-    "number_of",
-    "read_columns",
-]
+__all__ = ["PAID", "Category", "Column", "Number", "Paid", "read_columns"]
 
-Floats = npt.NDArray[np.float64]
 Encoded = tuple[Floats, npt.NDArray[np.bool_]]
 """Features of shape ``[N, width]``, and which records are not as declared, ``[N]``.
 
 Cells are a list of anything, or an array of numbers with NaN for none."""
-
-MISSING = frozenset({"", "na", "n/a", "nan", "nat", "null", "none"})
 
 PAID = "paid"
 """What stands for a public value that a stage releases, and pays for, before the arms."""
@@ -215,7 +212,7 @@ class Date(Column):
         for row, cell in enumerate(cells):
             if is_missing(cell):
                 continue
-            moment = _moment(cell)
+            moment = moment_of(cell)
             if moment is None:
                 broken[row] = True
             else:
@@ -340,7 +337,7 @@ def _paid(field: str, name: str, how: Mapping[str, Any]) -> Paid:
 
 def _date(field: str, name: str, how: Mapping[str, Any]) -> Date:
     given = how["date"]
-    ends = [_moment(end) for end in given] if isinstance(given, list | tuple) else []
+    ends = [moment_of(end) for end in given] if isinstance(given, list | tuple) else []
     low, high = ends if len(ends) == 2 else (None, None)
     if low is None or high is None or not low < high:
         raise InvalidInputError(
@@ -377,69 +374,3 @@ def values_of(field: str, given: Any, *, least: int) -> tuple[Any, ...]:
     if len({label_of(value) for value in given}) < len(given):
         raise InvalidInputError(field, given, "must differ from one another")
     return tuple(given)
-
-
-def is_missing(cell: Any) -> bool:
-    """Return whether a cell holds nothing."""
-    return cell is None or str(cell).strip().lower() in MISSING
-
-
-def number_of(cell: Any) -> float | None:
-    """Return the number that a cell holds, None if it is none."""
-    try:
-        return None if isinstance(cell, str) and "_" in cell else float(cell)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def numbers_of(cells: Sequence[Any]) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Return the numbers in some cells, NaN for none, and where a cell is neither number nor empty."""
-    if isinstance(cells, np.ndarray):
-        return cells.astype(np.float64), np.zeros(len(cells), dtype=bool)
-    found = [number_of(cell) for cell in cells]
-    missing = missing_of(cells)
-    values = np.array([math.nan if v is None else v for v in found], dtype=float)
-    return values, np.isnan(values) & ~missing
-
-
-def missing_of(cells: Sequence[Any]) -> npt.NDArray[np.bool_]:
-    """Return which cells hold nothing."""
-    if isinstance(cells, np.ndarray):
-        return np.isnan(cells)
-    return np.array([is_missing(cell) for cell in cells], dtype=bool)
-
-
-def coded(cells: Sequence[Any], values: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """Return which of the declared values each cell holds; -1 for another, or none."""
-    place = {label_of(value): index for index, value in enumerate(values)}
-    if isinstance(cells, np.ndarray):
-        different, where = np.unique(cells, return_inverse=True)
-        known = [place.get(label_of(value), -1) for value in different.tolist()]
-        return np.array(known, dtype=np.int64)[where]
-    return np.array([place.get(label_of(cell), -1) for cell in cells], dtype=np.int64)
-
-
-def label_of(value: Any) -> float | str:
-    """Return what stands for a value, written as a number or a word, with or without blanks."""
-    text = str(value).strip()
-    if text.lower() in {"true", "false"}:
-        return text.lower()
-    number = number_of(text)
-    return text if number is None or math.isnan(number) else number
-
-
-def _moment(cell: Any) -> datetime.datetime | None:
-    """Return a cell as a time without a zone, None if it is none."""
-    if isinstance(cell, datetime.date) and not isinstance(cell, datetime.datetime):
-        cell = datetime.datetime(cell.year, cell.month, cell.day)
-    try:
-        found = cell if isinstance(cell, datetime.datetime) else _parsed(str(cell).strip())
-        return (
-            found if found.tzinfo is None else found.astimezone(datetime.UTC).replace(tzinfo=None)
-        )
-    except (ValueError, OverflowError):
-        return None
-
-
-def _parsed(text: str) -> datetime.datetime:
-    return datetime.datetime.fromisoformat(text)

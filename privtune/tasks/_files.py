@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
-from privtune.tasks._columns import MISSING, number_of
+from privtune.tasks._cells import MISSING, number_of
 from privtune.tasks._task import TaskAbsentError, TaskDataError
 
 if TYPE_CHECKING:

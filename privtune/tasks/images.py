@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
 from privtune.imports import find_extra, find_function
-from privtune.tasks._columns import coded
+from privtune.tasks._cells import coded
 from privtune.tasks._data import classification_loss
 from privtune.tasks._files import counted
 from privtune.tasks._partition import KEY, Sizes, split_read

@@ -9,18 +9,8 @@ from typing import Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
-from privtune.tasks._columns import (
-    PAID,
-    Category,
-    Column,
-    Number,
-    Paid,
-    coded,
-    missing_of,
-    numbers_of,
-    pair_of,
-    read_columns,
-)
+from privtune.tasks._cells import coded, missing_of, numbers_of
+from privtune.tasks._columns import PAID, Category, Column, Number, Paid, pair_of, read_columns
 from privtune.tasks._files import (
     Batch,
     TableFile,

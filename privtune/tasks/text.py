@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
 from privtune.imports import find_extra, find_function
-from privtune.tasks._columns import coded, is_missing
+from privtune.tasks._cells import coded, is_missing
 from privtune.tasks._constants import of_softmax
 from privtune.tasks._data import classification_loss
 from privtune.tasks._files import Batch, check_columns, counted, header_of, open_table
