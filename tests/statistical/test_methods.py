@@ -59,11 +59,11 @@ def audited(name, schedule, *, runs, of=""):
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_no_method_releases_more_than_it_reports(name):
-    """2 x 1000 trainings of 4 steps at rate 1/2, and 2 x 500 at rate 1. A method that keeps its
+    """2 x 1000 trainings of 4 steps at rate 1/2, and 2 x 400 at rate 1. A method that keeps its
     promise fails each with a probability of at most 5%; the seeds are fixed."""
     found, reported = audited(name, SAMPLED, runs=1000)
     assert 0.2 * reported < found <= reported
-    found, reported = audited(name, WHOLE, runs=500)
+    found, reported = audited(name, WHOLE, runs=400)
     assert 0.5 * reported < found <= reported
 
 
@@ -72,7 +72,7 @@ def test_half_the_noise_is_found(name, monkeypatch):
     """The same test says of half the noise that more is released than reported: its power."""
     real = releases.noise_scale
     monkeypatch.setattr(releases, "noise_scale", lambda *args: real(*args) / 2.0)
-    found, reported = audited(name, WHOLE, runs=500, of=", half the noise")
+    found, reported = audited(name, WHOLE, runs=400, of=", half the noise")
     assert found > reported
 
 
@@ -80,13 +80,13 @@ def test_a_sensitivity_that_is_half_of_what_is_clipped_to_is_found(monkeypatch):
     real = Flat.sensitivity
     monkeypatch.setattr(Flat, "sensitivity", lambda self, count: real(self, count) / 2.0)
     monkeypatch.setattr(Flat, "limits", lambda self, norms: norms.new_ones(1, 1))
-    found, reported = audited("dpsgd", WHOLE, runs=500, of=", half the sensitivity")
+    found, reported = audited("dpsgd", WHOLE, runs=400, of=", half the sensitivity")
     assert found > reported
 
 
 def test_gradients_that_are_not_clipped_are_found(monkeypatch):
     monkeypatch.setattr(Flat, "rule", staticmethod(lambda norms, _: torch.ones_like(norms)))
-    found, reported = audited("dpsgd", WHOLE, runs=500, of=", no clipping")
+    found, reported = audited("dpsgd", WHOLE, runs=400, of=", no clipping")
     assert found > reported
 
 

@@ -105,9 +105,9 @@ def every_release(plan, outcome):
     ids=lambda strategy: strategy.arm,
 )
 def test_what_is_composed_is_no_more_than_reported(strategy):
-    """2 x 1000 arms, all of whose trainings are shown; without sampling, so they claim what one
+    """2 x 600 arms, all of whose trainings are shown; without sampling, so they claim what one
     Gaussian does. Fails by chance with a probability of at most 5%."""
-    found, reported = audited(strategy, every_release, runs=1000, composed=True)
+    found, reported = audited(strategy, every_release, runs=600, composed=True)
     assert 0.5 * reported < found <= reported
 
 
@@ -139,8 +139,8 @@ def test_what_is_composed_is_no_more_than_reported(strategy):
     ids=lambda strategy: strategy.arm,
 )
 def test_the_best_of_a_secret_number_is_no_more_than_reported(strategy):
-    """2 x 1500 rounds. Fails by chance with a probability of at most 5%."""
-    found, reported = audited(strategy, tier, runs=1500)
+    """2 x 900 rounds. Fails by chance with a probability of at most 5%."""
+    found, reported = audited(strategy, tier, runs=900)
     assert 0.15 * reported < found <= reported
 
 
@@ -162,18 +162,18 @@ def rounded_evidence(plan, outcome):
 
 @pytest.mark.parametrize("variant", [1, 2])
 def test_subsampled_tuning_is_no_more_than_reported(variant):
-    """2 x 1000 arms. Fails by chance with a probability of at most 5%."""
+    """2 x 600 arms. Fails by chance with a probability of at most 5%."""
     strategy = SubsampledTuning(
         parameters=NORM, arm=f"subsampled-tuning {variant}", variant=variant, rate=0.3, mean_runs=4
     )
-    found, reported = audited(strategy, rounded_evidence, runs=1000)
+    found, reported = audited(strategy, rounded_evidence, runs=600)
     assert 0.15 * reported < found <= reported
 
 
 def test_dp_hyper_is_no_more_than_reported():
-    """1500 arms. Fails by chance with a probability of at most 5%."""
+    """2 x 600 arms. Fails by chance with a probability of at most 5%."""
     strategy = DPHyper(parameters=NORM, arm="dp-hyper", share=0.3, mean_runs=4)
-    found, reported = audited(strategy, rounded_evidence, runs=1000)
+    found, reported = audited(strategy, rounded_evidence, runs=600)
     assert 0.15 * reported < found <= reported
 
 

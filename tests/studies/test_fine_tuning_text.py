@@ -18,11 +18,11 @@ def test_smoke(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv(task.SETTINGS, raising=False)
     out = tmp_path / "results.csv"
     arms = ["defaults", "hyfreedp", "papernot-steinke, parts"]
-    arguments = ["--smoke", "--out", str(out), "--trainable", "head", "lora:2"]
+    arguments = ["--smoke", "--out", str(out), "--trainable", "lora:2"]
     assert run.main([*arguments, "--epsilons", "3", "--arms", *arms]) == 0
     with out.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["trainable"] for row in rows] == ["head", "lora:2"] * 2 + ["any"]
+    assert [row["trainable"] for row in rows] == ["lora:2"] * 2 + ["any"]
     assert all(0.0 < float(row["spent"]) <= 3.0 for row in rows)
     assert all(0.0 <= float(row["accuracy"]) <= 1.0 for row in rows)
     assert "lora:2, ε = 3" in capsys.readouterr().out

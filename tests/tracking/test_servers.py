@@ -24,7 +24,7 @@ from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import TrackingUnavailableError, local_uri, tracking_uri
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
-from tests.tiers import PATIENCE
+from tests.tiers import PATIENCE, campaign
 from tests.toy import curated
 from tests.tracked import ARMS, Tracked
 from tests.tracking.servers import Server, free_port
@@ -61,7 +61,8 @@ def postgres() -> Iterator[str]:
 
 
 @pytest.fixture(
-    scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+    scope="module",
+    params=["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, campaign])],
 )
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -15,6 +15,7 @@ from privtune.training.mechanism.clipping import Automatic, Flat, PerLayer
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, Rows
 from privtune.training.mechanism.schedule import Schedule
+from tests.tiers import FULL
 from tests.training.simple import (
     SimpleDPSGD,
     blobs,
@@ -81,10 +82,11 @@ def test_compiled_clipped_sums_equal_records_taken_one_by_one(build, shape, monk
         close(out[k] - 1.0, clipped_sum(own, bound))
     if build is conv:  # each clipping is a program of its own, and takes seconds
         return
-    out = torch.zeros_like(params)
-    kernel.accumulate(params, rows, Automatic(0.1), out=out)
-    for k, own in enumerate(gradients):
-        close(out[k], (own / (own.norm(dim=1, keepdim=True) + 0.1)).sum(0))
+    if FULL:
+        out = torch.zeros_like(params)
+        kernel.accumulate(params, rows, Automatic(0.1), out=out)
+        for k, own in enumerate(gradients):
+            close(out[k], (own / (own.norm(dim=1, keepdim=True) + 0.1)).sum(0))
     layers = kernel.layout.layers.values()
     spans = [(kernel.layout.spans[n[0]][0], kernel.layout.spans[n[-1]][1]) for n in layers]
     bounds = torch.linspace(0.05, 0.3, len(spans))
