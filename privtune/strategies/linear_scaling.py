@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from privtune.accounting import Composed, Event, Repeated
@@ -33,11 +33,14 @@ class LinearScaling(Searching):
         trials: Trials of each of the two searches.
         fractions: What one trial of the first and of the second search may cost, as fractions of
             what the final training costs.
+        steps: How many steps it takes, as fractions, in (0, 1], of those of the final training. What
+            is extrapolated is the paper's r = ηT, rate times steps: a trial of T' steps runs at
+            T / T' times the rate that the space has drawn, which is that of the final training.
         sampler: ``random``: candidates are drawn independently of earlier scores.
         pruner: Refused: it compares a trial with others.
 
     References:
-        Panda et al. 2024, arXiv 2212.04486, Algorithm 1 (with the number of steps held fixed).
+        Panda et al. 2024, arXiv 2212.04486, Algorithm 1 and Section 3 (r = ηT).
 
     Example:
         >>> context = study.spec.planning_context()
@@ -56,6 +59,7 @@ class LinearScaling(Searching):
     arm: str = "linear-scaling"
     trials: int = 4
     fractions: tuple[float, float] = (0.1, 0.2)
+    steps: tuple[float, float] = (1.0, 1.0)
     sampler: str = "random"
     pruner: str | None = None
 
@@ -74,9 +78,13 @@ class LinearScaling(Searching):
             raise InvalidInputError("fractions", self.fractions, "must be 0 < first < second < 1")
         if self.trials < 1:
             raise InvalidInputError("trials", self.trials, "must be a whole number of at least 1")
+        shares = tuple(float(share) for share in self.steps)
+        if not all(0 < share <= 1 for share in shares):
+            raise InvalidInputError("steps", self.steps, "must be two fractions in (0, 1]")
         guess = epsilon / 2
         trainings = tuple(
-            self._training(context, guess * fraction) for fraction in (low, high, 1.0)
+            self._training(context, guess * fraction, share)
+            for fraction, share in zip((low, high, 1.0), (*shares, 1.0), strict=True)
         )
         search = SearchPlan(trainings[:2], ({"search": 0}, {"search": 1}), 2 * self.trials)
         scale = factor_for(self._event(search, trainings[2]), context, epsilon)
@@ -109,7 +117,9 @@ class LinearScaling(Searching):
             },
         )
 
-    def _training(self, context: PlanningContext, epsilon: float) -> TrainingPlan:
+    def _training(self, context: PlanningContext, epsilon: float, share: float) -> TrainingPlan:
+        steps = max(1, round(share * context.schedule.steps))
+        context = replace(context, schedule=replace(context.schedule, steps=steps))
         method = budgeted(context, self.method, self.options, epsilon=epsilon)
         return TrainingPlan(context.schedule, method)
 
@@ -129,11 +139,13 @@ class LinearScaling(Searching):
                 number = which * self.trials + trial
                 drawn = trials.space.draw(trials.streams, number)
                 params: dict[str, Any] = {**plan.params, **drawn}
+                params["learning_rate"] *= plan.training.schedule.steps / training.schedule.steps
                 found.append(
                     trials.train(plan, training, params, name=f"trial-{number}", scored=True)
                 )
             results += found
-            best.append(float(best_of(found, trials.streams).params["learning_rate"]))
+            rate = float(best_of(found, trials.streams).params["learning_rate"])
+            best.append(rate * training.schedule.steps / plan.training.schedule.steps)
         rate = extrapolate(plan.details["epsilons"], best, plan.details["bounds"])
         params = {**plan.params, "learning_rate": rate}
         result = trials.train(plan, plan.training, params, name="final")

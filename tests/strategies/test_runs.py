@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 
-from privtune.accounting import Event, Parallel, PrivateSelection, ThresholdSelection, epsilon
+from privtune.accounting import (
+    Event,
+    Parallel,
+    PrivateSelection,
+    Repeated,
+    ThresholdSelection,
+    epsilon,
+)
 from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
 from privtune.strategies import (
@@ -162,6 +170,42 @@ def test_linear_scaling_follows_the_line_inside_the_bounds() -> None:
     noises = [t.method.noise_multiplier for _, t, _ in trials.trained]
     assert noises[0] == noises[2] > noises[3] == noises[5] > noises[6]
     assert len(outcome.trials) == 6
+
+
+def walk(event: Event) -> Iterator[Event]:
+    yield event
+    for part in event.children():
+        yield from walk(part)
+
+
+def test_linear_scaling_extrapolates_rate_times_steps() -> None:
+    strategy = LinearScaling(trials=3, steps=(0.25, 0.5), parameters={"max_grad_norm": 1.0})
+    plan = strategy.plan(context(RATE), epsilon=2.0)
+    assert plan.search is not None
+    steps = [t.schedule.steps for t in (*plan.search.trainings, plan.training)]
+    whole = context(RATE).schedule.steps
+    assert steps == [round(whole / 4), round(whole / 2), whole]
+    charged = [part.to_json() for part in walk(plan.event)]
+    for training in plan.search.trainings:  # what runs for fewer steps is charged for fewer
+        assert Repeated(3, training.event).to_json() in charged
+    trials = FakeRound(SearchSpace.from_dict(RATE))
+    outcome = strategy.run(plan, trials)
+    drawn = [trials.space.draw(trials.streams, n)["learning_rate"] for n in range(6)]
+    run = [params["learning_rate"] for _, _, params in trials.trained]
+    assert run[:6] == pytest.approx(
+        [rate * whole / steps[n // 3] for n, rate in enumerate(drawn)], rel=1e-12
+    )
+    best = [
+        max(outcome.trials[k : k + 3], key=lambda t: t.score).params["learning_rate"]
+        * steps[k // 3]
+        for k in (0, 3)
+    ]
+    line = extrapolate(plan.details["epsilons"], best, [whole * b for b in plan.details["bounds"]])
+    assert run[6] == pytest.approx(line / whole)
+    with pytest.raises(InvalidInputError, match="two fractions in"):
+        LinearScaling(steps=(0.0, 1.0), parameters={"max_grad_norm": 1.0}).plan(
+            context(RATE), epsilon=2.0
+        )
 
 
 def test_the_oracle_walks_the_whole_grid() -> None:

@@ -62,7 +62,13 @@ def test_everything_and_linear_scaling_show_all_of_their_trials(storage: str) ->
             "sampler": "grid",
             "parameters": CLIP,
         },
-        {"name": "line", "strategy": "linear-scaling", "trials": 2, "parameters": CLIP},
+        {
+            "name": "line",
+            "strategy": "linear-scaling",
+            "trials": 2,
+            "steps": [0.5, 1.0],
+            "parameters": CLIP,
+        },
     ]
     study = Study.create(toy_spec(arms=arms, space=RATE), storage)
     tpe, grid, line = study.run()
