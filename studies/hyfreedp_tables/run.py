@@ -1,0 +1,175 @@
+"""Tables 2 to 4 and Figures 3, 4 and 6 of HyFreeDP, on a network that learnt in public.
+
+python -m studies.hyfreedp_tables.run --data mnist.npz      # --smoke: seconds, on digits
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+
+import plotly.graph_objects as go
+
+from privtune.plots import plot_lines
+from studies.hyfreedp_tables.work import ARMS, GRIDS, STARTS, cells, fill
+from studies.sheet import Row, Sheet, by, floats, markdown, mean, pm
+
+OURS, TRAINED = "HyFreeDP, K = 5", ("all", "biases", "lora:4")
+
+
+def of_kind(rows: Sequence[Row], what: str) -> list[Row]:
+    """Return the lines of one kind of cell."""
+    return [row for row in rows if row["what"] == what]
+
+
+def best(rows: Sequence[Row]) -> list[Row]:
+    """Return the lines of a grid's best rate, by the mean of its seeds: nobody paid for that."""
+    return max(by(rows, "at").values(), key=lambda lines: mean(lines, "value"))
+
+
+def accuracy(rows: Sequence[Row]) -> dict[tuple[str, float], dict[str, list[Row]]]:
+    """Return the lines of every arm, by what is trained and ε; a grid's are those of its best rate."""
+    found: dict[tuple[str, float], dict[str, list[Row]]] = {}
+    for (part, epsilon, arm), lines in by(
+        of_kind(rows, "accuracy"), "part", "epsilon", "arm"
+    ).items():
+        cell = found.setdefault((part, float(epsilon)), {})
+        cell[arm] = best(lines) if arm in GRIDS else lines
+    return dict(sorted(found.items(), key=lambda item: (TRAINED.index(item[0][0]), item[0][1])))
+
+
+def ratios(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
+    """Return the median times of a step over that of DP-AdamW: the same training, at a given rate."""
+    found = {}
+    for (part,), lines in by(of_kind(rows, "seconds"), "part").items():
+        middle = {n: statistics.median(floats(g, "value")) for (n,), g in by(lines, "line").items()}
+        for name, value in middle.items():
+            found[part, name] = value / middle["DP-AdamW"]
+    return found
+
+
+def noises(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the noise multipliers at K = 5, by setting and ε."""
+    at = [row for row in of_kind(rows, "noise") if row["at"] == "5"]
+    return {
+        (part, epsilon): {row["line"]: float(row["value"]) for row in lines}
+        for (part, epsilon), lines in by(at, "part", "epsilon").items()
+    }
+
+
+def mean_log(rates: Sequence[float]) -> float:
+    """Return the logarithm to base ten of the geometric mean."""
+    return statistics.mean(map(math.log10, rates))
+
+
+def figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Return accuracies, what HyFreeDP is above each arm, noise over DP-SGD's, times of a step."""
+    found = {}
+    for (part, epsilon), arms in accuracy(rows).items():
+        where = f"{part}, ε = {epsilon:g}"
+        values = {arm: mean(lines, "value") for arm, lines in arms.items()}
+        for arm in ("un-paid grid", "un-paid grid, cosine", "Prodigy", "D-Adaptation", "DP-hyper"):
+            if arm in values and OURS in values:
+                found[f"HyFreeDP above {arm}, {where}"] = values[OURS] - values[arm]
+        found |= {f"{arm}, {where}": value for arm, value in values.items()}
+    for (part, epsilon), noise in noises(rows).items():
+        where = f"{part}, ε = {float(epsilon):g}, K = 5"
+        found[f"σ_g over DP-SGD's, {where}"] = noise["σ_g"] / noise["σ, DP-SGD"]
+        found[f"even split over DP-SGD's, {where}"] = noise["σ, even split"] / noise["σ, DP-SGD"]
+        found[f"σ_l, {where}"] = noise["σ_l, gaussian"]
+    for fit, start, rates, right in ends(rows):
+        found[f"{fit}, from {start}: log10 of the last rate"] = mean_log(rates)
+        found[f"{fit}, from {start}: accuracy"] = mean(right, "value")
+    found |= {f"step with {n}, {part}": value for (part, n), value in ratios(rows).items()}
+    return found
+
+
+def ends(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[float], list[Row]]]:
+    """Yield where each first rate led: every seed's last rate and accuracy."""
+    for (part, fit), lines in by(of_kind(rows, "rate"), "part", "arm").items():
+        named = {name: group for (name,), group in by(lines, "line").items()}
+        for start in (f"{start:g}" for start in STARTS):
+            rates = named[f"{fit}, from {start}: learning_rate"]
+            last = max(floats(rates, "at"))
+            found = [float(row["value"]) for row in rates if float(row["at"]) == last]
+            yield f"{part}, {fit}", start, found, named[f"{fit}, from {start}: accuracy"]
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Return the tables of accuracies, first rates, noise and times."""
+    cellsof, found = accuracy(rows), []
+    heads = [f"{part}, ε = {epsilon:g}" for part, epsilon in cellsof]
+    lines = [
+        (arm, *(pm(cell[arm], "value") if arm in cell else "–" for cell in cellsof.values()))
+        for arm in ARMS
+        if any(arm in cell for cell in cellsof.values())
+    ]
+    found.append(markdown(("test accuracy, %", *heads), lines))
+    tried = [
+        (f"{arm}, {part}, ε = {float(epsilon):g}",
+         "; ".join(f"{float(at):g}: {pm(each, 'value')}" for (at,), each in by(of, "at").items()))
+        for (part, epsilon, arm), of in by(of_kind(rows, "accuracy"), "part", "epsilon", "arm").items()
+        if arm in GRIDS
+    ]  # fmt: skip
+    found.append(markdown(("grid", "test accuracy at every rate, %"), tried))
+    led: dict[str, list[str]] = {}
+    for fit, _, rates, right in ends(rows):
+        text = f"{10 ** mean_log(rates):.2g} ({min(rates):.2g} to {max(rates):.2g})"
+        led.setdefault(fit, []).append(f"{text}, {mean(right, 'value'):.1f} %")
+    heads = [f"from {start:g}" for start in STARTS]
+    found.append(
+        markdown(("last rate (seeds), accuracy", *heads), [(k, *v) for k, v in led.items()])
+    )
+    noise = noises(rows)
+    if noise:
+        names = list(next(iter(noise.values())))
+        body = [
+            (part, f"{float(epsilon):g}", *(f"{values[name]:.3f}" for name in names))
+            for (part, epsilon), values in noise.items()
+        ]
+        found.append(markdown(("noise multipliers at K = 5", "ε", *names), body))
+    times = ratios(rows)
+    if times:
+        body = [("a step over one of DP-AdamW", *(f"{value:.2f}" for value in times.values()))]
+        found.append(markdown(("times", *(name for _, name in times)), body))
+    return found
+
+
+def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
+    """Return how rates move from every start, and how the noise splits."""
+    moving = [
+        {"step": r["at"], "learning rate": r["value"], "start": n.split(":")[0].split(", ")[1],
+         "fit": f"{r['part']}, fit: {r['arm']}"}
+        for r in of_kind(rows, "rate")
+        if (n := r["line"]).endswith("learning_rate") and r["seed"] == "0"
+    ]  # fmt: skip
+    split = [
+        {"K": r["at"], "noise multiplier": r["value"], "line": r["line"],
+         "setting": f"{r['part']}, ε = {float(r['epsilon']):g}"}
+        for r in of_kind(rows, "noise")
+    ]  # fmt: skip
+    return {
+        "rates": plot_lines(
+            moving, x="step", y="learning rate", line="start", panel="fit", log="y"
+        ),
+        "noise": plot_lines(
+            split, x="K", y="noise multiplier", line="line", panel="setting", log="xy"
+        ),
+    }
+
+
+SHEET = Sheet(
+    name="hyfreedp_tables",
+    key=("what", "part", "epsilon", "arm"),
+    values=("line", "seed", "at", "value"),
+    cells=cells,
+    fill=fill,
+    figures=figures,
+    tables=tables,
+    charts=charts,
+)
+
+if __name__ == "__main__":
+    sys.exit(SHEET.main())
