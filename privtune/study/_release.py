@@ -13,8 +13,10 @@ from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResu
 from privtune.tasks._fine_tuning import for_candidate
 
 if TYPE_CHECKING:
+    from privtune.strategies import ScorePlan
     from privtune.study._results import Results
     from privtune.tasks import Task, TaskData
+    from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.scoring import Measured
     from privtune.training.mechanism.streams import Streams
 
@@ -93,8 +95,7 @@ def utility_of(
 
     report = plan.report
     if report is None and task.public_test:
-        scoring = Scoring()
-        report = scoring.exact(records=task.test_records, target_range=task.target_range)
+        report = _exact(plan, task, data.test)
     if report is None or result is None or result.weights.numel() == 0:
         return {}
     test = held_to_classes(data.test, task.classes)
@@ -108,6 +109,14 @@ def utility_of(
         loss=task.loss,
     )
     return {f"test_{name}": value for name, value in found.items()}
+
+
+def _exact(plan: Plan, task: Task, test: TensorData) -> ScorePlan | None:
+    """Return the metric on a public split that no report names, or None where none suits."""
+    if task.target_range is None and test.y.is_floating_point():
+        # Neither classes nor numbers in a range, as for a density: only what scored the trials.
+        return plan.score and replace(plan.score, noise_multiplier=None, moved=None)
+    return Scoring().exact(records=task.test_records, target_range=task.target_range)
 
 
 def load_release(

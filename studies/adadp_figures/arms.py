@@ -5,22 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from privtune.training.methods import ADADP, DPAdam, FixedDPSGD
-from studies.adadp_figures.task import CONV, PAPER, POOLED, SOFTMAX
+from studies.adadp_figures.task import CONV, POOLED, SOFTMAX
 
 EPOCHS = 10
 DECAY = 0.1 * 100 / EPOCHS  # (5.1) over as many decays as in the paper's 100 epochs
+HALF = {"type": "decay", "start": 0.5, "decay": DECAY}
 ADAPTIVE, DECAYED = "ADADP to the end", "ADADP, then (5.1)"
 DEFAULT = "ADADP as it is by default"  # fixed after a third of the steps, then 0.1 an epoch
 TIGHT = "ADADP with τ = 0.3, then (5.1)"
 ADAM, SGD, FALLING = "DP-Adam", "DP-SGD", "DP-SGD with (5.1), rate of σ = 2"
-WHY = (DEFAULT, FALLING, TIGHT)  # experiments beside the paper's figures
+EARLY = {t: f"ADADP with τ = {t:g}, fixed after 1 epoch, (5.1) after 5" for t in (0.3, 1.0)}
+WHY = (DEFAULT, FALLING, TIGHT, *EARLY.values())  # experiments beside the paper's figures
 GRIDS = {
     (ADAM, POOLED): range(-7, -2),
     (ADAM, CONV): range(-7, -2),
     (SGD, POOLED): range(-3, 2),
     (SGD, CONV): range(-3, 2),
     (SGD, SOFTMAX): range(-2, 4),
-    (SGD, PAPER): (-2, -1),
     (FALLING, POOLED): (-1,),
 }
 TOLERANCES = (0.1, 0.3, 1.0)
@@ -37,7 +38,11 @@ def method_of(arm: str, sigma: float) -> Any:
         DECAYED: ADADP(sigma, tolerance=1.0, adapt_share=0.5, decay=DECAY),
         TIGHT: ADADP(sigma, tolerance=0.3, adapt_share=0.5, decay=DECAY),
         DEFAULT: ADADP(sigma),
-        FALLING: FixedDPSGD(sigma, schedule={"type": "decay", "start": 0.5, "decay": DECAY}),
+        FALLING: FixedDPSGD(sigma, schedule=HALF),
         ADAM: DPAdam(sigma),
         SGD: FixedDPSGD(sigma),
+        **{
+            name: ADADP(sigma, tolerance=t, adapt_epochs=1.0, decay=0.0, schedule=HALF)
+            for t, name in EARLY.items()
+        },
     }[arm]

@@ -16,7 +16,7 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from studies.adadp_figures import arms
 from studies.adadp_figures.arms import ADAM, ADAPTIVE, DECAYED, SGD, SMALL
-from studies.adadp_figures.task import CONV, PAPER, POOLED, SOFTMAX, net
+from studies.adadp_figures.task import CONV, POOLED, SOFTMAX, net
 from studies.harness import accuracies, fit, secrets_for
 from studies.sheet import Options, Sheet, by, last, markdown, mean, pm
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DELTA, BATCH, POINTS = 1e-6, 200, 5
 TUNED_AT = "2.0"
-SEEDS = {POOLED: 3, CONV: 3, SOFTMAX: 3, PAPER: 1}
+SEEDS = {POOLED: 3, CONV: 3, SOFTMAX: 3}
 
 
 def cells(options: Options) -> Iterator[dict[str, Any]]:
@@ -44,8 +44,6 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
     for sigma in (2.0, 4.0, 8.0):
         for arm in arms.WHY:
             yield {"net": POOLED, "sigma": sigma, "arm": arm}
-    for arm in (SGD, DECAYED, ADAPTIVE):
-        yield {"net": PAPER, "sigma": 8.0, "arm": arm}
 
 
 @functools.cache

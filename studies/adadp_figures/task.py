@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from studies.harness import Split, mnist
 
-PAPER, POOLED = "784-256-256-256-10", "196-64-64-10"
-CONV, SOFTMAX = "conv, then 400-64-5", "49-10"
+POOLED, CONV, SOFTMAX = "196-64-64-10", "conv, then 400-64-5", "49-10"
 _CLASSES = 5
 
 
@@ -32,18 +31,11 @@ class Net:
             layers += [nn.Linear(one, two, bias=False), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
-    @property
-    def parameters(self) -> int:
-        """How many weights are trained."""
-        return sum(one * two for one, two in itertools.pairwise(self.sizes))
-
 
 @functools.cache
 def net(name: str, data: Path | None, *, smoke: bool) -> Net:
     """Return a network and its records."""
     whole = mnist(data, smoke=smoke)
-    if name == PAPER:
-        return Net((784, 256, 256, 256, 10), whole)
     if name == CONV:
         return Net((400, 64, _CLASSES), _features(whole))
     side = 2 if name == POOLED else 4
