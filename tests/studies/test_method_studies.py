@@ -12,7 +12,8 @@ import yaml
 
 from privtune.cli import main as command_line
 
-STUDIES = ("adadp", "adaclip", "hyfreedp", "pur")
+STUDIES = ("adadp", "hyfreedp", "pur")
+PLANNED = (*STUDIES, "adaclip")
 FOLDER = Path(__file__).parents[2] / "studies"
 
 
@@ -73,7 +74,7 @@ def test_a_folder_holds_all_that_a_reproduction_needs(name):
         assert part in readme, part
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", PLANNED)
 def test_its_study_can_be_planned(name, capsys, monkeypatch):
     """The product trains the method of the paper: every arm plans and all fit the budget."""
     path = FOLDER / name / "study.yaml"
