@@ -25,6 +25,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "defaults": {"strategy": "fixed", "parameters": {"learning_rate": 0.5, **CLIP}},
     "papernot-steinke": {"strategy": "papernot-steinke", **SEARCH},
     "liu-talwar": {"strategy": "liu-talwar", "maximum": 40, **SEARCH},
+    "subsampled-1": {"strategy": "subsampled-tuning", "variant": 1, "rate": 0.1, **SEARCH},
     "subsampled-2": {"strategy": "subsampled-tuning", "variant": 2, "rate": 0.1, **SEARCH},
     "hyfreedp": {"strategy": "hyfreedp"},
     "adadp": {"strategy": "adadp", "parameters": CLIP},

@@ -81,7 +81,7 @@ def accuracies() -> dict[tuple[str, str], dict[str, float]]:
     found: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for folder, task in (
         ("four_tasks", None),
-        ("mnist-strategies", "mnist"),
+        ("mnist_strategies", "mnist"),
         ("transfer", "transfer"),
     ):
         with (STUDIES / folder / "results.csv").open(encoding="utf-8") as file:
