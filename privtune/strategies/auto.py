@@ -1,9 +1,10 @@
 """One arm that picks how it chooses, from public facts alone and by what public studies found.
 
 The rule is read off the studies of this project (``studies/four_tasks``, ``studies/transfer``): the
-best arm that is paid for was HyFreeDP where public weights are fine-tuned, ADADP for networks that are
-trained from scratch, and a selection of learning rates for small models, which learn in few steps and
-for which ADADP's tolerance, made for d/2T of order one, is too strict.
+best arm that is paid for was subsampled tuning where a tenth of the records is thousands; where it is
+not, HyFreeDP if public weights are fine-tuned, ADADP for networks that are trained from scratch, and a
+selection of learning rates for small models, which learn in few steps and for which ADADP's
+tolerance, made for d/2T of order one, is too strict.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from privtune.training.methods import METHODS
 __all__ = ["Auto"]
 
 _SMALL = 0.25  # of d/2T: ADADP would aim at an error below half of what it may
+_MANY = 25_000  # records: a tenth of 27,000 was enough, of 4,000 it was not
+_ENOUGH = 1.0  # of ε: at 0.3 a tenth of 27,000 was not
 _RUNS = 10.0
 _SEARCHED = "learning_rate"
 _PRIOR = {"learning_rate": 0.5, "max_grad_norm": 1.0}  # the studies' defaults
@@ -39,10 +42,12 @@ class Auto:
     ====================================================  ==========================================
     the study                                             the arm
     ====================================================  ==========================================
-    fine-tunes public weights                             ``hyfreedp``
+    25,000 records and ε of 1 or more, a space with a     ``subsampled-tuning`` on a tenth,
+    learning rate, a limit of two trainings or more       10 runs in the mean
+    else, fine-tunes public weights                       ``hyfreedp``
     trains d parameters in T steps, d/2T at least 1/4     ``adadp``
     a smaller model, a space with a learning rate         ``papernot-steinke``, 10 runs in the mean
-    the same, and no more than so many trainings' cost    ``subsampled-tuning``, variant 2
+    the same, and no more than so many trainings' cost    ``subsampled-tuning``
     the same, and no more than one's, or no such space    ``fixed``: 0.5 and 1, or as given
     ====================================================  ==========================================
 
@@ -76,7 +81,7 @@ class Auto:
         Raises:
             InvalidInputError: If ``cost_limit`` is below 1.
         """
-        chosen, why = self._choose(context)
+        chosen, why = self._choose(context, epsilon)
         strategy = self._made(chosen, context)
         plan = strategy.plan(context, epsilon=epsilon)
         check_needs(strategy, context, plan)
@@ -87,11 +92,16 @@ class Auto:
         """Run what was chosen."""
         return self._made(str(plan.details["chosen"])).run(plan, trials)
 
-    def _choose(self, context: PlanningContext) -> tuple[str, str]:
+    def _choose(self, context: PlanningContext, epsilon: float) -> tuple[str, str]:
         """Return the name of what is chosen, and why."""
         limit = math.inf
         if self.cost_limit is not None:
             limit = check_number("cost_limit", self.cost_limit, at_least=1.0)
+        records = context.schedule.records
+        searched = _SEARCHED in context.space and limit >= 2.0
+        if records >= _MANY and epsilon >= _ENOUGH and searched:
+            why = f"a tenth of {records:,} records are enough to tune on at ε = {epsilon:.3g}"
+            return "subsampled-tuning", why
         if context.task.pretrained is not None:
             return "hyfreedp", "public weights are fine-tuned"
         ratio = trained_parameters(context, self.parameters) / (2.0 * context.schedule.steps)
@@ -118,4 +128,4 @@ class Auto:
         taken = {k: v for k, v in given.items() if k not in searched and k != _SEARCHED}
         if chosen == "papernot-steinke":
             return PapernotSteinke(arm=self.arm, parameters=taken, mean_runs=_RUNS)
-        return SubsampledTuningStrategy(arm=self.arm, parameters=taken, variant=2, mean_runs=_RUNS)
+        return SubsampledTuningStrategy(arm=self.arm, parameters=taken, variant=1, mean_runs=_RUNS)
