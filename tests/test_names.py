@@ -120,7 +120,7 @@ def test_a_study_of_an_older_version_with_a_name_of_today_no_more(
     cli: Cli, storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It opens and is shown; deleting it leaves what its folder shares with MLflow, and more."""
-    for module in ("_create", "spec"):
+    for module in ("_create", "_spec_parts"):
         monkeypatch.setattr(f"privtune.study.{module}.check_name", lambda name, *_: name)
     long = "x" * 150
     for name in ("mlflow", long):
