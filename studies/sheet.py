@@ -46,6 +46,7 @@ __all__ = [
     "last",
     "markdown",
     "mean",
+    "most_spent",
     "pm",
     "release_of",
 ]
@@ -158,7 +159,9 @@ class Sheet:
         if given.smoke and given.out is None:
             given.out = Path(tempfile.mkdtemp()) / "results.csv"
         out = given.out or self.folder / "results.csv"
-        if given.data is not None:
+        if given.smoke:
+            os.environ.pop("PRIVTUNE_DATA", None)
+        elif given.data is not None:
             os.environ["PRIVTUNE_DATA"] = str(given.data.absolute())
         if not given.no_run:
             only = dict(pair.split("=", 1) for pair in given.only)
@@ -180,6 +183,9 @@ class Sheet:
         return 1 if problems else 0
 
     def _run(self, out: Path, options: Options, only: Mapping[str, str], seconds: float) -> None:
+        import torch
+
+        torch.set_num_threads(1)
         done = {tuple(row[name] for name in self.key) for row in self.read(out)}
         began = time.monotonic()
         for cell in self.cells(options):
@@ -269,6 +275,12 @@ def error(rows: Iterable[Row], column: str) -> float:
     """Return the standard error of a column's mean; 0 of a single line."""
     values = floats(rows, column)
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def most_spent(rows: Iterable[Row]) -> dict[str, float]:
+    """Return, as a figure, the largest share of its budget that a line spent; some spend nothing."""
+    shares = (float(row["spent"]) / float(row["epsilon"]) for row in rows if row["spent"])
+    return {"spent of the budget, at most": max(shares, default=0.0)}
 
 
 def pm(rows: Sequence[Row], column: str, *, scale: float = 1.0, digits: int = 1) -> str:

@@ -134,18 +134,18 @@ class LinearScaling(Searching):
         results = []
         best: list[float] = []
         for which, training in enumerate(plan.search.trainings):
-            found = []
+            found, longer = [], plan.training.schedule.steps / training.schedule.steps
             for trial in range(self.trials):
                 number = which * self.trials + trial
                 drawn = trials.space.draw(trials.streams, number)
                 params: dict[str, Any] = {**plan.params, **drawn}
-                params["learning_rate"] *= plan.training.schedule.steps / training.schedule.steps
+                params["learning_rate"] *= longer
                 found.append(
                     trials.train(plan, training, params, name=f"trial-{number}", scored=True)
                 )
             results += found
             rate = float(best_of(found, trials.streams).params["learning_rate"])
-            best.append(rate * training.schedule.steps / plan.training.schedule.steps)
+            best.append(rate / longer)
         rate = extrapolate(plan.details["epsilons"], best, plan.details["bounds"])
         params = {**plan.params, "learning_rate": rate}
         result = trials.train(plan, plan.training, params, name="final")

@@ -12,8 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import AdaCliP, FixedDPSGD, NormBound
 from studies.adaclip import parts, shown
@@ -102,7 +100,6 @@ def _network(arm: str, epsilon: float) -> list[dict[str, Any]]:
 @lru_cache(maxsize=1)
 def data(path: Path | None, smoke: bool) -> Split:
     """Load the records once."""
-    torch.set_num_threads(1)
     return mnist(path, smoke=smoke)
 
 

@@ -5,16 +5,13 @@ python -m studies.four_tasks.run --data mnist.npz        # goes on where it was
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_results
-from studies.sheet import Options, Sheet, by, markdown, mean, pm, release_of
-from studies.transfer.task import HIDDEN, pretrain
+from studies.sheet import Options, Sheet, by, markdown, mean, most_spent, pm, release_of
+from studies.transfer.task import public_weights
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -81,15 +78,11 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         terms["space"] = SPACE
     if options.smoke:
         terms |= {"epochs": 1, "expected_batch_size": 100}
-        os.environ.pop("PRIVTUNE_DATA", None)
-    with tempfile.TemporaryDirectory() as folder:
-        if cell["task"] == "transfer":
-            os.environ[HIDDEN] = "16" if options.smoke else "128"
-            weights = Path(folder) / "digits-0-to-4.safetensors"
-            pretrain(weights)
-            terms["task"] = {**FINE_TUNING, "pretrained": str(weights)}
-        told = {"epsilon": cell["epsilon"], "delta": 1e-5, "seed": cell["seed"]}
-        return [release_of(arm, **told, **terms)]
+    if cell["task"] == "transfer":
+        weights = public_weights(16 if options.smoke else 128)
+        terms["task"] = {**FINE_TUNING, "pretrained": str(weights)}
+    told = {"epsilon": cell["epsilon"], "delta": 1e-5, "seed": cell["seed"]}
+    return [release_of(arm, **told, **terms)]
 
 
 def figures(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
@@ -98,12 +91,7 @@ def figures(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
         f"{arm} on {task} at ε = {float(epsilon):g}": 100 * mean(group, "accuracy")
         for (task, epsilon, arm), group in by(rows, "task", "epsilon", "arm").items()
     }
-    return {
-        **found,
-        "spent of the budget, at most": max(
-            (float(row["spent"]) / float(row["epsilon"]) for row in rows), default=0.0
-        ),
-    }
+    return {**found, **most_spent(rows)}
 
 
 def tables(rows: Sequence[Mapping[str, str]]) -> list[str]:

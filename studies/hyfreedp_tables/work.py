@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +17,7 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import AutomaticClipping, DAdaptation, DPAdam, HyFreeDP, Prodigy
 from studies.harness import Split, accuracies, fit, secrets_for
 from studies.sheet import Options, release_of
-from studies.transfer.task import HIDDEN, digits_5_to_9, half, pretrain
+from studies.transfer.task import digits_5_to_9, half, public_weights
 
 NORM = {"max_grad_norm": 0.1}  # Adam does not see the scale of its gradients
 METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -95,20 +91,9 @@ def trainings(
                 yield {"what": "accuracy", "part": part, "epsilon": epsilon, "arm": arm}
 
 
-@functools.cache
-def weights(width: str) -> tuple[Path, Any]:
-    """Return where the network is that learnt the digits 0 to 4, and the folder that keeps it."""
-    folder = tempfile.TemporaryDirectory()
-    os.environ[HIDDEN] = width
-    pretrain(path := Path(folder.name) / "digits-0-to-4.safetensors")
-    return path, folder
-
-
 def setting(part: str, options: Options) -> tuple[Task, Split, Schedule]:
     """Return the task, its private records and the steps."""
-    if options.smoke:
-        os.environ.pop("PRIVTUNE_DATA", None)
-    path, _ = weights("16" if options.smoke else "128")
+    path = public_weights(16 if options.smoke else 128)
     task, split = fine_tuned(digits_5_to_9(), pretrained=str(path), trainable=part), half(5)
     split.x, split.y = split.x[: task.train_records], split.y[: task.train_records]
     size = {"expected_batch_size": 100, "epochs": 1} if options.smoke else {}
@@ -127,7 +112,7 @@ def fill_accuracy(cell: Mapping[str, Any], options: Options) -> list[dict[str, A
     told, arm = {"epsilon": cell["epsilon"], "delta": DELTA}, cell["arm"]
     task, split, schedule = setting(cell["part"], options)
     if arm == "DP-hyper":
-        path, _ = weights("128")
+        path = public_weights(128)
         named = "studies.transfer.task:digits_5_to_9"
         kind = {"type": "fine-tuning", "pretrained": str(path), "trainable": cell["part"]}
         terms = {"task": {**kind, "task": named}, "epochs": 5, "expected_batch_size": BATCH}
@@ -256,5 +241,4 @@ FILL: dict[str, Callable[[Mapping[str, Any], Options], list[dict[str, Any]]]] = 
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one cell."""
-    torch.set_num_threads(1)
     return FILL[cell["what"]](cell, options)

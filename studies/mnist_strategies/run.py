@@ -5,13 +5,12 @@ python -m studies.mnist_strategies.run --data mnist.npz        # goes on where i
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
-from studies.sheet import Options, Sheet, by, markdown, mean, pm, release_of
+from studies.sheet import Options, Sheet, by, markdown, mean, most_spent, pm, release_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -55,8 +54,6 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one arm, as a study of its own."""
     arm = ARMS[cell["arm"]]
     space = {"space": SPACE} if "mean_runs" in arm else {}
-    if options.smoke:
-        os.environ.pop("PRIVTUNE_DATA", None)
     budget = {"epsilon": cell["epsilon"], "delta": 1e-5, "seed": cell["seed"]}
     return [release_of(arm, **budget, **space, **(SMOKE if options.smoke else TERMS))]
 
@@ -74,8 +71,7 @@ def figures(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
         ]
         if of[0] and of[1]:
             found[f"times fewer gradient evaluations of {variant}"] = of[0] / of[1]
-    shares = [float(row["spent"]) / float(row["epsilon"]) for row in rows]
-    return {**found, "spent of the budget, at most": max(shares, default=0.0)}
+    return {**found, **most_spent(rows)}
 
 
 def tables(rows: Sequence[Mapping[str, str]]) -> list[str]:

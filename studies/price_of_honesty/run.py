@@ -9,10 +9,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from privtune.plots import plot_lines
-from studies.sheet import Options, Sheet, by, markdown, mean, pm, release_of
+from studies.sheet import Options, Sheet, by, markdown, mean, most_spent, pm, release_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -57,7 +55,6 @@ def arm_of(name: str, trials: int) -> dict[str, Any]:
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one arm: a study with a budget of its own."""
-    torch.set_num_threads(1)
     terms = dict(TASKS[cell["task"]])
     if cell["arm"] != ADAPTS:
         terms["space"] = SPACE
@@ -74,8 +71,7 @@ def figures(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
         name = f"{arm}, {trials} on {task} at ε = {float(epsilon):g}"
         found[f"accuracy of {name}"] = 100.0 * mean(group, "accuracy")
         found[f"claimed by {name}"] = mean(group, "claimed")
-    spent = (float(row["spent"]) / float(row["epsilon"]) for row in rows)
-    return {**found, "spent of the budget, at most": max(spent, default=0.0)}
+    return {**found, **most_spent(rows)}
 
 
 def tables(rows: Sequence[Mapping[str, str]]) -> list[str]:

@@ -59,7 +59,6 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one cell."""
-    torch.set_num_threads(1)
     if not options.smoke:
         return FILL[cell["what"]](cell, options.data, cell["data"] == "mnist")
     with tempfile.TemporaryDirectory() as folder:

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from privtune.plots import plot_lines
 from studies.selection_against_adaptation.account import by_theorem, of_pure_runs, rounded_up
 from studies.selection_against_adaptation.luck import tables_of_luck
@@ -79,7 +77,6 @@ def arm_of(name: str, runs: int, epochs: int) -> dict[str, Any]:
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one round: a study with a budget of its own."""
-    torch.set_num_threads(1)
     terms: dict[str, Any] = dict(TERMS)
     if options.smoke:
         terms |= {"epochs": 1}

@@ -24,7 +24,6 @@ def by_rate(
     cell: Mapping[str, Any], terms: Mapping[str, Any], *, share: int
 ) -> list[dict[str, Any]]:
     """Train at every rate on one record in ``share``, with the noise and steps of all records."""
-    torch.set_num_threads(1)
     task = get_task(terms["task"])
     data = task.load()
     (x, y), (x_test, y_test) = (

@@ -5,7 +5,6 @@ python -m studies.subsampled_tuning.run --data mnist.npz        # goes on where 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -91,7 +90,6 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         return by_rate(cell, terms, share=10 if cell["how"] == TENTH else 1)
     if options.smoke:
         terms |= {"epochs": 1}
-        os.environ.pop("PRIVTUNE_DATA", None)
     arm = {**HOW[cell["how"]], **ARMS[cell["what"]], "mean_runs": 10}
     told = {"epsilon": cell["epsilon"], "delta": 1e-5, "seed": cell["seed"]}
     return [release_of(arm, **told, space=SPACES[cell["what"]], **terms)]

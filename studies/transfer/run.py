@@ -5,12 +5,8 @@ python -m studies.transfer.run --data mnist.npz        # goes on where it was
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
@@ -18,8 +14,8 @@ from privtune.tasks import fine_tuned
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import DPAdam
 from studies.harness import accuracies, fit, secrets_for
-from studies.sheet import Options, Sheet, by, markdown, mean, pm, release_of
-from studies.transfer.task import HIDDEN, digits_5_to_9, half, pretrain
+from studies.sheet import Options, Sheet, by, markdown, mean, most_spent, pm, release_of
+from studies.transfer.task import digits_5_to_9, half, public_weights
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -72,20 +68,9 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
                     yield {"trainable": part, "epsilon": epsilon, "seed": seed, "arm": arm}
 
 
-@cache
-def weights(width: int, smoke: bool) -> Path:
-    """Train the public network once; its file lasts as long as the run."""
-    os.environ[HIDDEN] = str(width)
-    if smoke:
-        os.environ.pop("PRIVTUNE_DATA", None)
-    path = Path(tempfile.mkdtemp()) / "digits-0-to-4.safetensors"
-    pretrain(path)
-    return path
-
-
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one arm, as a study of its own."""
-    public = str(weights(16 if options.smoke else WIDTH, options.smoke))
+    public = str(public_weights(16 if options.smoke else WIDTH))
     batch, epochs = (100, 1) if options.smoke else (BATCH, EPOCHS)
     schedule = {"expected_batch_size": batch, "epochs": epochs}
     if cell["arm"] == "un-paid grid":
@@ -123,10 +108,9 @@ def grid(cell: Mapping[str, Any], public: str, given: Mapping[str, Any]) -> dict
 def figures(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
     """Return the accuracy of every arm, and the largest share of its budget that any spent."""
     groups = by(rows, "trainable", "epsilon", "arm").items()
-    spent = [float(row["spent"]) / float(row["epsilon"]) for row in rows if row["spent"]]
     return {
         **{f"{a}, {t}, ε = {float(e):g}": 100 * mean(g, "accuracy") for (t, e, a), g in groups},
-        "spent of the budget, at most": max(spent, default=0.0),
+        **most_spent(rows),
     }
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -60,6 +64,23 @@ def pretrain(path: Path, *, epochs: int = 2, seed: int = 0) -> None:
                 F.cross_entropy(model(source.x[rows]), source.y[rows]).backward()
                 optimizer.step()
     save_file({n: p.detach() for n, p in model.named_parameters() if not n.startswith("4.")}, path)
+
+
+def public_weights(width: int) -> Path:
+    """Return the file of the network of this width that learnt the digits 0 to 4: trained once a run.
+
+    Tasks that are made from now on have this width.
+    """
+    os.environ[HIDDEN] = str(width)
+    return _pretrained(width, os.environ.get("PRIVTUNE_DATA"))
+
+
+@functools.cache
+def _pretrained(width: int, data: str | None) -> Path:  # noqa: ARG001 (what it is known by)
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    pretrain(path := folder / "digits-0-to-4.safetensors")
+    return path
 
 
 def _load() -> TaskData:
