@@ -63,6 +63,13 @@ def test_the_reference_names_all_that_is_public(site: Path) -> None:
         assert f"privtune {name}" in commands
 
 
+@pytest.mark.parametrize("page", ["which", "studies", "studies/price_of_honesty"])
+def test_the_charts_of_studies_are_shown(site: Path, page: str) -> None:
+    charts = re.findall(r'<img[^>]*src="([^":]*\w+\.png)"', text(site, page))
+    assert charts
+    assert all((site / page / chart).resolve().exists() for chart in charts)
+
+
 def test_the_spec_of_the_first_page_can_be_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,8 +70,8 @@ def relinked(text: str, source: str, page: str, known: dict[str, str]) -> str:
         if (ROOT / there).is_dir() and f"{there}/README.md" in known:
             there = f"{there}/README.md"
         place = known.get(there)
-        if place is None and there.startswith("docs/"):
-            place = there.removeprefix("docs/")  # a picture
+        if place is None and (there.startswith("docs/") or picture):
+            place = there.removeprefix("docs/")
         if place is None or there.startswith("docs/examples/"):
             return f"{words} (`{there}`)"
         return f"{picture}[{words}]({posixpath.relpath(place, posixpath.dirname(page) or '.')}{anchor or ''})"
@@ -89,6 +89,9 @@ def on_files(files: Files, config: Any) -> Files:
         if not source.startswith("docs/"):
             text = relinked((ROOT / source).read_text("utf-8"), source, page, known)
             files.append(File.generated(config, page, content=text))
+    for picture in sorted(ROOT.glob("studies/**/*.png")):
+        name = picture.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(picture)))
     rooms = "\n".join(
         f"- [{source.removesuffix('/README.md')}]({posixpath.relpath(page, 'rooms')})"
         for source, page in known.items()

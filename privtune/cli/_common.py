@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privtune.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -33,6 +35,7 @@ __all__ = [
     "program",
     "read_bytes",
     "read_json",
+    "write_chart",
     "write_page",
     "write_report",
 ]
@@ -147,6 +150,22 @@ def write_report(study: Study, path: Path) -> None:
     from privtune.views.report import render_study
 
     write_page(path, render_study(study))
+
+
+def write_chart(study: Study, path: Path) -> None:
+    """Write what arms reached against their ε, and the ε of one training alone, as a page."""
+    from privtune.plots import plot_utility
+    from privtune.views.page import document, figure
+    from privtune.views.text import utility_name
+
+    name = utility_name(study.status())
+    chart = plot_utility(study, metric=name)
+    if not chart.data:
+        remedy = "Run the study first, or see the table: privtune study compare."
+        raise InvalidInputError("metric", name, "no released arm has it to be drawn", remedy)
+    caption = "95% intervals; hollow: the ε of the released training alone, as usually claimed."
+    page = document(study.name, figure("utility", chart, caption=caption), plotly=True)
+    write_page(path, page)
 
 
 def changes_table(found: Sensitivity) -> Table:

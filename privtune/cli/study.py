@@ -284,22 +284,27 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
     html: Annotated[
         Path | None, typer.Option(help="Write the comparison as one self-contained page.")
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write its chart alone, utility against ε, as a page.")
+    ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print one line of CSV an arm.")] = False,
     as_markdown: Annotated[bool, typer.Option("--md", help="Print a table of Markdown.")] = False,
     storage: Storage = DEFAULT_STORAGE,
     as_json: AsJson = False,
 ) -> None:
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
-    from privtune.cli._common import write_report
+    from privtune.cli._common import write_chart, write_report
     from privtune.cli._tables import comparison_document, print_comparison
     from privtune.views.comparison import to_csv, to_markdown
 
-    if (html is not None) + as_csv + as_markdown + as_json > 1:
-        raise typer.BadParameter("give one of --html, --csv, --md and --json")
+    if sum((html is not None, plot is not None, as_csv, as_markdown, as_json)) > 1:
+        raise typer.BadParameter("give one of --html, --plot, --csv, --md and --json")
     study = _load(name, storage)
     try:
         if html is not None:
             write_report(study, html)
+        elif plot is not None:
+            write_chart(study, plot)
         elif as_json:
             emit_json(comparison_document(study))
         elif as_csv:

@@ -6,6 +6,7 @@ import csv
 import inspect
 import io
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,7 +73,18 @@ def test_every_form_of_a_comparison(cli: Cli, tmp_path: Path) -> None:
     arms = [{"name": name, **fixed} for name in ("one", "two")]
     spec.write_text(yaml.safe_dump(toy_spec(arms=arms, epochs=1).model_dump(mode="json")))
     assert cli("study", "create", str(spec), *at).code == 0
+    plot = ("study", "compare", "toy", *at, "--plot", str(tmp_path / "chart.html"))
+    early = cli(*plot)
+    assert early.code == 1
+    assert "no released arm" in early.err
     assert cli("study", "run", "toy", *at, "--no-mlflow").code == 0
+    assert cli(*plot).code == 0
+    page = (tmp_path / "chart.html").read_text("utf-8")
+    (drawn,) = re.findall(r'id="utility-data">(.*?)</script>', page, re.DOTALL)
+    traces = {trace["name"]: trace for trace in json.loads(drawn)["data"]}
+    assert list(traces) == ["one", "two"]
+    assert all(trace["error_y"]["array"] for trace in traces.values())
+    assert cli(*plot, "--csv").code == 2
     document = json.loads(cli("study", "compare", "toy", *at, "--json").out)
     rows = list(csv.DictReader(io.StringIO(cli("study", "compare", "toy", *at, "--csv").out)))
     assert [row["arm"] for row in rows] == [arm["arm"] for arm in document["arms"]]
