@@ -37,8 +37,9 @@ NAMES = {
 ARMS = (  # arm, 1/γ, rounds
     ("adadp", 1, 20),
     ("hyfreedp", 1, 20),
-    *(("selection", 2**k, 20) for k in range(1, 6)),
-    ("selection", 64, 10),
+    *(("selection", 2**k, 20) for k in range(1, 7)),
+    ("selection", 128, 8),
+    ("selection", 256, 5),
     *(("larger", 2**k, 20) for k in (2, 4)),
     ("larger", 64, 10),
     *((rate, 1, 3) for rate in STEPS),
