@@ -1,167 +1,107 @@
 """Fine-tune an encoder on labelled texts, by its head, biases or adapters, by every strategy.
 
-    python -m studies.fine_tuning_text.run --texts reviews.csv --classes neg pos \\
-        --sizes 20000 2000 2000 --encoder FOLDER --out results.csv
-    python -m studies.fine_tuning_text.run --smoke      # 4,000 generated sentences, a tiny encoder
-
-Each arm has a budget of its own: the question is what one epsilon buys.
+python -m studies.fine_tuning_text.run                                  # generated sentences
+python -m studies.fine_tuning_text.run --data texts.json --out own.csv  # texts of one's own
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
-import json
 import os
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import privtune
-from studies.fine_tuning_text.task import SETTINGS, generate, public_weights, tiny_encoder
+from privtune.plots import plot_results
+from studies.fine_tuning_text.task import SETTINGS, generated, public_weights
+from studies.sheet import Options, Row, Sheet, by, markdown, mean, most_spent, pm, release_of
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 NORM = {"max_grad_norm": 0.1}  # Adam does not see the scale of its gradients
 SPACE = {"learning_rate": {"type": "float", "low": 1e-4, "high": 3e-2, "log": True}}
-PARTS = ("head", "biases", "lora:4")
-SEARCH = {"strategy": "papernot-steinke", "method": "dp-adam", "parameters": NORM}
+PARTS, ANY = ("head", "biases", "lora:4"), "any"
+SEARCH = {"strategy": "papernot-steinke", "method": "dp-adam", "parameters": NORM, "mean_runs": 5}
+FIXED = {"learning_rate": 1e-3, **NORM}
 ARMS: dict[str, dict[str, Any]] = {
-    "defaults": {
-        "strategy": "fixed",
-        "method": "dp-adam",
-        "parameters": {"learning_rate": 1e-3, **NORM},
-    },
     "hyfreedp": {"strategy": "hyfreedp"},
-    "papernot-steinke": {**SEARCH, "mean_runs": 5},
-    "papernot-steinke, parts": {**SEARCH, "mean_runs": 5},
+    "defaults": {"strategy": "fixed", "method": "dp-adam", "parameters": FIXED},
+    "papernot-steinke": SEARCH,
+    "papernot-steinke, parts": SEARCH,  # searches the part, too: the lines of "any"
 }
-"""The last searches the part, too, and stands in the lines of ``any``."""
-FIELDS = ["trainable", "epsilon", "seed", "arm", "accuracy", "spent", "seconds"]
 
 
-def run_arm(
-    name: str, trainable: str, epsilon: float, seed: int, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Run one arm in a study of its own and return its line."""
-    search = {**SPACE} if "mean_runs" in ARMS[name] else {}
-    if trainable == "any":
-        search["trainable"] = {"type": "categorical", "choices": list(options.trainable)}
-    task: dict[str, Any] = {
+def cells(options: Options) -> Iterator[dict[str, Any]]:
+    """Yield every arm on every part; on generated sentences few, for the mechanics alone."""
+    own = on_own_texts(options)
+    for seed in range(3 if own else 1):
+        for epsilon in (1.0, 3.0) if own else (3.0,):
+            for arm in ARMS if own else (*ARMS,)[::3]:
+                for part in (ANY,) if arm.endswith("parts") else PARTS if own else PARTS[2:]:
+                    yield {"trainable": part, "epsilon": epsilon, "seed": seed, "arm": arm}
+
+
+def on_own_texts(options: Options) -> bool:
+    """Return whether texts were given, and are to be read."""
+    return options.data is not None and not options.smoke
+
+
+def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """Run one arm in a study of its own."""
+    arm, part = ARMS[cell["arm"]], cell["trainable"]
+    size = {"epochs": 3, "expected_batch_size": 256}
+    if not on_own_texts(options):
+        os.environ[SETTINGS], size = str(generated()), {"epochs": 0.5, "expected_batch_size": 128}
+    space = dict(SPACE) if "mean_runs" in arm else {}
+    if part == ANY:
+        space["trainable"] = {"type": "categorical", "choices": list(PARTS)}
+    task = {
         "type": "fine-tuning",
         "task": "studies.fine_tuning_text.task:texts",
-        "pretrained": str(options.weights),
-        "trainable": "all" if trainable == "any" else trainable,
+        "pretrained": str(public_weights()),
+        "trainable": "all" if part == ANY else part,
     }
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        study = privtune.create_study(
-            "texts",
-            budget=privtune.Budget(epsilon, 1e-5, name="texts"),
-            task=task,
-            arms=[{"name": "arm", **ARMS[name]}],
-            space=search,
-            epochs=options.epochs,
-            expected_batch_size=options.batch,
-            seed=seed,
-            storage=f"sqlite:///{folder}/study.db",
-        )
-        (release,) = study.run()
-        study.close()
-    return {
-        "trainable": trainable,
-        "epsilon": epsilon,
-        "seed": seed,
-        "arm": name,
-        "accuracy": round(release.utility.get("test_accuracy", float("nan")), 4),
-        "spent": round(release.guarantee.epsilon, 4),
-        "seconds": round(time.perf_counter() - began, 1),
+    terms = {"task": task, "space": space, **size}
+    return [release_of(arm, epsilon=cell["epsilon"], delta=1e-5, seed=cell["seed"], **terms)]
+
+
+def figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the accuracy of every arm on every part, and what was spent at most."""
+    found = {
+        f"{arm}, {part}, ε = {float(epsilon):g}": 100.0 * mean(of, "accuracy")
+        for (part, epsilon, arm), of in by(rows, "trainable", "epsilon", "arm").items()
     }
+    return {**found, **most_spent(rows)}
 
 
-def table(path: Path) -> str:
-    """Return a results file as a table: the mean test accuracy over its seeds."""
-    with path.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    columns = list(dict.fromkeys((r["trainable"], r["epsilon"]) for r in rows))
-    lines = ["| arm | " + " | ".join(f"{part}, ε = {eps}" for part, eps in columns) + " |"]
-    lines.append("| --- |" + " --- |" * len(columns))
-    for arm in dict.fromkeys(r["arm"] for r in rows):
-        cells = []
-        for column in columns:
-            own = [r for r in rows if (r["trainable"], r["epsilon"], r["arm"]) == (*column, arm)]
-            mean = sum(float(r["accuracy"]) for r in own) / len(own) if own else None
-            cells.append("–" if mean is None else f"{100 * mean:.1f} ({len(own)})")
-        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run all arms and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, prog="python -m studies.fine_tuning_text.run"
-    )
-    parser.add_argument("--texts", type=Path, help="a CSV file, or JSON lines")
-    parser.add_argument("--text", default="text", help="column of the texts")
-    parser.add_argument("--label", default="label", help="column of the labels")
-    parser.add_argument("--classes", nargs="+", help="all labels there are; public")
-    parser.add_argument("--sizes", type=int, nargs=3, help="training, validation, test; public")
-    parser.add_argument("--public-test", action="store_true", help="the test texts are public")
-    parser.add_argument("--encoder", type=Path, help="a folder as Hugging Face keeps it")
-    parser.add_argument("--length", type=int, default=64, help="most tokens of a text")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 3.0])
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--trainable", nargs="+", default=list(PARTS))
-    parser.add_argument("--epochs", type=float, default=3)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--out", type=Path, default=Path("results.csv"))
-    parser.add_argument("--smoke", action="store_true", help="generated texts, a tiny encoder")
-    options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        if options.smoke:
-            _smoke(options, Path(folder))
-        elif not (options.texts and options.classes and options.sizes and options.encoder):
-            parser.error("--texts, --classes, --sizes and --encoder are needed, or --smoke")
-        options.weights = Path(folder) / "encoder.safetensors"
-        public_weights(options.encoder, options.weights)
-        os.environ[SETTINGS] = json.dumps(
-            {
-                "path": str(options.texts.absolute()),
-                "text": options.text,
-                "label": options.label,
-                "classes": options.classes,
-                "sizes": options.sizes,
-                "public_test": options.public_test,
-                "encoder": str(options.encoder.absolute()),
-                "length": options.length,
-            }
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Return the accuracies: a line an arm, a column a part and ε."""
+    columns = list(by(rows, "trainable", "epsilon"))
+    lines = []
+    for (arm,), of in by(rows, "arm").items():
+        at = by(of, "trainable", "epsilon")
+        lines.append(
+            (arm, *(pm(at[c], "accuracy", scale=100.0) if c in at else "–" for c in columns))
         )
-        _run(options)
-    print(table(options.out))
-    return 0
+    heads = (f"{part}, ε = {float(epsilon):g}" for part, epsilon in columns)
+    return [markdown(("test accuracy, %", *heads), lines)]
 
 
-def _smoke(options: argparse.Namespace, folder: Path) -> None:
-    options.texts, options.encoder = folder / "texts.jsonl", folder / "encoder"
-    options.classes, options.sizes, options.public_test = ["bad", "good"], [3000, 500, 500], True
-    options.length, options.seeds, options.epochs, options.batch = 12, 1, 0.5, 128
-    generate(options.texts)
-    tiny_encoder(options.encoder)
+def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
+    """Return accuracy against ε, a panel a part."""
+    return {"chart": plot_results([{**row, "task": row["trainable"]} for row in rows])}
 
 
-def _run(options: argparse.Namespace) -> None:
-    with options.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        for seed in range(options.seeds):
-            for epsilon in options.epsilons:
-                for arm in options.arms:
-                    for part in ["any"] if arm.endswith("parts") else options.trainable:
-                        writer.writerow(run_arm(arm, part, epsilon, seed, options))
-                        file.flush()
-
+SHEET = Sheet(
+    name="fine_tuning_text",
+    key=("trainable", "epsilon", "seed", "arm"),
+    values=("accuracy", "gradient_evaluations", "spent", "claimed"),
+    cells=cells,
+    fill=fill,
+    figures=figures,
+    tables=tables,
+    charts=charts,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SHEET.main())

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import dataclasses
+import functools
 import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,8 @@ from torch import nn
 from privtune.tasks import Sizes, Task, TaskData, split
 from studies.harness import cross_entropy
 
-SETTINGS = "PRIVTUNE_TEXTS"
-"""The environment variable with what ``read`` takes, as JSON: workers read it, too."""
+SETTINGS = "PRIVTUNE_DATA"
+"""The environment variable with the path of a JSON file that says which texts: workers read it, too."""
 
 SUBJECTS = ("film", "meal", "room", "trip", "phone", "book", "song", "game")
 GOOD = ("lovely", "great", "fine", "superb", "warm", "clever", "honest", "bright")
@@ -76,8 +80,30 @@ class Classifier(nn.Module):
         return self.head((states * weights).sum(1))
 
 
+@functools.cache
+def generated() -> Path:
+    """Write generated sentences and a tiny encoder, once a run; return the file that says so."""
+    folder = _folder()
+    generate(folder / "texts.jsonl")
+    tiny_encoder(folder / "encoder")
+    told = {"texts": "texts.jsonl", "encoder": "encoder", "classes": ["bad", "good"], "length": 12}
+    told |= {"sizes": [3000, 500, 500], "public_test": True}
+    (folder / "texts.json").write_text(json.dumps(told), encoding="utf-8")
+    return folder / "texts.json"
+
+
 def settings() -> dict[str, Any]:
-    return json.loads(os.environ[SETTINGS])
+    """Return what the file says; its paths are relative to it."""
+    path = Path(os.environ[SETTINGS])
+    given = {"text": "text", "label": "label", "public_test": False, "length": 64}
+    given |= json.loads(path.read_text("utf-8"))
+    return given | {name: path.parent / given[name] for name in ("texts", "encoder")}
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _network() -> nn.Module:
@@ -92,13 +118,20 @@ def _network() -> nn.Module:
     return Classifier(encoder, config.hidden_size, len(given["classes"])).eval()
 
 
-def public_weights(encoder: Path, path: Path) -> None:
-    """Write an encoder's weights under the names that they have in ``Classifier``."""
+def public_weights() -> Path:
+    """Return a file of the encoder's weights under the names that they have in ``Classifier``."""
+    return _renamed(settings()["encoder"])
+
+
+@functools.cache
+def _renamed(encoder: Path) -> Path:
     found: dict[str, torch.Tensor] = {}
     for file in sorted(encoder.glob("*.safetensors")):
         found |= load_file(file)
     bodies = {n.removeprefix("bert."): t for n, t in found.items()}
+    path = _folder() / "encoder.safetensors"
     save_file({f"encoder.{n}": t.contiguous() for n, t in bodies.items()}, path)
+    return path
 
 
 def read(path: Path, text: str, label: str) -> tuple[list[str], list[str]]:
@@ -112,7 +145,7 @@ def _load() -> TaskData:
     from transformers import AutoTokenizer
 
     given = settings()
-    texts, labels = read(Path(given["path"]), given["text"], given["label"])
+    texts, labels = read(given["texts"], given["text"], given["label"])
     tokenizer = AutoTokenizer.from_pretrained(given["encoder"], local_files_only=True)
     # All to one length: what a text becomes must not hang on its neighbours' lengths.
     tokens = tokenizer(texts, padding="max_length", truncation=True, max_length=given["length"])[
@@ -127,7 +160,7 @@ def _load() -> TaskData:
 
 
 def texts() -> Task:
-    """Return the task; ``PRIVTUNE_TEXTS`` says of what."""
+    """Return the task; the file that ``PRIVTUNE_DATA`` names says of what."""
     from transformers import AutoConfig
 
     given = settings()

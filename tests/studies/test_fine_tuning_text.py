@@ -1,4 +1,4 @@
-"""The study of texts: its smoke mode, and that labels and texts are read as they are declared."""
+"""The study of texts: labels and texts of one's own are read as they are declared."""
 
 from __future__ import annotations
 
@@ -10,22 +10,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from studies.fine_tuning_text import run, task
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_smoke(tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv(task.SETTINGS, raising=False)
-    out = tmp_path / "results.csv"
-    arms = ["defaults", "hyfreedp", "papernot-steinke, parts"]
-    arguments = ["--smoke", "--out", str(out), "--trainable", "lora:2"]
-    assert run.main([*arguments, "--epsilons", "3", "--arms", *arms]) == 0
-    with out.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["trainable"] for row in rows] == ["lora:2"] * 2 + ["any"]
-    assert all(0.0 < float(row["spent"]) <= 3.0 for row in rows)
-    assert all(0.0 <= float(row["accuracy"]) <= 1.0 for row in rows)
-    assert "lora:2, ε = 3" in capsys.readouterr().out
+from studies.fine_tuning_text import task
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -42,7 +27,7 @@ def test_a_label_of_no_class_counts_as_nothing(tmp_path, monkeypatch, suffix):
             file.writelines(json.dumps(line) + "\n" for line in lines)
     task.tiny_encoder(tmp_path / "encoder")
     given = {
-        "path": str(path),
+        "texts": path.name,  # beside the file that names it
         "text": "t",
         "label": "l",
         "classes": ["bad", "good"],
@@ -51,7 +36,8 @@ def test_a_label_of_no_class_counts_as_nothing(tmp_path, monkeypatch, suffix):
         "encoder": str(tmp_path / "encoder"),
         "length": 12,
     }
-    monkeypatch.setenv(task.SETTINGS, json.dumps(given))
+    (tmp_path / "own.json").write_text(json.dumps(given), encoding="utf-8")
+    monkeypatch.setenv(task.SETTINGS, str(tmp_path / "own.json"))
     texts = task.texts()
     data = texts.load_checked()
     parts = [data.train, data.validation, data.test]

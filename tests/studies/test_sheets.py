@@ -29,6 +29,8 @@ def sheet(name: str) -> Sheet:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_smoke(name, tmp_path, capsys, monkeypatch):
+    if name == "fine_tuning_text":
+        pytest.importorskip("transformers")
     monkeypatch.setenv("PRIVTUNE_DATA", "set back at the end")
     out = tmp_path / "results.csv"
     command = ["--smoke", "--out", str(out), "--charts", str(tmp_path)]
