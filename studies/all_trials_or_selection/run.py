@@ -1,11 +1,10 @@
-"""What candidates cost if all are released, if the best alone is, and by linear scaling.
+"""What candidates cost and reach if all are released, if the best alone is, and by linear scaling.
 
-python -m studies.all_trials_or_selection.run        # half a minute of processor time; no training
+python -m studies.all_trials_or_selection.run        # goes on where it was
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -13,15 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from privtune import accounting as dp
 from privtune.plots import plot_lines
-from studies.sheet import Options, Sheet, by, markdown
+from studies.all_trials_or_selection.work import (
+    COUNTS,
+    DELTA,
+    OPTIMIZERS,
+    RATE,
+    STEPS,
+    accuracies,
+)
+from studies.sheet import Options, Sheet, by, markdown, mean, pm
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-DELTA, RATE = 1e-5, 64 / 1077
 STEP = dp.PoissonSampled(RATE, dp.Gaussian(1.0))
-STEPS = math.ceil(20 / RATE)
-PRICE, LEFT = "in all", "left for one"
+PRICE, LEFT, REACHED = "in all", "left for one", "accuracy with "
 ALL_RENYI, ALL = "all, Rényi", "all, ours"
 LIU_TALWAR, PAPERNOT_STEINKE, BEST = "best, Liu–Talwar", "best, Papernot–Steinke", "best, ours"
 LINEAR = "linear scaling, ours"
@@ -58,13 +63,21 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
             counts = CANDIDATES if what == PRICE else SHOWN
             for count in counts[:2] if options.smoke else counts:
                 yield {"what": what, "epsilon": epsilon, "candidates": count}
+    for count in (2,) if options.smoke else COUNTS:
+        for epsilon in EPSILONS[2:] if options.smoke else EPSILONS[1:]:
+            for optimizer in OPTIMIZERS:
+                yield {"what": REACHED + optimizer, "epsilon": epsilon, "candidates": count}
 
 
-def fill(cell: Mapping[str, Any], _options: Options) -> list[dict[str, Any]]:
-    """Price some candidates, or find what is left for one."""
-    epsilon, count = cell["epsilon"], cell["candidates"]
-    find = prices if cell["what"] == PRICE else shares
-    return [{"account": a, "value": f"{v:.6g}"} for a, v in find(epsilon, count).items()]
+def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """Price some candidates, find what is left for one, or train them."""
+    what, epsilon, count = cell["what"], cell["epsilon"], cell["candidates"]
+    if what.startswith(REACHED):
+        lines = accuracies(what.removeprefix(REACHED), epsilon, count, smoke=options.smoke)
+    else:
+        found = (prices if what == PRICE else shares)(epsilon, count)
+        lines = [{"account": name, "value": value, "seed": ""} for name, value in found.items()]
+    return [{**line, "value": f"{line['value']:.6g}"} for line in lines]
 
 
 def prices(epsilon: float, count: int) -> dict[str, float]:
@@ -112,6 +125,10 @@ def figures(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
     found = {}
     for (what, epsilon), group in by(rows, "what", "epsilon").items():
         at = f"ε = {float(epsilon):g}"
+        if what.startswith(REACHED):
+            for (count, name), of in by(group, "candidates", "account").items():
+                found[f"{what}, {count} candidates, {at}: {name}"] = mean(of, "value")
+            continue
         if what == PRICE:
             for every, other in PAIRS:
                 found[f"{other} below {every}, {at} each"] = crossing(group, every, other)
@@ -133,6 +150,8 @@ def tables(rows: Sequence[Mapping[str, str]]) -> list[str]:
     head = [f"ε = {float(epsilon):g} each" for (epsilon,) in epsilons]
     found = [markdown(("cheaper from so many candidates on", "than", *head), lines)]
     for (what, epsilon), group in by(rows, "what", "epsilon").items():
+        if what.startswith(REACHED):
+            continue
         accounts = list(by(group, "account"))
         each = "each" if what == PRICE else "in all"
         values = [
@@ -142,7 +161,24 @@ def tables(rows: Sequence[Mapping[str, str]]) -> list[str]:
         ]
         name = f"candidates, ε = {float(epsilon):g} {each}; ε {what}"
         found.append(markdown((name, *(account for (account,) in accounts)), values))
-    return found
+    return found + [reached(group) for group in by(trained(rows), "epsilon").values()]
+
+
+def trained(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the lines of accuracies."""
+    return [row for row in rows if row["what"].startswith(REACHED)]
+
+
+def reached(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the accuracies at one total ε: a line each arm, a column each number of candidates."""
+    counts = [count for (count,) in by(rows, "candidates")]
+    lines = []
+    found = by(rows, "what", "account").items()
+    for (what, name), of in sorted(found, key=lambda item: item[0][0], reverse=True):
+        at = by(of, "candidates")
+        values = (pm(at[n,], "value") if (n,) in at else "" for n in counts)
+        lines.append((f"{what.removeprefix(REACHED)}: {name}", *values))
+    return markdown((f"digits, ε = {float(rows[0]['epsilon']):g} in all: accuracy", *counts), lines)
 
 
 def charts(rows: Sequence[Mapping[str, str]]) -> dict[str, go.Figure]:
@@ -156,17 +192,30 @@ def charts(rows: Sequence[Mapping[str, str]]) -> dict[str, go.Figure]:
             + ("each: in all" if row["what"] == PRICE else "in all: left for one"),
         }
         for row in rows
-        if row["epsilon"] != "0.5"
+        if row["epsilon"] != "0.5" and not row["what"].startswith(REACHED)
     ]
+    learnt = [
+        {
+            "candidates": count,
+            "accuracy": row["value"],
+            "account": row["account"],
+            "panel": f"{row['what'].removeprefix(REACHED)}, ε = {float(row['epsilon']):g} in all",
+        }
+        for row in trained(rows)
+        # One training at a given rate stands beside any number of candidates.
+        for count in (map(str, COUNTS) if row["account"] == "a given rate" else [row["candidates"]])
+    ]
+    told: dict[str, Any] = {"x": "candidates", "line": "account", "panel": "panel"}
     return {
-        "chart": plot_lines(lines, x="candidates", y="ε", line="account", panel="panel", log="xy")
+        "chart": plot_lines(lines, y="ε", log="xy", **told),
+        "accuracy": plot_lines(learnt, y="accuracy", log="x", **told),
     }
 
 
 SHEET = Sheet(
     name="all_trials_or_selection",
     key=("what", "epsilon", "candidates"),
-    values=("account", "value"),
+    values=("account", "value", "seed"),
     cells=cells,
     fill=fill,
     figures=figures,
