@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -48,31 +49,36 @@ def in_memory(data: Any) -> Any:
     """Return records in memory; one that cannot be read contributes nothing.
 
     Raises:
-        InvalidInputError: If it is no dataset of pairs.
+        InvalidInputError: If it is no dataset of pairs or trees of tensors.
     """
     import torch
 
     from privtune.training.mechanism.data import DatasetData, TensorData
+    from privtune.training.mechanism.packing import RecordTree
 
     if isinstance(data, TensorData):
         return data
-    pair = tuple(getattr(data, "tensors", data)) if _is_tuple(data) else None
-    if pair is not None and len(pair) == 2:
-        return TensorData(torch.as_tensor(pair[0]), torch.as_tensor(pair[1]))
-    if pair is not None or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+    whole = getattr(data, "tensors", data)
+    if isinstance(whole, Mapping) or (isinstance(whole, tuple) and len(whole) > 1):
+        if (
+            isinstance(whole, tuple)
+            and len(whole) == 2
+            and not isinstance(whole[0], Mapping | tuple)
+        ):
+            return TensorData(torch.as_tensor(whole[0]), torch.as_tensor(whole[1]))
+        tree, x, y = RecordTree.split(whole)
+        return TensorData(x, y, tree=tree)
+    if isinstance(whole, tuple) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise InvalidInputError(
             "dataset",
             type(data).__name__,
-            "must be inputs and targets: a pair of tensors, TensorData, or a map-style dataset of "
-            "pairs",
-            "Pass the dataset, not its loader; put weights of records into the inputs.",
+            "must be inputs and targets: a pair of tensors, a dict or tuple of them, TensorData, or a "
+            "map-style dataset of such records",
+            "Pass the dataset, not its loader.",
         )
-    x, y, lost = DatasetData(data).fetch(torch.arange(len(data)))
-    return TensorData(x, y).marked(lost)
-
-
-def _is_tuple(data: Any) -> bool:
-    return isinstance(data, tuple) or hasattr(data, "tensors")
+    read = DatasetData(data)
+    x, y, lost = read.fetch(torch.arange(len(data)))
+    return TensorData(x, y, tree=read.tree).marked(lost)
 
 
 def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:

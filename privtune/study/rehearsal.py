@@ -31,6 +31,7 @@ class _MadeUp:
     def __init__(self, x: torch.Tensor, y: torch.Tensor, size: int, stands_for: Data) -> None:
         self._x, self._y, self._size, self.stands_for = x, y, size, stands_for
         self.unit = getattr(stands_for, "unit", "")
+        self.tree = getattr(stands_for, "tree", None)
 
     def __len__(self) -> int:
         return self._size

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +62,8 @@ class Split:
                 return
             self._check_same(validation)
             if hasattr(train, "x"):
+                for one, other in product(_inputs(validation), _inputs(train)):
+                    _refuse_shared(one, other)
                 _check_apart(validation.x, train.x)
             _check_units_apart(validation, train)
             self._known.add(key)
@@ -78,10 +82,18 @@ class Split:
             )
 
 
-def _check_apart(validation: torch.Tensor, train: torch.Tensor) -> None:
+def _inputs(data: Any) -> Iterable[torch.Tensor]:
+    """Return the inputs as they were given, where they were packed since."""
+    return data.tree.given if getattr(data, "tree", None) else (data.x,)
+
+
+def _refuse_shared(validation: torch.Tensor, train: torch.Tensor) -> None:
     same = validation.untyped_storage().data_ptr() == train.untyped_storage().data_ptr()
     if same and _span(validation)[0] < _span(train)[1] and _span(train)[0] < _span(validation)[1]:
         raise SplitError(_NOT_APART)
+
+
+def _check_apart(validation: torch.Tensor, train: torch.Tensor) -> None:
     if validation.dtype != train.dtype or validation.shape[1:] != train.shape[1:]:
         return
     rows = _hashes(train)

@@ -130,8 +130,11 @@ class Trial(Suggestions):
             model: The model.
             optimizer: Over its trainable parameters; regularisers belong here, as weight decay. None
                 where the arm's method steps by itself (``hyfreedp``, ``adadp``, ``prodigy``, ...).
-            dataset: ``TensorData``, a pair of tensors, or a map-style dataset, of exactly the
-                number of records that the plan declares. On a budget of another unit than the record,
+            dataset: ``TensorData``, a pair of tensors, a dict or tuple of tensors as collators make
+                them, or a map-style dataset of such records, of exactly the number of records that the
+                plan declares; those of another shape than the first contribute nothing. Of a dict the
+                target is ``labels``, else ``label``, else the last entry. On a budget of another unit
+                than the record,
                 what :func:`privtune.tasks.unit_records` makes of the rows; ``loss_of`` stays the loss of
                 a row, and a unit's loss is the sum of its rows'.
             max_grad_norm: With an optimizer: each record's gradient is clipped to this norm.
@@ -197,8 +200,9 @@ class Trial(Suggestions):
 
         Args:
             model: The model that was trained: the one that ``make_private`` was given.
-            validation: ``TensorData`` or a pair of tensors: outputs ``[C]`` a record are held
-                against targets that are whole numbers, shape ``[N]``.
+            validation: Records as ``make_private`` takes them: outputs ``[C]`` a record are held
+                against targets that are whole numbers, shape ``[N]``. Of dicts and tuples all but the
+                target are the model's arguments, and its ``logits``, if it gives several outputs, count.
 
         Returns:
             The score, higher is better. NaN where the strategy chooses nothing: then the split is
@@ -226,6 +230,7 @@ class Trial(Suggestions):
         from privtune.training.mechanism.scoring import score
 
         data = in_memory(validation)
+        tree = data.tree
         self._check_unit(data, "validation")
         if len(data) != plan.records and not data.sealed_size:
             raise InvalidInputError(
@@ -237,6 +242,8 @@ class Trial(Suggestions):
             self._split.check(data, self._train)
         rng = self._streams.numpy("score")
         scored = self._private.bare
+        if tree is not None:
+            scored = tree.inputs.wrap(scored)
         if data.unit:
             from privtune.training.mechanism.units import OfUnits
 

@@ -2,11 +2,11 @@
 
 from privtune.tasks._facts import A_RECORD, PRETRAINED, TRAINED, PublicFacts
 from privtune.tasks._fine_tuning import fine_tuned
-from privtune.tasks._packing import Packing
 from privtune.tasks._partition import Sizes, split
 from privtune.tasks._registry import TASKS, get_task
 from privtune.tasks._task import Task, TaskData, TaskDataError
 from privtune.tasks._units import by_unit, unit_records
+from privtune.training.mechanism.packing import Packing
 
 __all__ = [
     "A_RECORD",

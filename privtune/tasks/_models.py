@@ -13,7 +13,6 @@ from privtune.errors import InvalidInputError
 
 __all__ = [
     "InRange",
-    "Unpacking",
     "linear",
     "mlp",
     "own_model",
@@ -22,22 +21,6 @@ __all__ = [
     "squared_error",
     "weighted_cross_entropy",
 ]
-
-
-class Unpacking(nn.Module):
-    """A model of several tensors, on records that are packed into one."""
-
-    def __init__(self, model: nn.Module, unpack: Callable[[torch.Tensor], object]) -> None:
-        super().__init__()
-        self.model, self._unpack = model, unpack
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the model's outputs."""
-        tensors: Any = self._unpack(x)
-        named = isinstance(tensors, dict)
-        outputs = self.model(**tensors) if named else self.model(*tensors)
-        found: torch.Tensor = getattr(outputs, "logits", outputs)
-        return found
 
 
 class InRange(nn.Module):

@@ -110,7 +110,7 @@ def blocks(page: str, *languages: str) -> list[str]:
 # What no test runs as it stands, and why; whatever else is Python on the site is run below.
 NOT_RUN = {
     "by_unit(": "reads a clinic's table: tests/tasks/test_units.py groups made-up ones",
-    "Packing.of(": "downloads a model: tests/tasks packs, docs/examples/hugging_face_trainer.py trains",
+    "tokenizer(": "needs a model's files: tests/training/own_loop/test_trees.py trains one",
     "def loss_of(model, x, y):  # one record": "the shortest loop, inside an objective: the guide's first",
 }
 

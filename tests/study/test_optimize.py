@@ -509,7 +509,7 @@ def test_a_validation_record_that_cannot_be_read_says_nothing(storage: str) -> N
 
 
 @pytest.mark.parametrize(
-    "data", [(*TRAIN, TRAIN[0]), torch.utils.data.DataLoader(list(zip(*TRAIN, strict=True)))]
+    "data", [(TRAIN[0],), torch.utils.data.DataLoader(list(zip(*TRAIN, strict=True)))]
 )
 def test_what_is_no_dataset_of_pairs_is_one_sentence(storage: str, data: Any) -> None:
     def own(trial: privtune.Trial) -> float:

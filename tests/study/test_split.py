@@ -7,6 +7,7 @@ import hashlib
 import pytest
 import torch
 
+from privtune.study._loop_data import in_memory
 from privtune.study._results import Results
 from privtune.study.split import Split, SplitError
 from privtune.training.mechanism.data import TensorData
@@ -34,3 +35,13 @@ def test_nor_than_that_in_a_file_of_the_version_before(results: Results) -> None
         Split(results).check(OTHER, TRAIN)
     assert not file.exists()
     Split(results).check(SPLIT, TRAIN)
+
+
+def test_packed_records_of_one_memory_are_found(results: Results) -> None:
+    tokens, labels = torch.zeros(40, 3).long(), torch.zeros(40).long()
+    train = in_memory({"input_ids": tokens, "labels": labels})
+    with pytest.raises(SplitError, match="validation records are training records"):
+        Split(results).check(in_memory({"input_ids": tokens[:9], "labels": labels[:9]}), train)
+    Split(results).check(
+        in_memory({"input_ids": tokens.clone()[:9], "labels": labels[:9] * 1}), train
+    )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, default_collate
 
 from privtune.errors import InvalidInputError
+from privtune.training.mechanism.packing import RecordTree
 from privtune.training.mechanism.records import NO_FACTS, RecordFacts, blames_records
 
 __all__ = [
@@ -24,6 +27,10 @@ __all__ = [
 
 Fetched = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Inputs, targets, and which of the records cannot be used; None for none of them."""
+
+
+_Read = tuple[RecordTree | None, torch.Tensor, torch.Tensor]
+"""What records are made of, their inputs and their targets."""
 
 
 class Data(Protocol):
@@ -44,10 +51,6 @@ class Data(Protocol):
     @property
     def like(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs ``[0, ...]`` and targets ``[0, ...]``: shape and type of a record, both public."""
-        ...
-
-    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs ``[n, ...]`` and targets ``[n, ...]`` of the records at ``index``."""
         ...
 
     def fetch(self, index: torch.Tensor) -> Fetched:
@@ -76,6 +79,7 @@ class TensorData:
         groups: The number of the unit (a person, a hospital) that each record belongs to, or is,
             whole numbers ``[N]``; None where records belong to nothing.
         unit: What one record is all rows of, as ``unit_records`` makes them; empty where it is a row.
+        tree: What inputs and targets were before they were packed; None where they are as given.
 
     Raises:
         InvalidInputError: If the two do not have the same number of records, or none.
@@ -87,6 +91,7 @@ class TensorData:
     unusable: torch.Tensor | None = None
     groups: torch.Tensor | None = None
     unit: str = ""
+    tree: RecordTree | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) == 0:
@@ -147,11 +152,12 @@ class DatasetData:
     """Data that does not fit into memory, fetched record by record when it is sampled.
 
     Args:
-        dataset: A map-style dataset of pairs ``(input, target)`` of tensors, arrays or numbers,
-            all of one shape.
+        dataset: A map-style dataset of pairs ``(input, target)`` of tensors, arrays or numbers, or
+            of dicts or tuples of these as in ``RecordTree``, all of the first one's shapes: another
+            cannot be used.
         device: Where to put what was fetched.
-        like: Inputs and targets of any number of made-up records, which say the shape and type of
-            all; those of the first record that can be read, unless given.
+        like: What records are made of, inputs and targets of any number of made-up ones, which say
+            the shape and type of all; those of the first record that can be read, unless given.
         facts: Public facts that every record is held to.
     """
 
@@ -159,10 +165,10 @@ class DatasetData:
 
     def __init__(
         self,
-        dataset: Dataset[tuple[object, object]],
+        dataset: Dataset[Any],
         device: torch.device | None = None,
         *,
-        like: tuple[torch.Tensor, torch.Tensor] | None = None,
+        like: _Read | None = None,
         facts: RecordFacts = NO_FACTS,
     ) -> None:
         if not hasattr(dataset, "__len__") or len(dataset) == 0:
@@ -181,25 +187,27 @@ class DatasetData:
     @property
     def like(self) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Data``."""
-        if self._like is None:
-            readable = (pair for i in range(self._size) if (pair := self._read(i)) is not None)
-            pair = next(readable, None)
-            if pair is None:
-                raise InvalidInputError(
-                    "dataset", "records", "must be readable as pairs of tensors"
-                )
-            self._like = pair
-        x, y = self._like
+        _, x, y = self._first()
         return x[:0].to(self._device), y[:0].to(self._device)
 
-    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Fetch the records at ``index``, each of them once."""
-        if len(index) == 0:
-            return self.like
-        unique, places = torch.unique(index.cpu(), return_inverse=True)
-        pairs = [self._dataset[int(i)] for i in unique]
-        x, y = default_collate(pairs)
-        return x[places].to(self._device), y[places].to(self._device)
+    @property
+    def tree(self) -> RecordTree | None:
+        """What records are made of: see ``TensorData``."""
+        return self._first()[0]
+
+    def _first(self) -> _Read:
+        if self._like is None:
+            found = (read for i in range(self._size) if (read := self._read(i)) is not None)
+            self._like = next(found, None)
+        if self._like is None:
+            raise InvalidInputError(
+                "dataset",
+                "records",
+                "must be readable as pairs of tensors, or as dicts or tuples of tensors",
+                "Pad records to one public length, and leave texts and lists of numbers out: "
+                'a dataset of Hugging Face\'s gives tensors after set_format("torch").',
+            )
+        return self._like
 
     def fetch(self, index: torch.Tensor) -> Fetched:
         """Fetch the records at ``index``, each of them once: see ``Data``."""
@@ -207,7 +215,8 @@ class DatasetData:
         if len(index) == 0:
             return (*like, None)
         unique, places = torch.unique(index.cpu(), return_inverse=True)
-        pairs = [self._read(int(i)) for i in unique]
+        read = [self._read(int(i)) for i in unique]
+        pairs = [r[1:] if r and r[0] == self.tree else None for r in read]
         unread = torch.tensor([p is None or any(map(_differs, p, like)) for p in pairs])
         zeros = tuple(torch.zeros((1, *part.shape[1:]), dtype=part.dtype) for part in like)
         whole = [
@@ -229,15 +238,26 @@ class DatasetData:
         """Return the data, fetched onto ``device``."""
         return DatasetData(self._dataset, device, like=self._like, facts=self._facts)
 
-    def _read(self, number: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return a record as tensors ``[1, ...]``, or None if it is not a pair of such."""
+    def _read(self, number: int) -> _Read | None:
+        """Return a record as tensors ``[1, ...]``, or None if it is none of such."""
         try:
-            x, y = default_collate([self._dataset[number]])
+            record = self._dataset[number]
+            known = dict(record) if isinstance(record, Mapping) else tuple(record)
+            whole = tree_map(_collated, known, is_leaf=lambda part: isinstance(part, list))
+            return RecordTree.split(whole)
+        except InvalidInputError:
+            return None
         except Exception as error:
             if not blames_records(error):
                 raise
             return None
-        return (x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else None
+
+
+def _collated(part: Any) -> torch.Tensor:
+    found = default_collate([part])
+    if not isinstance(found, torch.Tensor):
+        raise TypeError("a record holds tensors, arrays and numbers")
+    return found
 
 
 def _differs(one: torch.Tensor, like: torch.Tensor) -> bool:

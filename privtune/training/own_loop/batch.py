@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.overrides import _get_current_function_mode
+from torch.utils._pytree import tree_leaves
 
 from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.mechanism.oracle import Sample
+from privtune.training.mechanism.packing import RecordTree
 from privtune.training.mechanism.records import Lookups
 from privtune.training.own_loop.replay import Recording
 from privtune.training.own_loop.weights import LoopError
@@ -20,37 +23,57 @@ __all__ = ["Batch", "OpenSample"]
 class Batch:
     """One planned sample: hand it to ``step`` as it is, or read its inputs and targets from it.
 
-    It is drawn when it is first read. One that the loop never reads is drawn by the step itself. It
-    is no sequence, so that a trainer that moves batches about leaves it as it is.
+    Read it as ``x, y = batch``, or as its records are: ``model(*batch)`` of tuples, ``model(**batch)``
+    and ``batch["labels"]`` of dicts. It is drawn when it is first read. One that the loop never reads is
+    drawn by the step itself. It is neither sequence nor mapping, so that a trainer that moves batches
+    about leaves it as it is.
     """
 
-    def __init__(self, read: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._read = read
-        self._tensors: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._versions: tuple[int, ...] = ()
+    def __init__(self, read: Callable[[Batch], Any], tree: RecordTree | None) -> None:
+        self._read, self._tree = read, tree
+        self._record: Any = None
+        self._versions: list[int] = []
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """Return the inputs (0) or the targets (1)."""
-        if self._tensors is None:
-            self._tensors = self._read(self)
-            self._versions = tuple(t._version for t in self._tensors)
-        return self._tensors[index]
+    @property
+    def was_read(self) -> bool:
+        """Whether the loop has read it."""
+        return self._record is not None
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        """Give inputs, then targets."""
-        return iter((self[0], self[1]))
+    def _known(self) -> Any:
+        if self._record is None:
+            self._record = self._read(self)
+            self._versions = [t._version for t in tree_leaves(self._record)]
+        return self._record
+
+    def __getitem__(self, key: int | str) -> Any:
+        """Return the inputs (0) or the targets (1), or an entry of the records by place or name."""
+        return self._known()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give inputs, then targets; or a tuple's entries, or a dict's names."""
+        return iter(self._known())
 
     def __len__(self) -> int:
-        return 2
+        return 2 if self._tree is None else self._tree.size
+
+    def keys(self) -> Sequence[str]:
+        """Return the names of a dict's entries, as ``model(**batch)`` asks for them."""
+        return () if self._tree is None else self._tree.names
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Give a dict's entries by name."""
+        return ((name, self[name]) for name in self.keys())
 
     def holds(self, batch: object) -> bool:
-        """Say whether something is this batch, whole or as its two tensors, as they were read."""
+        """Say whether something is this batch, whole or as its tensors, as they were read."""
         if batch is self:
             return True
-        pair = isinstance(batch, tuple | list) and len(batch) == 2 and self._tensors is not None
-        return pair and all(
+        if self._record is None or not isinstance(batch, tuple | list | dict):
+            return False
+        found, own = tree_leaves(batch), tree_leaves(self._record)
+        return len(found) == len(own) and all(
             a is b and b._version == version
-            for a, b, version in zip(batch, self._tensors or (), self._versions, strict=True)  # type: ignore[call-overload]
+            for a, b, version in zip(found, own, self._versions, strict=True)
         )
 
 

@@ -17,6 +17,7 @@ from privtune.training.mechanism.data import Data, DatasetData, targets_are_clas
 from privtune.training.mechanism.kernel import Layout
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.oracle import Sample
+from privtune.training.mechanism.packing import RecordTree
 from privtune.training.mechanism.records import NO_FACTS, RecordFacts
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
@@ -84,6 +85,7 @@ class Loop:
         self._records = _tensors_of(data)
         self._record_versions = [t._version for t in self._records]
         self._unit: str = getattr(local, "unit", "")
+        self._tree: RecordTree | None = getattr(local, "tree", None)
         x, y = local.like
         self._kernel = RecordLossKernel(
             model,
@@ -229,7 +231,7 @@ class Loop:
     def _refuse_skipped(self) -> None:
         """Refuse to go on, or to end, with a sample that was handed out and not released."""
         opened = self._open
-        if opened is not None and (opened.batch._tensors is not None or opened.start == 0):
+        if opened is not None and (opened.batch.was_read or opened.start == 0):
             raise LoopError(
                 "A batch was not followed by its step (a continue, a break, a return, or batches "
                 "that are fetched ahead). Which samples are released must not hang on what is in "
@@ -264,6 +266,7 @@ def _tensors_of(data: object) -> tuple[torch.Tensor, ...]:
     """Return the training records that lie in memory as tensors."""
     hidden = getattr(data, "stands_for", data)
     found = (*getattr(hidden, "tensors", ()), *(getattr(hidden, n, None) for n in "xy"))
+    found += getattr(getattr(hidden, "tree", None), "given", ())
     return tuple(t for t in found if isinstance(t, torch.Tensor))
 
 

@@ -76,7 +76,7 @@ class PrivateTraining(Loop):
     _hooked: HookedModel | None = None
     _unhookable: InvalidInputError | None = None
     _by_record = False
-    _of_rows: tuple[LossOf, LossOf] | None = None
+    _of_parts: tuple[LossOf, LossOf] | None = None
     _lookups: Lookups | None = None
     _sized: tuple[int, set[int]] | None = None
 
@@ -113,7 +113,7 @@ class PrivateTraining(Loop):
                 self._stop_after()
                 self._refuse_skipped()
                 self._weights.check_parts()
-                batch = Batch(self._read)
+                batch = Batch(self._read, self._tree)
                 if self._open is None:
                     self._open = OpenSample(batch)
                 else:
@@ -170,12 +170,13 @@ class PrivateTraining(Loop):
         return self._step_on_losses(opened, batch)
 
     def _of_records(self, loss_of: LossOf) -> LossOf:
-        """Return the loss of a record; where that is a unit, of the rows that ``loss_of`` is of."""
-        if not self._unit:
+        """Return the loss of a record: of the rows of a unit, or of what lies packed in one tensor."""
+        made = sum_of_rows if self._unit else None if self._tree is None else self._tree.loss_of
+        if made is None:
             return loss_of
-        if self._of_rows is None or self._of_rows[0] is not loss_of:
-            self._of_rows = loss_of, sum_of_rows(loss_of)
-        return self._of_rows[1]
+        if self._of_parts is None or self._of_parts[0] is not loss_of:
+            self._of_parts = loss_of, made(loss_of)
+        return self._of_parts[1]
 
     def fit(self, loss_of: LossOf, *, on_step: Callable[[int, int], object] | None = None) -> None:
         """Take every planned step.
@@ -265,7 +266,7 @@ class PrivateTraining(Loop):
             self._hooked = HookedModel(self._model, self.layout)
         return self._hooked
 
-    def _read(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(self, batch: Batch) -> Any:
         """Hand out records of the sample that is open."""
         opened = self._open
         if opened is None or opened.batch is not batch:
@@ -290,7 +291,7 @@ class PrivateTraining(Loop):
         if self._by_record or self._taken in self._checked_at:
             opened.recording = Recording(x, y)
         opened.watch()
-        return x, y
+        return (x, y) if self._tree is None else self._tree.record(x, y)
 
     def _step_on_losses(self, opened: OpenSample, losses: torch.Tensor) -> bool:
         own = self._own
@@ -301,7 +302,7 @@ class PrivateTraining(Loop):
                 "asks for gradients and losses at points of its own",
                 "Call private.step(batch, loss_of), which gives it both.",
             )
-        if opened.batch._tensors is None or opened.mask is None:
+        if not opened.batch.was_read or opened.mask is None:
             raise LoopError(f"The losses were computed without reading the batch. {_CHECKS}")
         if self._unhookable is not None:
             raise InvalidInputError(
@@ -340,7 +341,7 @@ class PrivateTraining(Loop):
         self._oracle.nonfinite += bad
         if not opened.last:
             opened.start += opened.shown
-            opened.batch = Batch(self._read)
+            opened.batch = Batch(self._read, self._tree)
             opened.recording = None
             return False
         if opened.sample is None:

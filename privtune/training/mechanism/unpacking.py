@@ -1,0 +1,32 @@
+"""A model of several tensors, on records that are packed into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Unpacking"]
+
+
+class Unpacking(nn.Module):
+    """A model of several tensors, on records that are packed into one.
+
+    Args:
+        model: The model.
+        unpack: Returns its arguments: by name, in order, or a single tensor.
+    """
+
+    def __init__(self, model: nn.Module, unpack: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.model, self._unpack = model, unpack
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the model's outputs: of several, the logits."""
+        tensors: Any = self._unpack(x)
+        named = isinstance(tensors, dict)
+        outputs = self.model(**tensors) if named else self.model(*tensors)
+        found: torch.Tensor = getattr(outputs, "logits", outputs)
+        return found
