@@ -30,10 +30,12 @@ from privtune.strategies import (
 )
 from privtune.strategies._check_needs import check_given, check_objective
 from privtune.strategies.everything import sampler_of
+from privtune.strategies.release import split
 from privtune.study._hints import searches_begin_at_hints
 from privtune.study._loop_data import SealedTrialError
 from privtune.study._round import TRIALS, Files, StudyRound, work_on_rows
 from privtune.study._shown import suggested
+from privtune.study.rehearsal import MadeAnew, check_saved, is_more_than_trained
 from privtune.study.split import Split
 from privtune.study.trial import Trial
 from privtune.study.user_training import DPSGD, Validation, objective_task
@@ -241,8 +243,11 @@ def rehearse(
     was looked at but for its shape. So is a hyperparameter that the strategy needs and the function
     does not suggest; a worker, whose driver has seen to that, gives no strategy.
 
+    Where the model holds more than what is trained, the function is called a second time, as far as it
+    makes its model: what would be released, loaded into that, must be what was trained.
+
     Returns:
-        The ranges of whole numbers that the loop showed; ``None`` where it was stopped.
+        The ranges of whole numbers that the loop showed.
 
     Raises:
         PrivTuneError: Whatever a trial would be refused for.
@@ -251,36 +256,47 @@ def rehearse(
     point = {} if plan.search is None else plan.search.points[0]
     from privtune.training.engine.initialisation import Initialisation
 
-    streams = Streams(bytes(32))
-    with Initialisation(streams) as initialisation:
-        trial = Trial(
-            plan,
-            training,
-            number=0,
-            streams=streams,
-            subset=streams,
-            given={**plan.params, **point},
-            sampler=sampler,
-            initialised=initialisation.done,
-            rehearsal=True,
-        )
-        try:
-            value = objective(trial)
-        except TrialPruned:
-            _pruned(trial, 0)
-            return None
-        except Exception as error:
-            error.add_note(
-                "This was a rehearsal on made-up records (whole numbers in them are 0 and 1): nothing "
-                "was charged and no data was used."
+    def run(given: Mapping[str, Any], *, anew: bool = False) -> tuple[Trial, object]:
+        """Call the function; anew, from other first weights and as far as its model."""
+        streams = Streams(bytes(32))
+        with Initialisation(Streams(bytes([anew] * 32))) as initialisation:
+            trial = Trial(
+                plan,
+                training,
+                number=0,
+                streams=streams,
+                subset=streams,
+                given=given,
+                sampler=sampler,
+                initialised=initialisation.done,
+                rehearsal="model" if anew else "steps",
             )
-            raise
-        finally:
-            trial.close()
-    trial.finish(value, 0)
+            try:
+                return trial, objective(trial)
+            except TrialPruned:
+                _pruned(trial, 0)
+                raise
+            except Exception as error:
+                error.add_note(
+                    "This was a rehearsal on made-up records (whole numbers in them are 0 and 1): "
+                    "nothing was charged and no data was used."
+                )
+                raise
+            finally:
+                trial.close()
+
+    trial, value = run({**plan.params, **point})
+    result, loop = trial.finish(value, 0), trial.loop
+    if loop is not None and is_more_than_trained(loop.bare):
+        try:
+            run({**plan.params, **point, **trial.params}, anew=True)
+        except MadeAnew as made:
+            check_saved(
+                loop.bare, made.model, split(result.weights, result.shapes), loop.calls.last
+            )
     if strategy is not None:
         check_given(strategy, trial.params)
-    return trial.facts
+    return None if loop is None else loop.facts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from privtune.training.mechanism.data import Data, Fetched
     from privtune.training.mechanism.records import RecordFacts
 
-__all__ = ["REHEARSED_STEPS", "made_up"]
+__all__ = ["REHEARSED_STEPS", "MadeAnew", "check_saved", "is_more_than_trained", "made_up"]
 
 REHEARSED_STEPS = 2
 """How many steps a rehearsal takes: what works once may fail on what the first has left behind."""
@@ -72,3 +74,83 @@ class _MadeUp:
 def made_up(data: Data, records: int) -> _MadeUp:
     """Return as many made-up records like those of ``data``: of their shapes and types."""
     return _MadeUp(*data.like, records, data)
+
+
+class MadeAnew(BaseException):
+    """Ends an objective where it has made its model: no failure, so no program of a user's catches it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+
+def is_more_than_trained(model: nn.Module) -> bool:
+    """Say whether a model holds tensors that are not trained, and so not released."""
+    import torch
+
+    frozen = any(not p.requires_grad for p in model.parameters())
+    parts = (value for module in model.modules() for value in vars(module).values())
+    return (
+        frozen
+        or any(True for _ in model.buffers())
+        or any(isinstance(value, torch.Tensor) for value in parts)
+    )
+
+
+def check_saved(
+    trained: nn.Module,
+    anew: nn.Module,
+    saved: Mapping[str, torch.Tensor],
+    called: tuple[tuple[Any, ...], dict[str, Any]] | None,
+) -> None:
+    """Hold what would be released of a model against the model that was trained, on made-up records.
+
+    Args:
+        trained: The model that a rehearsal trained.
+        anew: The model as the function makes it another time, from other first weights.
+        saved: What would be released: the trained parameters by name.
+        called: What the model was called with in the rehearsal; None if it never was as a whole.
+
+    Raises:
+        AdapterError: If the weights, loaded into the model made anew, give other outputs than the
+            trained model, or outputs do not hang on them.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    from privtune.execution.fine_tuned import AdapterError
+    from privtune.training.mechanism.kernel import same_fixed
+    from privtune.training.mechanism.streams import GLOBAL_GENERATOR
+
+    if not all(bool(values.isfinite().all()) for values in saved.values()):
+        return
+    anew = anew.to(next(trained.parameters()).device)
+
+    def outputs(model: nn.Module) -> list[torch.Tensor]:
+        args, kwargs = called or ((), {})
+        with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(0)
+            found = model.eval()(*args, **kwargs)
+        return [t for t in tree_leaves(getattr(found, "logits", found)) if torch.is_tensor(t)]
+
+    anew.load_state_dict(saved, strict=False)
+    if called is None:
+        same = same_fixed(trained, anew)
+    else:
+        expected, found = outputs(trained), outputs(anew)
+        same = all(
+            torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-4, equal_nan=True)
+            for a, b in zip(expected, found, strict=True)
+        )
+    if not same:
+        raise AdapterError(
+            "What would be released of the model, loaded into the model that the function makes anew, is "
+            "another model than the one that was trained: what is not trained must be the same every "
+            "time. Load it from a file, or call torch.manual_seed before it is made. Nothing was charged."
+        )
+    if called is not None:
+        anew.load_state_dict({n: torch.full_like(v, 0.5) for n, v in saved.items()}, strict=False)
+        if all(map(torch.equal, found, outputs(anew))):
+            raise AdapterError(
+                "What is trained of the model does not reach its outputs, so no training changes what it "
+                "says. Train other parts of it. Nothing was charged."
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD
@@ -18,7 +18,7 @@ from privtune.study._loop_data import (
     refuse_used,
 )
 from privtune.study._suggestions import Suggestions
-from privtune.study.rehearsal import REHEARSED_STEPS, made_up
+from privtune.study.rehearsal import REHEARSED_STEPS, MadeAnew, made_up
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import SEARCHED
 
@@ -48,7 +48,8 @@ class Trial(Suggestions):
         live: Optuna's trial, where every trial is paid for.
         split: What the round knows of its validation split.
         initialised: Told when the model is made.
-        rehearsal: Whether records are made up and two steps are taken: before the charge.
+        rehearsal: Whether records are made up, before the charge, and two steps are taken, or the
+            model alone is made.
         facts: Public ranges of whole numbers, as the rehearsal found them.
 
     Example:
@@ -97,7 +98,7 @@ class Trial(Suggestions):
         live: ShownTrial | None = None,
         split: Split | None = None,
         initialised: Callable[[], None] = lambda: None,
-        rehearsal: bool = False,
+        rehearsal: Literal["", "steps", "model"] = "",
         facts: RecordFacts | None = None,
     ) -> None:
         super().__init__(streams, given, sampler, live)
@@ -169,6 +170,8 @@ class Trial(Suggestions):
                 "dataset", f"another size than {declared}", "must hold the declared records"
             )
         refuse_used(model)
+        if self._rehearsal == "model":
+            raise MadeAnew(model)
         method = self._training.method
         own = optimizer is None
         if self._rehearsal:
@@ -294,9 +297,9 @@ class Trial(Suggestions):
         return self.pruned
 
     @property
-    def facts(self) -> RecordFacts | None:
-        """Public ranges of whole numbers, as the loop has shown them."""
-        return None if self._private is None else self._private.facts
+    def loop(self) -> PrivateTraining | None:
+        """What ``make_private`` has returned."""
+        return self._private
 
     def close(self) -> None:
         """Stop watching the objective's loop: it has returned, or raised."""

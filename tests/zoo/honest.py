@@ -229,12 +229,14 @@ class _Own(nn.Module):
 
 
 def _frozen() -> nn.Module:
+    torch.manual_seed(0)  # what is frozen is public, and must be the same whenever it is made
     model = nn.Sequential(nn.Linear(_FEATURES, 8), nn.Tanh(), nn.Linear(8, _CLASSES))
     model[0].requires_grad_(False)
     return model
 
 
 def _bias_only() -> nn.Module:
+    torch.manual_seed(0)
     model = _mlp()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.endswith("bias"))
@@ -277,6 +279,8 @@ class _Encoder(nn.Module):
             intermediate_size=8,
             max_position_embeddings=_LENGTH,
         )
+        if lora:
+            torch.manual_seed(0)
         self.body, self.head = BertModel(config), nn.Linear(8, _CLASSES)
         if lora:
             self.body.requires_grad_(False)

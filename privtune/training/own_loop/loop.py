@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import _C, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from privtune.accounting import Event
@@ -43,6 +44,20 @@ class _LoopOracle(StackOracle):
         """Return the sample that the loop holds, or draw one."""
         known, self.drawn = self.drawn, None
         return super().sample() if known is None else known
+
+
+class _Calls:
+    """What a model was called with last, outside of transforms; a copy of the model begins anew."""
+
+    last: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if not any(map(_C._functorch.is_functorch_wrapped_tensor, tensors)):
+            self.last = args, kwargs
+
+    def __deepcopy__(self, _: object) -> _Calls:
+        return _Calls()
 
 
 class Loop:
@@ -107,6 +122,9 @@ class Loop:
         )
         self._oracle.hold_to(facts)
         self._rehearsed = limit is not None
+        self.calls = _Calls()
+        if self._rehearsed:
+            model.register_forward_pre_hook(self.calls, with_kwargs=True)
         self.facts = facts
         self._own: UserOptimizer | None = None
         self._state: Any = None
