@@ -34,15 +34,15 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
         for name, arm in ((POOLED, DECAYED), (POOLED, SGD), (POOLED, ADAM), (SOFTMAX, SMALL[1])):
             yield {"net": name, "sigma": float(TUNED_AT), "arm": arm}
         return
-    for name, sigmas in ((POOLED, (2.0, 4.0, 8.0)), (CONV, (2.0, 8.0))):
+    for name, sigmas in ((POOLED, (2.0, 4.0, 6.0, 8.0)), (CONV, (2.0, 8.0))):
         for sigma in sigmas:
             for arm in (ADAPTIVE, DECAYED, SGD, ADAM):
-                if (arm, sigma) != (ADAM, 4.0):
+                if arm != ADAM or sigma in (2.0, 8.0):
                     yield {"net": name, "sigma": sigma, "arm": arm}
     for arm in (*SMALL, SGD):
         yield {"net": SOFTMAX, "sigma": 2.0, "arm": arm}
-    for sigma in (2.0, 4.0, 8.0):
-        for arm in arms.WHY:
+    for sigma in (2.0, 4.0, 6.0, 8.0):
+        for arm in (arms.FALLING,) if sigma == 6.0 else arms.WHY:
             yield {"net": POOLED, "sigma": sigma, "arm": arm}
 
 
