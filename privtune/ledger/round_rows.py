@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,44 +18,19 @@ from privtune.ledger.schema import rounds, tasks
 from privtune.ledger.storage import Storage
 
 __all__ = [
-    "LeaseTerms",
     "close_after",
     "count_open",
     "find_round",
     "finish_task",
-    "first_open",
     "forget_secret",
-    "give_back",
     "insert_round",
-    "lease_first",
-    "leased",
     "lock_round",
     "of_round",
     "of_task",
     "open_tasks",
-    "renew_tasks",
 ]
 
 _IDLE = 120  # seconds for a model to become a file, in the transaction that accepts its result
-_WINDOW = 256
-"""Open tasks that are looked at to share them; where there are as many, there are enough for all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeaseTerms:
-    """What a lease is asked with.
-
-    Args:
-        most: How many tasks at most.
-        workers: How many share the round at least.
-        seconds: How long the lease lasts.
-        since: A task before which none is open.
-    """
-
-    most: int
-    workers: int
-    seconds: float
-    since: int
 
 
 def _key(charge_id: str) -> tuple[sa.ColumnElement[bool], ...]:
@@ -166,59 +140,7 @@ def count_open(connection: Connection, charge_id: str) -> int:
     )
 
 
-def lease_first(
-    connection: Connection, charge_id: str, worker: str, now: Any, *, terms: LeaseTerms
-) -> list[Row[Any]]:
-    """Lease the first open tasks that nobody works on, in one statement; few rows are looked at.
-
-    It locks no more than it takes, and waits for nobody: tasks that another is about to lease are
-    passed over.
-    """
-    since = *of_round(charge_id), tasks.c.done == 0, tasks.c.number >= terms.since
-    most: Any = terms.most
-    if terms.most > 1:
-        most = _share(since, worker, now, terms)
-    free = (
-        sa.select(tasks.c.number)
-        .where(*since, tasks.c.leased_until <= now)
-        .order_by(tasks.c.number)
-        .limit(most)
-        .with_for_update(skip_locked=True)
-        .cte("free")
-    )
-    statement = (
-        sa.update(tasks)
-        .where(*of_round(charge_id), _among(connection, free))
-        .values(attempts=tasks.c.attempts + 1, worker=worker, leased_until=now + terms.seconds)
-    )
-    return leased(connection, statement)
-
-
-def _share(since: Sequence[Any], worker: str, now: Any, terms: LeaseTerms) -> sa.ScalarSelect[Any]:
-    """How many tasks a worker gets of those that are free; where many are open, all that it asks."""
-    seen = (
-        sa.select(tasks.c.leased_until, tasks.c.worker)
-        .where(*since)
-        .order_by(tasks.c.number)
-        .limit(_WINDOW)
-        .subquery()
-    )
-    is_free = seen.c.leased_until <= now
-    held = sa.case((sa.and_(sa.not_(is_free), seen.c.worker != worker), seen.c.worker))
-    others = sa.func.count(sa.distinct(held)) + 1
-    sharing = sa.case((others > terms.workers, others), else_=terms.workers)
-    part = (sa.func.count().filter(is_free) + sharing - 1) // sharing
-    return sa.select(
-        sa.case(
-            (sa.func.count() >= _WINDOW, terms.most),
-            (part > terms.most, terms.most),
-            (part < 1, 1),
-            else_=part,
-        )
-    ).scalar_subquery()
-
-
-def _among(connection: Connection, found: sa.CTE) -> sa.ColumnElement[bool]:
+def among_found(connection: Connection, found: sa.CTE) -> sa.ColumnElement[bool]:
     """What tasks that were found have, so that they are looked up by their key.
 
     PostgreSQL takes a round that was just opened for a short one, and would read all of it.
@@ -235,62 +157,6 @@ def _among(connection: Connection, found: sa.CTE) -> sa.ColumnElement[bool]:
     )
 
 
-def renew_tasks(
-    connection: Connection, charge_id: str, worker: str, numbers: Sequence[int], until: Any
-) -> list[Row[Any]]:
-    """Prolong what a worker still holds of some tasks, in the order in which others lock them."""
-    mine = (
-        sa.select(tasks.c.number)
-        .where(*of_round(charge_id), tasks.c.number.in_(numbers), tasks.c.done == 0)
-        .where(tasks.c.worker == worker)
-        .order_by(tasks.c.number)
-        .with_for_update()
-        .cte("mine")
-    )
-    statement = (
-        sa.update(tasks)
-        .where(*of_round(charge_id), _among(connection, mine))
-        .values(leased_until=until)
-    )
-    return leased(connection, statement)
-
-
-def leased(connection: Connection, statement: sa.Update) -> list[Row[Any]]:
-    """Run a statement that leases tasks, and return these.
-
-    PostgreSQL need not have written it when it returns. Nothing that is charged or released rests on
-    a lease: it only spares work that another does already. One that a crash undoes leaves its task
-    free, and whoever leases it next trains on the same seed; whichever of the two hands in first
-    stays, by the row's ``done`` alone. Charges, results, releases and settlements are transactions
-    of their own, which wait for the disk, and with them everything before: PostgreSQL's log is
-    written in order.
-    """
-    found: list[Any] = [tasks.c.number, tasks.c.attempts, tasks.c.leased_until]
-    if connection.dialect.name == "postgresql":
-        found.append(sa.func.set_config("synchronous_commit", "off", True).label("unwaited"))
-    rows = connection.execute(statement.returning(*found)).all()
-    return sorted(rows, key=lambda row: row.number)
-
-
-def first_open(connection: Connection, charge_id: str, since: int) -> int:
-    """Return the first task from ``since`` on that has no result; ``since`` if all have one."""
-    query = sa.select(tasks.c.number).where(
-        *of_round(charge_id), tasks.c.done == 0, tasks.c.number >= since
-    )
-    found = connection.execute(query.order_by(tasks.c.number).limit(1)).scalar_one_or_none()
-    return since if found is None else int(found)
-
-
-def give_back(connection: Connection, charge_id: str, worker: str, numbers: Sequence[int]) -> None:
-    """Undo leases that were just taken."""
-    leased(
-        connection,
-        sa.update(tasks)
-        .where(*of_round(charge_id), tasks.c.number.in_(numbers), tasks.c.worker == worker)
-        .values(attempts=tasks.c.attempts - 1, leased_until=0.0),
-    )
-
-
 def close_after(connection: Connection, charge_id: str, number: int, result: str) -> None:
     """Give every open task after one a result, in the order in which others lock them."""
     after = (
@@ -302,6 +168,6 @@ def close_after(connection: Connection, charge_id: str, number: int, result: str
     )
     connection.execute(
         sa.update(tasks)
-        .where(*of_round(charge_id), _among(connection, after))
+        .where(*of_round(charge_id), among_found(connection, after))
         .values(done=1, score=None, result=result)
     )

@@ -8,9 +8,8 @@ The contract, for whoever runs trials (inline, in processes, on a cluster):
   trial comes from it. Whoever takes a task over works with the same seed, so that the same output
   comes out. The secret is forgotten when the charge is settled.
 - A worker leases a row for a while and renews the lease while it works. A lease that expired is
-  given to the next who asks. Leases keep two workers from doing the same work; that nothing is
-  counted twice does not hang on them, nor on any clock. They are measured by the database's clock; if
-  that is set back, a lease lasts for twice its length at most, or ends at once.
+  given to the next who asks. Leases (``leases.py``) keep two workers from doing the same work; that
+  nothing is counted twice does not hang on them, nor on any clock.
 - The first result of a row is accepted, every later one is dropped: one output per trial is ever
   seen.
 - A result may end its round: rows after it that have none are closed unrun, in the same transaction.
@@ -29,49 +28,38 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from privtune.errors import InvalidInputError
 from privtune.ledger.chain import Kind, canonical
 from privtune.ledger.errors import ChargeStateError, UnknownChargeError
+from privtune.ledger.leases import Leases
 from privtune.ledger.ledger import Ledger
 from privtune.ledger.round_rows import (
-    LeaseTerms,
     close_after,
     count_open,
     find_round,
     finish_task,
-    first_open,
-    give_back,
     insert_round,
-    lease_first,
-    leased,
     lock_round,
     of_round,
-    of_task,
     open_tasks,
-    renew_tasks,
 )
 from privtune.ledger.round_values import (
     SKIPPED,
     Lease,
     OpenRound,
     RoundNotFinishedError,
-    RoundStuckError,
     TaskResult,
 )
 from privtune.ledger.schema import tasks
 from privtune.ledger.values import ChargeState
 
 __all__ = ["Rounds"]
-
-_STEP = 64  # how many tasks a lease may look at in vain before it is found out where the open ones begin
 
 
 class Rounds:
@@ -118,13 +106,9 @@ class Rounds:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._ledger = ledger
-        self._seconds = lease_seconds
-        self._max_attempts = max_attempts
-        self._clock = clock
-        self._since: dict[tuple[str, int, float], float] = {}
-        self._since_of: dict[
-            str, int
-        ] = {}  # a task before which none is open, if none was opened anew
+        self._leases = Leases(
+            ledger.log.storage, seconds=lease_seconds, max_attempts=max_attempts, clock=clock
+        )
         self._rounds: dict[str, OpenRound] = {}
 
     def open(self, charge_id: str, *, count: int, secret: bytes | None = None) -> OpenRound:
@@ -149,7 +133,7 @@ class Rounds:
         def insert(connection: Connection) -> bool:
             there = find_round(connection, charge_id)
             if there is not None:
-                self._forget_deaths(connection, charge_id)
+                self._leases.forget_deaths(connection, charge_id)
             done.append(there or insert_round(connection, charge_id, count, secret))
             return there is None
 
@@ -228,33 +212,7 @@ class Rounds:
         Raises:
             RoundStuckError: If the first of the tasks has killed too many workers.
         """
-        opened = self._opened(charge_id)
-        terms = LeaseTerms(
-            most=most,
-            workers=workers,
-            seconds=self._seconds,
-            since=self._since_of.get(charge_id, 0),
-        )
-        with self._ledger.log.storage.quick() as connection:
-            rows = lease_first(connection, charge_id, worker, self._now(connection), terms=terms)
-        if not rows:
-            self._since_of.pop(charge_id, None)  # whatever was opened anew is found next time
-            rows = self._take_over(charge_id, worker, most)
-        elif rows[0].number >= terms.since + _STEP:
-            with self._ledger.log.storage.read() as connection:
-                self._since_of[charge_id] = first_open(connection, charge_id, terms.since)
-        rows = self._harmless(charge_id, worker, rows)
-        return tuple(
-            Lease(
-                charge_id,
-                row.number,
-                worker,
-                row.attempts,
-                row.leased_until,
-                opened.seed(row.number),
-            )
-            for row in rows
-        )
+        return self._leases.take(self._opened(charge_id), worker, most=most, workers=workers)
 
     def renew(self, lease: Lease) -> Lease | None:
         """Prolong a lease; None when somebody else has taken the task over, or finished it.
@@ -276,16 +234,7 @@ class Rounds:
         Returns:
             The leases with their new end, but for tasks that others have taken over or finished.
         """
-        by_number = {lease.number: lease for lease in leases}
-        charge_id, worker = leases[0].charge_id, leases[0].worker
-        with self._ledger.log.storage.quick() as connection:
-            until = self._now(connection) + self._seconds
-            rows = renew_tasks(connection, charge_id, worker, sorted(by_number), until)
-        return tuple(
-            replace(by_number[row.number], expires=row.leased_until)
-            for row in rows
-            if row.attempts == by_number[row.number].attempt
-        )
+        return self._leases.renew(leases)
 
     def complete(
         self,
@@ -377,17 +326,6 @@ class Rounds:
             for row in rows
         )
 
-    def _forget_deaths(self, connection: Connection, charge_id: str) -> None:
-        connection.execute(
-            sa.update(tasks)
-            .where(
-                *of_round(charge_id),
-                tasks.c.done == 0,
-                tasks.c.leased_until <= self._now(connection),
-            )
-            .values(attempts=0)
-        )
-
     def _lock(self, connection: Connection, charge_id: str) -> OpenRound:
         return lock_round(self._ledger.log.storage, connection, charge_id)
 
@@ -398,59 +336,6 @@ class Rounds:
                 raise UnknownChargeError(f"charge {charge_id} has no round.")
             self._rounds[charge_id] = opened
         return self._rounds[charge_id]
-
-    def _take_over(self, charge_id: str, worker: str, most: int) -> list[Row[Any]]:
-        """Lease tasks whose leases have stood for their length without being renewed.
-
-        However the storage's clock was set, whoever waits measures that by a clock of its own.
-        """
-        asked = sa.select(tasks.c.number, tasks.c.attempts, tasks.c.leased_until)
-        query = asked.where(*of_round(charge_id), tasks.c.done == 0).order_by(tasks.c.number)
-        with self._ledger.log.storage.read() as connection:
-            rows = connection.execute(query).all()
-        now = time.monotonic()
-        keys = [(charge_id, row.number, row.leased_until) for row in rows]
-        self._since = {held: self._since.get(held, now) for held in keys}
-        stood = zip(rows, self._since.values(), strict=True)
-        overdue = [row for row, seen in stood if now - seen > self._seconds]
-        taken: list[Row[Any]] = []
-        for row in overdue[:most]:
-            with self._ledger.log.storage.quick() as connection:
-                same = tasks.c.done == 0, tasks.c.leased_until == row.leased_until
-                until = self._now(connection) + self._seconds
-                statement = (
-                    sa.update(tasks)
-                    .where(*of_task(charge_id, row.number), *same)
-                    .values(attempts=tasks.c.attempts + 1, worker=worker, leased_until=until)
-                )
-                taken += leased(connection, statement)
-        return taken
-
-    def _harmless(self, charge_id: str, worker: str, rows: list[Row[Any]]) -> list[Row[Any]]:
-        """Return leased tasks but for those that have killed too many: nobody shall train beside them."""
-        killers = [row.number for row in rows if row.attempts > self._max_attempts]
-        if not killers:
-            return rows
-        stuck = rows[0].number in killers
-        back = [row.number for row in rows] if stuck else killers
-        with self._ledger.log.storage.quick() as connection:
-            give_back(connection, charge_id, worker, back)
-        if stuck:
-            raise RoundStuckError(
-                f"workers of charge {charge_id} died again and again at one task. Nothing was "
-                "released and the charge stays; see what kills them (memory?), then run the "
-                "study again: it goes on where it was."
-            )
-        return [row for row in rows if row.number not in killers]
-
-    def _now(self, connection: Connection) -> Any:
-        """The time by the storage's clock, to compute with in a statement."""
-        if self._clock is not None:
-            return sa.literal(self._clock(), sa.Double)
-        if connection.dialect.name == "postgresql":
-            epoch = sa.func.extract("epoch", sa.func.statement_timestamp())
-            return sa.cast(epoch, sa.Double)
-        return sa.literal(time.time(), sa.Double)
 
 
 def _check_count(count: int) -> None:

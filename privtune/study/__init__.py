@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
+    from privtune.study._create import delete_study
     from privtune.study._loop_data import SealedTrialError
-    from privtune.study._store import StudyExistsError, StudyNotFoundError
-    from privtune.study._study import SealedTrialsError, Study, delete_study, study_names
+    from privtune.study._store import StudyExistsError, StudyNotFoundError, study_names
+    from privtune.study._study import Study
     from privtune.study.audits import audits_of, keep_audit
     from privtune.study.lifecycle import StudyBusyError, StudyFinishedError
     from privtune.study.objective import StudyInterruptedError
     from privtune.study.observer import ArmStatus, NullObserver, Observer
     from privtune.study.planning import StudyPlan, plan_study
-    from privtune.study.seal import SealedError
+    from privtune.study.seal import SealedError, SealedTrialsError
     from privtune.study.spec import ArmSpec, BudgetSpec, SpecError, StudySpec
     from privtune.study.trial import Trial
     from privtune.study.user_training import DPSGD, Validation

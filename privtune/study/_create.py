@@ -1,8 +1,9 @@
-"""Create a study in the storage: its budget, its plans, a secret for each arm."""
+"""Create a study in the storage: its budget, its plans, a secret for each arm. Or delete one."""
 
 from __future__ import annotations
 
 import uuid
+from contextlib import closing
 
 from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
@@ -11,11 +12,11 @@ from privtune.names import check_name
 from privtune.study._rows import StudyRow
 from privtune.study._standing import AnyPlan
 from privtune.study._store import StudyStore
-from privtune.study.lifecycle import new_arm
+from privtune.study.lifecycle import Life, new_arm
 from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
 
-__all__ = ["store_study"]
+__all__ = ["delete_study", "store_study"]
 
 
 def store_study(spec: StudySpec, storage: str) -> None:
@@ -37,6 +38,30 @@ def store_study(spec: StudySpec, storage: str) -> None:
         document = spec.model_dump(mode="json")
         row = StudyRow(spec.name, uuid.uuid4().hex, document, artifact_root(storage))
         store.create(row, [new_arm(spec, row.uid, plan) for plan in plans])
+
+
+def delete_study(name: str, storage: str) -> None:
+    """Delete a study, its trials and its models.
+
+    Its charges are the ledger's and stay: what was released cannot be taken back.
+
+    Args:
+        name: Name of the study.
+        storage: Database URL of studies and budgets.
+
+    Raises:
+        StudyNotFoundError: If there is no such study.
+
+    Example:
+        >>> import privtune
+        >>> study = privtune.create_study("old", budget=privtune.Budget(4.0, 1e-5, name="clinic"))
+        >>> delete_study("old", study.storage)
+        >>> from privtune.study import study_names
+        >>> study_names(study.storage)
+        []
+    """
+    with closing(Life(name, storage)) as life:
+        life.delete()
 
 
 def _check_terms(ledger: Ledger, spec: StudySpec) -> None:

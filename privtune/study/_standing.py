@@ -17,6 +17,7 @@ from privtune.study._release import load_release
 from privtune.study._results import Results
 from privtune.study._store import Arm, StudyStore
 from privtune.study._trials import StudyTrials
+from privtune.study.observer import ArmStatus, StageStatus
 from privtune.study.spec import StudySpec
 
 if TYPE_CHECKING:
@@ -140,6 +141,27 @@ class Standing:
             return Guarantee(math.inf, budget.delta, "non_private", budget.adjacency)
         return epsilon(plan.event, budget.delta, adjacency=budget.adjacency)
 
+    def statuses(self) -> tuple[ArmStatus, ...]:
+        """Return how far every arm is, in order, for people."""
+        charges = self.charges()
+        return tuple(
+            ArmStatus(plan, self.guarantee(plan), _word(plan, charges), self.release(plan))
+            for plan in self.plans().values()
+        )
+
+    def stage_statuses(self) -> tuple[StageStatus, ...]:
+        """Return how far every stage is, in order, for people."""
+        charges, released = self.charges(), self.stage_releases()
+        return tuple(
+            StageStatus(
+                plan,
+                self.guarantee(plan),
+                _word(plan, charges),
+                released.get(name) if name in charges else None,
+            )
+            for name, plan in self.stages().items()
+        )
+
     def secret(self, plan: AnyPlan) -> bytes:
         """Return what everything random in an arm derives from."""
         secret = self.rows()[plan.arm].secret
@@ -193,6 +215,12 @@ class Standing:
                 f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
                 "planned does not change. Say arm='another-name' for a new arm."
             )
+
+
+def _word(plan: AnyPlan, charges: Mapping[str, Charge]) -> str:
+    if plan.arm in charges:
+        return str(charges[plan.arm].state)
+    return "planned" if plan.is_private else "not charged"
 
 
 def _alike(one: object, other: object, drift: float = _LAST_DIGITS) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,10 +14,9 @@ from privtune.ledger import export_certificate
 from privtune.strategies import Plan, Release
 from privtune.study._create import store_study
 from privtune.study._release import MODEL
-from privtune.study._store import study_names
-from privtune.study._trials import all_params
-from privtune.study.lifecycle import Life, StudyFinishedError
+from privtune.study.lifecycle import Life
 from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
+from privtune.study.seal import SealedTrialsError
 from privtune.study.spec import StudySpec
 
 if TYPE_CHECKING:
@@ -30,11 +28,7 @@ if TYPE_CHECKING:
     from privtune.study.user_training import DPSGD, Validation
     from privtune.training.mechanism.noise_options import NoiseOptions
 
-__all__ = ["SealedTrialsError", "Study", "StudyFinishedError", "delete_study", "study_names"]
-
-
-class SealedTrialsError(PrivTuneError):
-    """Sealed trials were asked for outside of the trust boundary."""
+__all__ = ["Study"]
 
 
 class Study:
@@ -66,7 +60,7 @@ class Study:
         >>> study.sealed_trials("selection")
         Traceback (most recent call last):
             ...
-        privtune.study._study.SealedTrialsError: The trials of study 'shown' are sealed: ...
+        privtune.study.seal.SealedTrialsError: The trials of study 'shown' are sealed: ...
         >>> study.run()
         Traceback (most recent call last):
             ...
@@ -269,21 +263,12 @@ class Study:
     @property
     def stages(self) -> tuple[StageStatus, ...]:
         """How far the stages before the arms are, in order, and what they released."""
-        charges, released = self._life.charges(), self._life.stage_releases()
-        return tuple(
-            StageStatus(
-                plan,
-                self._life.guarantee(plan),
-                str(charges[name].state) if name in charges else "planned",
-                released.get(name) if name in charges else None,
-            )
-            for name, plan in self._life.stages().items()
-        )
+        return self._life.stage_statuses()
 
     @property
     def arms(self) -> tuple[str, ...]:
         """Names of the arms, in order."""
-        return tuple(plan.arm for plan in self.plans)
+        return tuple(self._life.plans())
 
     @property
     def trials(self) -> list[optuna.trial.FrozenTrial]:
@@ -331,18 +316,7 @@ class Study:
 
     def status(self) -> tuple[ArmStatus, ...]:
         """Return how far every arm is. Reads the storage only."""
-        charges = self._life.charges()
-        return tuple(
-            ArmStatus(
-                plan,
-                self._life.guarantee(plan),
-                str(charges[plan.arm].state)
-                if plan.arm in charges
-                else ("planned" if plan.is_private else "not charged"),
-                self._life.release(plan),
-            )
-            for plan in self.plans
-        )
+        return self._life.statuses()
 
     def releases(self) -> tuple[Release, ...]:
         """Return the releases there are, in the spec's order."""
@@ -357,13 +331,12 @@ class Study:
         Raises:
             PrivTuneError: If there is no such arm, or it has not been released.
         """
-        for release in self.releases():
-            if release.arm == arm:
-                return release
-        names = ", ".join(plan.arm for plan in self.plans)
+        there = {release.arm: release for release in self.releases()}
+        if arm in there:
+            return there[arm]
         raise PrivTuneError(
-            f"Study {self.name!r} has no release of an arm {arm!r}; its arms are {names}, and "
-            f"{', '.join(r.arm for r in self.releases()) or 'none'} of them are released."
+            f"Study {self.name!r} has no release of an arm {arm!r}; its arms are "
+            f"{', '.join(self.arms)}, and {', '.join(there) or 'none'} of them are released."
         )
 
     def sealed_trials(self, arm: str) -> Sequence[Mapping[str, Any]]:
@@ -379,10 +352,7 @@ class Study:
             SealedTrialsError: Outside of the trust boundary.
         """
         self._check_curator()
-        return [
-            {"number": t.number, "state": t.state.name, "params": all_params(t), "score": t.value}
-            for t in self._life.trials.of(arm)
-        ]
+        return self._life.trials.records(arm)
 
     def failures(self, arm: str) -> Sequence[Mapping[str, Any]]:
         """Return what stopped an arm: ``time`` and ``traceback``. For the curator alone.
@@ -428,27 +398,3 @@ class Study:
     def close(self) -> None:
         """Close the connections."""
         self._life.close()
-
-
-def delete_study(name: str, storage: str) -> None:
-    """Delete a study, its trials and its models.
-
-    Its charges are the ledger's and stay: what was released cannot be taken back.
-
-    Args:
-        name: Name of the study.
-        storage: Database URL of studies and budgets.
-
-    Raises:
-        StudyNotFoundError: If there is no such study.
-
-    Example:
-        >>> import privtune
-        >>> study = privtune.create_study("old", budget=privtune.Budget(4.0, 1e-5, name="clinic"))
-        >>> delete_study("old", study.storage)
-        >>> from privtune.study import study_names
-        >>> study_names(study.storage)
-        []
-    """
-    with closing(Life(name, storage)) as life:
-        life.delete()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from privtune.strategies import TrialResult
     from privtune.study._results import Results
 
-__all__ = ["StudyTrials", "all_params"]
+__all__ = ["StudyTrials"]
 
 _OUTSIDE = "params:"
 
@@ -95,6 +95,13 @@ class StudyTrials:
             study = self._open(arm)
         return study.get_trials()
 
+    def records(self, arm: str) -> list[dict[str, Any]]:
+        """Return number, state, parameters and score of the sealed trials of an arm."""
+        return [
+            {"number": t.number, "state": t.state.name, "params": _all_params(t), "score": t.value}
+            for t in self.of(arm)
+        ]
+
     def delete(self, arms: Sequence[str]) -> None:
         """Delete the trials of arms."""
         for name in (*(f"{self._study}/{arm}" for arm in arms), self._study):
@@ -131,7 +138,7 @@ class StudyTrials:
         return optuna.storages.get_storage(self._database)
 
 
-def all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+def _all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     """Return a recorded trial's parameters, those outside of the space included."""
     outside = {
         key.removeprefix(_OUTSIDE): value

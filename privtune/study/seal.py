@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["SealedError", "open_stream", "round_ran", "sealed"]
+__all__ = ["SealedError", "SealedTrialsError", "open_stream", "round_ran", "sealed"]
 
 _MLFLOW = {
     "mlflow.tracking._tracking_service.registry": ("TrackingStoreRegistry", "get_store"),
@@ -55,6 +55,10 @@ _ran = False
 
 class SealedError(PrivTuneError):
     """Code inside a sealed round tried to reach a tracking server, or one was listening already."""
+
+
+class SealedTrialsError(PrivTuneError):
+    """Sealed trials were asked for outside of the trust boundary."""
 
 
 @contextlib.contextmanager

@@ -837,6 +837,10 @@ _in(
         " insert_round(connection, charge_id, count, secret))",
         f"{_ROUNDS}::test_the_number_of_trials_is_never_drawn_twice",
     ),
+)
+
+_in(
+    "ledger/leases.py",
     (
         "a task kills workers for ever",
         "if row.attempts > self._max_attempts]",
