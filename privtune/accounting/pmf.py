@@ -154,13 +154,6 @@ class LossPmf:
         square = float(self.masses @ (self.losses - self.mean) ** 2)
         return math.sqrt(square / max(float(self.masses.sum()), _LEAST))
 
-    def reversed_delta(self, epsilon: Floats) -> Floats:
-        """Return the profile of the swapped pair, through `1 - e^ε + e^ε δ(-ε)`."""
-        points = np.asarray(epsilon, dtype=np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            value = -np.expm1(points) + np.exp(points) * self.delta(-points)
-        return np.clip(np.where(np.isfinite(value), value, 1.0), 0.0, 1.0)
-
 
 def _discounted(values: Floats, step: float) -> Floats:
     """Return all sums `Σ_{j <= i} values[j] exp(-(i - j) step)`, of values that are 0 or more.

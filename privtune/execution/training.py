@@ -96,76 +96,43 @@ def train_trials(
         Exception: Whatever else stops the program: no memory, a mistake. It is no result, and no
             record's doing: records that cannot be used contribute nothing.
     """
+    from privtune.training.engine.train import train
+    from privtune.training.mechanism.scoring import score as score_of
+    from privtune.training.methods._rate_schedule import SEARCHED
+
     if validated and not task.public_validation:
         raise PrivTuneError(
             f"The validation split of task {task.name!r} is private: its accuracy is not shown."
         )
     done: dict[int, TrialResult] = {}
-    for part in dict.fromkeys(params.get(PART) for params in trials.values()):
-        alike = {index: params for index, params in trials.items() if params.get(PART) == part}
-        stack = _train_alike(
-            training,
-            task=for_candidate(task, next(iter(alike.values()))),
-            data=data,
-            records=records,
-            score=score,
-            trials=alike,
-            secrets=secrets,
-            compute=compute,
-            on_step=on_step,
-            validated=validated,
-            keeper=keeper,
-        )
-        done |= {result.index: result for result in stack}
-    return [done[index] for index in trials]
-
-
-def _train_alike(
-    training: TrainingPlan,
-    *,
-    task: Task,
-    data: TaskData,
-    records: Any,
-    score: ScorePlan | None,
-    trials: Mapping[int, Mapping[str, Any]],
-    secrets: Mapping[int, bytes],
-    compute: Compute,
-    on_step: OnStep | None,
-    validated: bool,
-    keeper: Keeper | None,
-) -> list[TrialResult]:
-    """Train and score trials of one model: see ``train_trials``."""
-    from privtune.training.engine.train import train
-    from privtune.training.mechanism.scoring import score as score_of
-    from privtune.training.methods._rate_schedule import SEARCHED
-
     steps = training.schedule.steps
     wanted = (*training.method.parameters, *SEARCHED)
-    model, reduce = reduced(task, records)
-    trained = train(
-        training.method,
-        training.schedule,
-        model=model,
-        loss=task.loss,
-        data=held_to_classes(reduce(records), task.classes),
-        candidates=[{n: params[n] for n in wanted if n in params} for params in trials.values()],
-        secrets=[secrets[index] for index in trials],
-        device=compute.device,
-        stack=compute.stack,
-        compiled=compute.compiled,
-        noise=training.noise,
-        on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
-        snapshots_at=training.schedule.checkpoints() if validated else (),
-        keeper=keeper,
-    )
-    results = []
-    for row, (index, params) in enumerate(trials.items()):
-        weights = trained.params[row].detach().cpu()
-        curves = {name: values[:, row].tolist() for name, values in trained.report.items()}
-        if validated and task.classes is not None:
-            curves["val_accuracy"] = _accuracies(task, trained.snapshots[row], data, steps)
-        results.append(
-            TrialResult(
+    for part in dict.fromkeys(params.get(PART) for params in trials.values()):
+        alike = {index: params for index, params in trials.items() if params.get(PART) == part}
+        own = for_candidate(task, next(iter(alike.values())))
+        model, reduce = reduced(own, records)
+        trained = train(
+            training.method,
+            training.schedule,
+            model=model,
+            loss=own.loss,
+            data=held_to_classes(reduce(records), own.classes),
+            candidates=[{n: params[n] for n in wanted if n in params} for params in alike.values()],
+            secrets=[secrets[index] for index in alike],
+            device=compute.device,
+            stack=compute.stack,
+            compiled=compute.compiled,
+            noise=training.noise,
+            on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
+            snapshots_at=training.schedule.checkpoints() if validated else (),
+            keeper=keeper,
+        )
+        for row, (index, params) in enumerate(alike.items()):
+            weights = trained.params[row].detach().cpu()
+            curves = {name: values[:, row].tolist() for name, values in trained.report.items()}
+            if validated and own.classes is not None:
+                curves["val_accuracy"] = _accuracies(own, trained.snapshots[row], data, steps)
+            done[index] = TrialResult(
                 index=index,
                 params=dict(params),
                 weights=weights,
@@ -173,17 +140,16 @@ def _train_alike(
                 if score is None
                 else score_of(
                     score,
-                    model_of(replace(task, model=model), weights),
-                    held_to_classes(reduce(data.validation), task.classes),
+                    model_of(replace(own, model=model), weights),
+                    held_to_classes(reduce(data.validation), own.classes),
                     rng=Streams(secrets[index]).numpy("score", 0),
-                    loss=task.loss,
+                    loss=own.loss,
                 ),
                 curves=curves,
                 transcript_digest=trained.transcripts[row].digest(),
                 unusable=trained.nonfinite[row],
             )
-        )
-    return results
+    return [done[index] for index in trials]
 
 
 def _made_up_targets(task: Task, records: int, generator: torch.Generator) -> torch.Tensor:

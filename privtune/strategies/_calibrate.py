@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 from privtune.accounting import Event, Parallel, calibrate
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.score_plan import ScorePlan
+from privtune.strategies.trainings import SearchPlan, TrainingPlan
 
-__all__ = ["both", "factor_for", "score_for"]
+__all__ = ["SearchThenFinal", "factor_for", "meet"]
+
+
+@dataclass(frozen=True)
+class SearchThenFinal:
+    """A search, and one training with what it found."""
+
+    search: SearchPlan
+    final: TrainingPlan
+
+    def scaled(self, factor: float) -> SearchThenFinal:
+        """Return both with all noise times ``factor``."""
+        return SearchThenFinal(self.search.scaled(factor), self.final.scaled(factor))
+
+
+T = TypeVar("T", SearchPlan, SearchThenFinal)
 
 
 def factor_for(event: Event, context: PlanningContext, epsilon: float) -> float:
@@ -16,24 +34,37 @@ def factor_for(event: Event, context: PlanningContext, epsilon: float) -> float:
     return calibrate(event, epsilon=epsilon, delta=context.delta, adjacency=context.adjacency).scale
 
 
-def score_for(
-    context: PlanningContext, epsilon: float, cost: Callable[[Event], Event]
-) -> ScorePlan:
-    """Plan scores of which the arm as a whole costs the validation records at most ``epsilon``.
+def meet(
+    trained: T,
+    event: Callable[[T], Event],
+    cost: Callable[[Event], Event],
+    *,
+    context: PlanningContext,
+    epsilon: float,
+) -> tuple[T, ScorePlan, Event]:
+    """Scale what is trained and how it is scored until the arm as a whole meets ``epsilon``.
+
+    A person is in one of the two splits, so each side may cost what both together may. Factors are
+    taken one after the other: the last digit of their product may lie past the target.
 
     Args:
-        context: Public facts.
-        epsilon: Target.
+        trained: What meets the training records, its noise in the right proportions.
+        event: What that costs them.
         cost: What the arm makes of the event of one score: repeats it, or selects by it.
+        context: Public facts.
+        epsilon: Target of the arm.
+
+    Returns:
+        What is trained and how it is scored, both scaled, and the event of the arm.
     """
+    trained = trained.scaled(factor_for(event(trained), context, epsilon))
     score = context.plan_score(epsilon)
-    if score.event is None:
-        return score
-    return score.scaled(factor_for(cost(score.event), context, epsilon))
+    if score.event is not None:
+        score = score.scaled(factor_for(cost(score.event), context, epsilon))
+    rest = factor_for(_both(event(trained), score, cost), context, epsilon)
+    trained, score = trained.scaled(rest), score.scaled(rest)
+    return trained, score, _both(event(trained), score, cost)
 
 
-def both(training: Event, score: ScorePlan, cost: Callable[[Event], Event]) -> Event:
-    """Return the event of an arm: a person is in one of the two splits."""
-    if score.event is None:
-        return training
-    return Parallel((training, cost(score.event)))
+def _both(training: Event, score: ScorePlan, cost: Callable[[Event], Event]) -> Event:
+    return training if score.event is None else Parallel((training, cost(score.event)))

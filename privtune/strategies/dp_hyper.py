@@ -7,21 +7,21 @@ training has 85% of ε; here it runs, in the study's own space, and the two are 
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 from privtune.accounting import Composed, Event, PrivateSelection, RunLaw
 from privtune.errors import InvalidInputError
-from privtune.strategies._base import Outcome, Round, StrategyError, best_of
-from privtune.strategies._calibrate import both, factor_for, score_for
+from privtune.strategies._base import Outcome, Round, StrategyError, TrialResult
+from privtune.strategies._calibrate import SearchThenFinal, factor_for, meet
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.grid import CHANGING, scaled
-from privtune.strategies.laws import NOTHING, OptionsOfLaw
+from privtune.strategies.grid import CHANGING
+from privtune.strategies.laws import OptionsOfLaw
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan
-from privtune.strategies.searching import IndependentDrawing
-from privtune.strategies.trainings import SearchPlan, TrainingPlan
+from privtune.strategies.searching import IndependentDrawing, select_then
 
 __all__ = ["DPHyper"]
 
@@ -71,23 +71,20 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
         self.check(context)
         search = self.search(context, epsilon=epsilon * self.share)
         selection = PrivateSelection(self.trial_event(search), law)
-        search = scaled(search, factor_for(selection, context, epsilon * self.share))
+        search = search.scaled(factor_for(selection, context, epsilon * self.share))
         final = self.search(context, epsilon=epsilon * (1.0 - self.share)).trainings[0]
 
         def cost(event: Event) -> Event:
             return PrivateSelection(event, law)
 
-        # A person is in one split: the scores may cost what the two trainings cost together.
-        first = factor_for(self._event(search, final, law), context, epsilon)
-        search, final = scaled(search, first), final.scaled(first)
-        score = score_for(context, epsilon, cost)
-        rest = factor_for(both(self._event(search, final, law), score, cost), context, epsilon)
-        search, final, score = scaled(search, rest), final.scaled(rest), score.scaled(rest)
+        event_of = partial(self._event, law=law)
+        trained = SearchThenFinal(search, final)
+        trained, score, event = meet(trained, event_of, cost, context=context, epsilon=epsilon)
         return Plan(
             arm=self.arm,
             strategy=self.name,
-            event=both(self._event(search, final, law), score, cost),
-            training=final,
+            event=event,
+            training=trained.final,
             params=dict(self.parameters),
             runs=law,
             score=score,
@@ -97,22 +94,19 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
                 "the number of runs",
                 "times and progress of the round",
             ),
-            search=search,
+            search=trained.search,
             details={"share": self.share},
         )
 
-    def _event(self, search: SearchPlan, final: TrainingPlan, law: RunLaw) -> Event:
-        return Composed((PrivateSelection(self.trial_event(search), law), final.event))
+    def _event(self, trained: SearchThenFinal, law: RunLaw) -> Event:
+        return Composed(
+            (PrivateSelection(self.trial_event(trained.search), law), trained.final.event)
+        )
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Select, then train once."""
-        results = trials.select(plan)
-        if not results:
-            return Outcome(None, note=NOTHING)
-        best = best_of(results, trials.streams)
-        if best.failed or best.score == -math.inf:
-            return Outcome(
-                best, note="No candidate reached a finite score; nothing more was trained."
-            )
-        result = trials.train(plan, plan.training, best.params, name="final")
-        return Outcome(replace(result, score=best.score))
+
+        def final(found: Mapping[str, Any]) -> TrialResult:
+            return trials.train(plan, plan.training, found, name="final")
+
+        return select_then(plan, trials, final)

@@ -24,9 +24,8 @@ from privtune.accounting import (
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round, StrategyError, TrialResult, best_of
-from privtune.strategies._calibrate import both, factor_for, score_for
+from privtune.strategies._calibrate import meet
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.grid import scaled
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan
 from privtune.strategies.searching import Drawing
@@ -103,19 +102,16 @@ class Everything(Drawing):
             )
         self.check_parameters(context)
         search = self.search(context, epsilon=epsilon / 4)
-        search = scaled(search, factor_for(self._event(search), context, epsilon))
 
         def cost(event: Event) -> Event:
             # A validation record meets every score, and no training.
             return Repeated(self.trials, event)
 
-        score = score_for(context, epsilon, cost)
-        rest = factor_for(both(self._event(search), score, cost), context, epsilon)
-        search, score = scaled(search, rest), score.scaled(rest)
+        search, score, event = meet(search, self._event, cost, context=context, epsilon=epsilon)
         return Plan(
             arm=self.arm,
             strategy=self.name,
-            event=both(self._event(search), score, cost),
+            event=event,
             training=search.trainings[0],
             params=dict(self.parameters),
             runs=None,

@@ -20,7 +20,7 @@ from privtune.strategies.trainings import SearchPlan, TrainingPlan
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods._base import scale_noise_of
 
-__all__ = ["CHANGING", "scaled", "search_event", "search_plan"]
+__all__ = ["CHANGING", "search_event", "search_plan"]
 
 CHANGING = ("noise_multiplier", "epochs", "expected_batch_size")
 """Hyperparameters that change what a candidate costs."""
@@ -90,11 +90,6 @@ def search_plan(
         for point in points
     )
     return SearchPlan(trainings, points)
-
-
-def scaled(search: SearchPlan, factor: float) -> SearchPlan:
-    """Return the search with all noise times ``factor``."""
-    return replace(search, trainings=tuple(t.scaled(factor) for t in search.trainings))
 
 
 def search_event(search: SearchPlan, *, weighted: bool) -> Event:

@@ -10,10 +10,9 @@ from privtune.accounting import Composed, Event, Repeated
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
-from privtune.strategies._calibrate import both, factor_for, score_for
+from privtune.strategies._calibrate import SearchThenFinal, meet
 from privtune.strategies._check_needs import require_independent
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.grid import scaled
 from privtune.strategies.in_run import budgeted
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan
@@ -87,31 +86,28 @@ class LinearScaling(Searching):
             for fraction, share in zip((low, high, 1.0), (*shares, 1.0), strict=True)
         )
         search = SearchPlan(trainings[:2], ({"search": 0}, {"search": 1}), 2 * self.trials)
-        scale = factor_for(self._event(search, trainings[2]), context, epsilon)
-        search, final = scaled(search, scale), trainings[2].scaled(scale)
+        trained = SearchThenFinal(search, trainings[2])
 
         def cost(event: Event) -> Event:
             return Repeated(2 * self.trials, event)
 
-        score = score_for(context, epsilon, cost)
-        rest = factor_for(both(self._event(search, final), score, cost), context, epsilon)
-        search, score, final = scaled(search, rest), score.scaled(rest), final.scaled(rest)
+        trained, score, event = meet(trained, self._event, cost, context=context, epsilon=epsilon)
         law = context.space["learning_rate"]
         return Plan(
             arm=self.arm,
             strategy=self.name,
-            event=both(self._event(search, final), score, cost),
-            training=final,
+            event=event,
+            training=trained.final,
             params=dict(self.parameters),
             runs=None,
             score=score,
             released=("every trial of both searches", "the final model", "its hyperparameters"),
             sealed=("samples and their sizes", "un-noised gradients and losses"),
-            search=search,
+            search=trained.search,
             details={
                 "epsilons": [
                     account(t.event, context.delta, adjacency=context.adjacency).epsilon
-                    for t in (*search.trainings, final)
+                    for t in (*trained.search.trainings, trained.final)
                 ],
                 "bounds": [float(getattr(law, "low", 0.0)), float(getattr(law, "high", math.inf))],
             },
@@ -123,9 +119,9 @@ class LinearScaling(Searching):
         method = budgeted(context, self.method, self.options, epsilon=epsilon)
         return TrainingPlan(context.schedule, method)
 
-    def _event(self, search: SearchPlan, final: TrainingPlan) -> Event:
-        searches = [Repeated(self.trials, t.event) for t in search.trainings]
-        return Composed((*searches, final.event))
+    def _event(self, trained: SearchThenFinal) -> Event:
+        searches = [Repeated(self.trials, t.event) for t in trained.search.trainings]
+        return Composed((*searches, trained.final.event))
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Search twice, extrapolate, train once."""

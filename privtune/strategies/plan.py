@@ -18,6 +18,7 @@ from privtune.accounting import (
 )
 from privtune.accounting.reach import mass_beyond_reach
 from privtune.ledger import RECORD
+from privtune.strategies._later import without
 from privtune.strategies.score_plan import ScorePlan
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
 from privtune.tasks import PublicFacts
@@ -182,7 +183,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
-        return {
+        fields = {
             "arm": self.arm,
             "strategy": self.strategy,
             "event": self.event.to_dict(),
@@ -196,9 +197,9 @@ class Plan:
             "final": self.final,
             "rate": self.rate,
             "details": dict(self.details),
-            # Left out where there is none: plans of before keep their digests.
-            **({} if self.report is None else {"report": self.report.to_dict()}),
+            "report": None if self.report is None else self.report.to_dict(),
         }
+        return without(fields, {"report": None})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:

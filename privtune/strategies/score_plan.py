@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from privtune.accounting import Event, Gaussian, Laplace
+from privtune.strategies._later import without
 from privtune.training.mechanism.metrics import is_mean, label, lower_is_better
 
 __all__ = ["ScorePlan", "validation_metric"]
@@ -105,17 +106,8 @@ class ScorePlan:
             >>> sorted(ScorePlan(100, 2.0).to_dict())
             ['bound', 'mechanism', 'metric', 'noise_multiplier', 'records']
         """
-        data = asdict(self)
-        # Left out where there are none: plans of before there were these keep their digests.
-        options, moved = data.pop("options"), data.pop("moved")
-        if options:
-            data["options"] = _jsonable(options)
-        return data if moved is None else {**data, "moved": moved}
-
-
-def _jsonable(options: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(json.dumps(dict(options)))  # tuples are lists there
-    return made
+        options = json.loads(json.dumps(dict(self.options)))  # tuples are lists there
+        return without({**asdict(self), "options": options}, {"options": {}, "moved": None})
 
 
 def validation_metric(plan: ScorePlan | None, score: float | None) -> dict[str, float]:

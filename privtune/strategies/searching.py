@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from privtune.accounting import Event
 from privtune.errors import InvalidInputError
+from privtune.strategies._base import Outcome, Round, TrialResult, best_of
 from privtune.strategies._check_needs import require_independent
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.grid import CHANGING, search_event, search_plan
 from privtune.strategies.in_run import method_class, require_parameters
+from privtune.strategies.laws import NOTHING
 from privtune.strategies.plan import Plan
 from privtune.strategies.trainings import SearchPlan
 from privtune.tasks._fine_tuning import PART, check_part
 from privtune.training.methods._rate_schedule import SEARCHED, check_searched
 
-__all__ = ["Drawing", "IndependentDrawing", "Searching", "check_space", "parts_of"]
+__all__ = ["Drawing", "IndependentDrawing", "Searching", "check_space", "parts_of", "select_then"]
 
 
 def parts_of(strategy: object, space: Mapping[str, Any], plan: Plan) -> tuple[str, ...]:
@@ -163,3 +166,19 @@ class IndependentDrawing(Drawing):
         """
         require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
         self.check_parameters(context)
+
+
+def select_then(
+    plan: Plan, trials: Round, train: Callable[[Mapping[str, Any]], TrialResult]
+) -> Outcome:
+    """Run the sealed round, then train once more with what its best trial found.
+
+    The release has the score of that trial; it is that trial if none reached a finite score.
+    """
+    results = trials.select(plan)
+    if not results:
+        return Outcome(None, note=NOTHING)
+    best = best_of(results, trials.streams)
+    if best.failed or best.score == -math.inf:
+        return Outcome(best, note="No candidate reached a finite score; nothing more was trained.")
+    return Outcome(replace(train(best.params), score=best.score))

@@ -12,15 +12,14 @@ from privtune.accounting import (
     Parallel,
     PrivateSelection,
     RunLaw,
-    calibrate,
 )
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
+from privtune.strategies._calibrate import factor_for
 from privtune.strategies._check_needs import require_independent
 from privtune.strategies.candidates import check_listed, listed_plan
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.grid import scaled
 from privtune.strategies.laws import NOTHING, OptionsOfLaw, choose_law, largest_mean
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan
@@ -143,13 +142,8 @@ class Selection(IndependentDrawing):
         # the whole is then scaled by one factor until the selection meets the target.
         search = self.search(context, epsilon=epsilon / 2)
         score = context.plan_score(epsilon / 2)
-        scale = calibrate(
-            self.whole(self.run_event(search, score), law),
-            epsilon=epsilon,
-            delta=context.delta,
-            adjacency=context.adjacency,
-        ).scale
-        return self._plan(scaled(search, scale), score.scaled(scale), law, details or {})
+        scale = factor_for(self.whole(self.run_event(search, score), law), context, epsilon)
+        return self._plan(search.scaled(scale), score.scaled(scale), law, details or {})
 
     def plan_largest(
         self,
@@ -186,8 +180,8 @@ class Selection(IndependentDrawing):
         price = check_price(training_epsilon)
         search, score = self.search(context, epsilon=price), context.plan_score(price)
         terms: dict[str, Any] = {"delta": context.delta, "adjacency": context.adjacency}
-        scale = calibrate(self.run_event(search, score), epsilon=price, **terms).scale
-        search, score = scaled(search, scale), score.scaled(scale)
+        scale = factor_for(self.run_event(search, score), context, price)
+        search, score = search.scaled(scale), score.scaled(scale)
         base = self.run_event(search, score)
         law = largest_mean(base, family, whole=self.whole, epsilon=epsilon, **terms)
         if law is None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from privtune.accounting import Event, PrivateSelection, RunLaw, SubsampledTuning
 from privtune.errors import InvalidInputError
-from privtune.strategies._base import Outcome, Round, StrategyError, best_of
-from privtune.strategies._calibrate import both, factor_for, score_for
+from privtune.strategies._base import Outcome, Round, StrategyError, TrialResult
+from privtune.strategies._calibrate import meet
 from privtune.strategies._check_needs import check_given
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.grid import scaled, search_event
-from privtune.strategies.laws import NOTHING, OptionsOfLaw
+from privtune.strategies.grid import search_event
+from privtune.strategies.laws import OptionsOfLaw
 from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan
-from privtune.strategies.searching import IndependentDrawing
+from privtune.strategies.searching import IndependentDrawing, select_then
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
 from privtune.training.methods import METHODS
 
@@ -109,16 +109,13 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         kept = records if self.variant == 2 else max(1, records - tuned)
         subset = replace(context, schedule=replace(context.schedule, records=tuned))
         search = self.search(subset, epsilon=epsilon / 2, part="subset", final_records=kept)
-        search = scaled(search, factor_for(self._event(search, law), context, epsilon))
 
         def cost(event: Event) -> Event:
             # A validation record is in no subset: it meets the selection's scores, nothing else.
             return PrivateSelection(event, law)
 
-        score = score_for(context, epsilon, cost)
-        rest = factor_for(both(self._event(search, law), score, cost), context, epsilon)
-        search, score = scaled(search, rest), score.scaled(rest)
-        event = both(self._event(search, law), score, cost)
+        event_of = partial(self._event, law=law)
+        search, score, event = meet(search, event_of, cost, context=context, epsilon=epsilon)
         final = _final(search.trainings[0], kept, self.variant)
         baseline = law.expected_runs * context.schedule.expected_gradient_evaluations
         return Plan(
@@ -170,21 +167,16 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         """Select on the subset, extrapolate, train once."""
         if plan.search is None:
             raise InvalidInputError("plan.search", None, "subsampled tuning needs a search")
-        results = trials.select(plan)
-        if not results:
-            return Outcome(None, note=NOTHING)
-        best = best_of(results, trials.streams)
-        if best.failed or best.score == -math.inf:
-            return Outcome(
-                best, note="No candidate reached a finite score; nothing more was trained."
-            )
-        check_given(self, best.params)  # a function may suggest it to some candidates alone
-        params = self._rule()(best.params, float(plan.details["ratio"]))
-        training = _final(
-            plan.search.training_of(best.params), plan.training.schedule.records, self.variant
-        )
-        result = trials.train(plan, training, params, name="final")
-        return Outcome(replace(result, score=best.score))
+        search = plan.search
+
+        def final(found: Mapping[str, Any]) -> TrialResult:
+            check_given(self, found)  # a function may suggest it to some candidates alone
+            params = self._rule()(found, float(plan.details["ratio"]))
+            records = plan.training.schedule.records
+            training = _final(search.training_of(found), records, self.variant)
+            return trials.train(plan, training, params, name="final")
+
+        return select_then(plan, trials, final)
 
 
 def _final(training: TrainingPlan, records: int, variant: int) -> TrainingPlan:

@@ -11,6 +11,7 @@ from privtune.accounting import (
     Event,
 )
 from privtune.errors import InvalidInputError
+from privtune.strategies._later import without
 from privtune.tasks._fine_tuning import PART
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
@@ -70,13 +71,15 @@ class TrainingPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
-        return {
+        method: Any = self.method
+        own = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+        fields = {
             "schedule": dataclasses.asdict(self.schedule),
-            "method": {"name": self.method.name, **_fields(self.method)},
+            "method": {"name": method.name, **without(own, _later(method))},
             "part": self.part,
-            # The defaults are left out: plans of before there were options keep their digests.
-            **({} if self.noise == NoiseOptions() else {"noise": self.noise.to_dict()}),
+            "noise": self.noise.to_dict(),
         }
+        return without(fields, {"noise": NoiseOptions().to_dict()})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainingPlan:
@@ -115,6 +118,8 @@ class SearchPlan:
         'chacha20'
         >>> search.placed({"learning_rate": 0.3}, None, 0)  # there is no list of methods to draw from
         {'learning_rate': 0.3}
+        >>> [training.scaled(2.0) for training in search.trainings] == list(search.scaled(2.0).trainings)
+        True
     """
 
     trainings: tuple[TrainingPlan, ...]
@@ -162,6 +167,14 @@ class SearchPlan:
             self, trainings=tuple(dataclasses.replace(t, noise=noise) for t in self.trainings)
         )
 
+    def scaled(self, factor: float) -> SearchPlan:
+        """Return the plan with every noise multiplier times ``factor``.
+
+        Args:
+            factor: Above 0.
+        """
+        return dataclasses.replace(self, trainings=tuple(t.scaled(factor) for t in self.trainings))
+
     @property
     def mean_gradient_evaluations(self) -> float:
         """Expected per-sample gradients of one trial; points are drawn uniformly."""
@@ -194,16 +207,6 @@ def _later(method: Any) -> Mapping[str, Any]:
     """Return the fields that plans of earlier versions lack, with what they stand for there."""
     later: Mapping[str, Any] = getattr(method, "later", {})
     return later
-
-
-def _fields(method: Any) -> dict[str, Any]:
-    """Return a method's fields; those of later versions only where they say something new.
-
-    So plans of before there was such a field keep their digests, and their meaning.
-    """
-    values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
-    later = _later(method)
-    return {n: v for n, v in values.items() if n not in later or v != later[n]}
 
 
 CANDIDATE = "candidate"

@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from privtune.errors import InvalidInputError
-from privtune.imports import find_function
 from privtune.tasks._columns import PAID, Column, Date
 from privtune.tasks._constants import of_softmax, of_squared_error
 from privtune.tasks._data import classification_loss
+from privtune.tasks._spec_fields import own_model
 
 if TYPE_CHECKING:
     import torch
@@ -63,25 +63,28 @@ def model_of(
         hidden = _hidden(spec.get("hidden", _HIDDEN))
         what, build = f"MLP {'-'.join(map(str, (features, *hidden, outputs)))}", hidden
     else:
-        factory = find_function(
-            "task.model",
+        what, build = (
             str(given),
-            allowed="must be linear, logistic, mlp, or package.module:factory",
-            must="must name a function of the numbers of features and outputs",
+            own_model(
+                str(given),
+                features,
+                outputs,
+                built_in=("linear", "logistic", "mlp"),
+                of="the numbers of features and outputs",
+            ),
         )
-        what, build = str(given), factory
 
     def model() -> nn.Module:
         from torch import nn
 
-        from privtune.tasks._models import InRange, linear, mlp, own_model
+        from privtune.tasks._models import InRange, linear, mlp
 
         if build is None:
             made = linear(features, outputs)
         elif isinstance(build, tuple):
             made = mlp(features, outputs, build)
         else:
-            made = own_model(build, what, features, outputs)
+            made = build()
         return (
             made
             if declared.target_range is None

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
+from privtune.imports import find_function
 from privtune.tasks._columns import values_of
 from privtune.tasks._partition import Sizes
 
-__all__ = ["SPLITS", "check_fields", "read_classes", "read_flag", "read_sizes"]
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["SPLITS", "check_fields", "own_model", "read_classes", "read_flag", "read_sizes"]
 
 SPLITS = ("train", "validation", "test", "public_test", "key")
 """Fields that say how records come into splits."""
@@ -63,3 +68,26 @@ def read_flag(spec: Mapping[str, Any], field: str) -> bool:
     if not isinstance(value, bool):
         raise InvalidInputError(f"task.{field}", value, "must be true or false")
     return value
+
+
+def own_model(
+    path: str, features: Any, outputs: int, *, built_in: Sequence[str], of: str
+) -> Callable[[], nn.Module]:
+    """Return what makes a model of the user's own, of ``package.module:factory``.
+
+    Raises:
+        InvalidInputError: If it names no function of features (or the shape of a record) and outputs.
+    """
+    factory = find_function(
+        "task.model",
+        path,
+        allowed=f"must be {', '.join(built_in)}, or package.module:factory",
+        must=f"must name a function of {of}",
+    )
+    return partial(_made, factory, path, features, outputs)
+
+
+def _made(factory: Callable[..., object], path: str, features: Any, outputs: int) -> nn.Module:
+    from privtune.tasks._models import own_model
+
+    return own_model(factory, path, features, outputs)

@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.imports import find_extra, find_function
+from privtune.imports import find_extra
 from privtune.tasks._cells import coded
 from privtune.tasks._data import classification_loss
 from privtune.tasks._files import counted
 from privtune.tasks._partition import KEY, Sizes, split_read
-from privtune.tasks._spec_fields import SPLITS, check_fields, read_classes, read_flag, read_sizes
+from privtune.tasks._spec_fields import (
+    SPLITS,
+    check_fields,
+    own_model,
+    read_classes,
+    read_flag,
+    read_sizes,
+)
 from privtune.tasks._task import Task, TaskAbsentError, TaskData, TaskDataError
 
 if TYPE_CHECKING:
@@ -210,24 +217,11 @@ def _model(name: str, shape: tuple[int, int, int], classes: int) -> Callable[[],
         if name == "small-cnn" and min(shape[1:]) < 4:
             raise InvalidInputError("task.shape", list(shape), "must be at least 4 high and wide")
         return partial(_built, name, shape, classes)
-    factory = find_function(
-        "task.model",
-        name,
-        allowed=f"must be {', '.join(_MODELS)}, or package.module:factory",
-        must="must name a function of the shape of a picture and the number of classes",
-    )
-    return partial(_own, factory, name, shape, classes)
+    of = "the shape of a picture and the number of classes"
+    return own_model(name, shape, classes, built_in=_MODELS, of=of)
 
 
 def _built(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
     from privtune.tasks._models import resnet_gn, small_cnn
 
     return (small_cnn if name == "small-cnn" else resnet_gn)(shape, classes)
-
-
-def _own(
-    factory: Callable[..., object], name: str, shape: tuple[int, int, int], classes: int
-) -> nn.Module:
-    from privtune.tasks._models import own_model
-
-    return own_model(factory, name, shape, classes)

@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.imports import find_extra, find_function
+from privtune.imports import find_extra
 from privtune.tasks._cells import coded, is_missing
 from privtune.tasks._constants import of_softmax
 from privtune.tasks._data import classification_loss
 from privtune.tasks._files import Batch, check_columns, counted, header_of, open_table
 from privtune.tasks._fine_tuning import weights_at
 from privtune.tasks._partition import KEY, Sizes, split_read
-from privtune.tasks._spec_fields import SPLITS, check_fields, read_classes, read_flag, read_sizes
+from privtune.tasks._spec_fields import (
+    SPLITS,
+    check_fields,
+    own_model,
+    read_classes,
+    read_flag,
+    read_sizes,
+)
 from privtune.tasks._task import Task, TaskData, TaskDataError
 
 if TYPE_CHECKING:
@@ -202,22 +209,11 @@ def _width(folder: Path) -> int:
 def _head(name: str, width: int, classes: int) -> Any:
     if name == "linear":
         return partial(_linear, width, classes)
-    factory = find_function(
-        "task.model",
-        name,
-        allowed="must be linear, or package.module:factory",
-        must="must name a function of the numbers of features and classes",
-    )
-    return partial(_own, factory, name, width, classes)
+    of = "the numbers of features and classes"
+    return own_model(name, width, classes, built_in=("linear",), of=of)
 
 
 def _linear(width: int, classes: int) -> nn.Module:
     from privtune.tasks._models import linear
 
     return linear(width, classes)
-
-
-def _own(factory: Any, name: str, width: int, classes: int) -> nn.Module:
-    from privtune.tasks._models import own_model
-
-    return own_model(factory, name, width, classes)

@@ -103,11 +103,17 @@ class Method(Protocol[S]):
         method's own, which is why they are not typed here.
 
         Args:
-            *args: The schedule.
-            **options: ``epsilon`` above 0, ``delta`` in (0, 1), and fields of the method.
+            *args: The schedule, by position.
+            schedule: Records, rate and number of steps.
+            epsilon: Target, above 0.
+            delta: Target, in (0, 1).
+            **options: Fields of the method, but for those that this finds.
 
         Returns:
             The method; its event at this schedule costs (epsilon, delta) at most.
+
+        Raises:
+            PrivTuneError: If an option is not a field, or nothing meets the target.
         """
         ...
 

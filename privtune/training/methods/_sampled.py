@@ -45,20 +45,7 @@ class SampledGradient(Scheduled):
     def for_budget(
         cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
-        """Build the method with the least noise that keeps one training at (epsilon, delta).
-
-        Args:
-            schedule: The public clockwork.
-            epsilon: Target, above 0.
-            delta: Target, in (0, 1).
-            options: Other fields of the method.
-
-        Returns:
-            The method with its noise multiplier.
-
-        Raises:
-            PrivTuneError: If an option is not a field, or no noise meets the target.
-        """
+        """Build the method with the least noise that keeps one training at (epsilon, delta)."""
         unit = build(cls, options, noise_multiplier=1.0)
         scale = noise_scale_for(unit.event(schedule), epsilon=epsilon, delta=delta)
         return build(cls, options, noise_multiplier=scale)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -19,22 +18,7 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
 
-__all__ = ["NormBound", "softmax_gradient_bound"]
-
-
-def softmax_gradient_bound(feature_bound: float, classes: int) -> float:
-    """Bound the gradient norm of logistic regression with a softmax over ``classes``.
-
-    The gradient of one record is the outer product of ``p - onehot(y)``, whose norm is at most
-    sqrt(2), and the features (the constant feature of a bias included). With a single logit (two
-    classes, ``classes=1``) it is ``|p - y|``, at most 1.
-
-    Args:
-        feature_bound: Bound on the norm of a record's features, above 0.
-        classes: Number of logits, at least 1.
-    """
-    check_positive("feature_bound", feature_bound)
-    return feature_bound * (1.0 if classes == 1 else math.sqrt(2.0))
+__all__ = ["NormBound"]
 
 
 @dataclass(frozen=True)

@@ -106,20 +106,7 @@ class PUR(FullBatchDescent):
     def for_budget(
         cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
-        """Build the method with the longest horizon that stays at (epsilon, delta).
-
-        Args:
-            schedule: Number of records, and steps at most.
-            epsilon: Target, above 0.
-            delta: Target, in (0, 1).
-            **options: Fields, but for the horizon.
-
-        Returns:
-            The method with its horizon.
-
-        Raises:
-            PrivTuneError: If an option is not a field, or not even one step fits.
-        """
+        """Build the method with the longest horizon, of the schedule's steps at most, that stays there."""
         method = build(cls, options, horizon=None)
         return replace(method, horizon=method._longest(schedule, epsilon=epsilon, delta=delta))
 
@@ -203,17 +190,7 @@ class PURConstant(FullBatchDescent):
     def for_budget(
         cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
-        """Build the method with the least noise that keeps its steps at (epsilon, delta).
-
-        Args:
-            schedule: Number of records, and steps at most.
-            epsilon: Target, above 0.
-            delta: Target, in (0, 1).
-            **options: Other fields.
-
-        Returns:
-            The method with its noise multiplier.
-        """
+        """Build the method with the least noise that keeps its steps at (epsilon, delta)."""
         from privtune.accounting import Adjacency, calibrate
 
         unit = build(cls, options, noise_multiplier=1.0)

@@ -100,20 +100,7 @@ class QuantileClipping(LayerClipping):
     def for_budget(
         cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
-        """Build the method with a count noise of B/20 (more for small batches) and what is left.
-
-        Args:
-            schedule: Records, rate and number of steps.
-            epsilon: Target, above 0.
-            delta: Target, in (0, 1).
-            **options: Other fields.
-
-        Returns:
-            The method with both noise multipliers.
-
-        Raises:
-            PrivTuneError: If an option is not a field, or no noise meets the target.
-        """
+        """Build the method with a count noise of B/20 (more for small batches) and what is left."""
         from privtune.accounting import Gaussian, PoissonSampled, Repeated
 
         chosen = dict(options)
