@@ -160,6 +160,8 @@ def budgeted(
         schedule: Of the training; the study's unless given.
     """
     method = method_class(name)
+    if not context.define_by_run:
+        options = {**getattr(method, "of_a_part", {}).get(context.task.trainable, {}), **options}
     complete = getattr(method, "complete", None)
     if complete is not None and not context.define_by_run:
         options = complete(

@@ -25,6 +25,13 @@ What differs from the paper:
   change, 16-fold, the geometric mean. ``fit="tracked"`` is the rule of earlier versions: one
   deviation, any change, the last rate, 4-fold. Without noise both are Algorithm 1 once the reach
   has grown to the fitted rate.
+* ``fit="travelled"``, the default of tasks that train the head, or biases, alone. For few weights the
+  first rate is far too small (the paper's is ten times larger with LoRA), and so is the rate that
+  lowers the next loss most. So the first rate is a tenth of the root mean square of the public
+  weights; the losses are probed along the way of the last 20 steps, at its beginning and as far
+  ahead, which says by what factor the rate was off; they are clipped to 1.5 times their mean, for
+  normalised gradients lower the losses of most records, not those of a few; and over the last three
+  tenths of the steps the rate falls to 0. As many losses are released, with the same noise.
 """
 
 from __future__ import annotations
@@ -54,6 +61,7 @@ from privtune.training.methods._parabola import (
     next_bound,
     paper_bound,
 )
+from privtune.training.methods._travelled import first_rate, fit_travelled, places, robust_bound
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +76,7 @@ __all__ = ["HyFreeDP", "HyFreeDPState"]
 _LOSS_BATCHES = ("same", "separate")
 _DEVIATIONS: Mapping[str, float] = {"gaussian": 1.0, "laplace": 2.0**0.5}  # of noise of scale 1
 _RULES = {"steady": STEADY, "eager": EAGER, "tracked": TRACKED}
-_FITS = (*_RULES, "paper")
+_FITS = (*_RULES, "travelled", "paper")
 _LOUD = 0.25
 """Part of the losses' bound that three deviations of a probe's noise may be, for evidence to be had."""
 
@@ -78,13 +86,17 @@ _FEW = 25  # fits: with fewer, much of a training is over before the rate is whe
 
 @dataclass(frozen=True, eq=False)
 class HyFreeDPState:
-    """State of K HyFreeDP trainings; ``loss`` is the last noisy loss at the iterate."""
+    """State of K HyFreeDP trainings; ``loss`` is the last noisy loss at the iterate.
+
+    ``past`` has the parameters at the last fits, shape ``[K, W, P]``, where the fit looks back.
+    """
 
     params: torch.Tensor
     fit: Fit
     loss_bound: torch.Tensor
     loss: torch.Tensor
     moments: Moments
+    past: torch.Tensor
     step: int
 
 
@@ -102,9 +114,10 @@ class HyFreeDP(LayerClipping):
         loss_noise: ``"gaussian"`` or ``"laplace"`` (Algorithm 2): the noise on the losses.
         optimizer: What the noisy gradient goes through: ``"adamw"`` with 0.9, 0.999 and a decay of
             0.01, which the paper fixes, or ``"sgd"``.
-        learning_rate: Initial learning rate, above 0.
+        learning_rate: Initial learning rate, above 0; ``"travelled"`` may start at a larger one.
         loss_bound: Initial bound on a record's loss, above 0; also its floor.
-        fit: ``"steady"``, ``"eager"``, ``"tracked"``, or ``"paper"`` for Algorithm 1 to the letter.
+        fit: ``"steady"``, ``"eager"``, ``"tracked"``, ``"travelled"``, or ``"paper"`` for Algorithm 1
+            to the letter.
         resolution: Standard deviations of its noise that a curvature must exceed; None takes 3
             (``"steady"``) or 1.
         stabilizer: Added to the gradient norm before dividing by it, above 0.
@@ -144,6 +157,12 @@ class HyFreeDP(LayerClipping):
     stabilizer: float = 0.01
     momentum: float = 0.0
     weight_decay: float | None = None
+
+    of_a_part: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "head": {"fit": "travelled"},
+        "biases": {"fit": "travelled"},
+    }
+    """Options where a task trains that part of its model, unless a spec gives others."""
 
     name: ClassVar[str] = "hyfreedp"
     summary: ClassVar[str] = "Learning rate fitted to three noisy losses, normalised gradients"
@@ -188,7 +207,8 @@ class HyFreeDP(LayerClipping):
             epsilon: Target, above 0.
             delta: Target, in (0, 1).
             options: Other fields. ``fit`` is ``"steady"``, or ``"eager"`` where the noise on the
-                losses leaves no evidence to wait for, unless given. ``loss_batch`` may be
+                losses leaves no evidence to wait for, unless given; with ``"travelled"`` the rate falls
+                linearly from 0.7 of the steps on unless ``schedule`` is given. ``loss_batch`` may be
                 ``"auto"``, the default: the kind of batch that needs less noise on the losses.
                 ``gradient_noise_factor``, above 1, is the gradient noise over that of DP-SGD: 1.01
                 in the paper; small batches do better with 1.05.
@@ -201,12 +221,14 @@ class HyFreeDP(LayerClipping):
         """
         from privtune.accounting import hyfreedp_noise
 
-        defaults = {
+        defaults: dict[str, Any] = {
             "interval": 5,
             "loss_batch": "auto",
             "loss_noise": "gaussian",
             "gradient_noise_factor": 1.01,
         }
+        if options.get("fit") == "travelled":
+            defaults["schedule"] = {"type": "linear", "start": 0.7}
         chosen: dict[str, Any] = defaults | options
         factor = chosen.pop("gradient_noise_factor")
         build(  # refuses what is no option before it takes time to solve for the noise
@@ -290,6 +312,9 @@ class HyFreeDP(LayerClipping):
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> HyFreeDPState:
         """Make the state of K candidates; a candidate needs to give nothing."""
         rate = candidate_column(candidates, "learning_rate", params, default=self.learning_rate)
+        back = 0
+        if self.fit == "travelled":
+            rate, back = first_rate(params, rate), places(self.interval)
         unknown = rate.new_full(rate.shape, float("inf"))
         nothing = rate.new_zeros(rate.shape)
         return HyFreeDPState(
@@ -298,6 +323,7 @@ class HyFreeDP(LayerClipping):
             loss_bound=candidate_column(candidates, "loss_bound", params, default=self.loss_bound),
             loss=rate.new_full(rate.shape, float("nan")),
             moments=self._inner().init(params),
+            past=params.unsqueeze(1).repeat(1, back, 1),
             step=0,
         )
 
@@ -325,7 +351,13 @@ class HyFreeDP(LayerClipping):
         self, state: HyFreeDPState, oracle: Oracle, sample: Sample, direction: torch.Tensor
     ) -> HyFreeDPState:
         """Ask for the three losses and learn from them."""
-        step = rows(state.fit.reach) * direction
+        import torch
+
+        step, past = rows(state.fit.reach) * direction, state.past
+        if self.fit == "travelled":
+            # Before the first step nothing was travelled yet.
+            step = past[:, 0] - state.params if state.step else self.interval * step
+            past = torch.cat([past[:, 1:], state.params.unsqueeze(1)], dim=1)
         losses = oracle.losses(
             sample,
             (state.params + step, state.params, state.params - step),
@@ -337,24 +369,22 @@ class HyFreeDP(LayerClipping):
             fit = fit_paper(state.fit, losses)
             loss_bound = paper_bound(state.loss_bound, losses)
         else:
-            rules = _RULES[self.fit]
-            if self.resolution is not None:
-                rules = replace(rules, resolution=self.resolution)
             scale = self.loss_noise_multiplier / oracle.schedule.expected_batch_size
-            fit = fit_tracked(
-                state.fit,
-                losses,
-                deviation=_DEVIATIONS[self.loss_noise] * scale * state.loss_bound,
-                bound=state.loss_bound,
-                rules=rules,
-            )
-            loss_bound = next_bound(state.loss_bound, losses, self.loss_bound)
-        return replace(
-            state,
-            fit=fit,
-            loss_bound=loss_bound,
-            loss=losses[1],
-        )
+            known: dict[str, Any] = {
+                "deviation": _DEVIATIONS[self.loss_noise] * scale * state.loss_bound,
+                "bound": state.loss_bound,
+            }
+            if self.fit == "travelled":
+                known |= {"interval": self.interval, "moved": state.step > 0}
+                fit = fit_travelled(state.fit, losses, **known)
+                loss_bound = robust_bound(state.loss_bound, losses, self.loss_bound)
+            else:
+                rules = _RULES[self.fit]
+                if self.resolution is not None:
+                    rules = replace(rules, resolution=self.resolution)
+                fit = fit_tracked(state.fit, losses, rules=rules, **known)
+                loss_bound = next_bound(state.loss_bound, losses, self.loss_bound)
+        return replace(state, fit=fit, loss_bound=loss_bound, loss=losses[1], past=past)
 
     def report(self, state: HyFreeDPState) -> Mapping[str, torch.Tensor]:
         """Return the learning rate, the loss bound and the last noisy loss."""
