@@ -11,6 +11,7 @@ from typing import IO, Any
 from privtune.errors import InvalidInputError
 
 __all__ = [
+    "cache_folder",
     "create_private",
     "forget_times",
     "midnight",
@@ -35,6 +36,14 @@ def private_folder(path: Path) -> Path:
                 if not part.is_dir():
                     raise
     return path
+
+
+def cache_folder() -> Path | None:
+    """Return where this package keeps what it can make anew; None for who has no home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "privtune"
+    except RuntimeError:
+        return None
 
 
 def create_private(path: Path) -> bool:

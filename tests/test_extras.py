@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 import tomllib
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 import privtune
 from privtune.errors import PrivTuneError
-from privtune.imports import find_extra
+from privtune.imports import find_extra, libraries
 from privtune.tasks import TASKS
 
 EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
@@ -85,3 +87,21 @@ def test_a_library_that_misses_something_of_its_own_says_so(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_part"):
         find_extra("half_installed", extra="demo", what="This")
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_libraries_are_imported_without_a_look_for_garbage(own: bool) -> None:
+    gc.unfreeze()
+    if own:
+        gc.freeze()
+    try:
+        with contextlib.suppress(ImportError), libraries(), libraries():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled()
+        made: list[list[int]] = [[]]
+        with libraries():
+            pass
+        assert any(made is one for one in gc.get_objects()) is not own, "left out of searches"
+    finally:
+        gc.unfreeze()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -24,6 +25,7 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"{__version__}\n")
         return
+    gc.freeze()  # see privtune.imports.libraries
     try:
         # Schedulers stop a job with SIGTERM first: it is told how to go on like whoever sits there.
         signal.signal(signal.SIGTERM, signal.default_int_handler)

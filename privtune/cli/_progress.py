@@ -17,6 +17,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from privtune.imports import libraries
+
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
     from privtune.study import Observer, Study
@@ -41,7 +43,8 @@ def run_study(
 
     observers: list[Observer] = []
     if mlflow:
-        from privtune.tracking.mlflow import MlflowObserver
+        with libraries():  # torch among them
+            from privtune.tracking.mlflow import MlflowObserver
 
         observers.append(MlflowObserver(study))
     progress = Progress(

@@ -21,6 +21,7 @@ from privtune.cli._common import (
     patience,
 )
 from privtune.cli.sync import sync
+from privtune.imports import libraries
 
 if TYPE_CHECKING:
     from privtune.study import Study, StudySpec
@@ -189,10 +190,11 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
 
     if data is not None:
         os.environ["PRIVTUNE_DATA"] = str(data.absolute())
-    from privtune.cli._progress import run_study
-    from privtune.cli._tables import comparison_document, print_comparison
+    with libraries():
+        from privtune.cli._progress import run_study
+        from privtune.cli._tables import comparison_document, print_comparison
 
-    study = _load(name, storage)
+        study = _load(name, storage)
     try:
         run_study(
             study,

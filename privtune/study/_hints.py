@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 from privtune.accounting import hints
-from privtune.files import open_private, private_folder
+from privtune.files import cache_folder, open_private, private_folder
 
 __all__ = ["searches_begin_at_hints"]
 
@@ -40,13 +39,11 @@ class _Kept(dict[str, float]):
 
 def _file() -> Path | None:
     """Return where hints of these versions are kept; other accounts end their searches elsewhere."""
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # nobody's home
+    if (folder := cache_folder()) is None:
         return None
     versions = " ".join(version(name) for name in ("privtune", "numpy", "scipy"))
     name = f"noise-{hashlib.sha256(versions.encode()).hexdigest()[:16]}.txt"
-    return cache / "privtune" / name
+    return folder / name
 
 
 @contextlib.contextmanager

@@ -17,8 +17,10 @@ from urllib.request import url2pathname
 
 from privtune.errors import PrivTuneError
 from privtune.files import forget_times, midnight, open_private, private_folder
+from privtune.imports import libraries
 from privtune.ledger.places import artifact_root
 from privtune.ledger.urls import masked, masked_url
+from privtune.tracking.fresh import begun_at_copy
 from privtune.tracking.machine import Sample
 from privtune.views.record import LEDGER_TABLE, ArmRecord
 
@@ -82,9 +84,10 @@ def open_client(storage: str, uri: str) -> Iterator[MlflowClient]:
         TrackingUnavailableError: If anything goes wrong inside that is MLflow's or the network's.
     """
     # Imported here: MLflow takes more than a second to import, and planning needs none of it.
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
+    with libraries():
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
 
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.system_metrics"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -92,7 +95,9 @@ def open_client(storage: str, uri: str) -> Iterator[MlflowClient]:
     private_folder(folder)
     with _environment(_QUICK_AND_QUIET), _lock(folder / "mlflow.lock"), _days_alone():
         try:
-            yield MlflowClient(tracking_uri=uri)
+            with begun_at_copy(uri), libraries():  # MLflow's stores among them
+                client = MlflowClient(tracking_uri=uri)
+            yield client
             for path in (folder, folder / "mlflow", *folder.glob("mlflow.*")):
                 forget_times(path)
         except (MlflowException, SQLAlchemyError, OSError) as error:
