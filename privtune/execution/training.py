@@ -122,6 +122,7 @@ def train_trials(
             device=compute.device,
             stack=compute.stack,
             compiled=compute.compiled,
+            precision=own.precision,
             noise=training.noise,
             on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
             snapshots_at=training.schedule.checkpoints() if validated else (),
@@ -287,6 +288,7 @@ def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, steps: int) -
         device=compute.device,
         stack=compute.stack,
         compiled=compute.compiled,
+        precision=task.precision,
         noise=plan.training.noise,
         on_step=lambda *_: clock.append(time.perf_counter()),
     )

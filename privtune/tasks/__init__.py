@@ -1,6 +1,6 @@
 """Tasks: what a study works on. Importing this package does not import torch."""
 
-from privtune.tasks._facts import A_RECORD, PRETRAINED, TRAINED, PublicFacts
+from privtune.tasks._facts import A_RECORD, PRECISION, PRETRAINED, TRAINED, PublicFacts
 from privtune.tasks._fine_tuning import fine_tuned
 from privtune.tasks._partition import Sizes, split
 from privtune.tasks._registry import TASKS, get_task
@@ -10,6 +10,7 @@ from privtune.training.mechanism.packing import Packing
 
 __all__ = [
     "A_RECORD",
+    "PRECISION",
     "PRETRAINED",
     "TASKS",
     "TRAINED",

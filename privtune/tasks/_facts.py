@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["A_RECORD", "PARTITIONS", "PRETRAINED", "TRAINED", "PublicFacts"]
+__all__ = ["A_RECORD", "PARTITIONS", "PRECISION", "PRETRAINED", "TRAINED", "PublicFacts"]
 
 PRETRAINED, TRAINED, A_RECORD = "pretrained weights", "trained part", "a record"
 """Names of the facts of a fine-tuning, and of what a record is where it is more than a row."""
+PRECISION = "precision"
+"""Name of the fact that passes are run in fewer digits."""
 
 _EXPECTED = "declared numbers of them are expectations, the true ones are sealed"
 PARTITIONS: Mapping[str, str] = {
@@ -38,6 +40,7 @@ class PublicFacts:
         bounds: By feature, the bounds that it is clipped to or known to keep.
         pretrained: The weights that training starts from, with their digest; None without.
         trainable: Which part of the model is trained.
+        precision: Numbers of the forward and the backward pass.
         values: By feature that is no number, what it can be, in words.
         target_range: For a regression, the range that targets are clipped to.
         unit: What one record is all rows of, and how many at most; empty where it is a row.
@@ -59,6 +62,7 @@ class PublicFacts:
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     pretrained: str | None = None
     trainable: str = "all"
+    precision: str = "float32"
     values: Mapping[str, str] = field(default_factory=dict)
     target_range: tuple[float, float] | None = None
     unit: str = ""
@@ -91,6 +95,8 @@ class PublicFacts:
             facts[PRETRAINED] = f"{self.pretrained}; what they were trained on is assumed public"
         if self.trainable != "all":
             facts[TRAINED] = self.trainable
+        if self.precision != "float32":
+            facts[PRECISION] = f"{self.precision} passes; norms, sums and noise in float32"
         if self.values:
             facts["values"] = "; ".join(f"{name}: {words}" for name, words in self.values.items())
         return facts

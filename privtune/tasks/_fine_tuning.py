@@ -26,7 +26,7 @@ __all__ = [
     "weights_at",
 ]
 
-FIELDS = ("type", "task", "pretrained", "trainable", "target_modules")
+FIELDS = ("type", "task", "pretrained", "trainable", "target_modules", "precision")
 """Fields of ``task: {type: fine-tuning, ...}`` in a spec."""
 
 PART = "trainable"
@@ -42,6 +42,7 @@ def fine_tuned(
     pretrained: str | None = None,
     trainable: str = "all",
     target_modules: Sequence[str] | None = None,
+    precision: str | None = None,
 ) -> Task:
     """Return a task whose model starts from public weights, and of which a part is trained.
 
@@ -55,6 +56,9 @@ def fine_tuned(
             model comes with its weights.
         trainable: ``"all"``, ``"head"``, ``"biases"`` (with the head) or ``"lora:R"`` (with the head).
         target_modules: With ``lora:R``: names of linear layers, or how these end; None for all.
+        precision: ``"bfloat16"`` for a forward and a backward pass of fewer digits: faster where
+            hardware has them. Norms, clipping, sums, noise and weights stay in float32, and so does
+            what a record adds at most. None for what the task says.
 
     Returns:
         The task. Its data, and the weights, have not been read; the file's digest has.
@@ -83,6 +87,7 @@ def fine_tuned(
         model=_Model(task.model, weights, kind, rank, targets),
         pretrained=None if weights is None else f"{weights.path.name}, SHA-256 {weights.digest}",
         trainable=trainable if targets is None else f"{trainable} in {', '.join(targets)}",
+        precision=precision or task.precision,
         constants={},  # of other first parameters, or of another model
     )
 
@@ -254,4 +259,5 @@ def from_spec(data: Mapping[str, Any], get: Callable[[Any], Task]) -> Task:
         pretrained=data.get("pretrained"),
         trainable=trainable,
         target_modules=targets,
+        precision=data.get("precision"),
     )

@@ -92,6 +92,7 @@ class Task:
         class_names: All values of the target, if they have names.
         pretrained: Where public weights come from, and their digest; None without.
         trainable: Which part of the model is trained.
+        precision: Numbers of the forward and the backward pass: ``float32``, or ``bfloat16``.
         target_range: For a regression the public range ``(low, high)`` that its targets, of type
             float, lie in; None for classes.
         check: Called before anything is charged: raises ``TaskDataError`` where what holds the data
@@ -137,6 +138,7 @@ class Task:
     class_names: tuple[Any, ...] | None = None
     pretrained: str | None = None
     trainable: str = "all"
+    precision: str = "float32"
     target_range: tuple[float, float] | None = None
     check: Callable[[], object] = lambda: None
     header: Callable[[], object] = lambda: None
@@ -148,6 +150,12 @@ class Task:
         if self.partition not in PARTITIONS:
             raise InvalidInputError(
                 "partition", self.partition, f"must be one of {', '.join(PARTITIONS)}"
+            )
+        if self.precision not in ("float32", "bfloat16"):
+            raise InvalidInputError(
+                "precision",
+                self.precision,
+                "must be float32 or bfloat16: gradients leave the range of any other 16 bits",
             )
         for name in ("train_records", "validation_records", "test_records", "classes", "tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
@@ -175,6 +183,7 @@ class Task:
             bounds=self.bounds,
             pretrained=self.pretrained,
             trainable=self.trainable,
+            precision=self.precision,
             values=self.values,
             target_range=self.target_range,
             unit=f"{self.unit}, at most {self.rows:,}" if self.unit else "",

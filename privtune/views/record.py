@@ -18,7 +18,7 @@ from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.strategies import validation_metric
 from privtune.strategies.curves import epsilon_spent
-from privtune.tasks import PRETRAINED, TRAINED
+from privtune.tasks import PRECISION, PRETRAINED, TRAINED
 from privtune.views.text import (
     budget_line,
     ceil_to,
@@ -292,7 +292,11 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
     if study.spec.weakened:
         tags["privtune.weakened"] = study.spec.weakened
     facts = plan.public_facts
-    tuned = {"privtune.pretrained": PRETRAINED, "privtune.trainable": TRAINED}
+    tuned = {
+        "privtune.pretrained": PRETRAINED,
+        "privtune.trainable": TRAINED,
+        "privtune.precision": PRECISION,
+    }
     return {**tags, **{tag: facts[fact] for tag, fact in tuned.items() if fact in facts}}
 
 

@@ -16,6 +16,7 @@ from privtune.training.engine.compiling import CompiledSums, Shape
 from privtune.training.engine.compute import CompileError, require_compiler
 from privtune.training.engine.coupled import refuse_coupling
 from privtune.training.engine.graph.capture import (
+    Lowered,
     PassPlan,
     Program,
     Tape,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchedKernel", "NotBatchableError"]
 
+_ROUGH = 0.1  # what 8 binary digits may differ by, in the check of a pass in fewer digits
 _RARE = 12  # a capture costs as much as this many runs without one
 _LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its products
 _CAPTURED = (
@@ -63,6 +65,8 @@ class BatchedKernel:
         device: Where to compute.
         all_classes: Whether no target is negative, so that none can be an index to ignore.
         compiled: Whether to compile passes of common shapes; the check then covers that, too.
+        low: In what numbers passes are run, if not those of the parameters; norms, sums, and losses
+            that are released stay in those. Not compiled.
 
     Raises:
         CompileError: If passes are to be compiled, and cannot be.
@@ -81,6 +85,7 @@ class BatchedKernel:
         device: torch.device,
         all_classes: bool = False,
         compiled: bool = False,
+        low: torch.dtype | None = None,
     ) -> None:
         if compiled:
             require_compiler()
@@ -96,6 +101,7 @@ class BatchedKernel:
         self._programs: dict[tuple[int, int], Tape] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
         self._compiled: CompiledSums | None = None
+        self._low: Lowered | None = None
         example = synthetic(x, y, (2, 3), device)
         try:
             self.plan = self._planned(example, all_classes, copy_all=False)
@@ -106,6 +112,8 @@ class BatchedKernel:
                 raise error from None
         if compiled:
             self._compile(*example)
+        if low is not None:
+            self._lower(low, *example)
 
     def _planned(
         self, example: tuple[torch.Tensor, ...], all_classes: bool, *, copy_all: bool
@@ -131,6 +139,16 @@ class BatchedKernel:
         except Exception as error:
             raise NotBatchableError(f"{type(error).__name__}: {error}") from error
         return self.plan
+
+    def _lower(self, dtype: torch.dtype, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Run passes in numbers of fewer digits from here on, and check that these suffice."""
+        self._low = Lowered.of(self._module, dtype)
+        self._rare.clear()
+        sites = self.plan.sites
+        try:
+            check_kernel(self, self._module, self._loss_of, x, y, sites=sites, tolerance=_ROUGH)
+        except Exception as error:
+            raise NotBatchableError(f"{type(error).__name__}: {error}") from error
 
     def _compile(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Compile the pass of the check and check that, too."""
@@ -293,7 +311,9 @@ class BatchedKernel:
         self._seen[key] += 1
         if self._seen[key] <= _RARE or self._heavy(key):
             if key not in self._rare:
-                self._rare[key] = tape_of(self._module, self._loss_of, self.layout, self.plan)
+                self._rare[key] = tape_of(
+                    self._module, self._loss_of, self.layout, self.plan, low=self._low
+                )
             return self._rare[key]
         if key not in self._programs:
             x, y = synthetic(rows.x[0], rows.y[0], key, params.device)
@@ -305,7 +325,7 @@ class BatchedKernel:
             )
             example = (made_up, x, y, *drawn)
             self._programs[key] = capture_tape(
-                self._module, self._loss_of, self.layout, self.plan, example
+                self._module, self._loss_of, self.layout, self.plan, example, low=self._low
             )
         return self._programs[key]
 

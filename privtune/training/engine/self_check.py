@@ -31,6 +31,7 @@ def check_kernel(
     y: torch.Tensor,
     *,
     sites: Sequence[Site],
+    tolerance: float = _TOLERANCE,
 ) -> None:
     """Compare clipped sums of synthetic records with records taken one by one.
 
@@ -38,7 +39,7 @@ def check_kernel(
     gradients, missed uses of parameters, and losses that couple the records of a batch.
 
     Raises:
-        KernelMismatchError: If they differ by more than a relative 1e-4.
+        KernelMismatchError: If they differ by more than a relative ``tolerance``.
     """
     candidates, records = x.shape[:2]
     layout = kernel.layout
@@ -86,7 +87,7 @@ def check_kernel(
         )
         kernel.accumulate(params, rows, clipping, out=found)
         scale = float(expected.abs().max())
-        if not torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * scale + 1e-9):
+        if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale + 1e-9):
             raise KernelMismatchError(
                 "clipped sums of a few synthetic records differ from those of records taken one "
                 "by one: the model or the loss couples records, or uses a parameter in a way "

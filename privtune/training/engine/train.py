@@ -93,6 +93,7 @@ def train(
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
     compiled: bool = False,
+    precision: str = "float32",
     steps: Sequence[int] | None = None,
     noise: NoiseOptions | None = None,
     on_step: OnStep | None = None,
@@ -107,15 +108,14 @@ def train(
         model: Makes the model; its parameters are initialised from each candidate's own stream.
         loss: Loss of each record: outputs ``[B, ...]`` and targets ``[B, ...]`` to ``[B]``.
         data: The private records.
-        candidates: Hyperparameters of each candidate; ``schedule`` and ``warmup`` among them take
-            the place of the method's schedule of the learning rate.
+        candidates: Hyperparameters of each; ``schedule`` and ``warmup`` replace the method's own.
         secrets: 32 bytes a candidate; with them, its result does not depend on its stack.
         device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         stack: How many candidates to train at once, or ``"auto"``.
         compiled: Whether to compile what is common: seconds for each shape, then faster steps.
-        steps: Steps of each candidate, at most ``schedule.steps``; those that are done leave the
-            stack, unless the method looks at the number of steps: then each number has stacks of
-            its own. None for ``schedule.steps`` each.
+        precision: Of forward and backward pass, ``"float32"`` or ``"bfloat16"``; else float32.
+        steps: Of each candidate, at most ``schedule.steps``, None for that; who is done leaves the
+            stack, unless the method looks at the number of steps: then each has stacks of its own.
         noise: Where noise comes from and how it is treated; None for the defaults.
         on_step: Called after every step with its number and the stack's report.
         snapshots_at: Steps, counted from 0, after which to keep a copy of the parameters.
@@ -136,8 +136,7 @@ def train(
         raise InvalidInputError(
             "secrets", f"{len(secrets)} of them", "must be one for each candidate, at least 1"
         )
-    stack = check_stack(stack)
-    place = torch.device(check_device(device))
+    stack, place = check_stack(stack), torch.device(check_device(device))
     local = data.to(place)
     counts = _steps(schedule, steps, len(candidates))
     paces = [
@@ -145,7 +144,9 @@ def train(
         for candidate, count in zip(candidates, counts, strict=True)
     ]
     left = [{n: v for n, v in candidate.items() if n not in SEARCHED} for candidate in candidates]
-    kernel = choose_kernel(model, OfOutputs(loss), local, place, schedule, compiled=compiled)
+    kernel = choose_kernel(
+        model, OfOutputs(loss), local, place, schedule, compiled=compiled, precision=precision
+    )
     facts = find_facts(lambda x, y: loss(kernel.module(x), y), *local.like, device=place)
     local = local.held_to(facts)
     memory = memory_model(kernel, longest=longest_sample(schedule))
@@ -189,11 +190,19 @@ def train(
             checkpoint=checkpoint,
         )
         outcomes.update(zip(members, done, strict=True))
-    for k, count in enumerate(counts):
+    found = [outcomes[k] for k in range(len(counts))]
+    _check_transcripts(method, schedule, found, counts)
+    return _joined(found, schedule.steps)
+
+
+def _check_transcripts(
+    method: Method[Any], schedule: Schedule, outcomes: Sequence[Trained], counts: Sequence[int]
+) -> None:
+    """Hold what was released for each candidate against what was charged: no more and no less."""
+    for outcome, count in zip(outcomes, counts, strict=True):
         event = method.event(dataclasses.replace(schedule, steps=count))
-        outcomes[k].transcript.check_within(event)
-        outcomes[k].transcript.check_whole(event)
-    return _joined([outcomes[k] for k in range(len(counts))], schedule.steps)
+        outcome.transcript.check_within(event)
+        outcome.transcript.check_whole(event)
 
 
 def losses_of(
@@ -235,20 +244,40 @@ def choose_kernel(
     schedule: Schedule,
     *,
     compiled: bool = False,
+    precision: str = "float32",
 ) -> Kernel:
     """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
     x, y = data.like
     classes = targets_are_classes(data)
-    key = (model, loss_of, x.shape, x.dtype, y.shape, y.dtype, device, classes, compiled)
+    low = _LOW[precision]
+    if low is not None and compiled:
+        raise InvalidInputError(
+            "precision", precision, "is not compiled", "Leave compile off, or precision float32."
+        )
+    key = (model, loss_of, x.shape, x.dtype, y.shape, y.dtype, device, classes, compiled, low)
     try:
         if key not in _kernels:
             while len(_kernels) >= _KERNELS:
                 _kernels.pop(next(iter(_kernels)))
             _kernels[key] = BatchedKernel(
-                model, loss_of, x=x, y=y, device=device, all_classes=classes, compiled=compiled
+                model,
+                loss_of,
+                x=x,
+                y=y,
+                device=device,
+                all_classes=classes,
+                compiled=compiled,
+                low=low,
             )
         return _kernels[key]
     except NotBatchableError as reason:
+        if low is not None:
+            raise InvalidInputError(
+                "precision",
+                precision,
+                f"does not suit {type(model()).__name__} ({reason})",
+                "Leave it out: float32 is the default.",
+            ) from reason
         records = math.ceil(schedule.expected_batch_size)
         kernel = OpacusKernel(model, loss_of, x=x, y=y, device=device, records=records)
         say_once(
@@ -259,6 +288,7 @@ def choose_kernel(
         return kernel
 
 
+_LOW = {"float32": None, "bfloat16": torch.bfloat16}
 _KERNELS = 4  # what was captured for a model is kept for the next trial of it
 _kernels: dict[Hashable, BatchedKernel] = {}
 

@@ -97,14 +97,15 @@ def sweep(kernel, inputs, outputs, make, sizes=SIZES):
             assert float(added.norm()) <= (1.0 + 1e-5) * bound, (x, y, bound)
 
 
+@pytest.mark.parametrize("low", [None, torch.bfloat16])
 @pytest.mark.parametrize("name", [n for n in MODELS if n != "two layers"])
-def test_batched(name):
+def test_batched(name, low):
     model, inputs, outputs = build(name)
     x, y = torch.zeros(1, *inputs), torch.zeros(1, *outputs)
-    kernel = BatchedKernel(model, product, x=x, y=y, device=CPU)
+    kernel = BatchedKernel(model, product, x=x, y=y, device=CPU, low=low)
     forms = {getattr(use, "form", name) for use in kernel.plan.uses}
     assert forms & {name.split()[0], "outer", "direct"}
-    sweep(kernel, inputs, outputs, Flat)
+    sweep(kernel, inputs, outputs, Flat, SIZES if low is None else FEW)
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
@@ -132,11 +133,17 @@ def test_other_clippings(name):
             assert float(released(kernel, x, y, clipping).norm()) <= (1.0 + 1e-5) * bound
 
 
-def test_tables():
+@pytest.mark.parametrize("low", [None, torch.bfloat16])
+def test_tables(low):
     """Rows of a table that are looked up twice, once, and together with others."""
     index = torch.tensor([0, 1, 0, 2])
     kernel = BatchedKernel(
-        lambda: nn.Embedding(4, 3), product, x=index[None], y=torch.zeros(1, 4, 3), device=CPU
+        lambda: nn.Embedding(4, 3),
+        product,
+        x=index[None],
+        y=torch.zeros(1, 4, 3),
+        device=CPU,
+        low=low,
     )
     for size in SIZES:
         for y in (torch.full((4, 3), size), size * torch.tensor([1.0, 1.0, -1.0, 0.5])[:, None]):

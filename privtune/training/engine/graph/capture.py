@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch._C import _functorch as functorch
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine.graph.intercept import Intercept
@@ -26,6 +28,7 @@ from privtune.training.engine.layers.uses import CopyUse, Use
 from privtune.training.mechanism.kernel import Layout, LossOf
 
 __all__ = [
+    "Lowered",
     "PassPlan",
     "Program",
     "Tape",
@@ -57,6 +60,35 @@ class PassPlan:
     sites: tuple[Site, ...]
     uses: tuple[Use, ...]
     all_classes: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """The way forward and back in numbers of fewer digits.
+
+    **Guarantee**: what a layer saw and what came back to it leave a pass in the parameters' own type,
+    before anything is made of them. Norms and sums are then functions of one pair of float32 tensors:
+    the gradient whose length a record is clipped by is, bit for bit, the one that is summed. How far
+    it lies from the true one changes what is learned, and no sensitivity.
+
+    Args:
+        dtype: Their type.
+        fixed: What is not trained of the model, by name, in that type.
+    """
+
+    dtype: torch.dtype
+    fixed: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, module: nn.Module, dtype: torch.dtype) -> Lowered:
+        """Return the model's frozen parameters and buffers in a type."""
+        frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
+        every = {**frozen, **dict(module.named_buffers())}
+        return cls(dtype, {n: t.to(dtype) for n, t in every.items() if t.is_floating_point()})
+
+    def down(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Bring what goes into a pass to the type; whole numbers stay."""
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
 @dataclass(frozen=True)
@@ -131,7 +163,14 @@ def plan_model(
     )
 
 
-def tape_of(module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan) -> Tape:
+def tape_of(
+    module: nn.Module,
+    loss_of: LossOf,
+    layout: Layout,
+    plan: PassPlan,
+    *,
+    low: Lowered | None = None,
+) -> Tape:
     """Return the program that runs forward and backward pass.
 
     Args:
@@ -139,6 +178,7 @@ def tape_of(module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan) 
         loss_of: The loss of a record.
         layout: Where parameters lie.
         plan: How they are used.
+        low: In what numbers to run, if not those of the parameters.
 
     Returns:
         A program from ``(params [K, P], x, y, *masks)`` to ``(a, g)`` of every use, one after the
@@ -150,7 +190,10 @@ def tape_of(module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan) 
         params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *masks: torch.Tensor
     ) -> Tensors:
         with torch.enable_grad():
-            named = layout.unflatten(params.detach())
+            flat = params.detach()
+            if low is not None:
+                flat, x, masks = low.down(flat), low.down(x), tuple(map(low.down, masks))
+            named = layout.unflatten(flat)
             copies = {
                 name: named.pop(name).unsqueeze(1).expand(-1, x.shape[1], *layout.shapes[name])
                 for name in plan.copied
@@ -165,6 +208,7 @@ def tape_of(module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan) 
                 y=y,
                 masks=masks,
                 all_classes=plan.all_classes,
+                low=low,
             )
             outs = [entry.out for entry in done.entries] + list(copies.values())
             # The sum of losses of records; a gradient to start from would import an algebra system.
@@ -173,17 +217,23 @@ def tape_of(module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan) 
             )
         uses[:] = [e.use for e in done.entries] + [CopyUse(name, None) for name in copies]
         inputs = [e.a for e in done.entries] + [copy.detach() for copy in copies.values()]
-        pairs = zip(uses, inputs, grads, strict=True)
-        return tuple(t for use, a, g in pairs for t in use.compact(a, g))
+        found = [t for u, a, g in zip(uses, inputs, grads, strict=True) for t in u.compact(a, g)]
+        return tuple(t.to(params.dtype) if t.is_floating_point() else t for t in found)
 
     return program, uses
 
 
 def capture_tape(
-    module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan, example: Tensors
+    module: nn.Module,
+    loss_of: LossOf,
+    layout: Layout,
+    plan: PassPlan,
+    example: Tensors,
+    *,
+    low: Lowered | None = None,
 ) -> Tape:
     """Capture the program of ``tape_of`` as a flat graph, for tensors like the example."""
-    program, uses = tape_of(module, loss_of, layout, plan)
+    program, uses = tape_of(module, loss_of, layout, plan, low=low)
     return polish(record(program, example), example), uses
 
 
@@ -229,6 +279,7 @@ def _run(
     masks: Sequence[torch.Tensor] | None,
     deterministic: bool = False,
     all_classes: bool = False,
+    low: Lowered | None = None,
 ) -> _Pass:
     """Run the model on every row under two nested vmaps.
 
@@ -263,7 +314,7 @@ def _run(
                 all_classes=all_classes,
             )
             with mode:
-                value = _one(module, loss_of, {**named, **own}, x, y)
+                value = _one(module, loss_of, {**named, **own}, x, y, low=low)
             found.append(_Pass(value, mode.entries, mode.sites))
             return value
 
@@ -282,9 +333,12 @@ def _one(
     named: Mapping[str, torch.Tensor],
     x: torch.Tensor,
     y: torch.Tensor,
+    *,
+    low: Lowered | None = None,
 ) -> torch.Tensor:
     """Run the model and the loss on one record, as a batch of one."""
-    whole = _Whole(module, loss_of)
+    whole = _Whole(module, loss_of if low is None else _OfRaised(loss_of))
+    named = named if low is None else {**low.fixed, **named}
     own = {f"model.{name}": tensor for name, tensor in named.items()}
     value: torch.Tensor = functional_call(whole, own, (x.unsqueeze(0), y.unsqueeze(0)))
     if value.numel() != 1:
@@ -292,6 +346,22 @@ def _one(
             "loss", tuple(value.shape), "must be one number for one record, shape (1,)"
         )
     return value.reshape(())
+
+
+@dataclass(frozen=True)
+class _OfRaised:
+    """A loss in float32 of what a model gives in numbers of fewer digits."""
+
+    loss_of: LossOf
+
+    def __call__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def raised(*args: Any, **kwargs: Any) -> Any:
+            def up(part: Any) -> Any:
+                return part.float() if torch.is_tensor(part) and part.is_floating_point() else part
+
+            return tree_map(up, model(*args, **kwargs))
+
+        return self.loss_of(cast(nn.Module, raised), x, y)
 
 
 class _Whole(nn.Module):
