@@ -60,6 +60,7 @@ PASS = "forward pass"
 THEN = (("biases", 1.0), ("all", 0.3), ("lora:4", 1.0), ("all", 3.0), ("biases", 3.0))
 OURS, GRID = "HyFreeDP, K = 5", "un-paid grid"
 HARD = (OURS, "Prodigy", "D-Adaptation", GRID)  # at ε = 0.3
+EASY = (OURS, GRID, "HyFreeDP, K = 1")  # at ε = 8
 COURSES = (("all", "steady"), ("all", "paper"), ("biases", "steady"), ("biases", "tracked"))
 BATCH, SEEDS, DELTA = 1000, 3, 1e-5
 WARM, TIMED, ROUNDS = 5, 10, 3
@@ -79,6 +80,7 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
     for arm in ("all", PASS):
         yield {"what": "seconds", "part": "all", "epsilon": 1.0, "arm": arm}
     yield from trainings(THEN, ARMS)
+    yield from trainings([("all", 8.0)], EASY)
 
 
 def trainings(
