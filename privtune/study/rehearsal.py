@@ -124,6 +124,8 @@ def check_saved(
     if not all(bool(values.isfinite().all()) for values in saved.values()):
         return
     anew = anew.to(next(trained.parameters()).device)
+    for tensor in (*anew.parameters(), *anew.buffers()):
+        tensor.data = tensor.detach().clone()  # a table may lie in memory of the user's own
 
     def outputs(model: nn.Module) -> list[torch.Tensor]:
         args, kwargs = called or ((), {})

@@ -171,7 +171,7 @@ class Trial(Suggestions):
             )
         refuse_used(model)
         if self._rehearsal == "model":
-            raise MadeAnew(model)
+            raise MadeAnew(getattr(model, "_orig_mod", model))
         method = self._training.method
         own = optimizer is None
         if self._rehearsal:

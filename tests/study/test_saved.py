@@ -13,7 +13,7 @@ import privtune
 from privtune.errors import PrivTuneError
 from privtune.execution.fine_tuned import AdapterError
 from privtune.ledger import Ledger
-from privtune.strategies import Everything
+from privtune.strategies import Everything, Fixed
 from privtune.study.objective import plan_objective, rehearse
 from privtune.study.user_training import DPSGD, Validation
 from privtune.training.engine.fine_tuning import set_trainable
@@ -27,7 +27,7 @@ LOOP = DPSGD(records=40, epochs=1, expected_batch_size=8)
 BUDGET = privtune.Budget(6.0, 1e-5, name="saved")
 
 
-def rehearsed(make: Any, form: str = "record") -> Any:
+def rehearsed(make: Any, form: str = "record", *, scored: bool = True) -> Any:
     def objective(trial: privtune.Trial) -> float:
         model = make()
         rate = trial.suggest_float("rate", 0.1, 1.0)
@@ -41,11 +41,12 @@ def rehearsed(make: Any, form: str = "record") -> Any:
                 private.step(
                     batch, lambda model, x, y: cross_entropy(model(x), y, reduction="none")
                 )
-        return trial.score(model, (X[40:], Y[40:]))
+        return trial.score(model, (X[40:], Y[40:])) if scored else 0.0
 
-    split = Validation(records=20, public=True)
+    split = Validation(records=20, public=True) if scored else None
+    strategy = Everything(trials=1) if scored else Fixed()
     options: dict[str, Any] = {"budget": BUDGET, "epsilon": 6.0, "sampler": None, "pruner": None}
-    return rehearse(objective, plan_objective(Everything(trials=1), LOOP, split, **options))
+    return rehearse(objective, plan_objective(strategy, LOOP, split, **options))
 
 
 def body(seed: int | None = 5) -> nn.Sequential:
@@ -129,12 +130,34 @@ def unsaved() -> nn.Module:
     return nn.Sequential(*layers)
 
 
+class Reading(nn.Module):
+    """Looks words up in a table that lies in the user's memory."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.words = nn.Embedding.from_pretrained(table, freeze=False)
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("one", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.words((x > 0).long()).mean(1) * self.one)
+        return out
+
+
+def headed() -> nn.Module:
+    torch.manual_seed(1)
+    layers = nn.Linear(6, 5, bias=False).requires_grad_(False), nn.Linear(5, 3, bias=False)
+    return nn.Sequential(*layers)
+
+
 HONEST = {
     "all": body,
     "all, drawn": lambda: body(None),
     "head": lambda: set_trainable(body(), "head"),
     "biases": lambda: set_trainable(body(), "biases"),
     "lora": lambda: set_trainable(body(), "lora", rank=2),
+    "head without biases": headed,
+    "compiled": lambda: torch.compile(set_trainable(body(), "head"), backend="eager"),
     "buffer": lambda: Placed(torch.arange, buffer=True),
     "attribute": lambda: Placed(torch.arange, buffer=False),
 }
@@ -158,6 +181,19 @@ def test_what_can_be_loaded_passes(make: Any, form: str) -> None:
 def test_what_is_another_model_when_loaded_is_refused(make: Any, form: str) -> None:
     with pytest.raises(AdapterError, match="is another model than the one that was trained"):
         rehearsed(make, form)
+
+
+def test_the_last_call_on_zeros_alone_says_nothing() -> None:
+    rehearsed(headed, scored=False)
+    with pytest.raises(AdapterError, match="is another model than the one that was trained"):
+        rehearsed(BROKEN["buffer drawn"], scored=False)
+
+
+def test_memory_of_the_users_own_is_not_written_to() -> None:
+    table = torch.randn(2, 4)
+    before = table.clone()
+    rehearsed(lambda: Reading(table))
+    assert torch.equal(table, before)
 
 
 def test_what_reaches_no_output_or_trains_beside_its_weights_is_refused() -> None:

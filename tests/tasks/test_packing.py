@@ -12,6 +12,7 @@ from privtune.training.engine.batched import BatchedKernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs, Rows, flatten_params
+from privtune.training.mechanism.packing import RecordTree
 from privtune.training.mechanism.records import find_facts
 from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients
 
@@ -31,7 +32,7 @@ class Reader(nn.Module):
         self.words, self.head = nn.Embedding(9, 5), nn.Linear(5, 3)
 
     def forward(self, input_ids, attention_mask, pairs):
-        assert attention_mask.dtype == torch.int32
+        assert attention_mask.dtype == torch.int64
         assert pairs.dtype == torch.bool
         seen = self.words(input_ids) * (attention_mask * pairs.flatten(1)).unsqueeze(-1)
         outputs = type("Outputs", (), {})()
@@ -45,7 +46,7 @@ def test_what_is_packed_comes_back():
     back = packing.unpack(packing.pack(given))
     assert list(back) == list(given)
     for name, tensor in given.items():
-        assert back[name].dtype == tensor.dtype
+        assert back[name].dtype == (torch.bool if name == "pairs" else torch.int64)
         assert torch.equal(back[name], tensor)
     ordered = Packing.of(tuple(given.values()))
     assert all(map(torch.equal, ordered.unpack(packing.pack(given)), given.values()))
@@ -69,8 +70,19 @@ def test_tensors_of_two_kinds_are_refused(mixed):
 def test_other_records_than_it_was_made_for_are_refused():
     packing = Packing.of(batch())
     for other in ({**batch(), "pairs": batch(5)["pairs"]}, {"input_ids": batch()["input_ids"]}):
-        with pytest.raises(InvalidInputError, match="as many records"):
+        with pytest.raises(InvalidInputError, match=r"as many records|must hold records of"):
             packing.pack(other)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_whole_numbers_of_any_type_are_held_to_their_table(dtype):
+    ids, labels = torch.tensor([[1, 8], [9, 2]]).to(dtype), torch.zeros(2).long()
+    words = nn.Embedding(9, 5)
+    tree, x, y = RecordTree.split({"ids": ids, "mask": ids > 0, "labels": labels})
+    packed = tree.loss_of(lambda model, batch: model(batch["ids"]).sum())
+    facts = find_facts(lambda x, y: packed(words, x, y), x[:0], y[:0])
+    assert facts.inputs[:2].tolist() == [9, 9]
+    assert TensorData(x, y).held_to(facts).unusable.tolist() == [False, True]
 
 
 def test_a_wrapped_model_is_trained_in_stacks_and_its_tokens_are_held_to_their_table():

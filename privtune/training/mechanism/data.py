@@ -242,6 +242,8 @@ class DatasetData:
         """Return a record as tensors ``[1, ...]``, or None if it is none of such."""
         try:
             record = self._dataset[number]
+            if not isinstance(record, Mapping | tuple | list):
+                return None  # a tensor alone would be taken apart, its last row for a target
             known = dict(record) if isinstance(record, Mapping) else tuple(record)
             whole = tree_map(_collated, known, is_leaf=lambda part: isinstance(part, list))
             return RecordTree.split(whole)

@@ -21,12 +21,13 @@ _TARGETS = ("labels", "label")
 class Packing:
     """How the tensors of a record lie in one tensor, which is what samples, kernels and tasks take.
 
-    Whole numbers stay whole numbers, so that tokens are held to their tables as ever.
+    Whole numbers stay whole numbers, and all but booleans are int64 from there on, whatever integers
+    they were: no copy hides which table a token is looked up in, so tokens are held to it as ever.
 
     Args:
         tree: How the tensors make a dict or a tuple, nested or not: a ``TreeSpec`` of torch's.
         shapes: Shape of each in one record.
-        dtypes: Type of each, as torch names it.
+        dtypes: Type of each, as torch names it: ``bool``, ``int64``, or a floating one.
 
     Raises:
         InvalidInputError: If whole numbers and floating ones, or floating ones of two types, meet.
@@ -69,7 +70,7 @@ class Packing:
         return cls(
             tree,
             tuple(tuple(t.shape[1:]) for t in tensors),
-            tuple(str(t.dtype).removeprefix("torch.") for t in tensors),
+            tuple(map(_dtype, tensors)),
         )
 
     def pack(self, batch: Mapping[str, Any] | Sequence[Any]) -> torch.Tensor:
@@ -90,7 +91,7 @@ class Packing:
         return torch.cat([t.reshape(len(t), -1).to(whole or t.dtype) for t in tensors], dim=1)
 
     def unpack(self, x: torch.Tensor) -> Any:
-        """Return the tensors of packed records, by name or in order, as they were.
+        """Return the tensors of packed records, by name or in order; whole numbers are int64.
 
         Args:
             x: Packed records.
@@ -202,6 +203,11 @@ class RecordTree:
             return found
 
         return packed
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return "int64" if name.startswith(("int", "uint")) else name
 
 
 def _flat(batch: Any) -> tuple[list[torch.Tensor], Any]:

@@ -232,6 +232,8 @@ def test_a_record_of_another_shape_or_other_names_contributes_nothing():
         ((IDS,), "must be inputs and targets"),
         ([{"ids": [1, 2], "label": 0}], "readable as pairs of tensors, or as dicts"),
         ([{"ids": [[1, 2], [3]], "label": 0}], "readable as pairs of tensors, or as dicts"),
+        (list(IDS), "readable as pairs of tensors, or as dicts"),
+        ([np.ones((3, 2))], "readable as pairs of tensors, or as dicts"),
         ([{"text": "words", "label": 0}], "readable as pairs of tensors, or as dicts"),
     ],
 )
