@@ -79,12 +79,14 @@ def libraries() -> Iterator[None]:
     Where this is the process's own (the command line froze what it began with), what is there at the
     end is left out of later searches, too.
     """
-    enabled = gc.isenabled()
-    gc.disable()
+    enabled, before = gc.isenabled(), len(sys.modules)
+    if enabled:
+        gc.disable()
     try:
         yield
     finally:
-        if gc.get_freeze_count():
+        # Once imported, nothing new stays: a model that is alive by chance must not stay for good.
+        if gc.get_freeze_count() and len(sys.modules) > before:
             gc.freeze()
         if enabled:
             gc.enable()

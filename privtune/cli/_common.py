@@ -156,14 +156,21 @@ def write_chart(study: Study, path: Path) -> None:
     """Write what arms reached against their ε, and the ε of one training alone, as a page."""
     from privtune.plots import plot_utility
     from privtune.views.page import document, figure
-    from privtune.views.text import utility_name
+    from privtune.views.text import explain_utility, utility_name
 
-    name = utility_name(study.status())
+    arms = study.status()
+    name = utility_name(arms)
+    if " or " in name:
+        remedy = "They have no axis in common; privtune study report has both."
+        raise InvalidInputError("metric", name, "one chart shows one of them", remedy)
     chart = plot_utility(study, metric=name)
     if not chart.data:
         remedy = "Run the study first, or see the table: privtune study compare."
         raise InvalidInputError("metric", name, "no released arm has it to be drawn", remedy)
-    caption = "95% intervals; hollow: the ε of the released training alone, as usually claimed."
+    caption = (
+        f"{explain_utility(arms)} With 95% intervals where a test split says them; hollow: the ε of the "
+        "released training alone, as usually claimed."
+    )
     page = document(study.name, figure("utility", chart, caption=caption), plotly=True)
     write_page(path, page)
 

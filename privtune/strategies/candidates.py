@@ -111,7 +111,14 @@ def listed_plan(
         tuple(
             TrainingPlan(
                 context.schedule,
-                budgeted(context, entry.method, entry.options, epsilon=epsilon),
+                budgeted(
+                    context,
+                    entry.method,
+                    entry.options,
+                    epsilon=epsilon,
+                    # Where the part is searched, no entry is of one part alone.
+                    trainable=PART if PART in context.space else entry.parameters.get(PART),
+                ),
                 part,
             )
             for entry in listed

@@ -67,7 +67,14 @@ class InRun:
             require_parameters(self.arm, method, self.parameters)
         require_adjacency(self.arm, method, self.options, context)
         training = TrainingPlan(
-            context.schedule, budgeted(context, self.method, self.options, epsilon=epsilon)
+            context.schedule,
+            budgeted(
+                context,
+                self.method,
+                self.options,
+                epsilon=epsilon,
+                trainable=self.parameters.get(PART),
+            ),
         )
         return Plan(
             arm=self.arm,
@@ -149,6 +156,7 @@ def budgeted(
     *,
     epsilon: float,
     schedule: Schedule | None = None,
+    trainable: object = None,
 ) -> Method[Any]:
     """Return a method with its options, what it takes from the task, and the noise of a target.
 
@@ -158,10 +166,12 @@ def budgeted(
         options: As they stand in a spec.
         epsilon: Target of one training.
         schedule: Of the training; the study's unless given.
+        trainable: What is trained; the task's part unless given.
     """
     method = method_class(name)
     if not context.define_by_run:
-        options = {**getattr(method, "of_a_part", {}).get(context.task.trainable, {}), **options}
+        own = getattr(method, "of_a_part", {}).get(trainable or context.task.trainable, {})
+        options = {**own, **options}
     complete = getattr(method, "complete", None)
     if complete is not None and not context.define_by_run:
         options = complete(

@@ -1,7 +1,8 @@
-"""A new MLflow database, copied from one that MLflow made before.
+"""A new MLflow database, copied from an empty one that MLflow made for nobody.
 
 MLflow makes its tables by running every migration it ever had, which takes longer than the training
-of small models. They are run once a version: what came out is kept, empty, in the user's cache folder.
+of small models. They are run once a version, on a file of the user's cache folder that no study
+ever opens: so nothing of a study can be in what the next one begins with.
 """
 
 from __future__ import annotations
@@ -9,42 +10,54 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import sqlite3
-from collections.abc import Iterator
+import stat
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from privtune.files import cache_folder, open_private, private_folder
 
-__all__ = ["begun_at_copy"]
+__all__ = ["begin_at_copy"]
+
+_BESIDE = ("-journal", "-wal", "-shm")  # what SQLite would play back into a copy
 
 
-@contextlib.contextmanager
-def begun_at_copy(uri: str) -> Iterator[None]:
-    """Let MLflow open a store within: where there is none yet, it finds a copy of an empty one.
+def begin_at_copy(uri: str) -> None:
+    """Where there is no store yet, put a copy of an empty one for MLflow to open.
 
-    The first of its version is made by MLflow itself, and kept for the next. A copy that is damaged
-    does not count, and one that cannot be kept or put into place is none. MLflow compares the
-    revision of what it finds with its own.
+    A kept copy that is damaged, or that others could have written, does not count; where none can be
+    made or put into place, MLflow makes its tables itself. It compares the revision of what it finds
+    with its own.
 
     Args:
         uri: The tracking URI; nothing is done but for a SQLite file that is not there.
     """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
     path, folder = _file(uri), cache_folder()
-    if path is None or folder is None or path.exists():
-        yield
+    if path is None or folder is None:
         return
-    prefix = f"mlflow-{_version()}-"
-    copied = _put(path, folder, prefix)
-    yield
-    if not copied:
-        with contextlib.suppress(OSError, sqlite3.Error):
-            _keep(path, folder, prefix)
+    if any(path.with_name(path.name + end).exists() for end in ("", *_BESIDE)):
+        return
+    with contextlib.suppress(OSError, sqlite3.Error, ImportError, MlflowException, SQLAlchemyError):
+        if _own(private_folder(folder), stat.S_ISDIR):
+            prefix = f"mlflow-{_version()}-"
+            _put(path, _kept(folder, prefix) or _made(folder, prefix))
 
 
 def _file(uri: str) -> Path | None:
     """Return the file of a SQLite database without options."""
     start, _, path = uri.partition(":///")
     return None if start != "sqlite" or path in ("", ":memory:") or "?" in path else Path(path)
+
+
+def _own(path: Path, is_kind: Callable[[int], bool]) -> bool:
+    """Return whether this is no link, the user's own, and nobody else's to write."""
+    found = path.lstat()
+    return is_kind(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _version() -> str:
@@ -57,42 +70,48 @@ def _version() -> str:
     return hashlib.sha256("\n".join([mlflow.__version__, *names]).encode()).hexdigest()[:16]
 
 
-def _put(path: Path, folder: Path, prefix: str) -> bool:
-    """Copy a kept database that is what its name says to where one is missing."""
-    beside = path.with_name(f"{path.name}-{os.getpid()}")
-    with contextlib.suppress(OSError):
-        for kept in folder.glob(f"{prefix}*.db"):
-            content = kept.read_bytes()
-            if kept.name != _name(prefix, content):
-                continue
-            try:
-                beside.write_bytes(content)
-                os.link(beside, path)  # whole or not at all, and never over one that is there
-            finally:
-                beside.unlink(missing_ok=True)
-            return True
-    return False
+def _kept(folder: Path, prefix: str) -> bytes | None:
+    """Return a kept database that is what its name says."""
+    for kept in folder.glob(f"{prefix}*.db"):
+        if _own(kept, stat.S_ISREG) and kept.name == _name(prefix, content := kept.read_bytes()):
+            return content
+    return None
 
 
-def _keep(path: Path, folder: Path, prefix: str) -> None:
-    """Keep a new database without its experiment, which says where it lies."""
-    with (
-        contextlib.closing(sqlite3.connect(path)) as made,
-        contextlib.closing(sqlite3.connect(":memory:")) as empty,
-    ):
-        made.backup(empty)
-        with empty:
-            empty.execute("DELETE FROM experiments")
-        empty.execute("VACUUM")  # what was deleted stands in the file until then
-        content = empty.serialize()
-    private_folder(folder)
-    for old in folder.glob(f"{prefix}*.db"):
-        old.unlink()
-    name = _name(prefix, content)
-    beside = folder / f"{name}-{os.getpid()}"
-    with open_private(beside, "wb", None) as file:
-        file.write(content)
-    beside.replace(folder / name)
+def _made(folder: Path, prefix: str) -> bytes:
+    """Let MLflow make a database, and keep it without its experiment, which says where it lies."""
+    from mlflow import MlflowClient
+
+    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
+        path = Path(place) / "mlflow.db"
+        MlflowClient(tracking_uri=f"sqlite:///{path}")
+        with (
+            contextlib.closing(sqlite3.connect(path)) as made,
+            contextlib.closing(sqlite3.connect(":memory:")) as empty,
+        ):
+            made.backup(empty)
+            with empty:
+                empty.execute("DELETE FROM experiments")
+            empty.execute("VACUUM")  # what was deleted stands in the file until then
+            content = empty.serialize()
+        for old in folder.glob(f"{prefix}*.db"):
+            old.unlink()
+        beside = Path(place) / "kept"
+        with open_private(beside, "wb", None) as file:
+            file.write(content)
+        beside.replace(folder / _name(prefix, content))
+    return content
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a new file: whole or not at all, and never over one that is there."""
+    beside = path.with_name(f"{path.name}-{secrets.token_hex(8)}")
+    try:
+        with beside.open("xb") as file:
+            file.write(content)
+        os.link(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _name(prefix: str, content: bytes) -> str:

@@ -20,7 +20,7 @@ from privtune.files import forget_times, midnight, open_private, private_folder
 from privtune.imports import libraries
 from privtune.ledger.places import artifact_root
 from privtune.ledger.urls import masked, masked_url
-from privtune.tracking.fresh import begun_at_copy
+from privtune.tracking.fresh import begin_at_copy
 from privtune.tracking.machine import Sample
 from privtune.views.record import LEDGER_TABLE, ArmRecord
 
@@ -95,7 +95,8 @@ def open_client(storage: str, uri: str) -> Iterator[MlflowClient]:
     private_folder(folder)
     with _environment(_QUICK_AND_QUIET), _lock(folder / "mlflow.lock"), _days_alone():
         try:
-            with begun_at_copy(uri), libraries():  # MLflow's stores among them
+            with libraries():  # MLflow's stores among them
+                begin_at_copy(uri)
                 client = MlflowClient(tracking_uri=uri)
             yield client
             for path in (folder, folder / "mlflow", *folder.glob("mlflow.*")):

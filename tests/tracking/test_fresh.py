@@ -9,6 +9,7 @@ from pathlib import Path
 import mlflow.store.db.utils
 import pytest
 
+from privtune.tracking.fresh import begin_at_copy
 from privtune.tracking.store import open_client
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -76,3 +77,40 @@ def test_a_cache_that_is_none_changes_nothing(tmp_path: Path, cache: Path) -> No
     cache.parent.mkdir()
     cache.write_text("no folder")
     assert any("experiments" in line for line in opened(tmp_path / "first"))
+
+
+def test_nothing_of_a_store_is_kept(tmp_path: Path, cache: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    with open_client(
+        f"sqlite:///{folder / 'privtune.db'}", f"sqlite:///{folder / 'mlflow.db'}"
+    ) as c:
+        c.log_param(c.create_run(c.create_experiment("mine")).info.run_id, "name", "SECRETVALUE")
+    (kept,) = cache.iterdir()
+    assert b"SECRETVALUE" not in kept.read_bytes()
+    with sqlite3.connect(kept) as database:
+        assert database.execute("SELECT count(*) FROM experiments").fetchone() == (0,)
+        assert database.execute("SELECT count(*) FROM runs").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])
+def test_what_is_left_of_a_store_is_not_played_back_into_a_copy(
+    tmp_path: Path, cache: Path, end: str
+) -> None:
+    opened(tmp_path / "first")
+    path = tmp_path / "mlflow.db"
+    path.with_name(path.name + end).write_bytes(b"left")
+    begin_at_copy(f"sqlite:///{path}")
+    assert not path.exists()
+
+
+def test_what_others_could_have_written_is_not_copied(tmp_path: Path, cache: Path) -> None:
+    opened(tmp_path / "first")
+    (kept,) = cache.iterdir()
+    kept.chmod(0o666)
+    begin_at_copy(f"sqlite:///{tmp_path / 'second.db'}")
+    (made,) = cache.iterdir()
+    assert made.stat().st_mode & 0o777 == 0o600
+    cache.chmod(0o777)
+    begin_at_copy(f"sqlite:///{tmp_path / 'third.db'}")
+    assert not (tmp_path / "third.db").exists()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from privtune.training.methods._parabola import _SATURATED, Fit
+from privtune.training.methods._parabola import _BOUND_CEILING, _SATURATED, Fit
 
 if TYPE_CHECKING:
     import torch
@@ -103,4 +103,5 @@ def robust_bound(bound: torch.Tensor, losses: torch.Tensor, floor: float) -> tor
 
     here = losses[1]
     updated = torch.maximum(_ROOM * here, (0.5 * bound).clamp_min(floor))
+    updated = updated.clamp_max(_BOUND_CEILING)  # loud losses feed on themselves
     return torch.where(torch.isfinite(here), updated, bound)

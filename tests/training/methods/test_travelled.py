@@ -46,6 +46,9 @@ def test_the_first_rate_and_the_bound_are_of_what_is_public_or_released():
     bound = torch.tensor([4.0, 4.0, 1.0, 4.0])
     here = torch.tensor([[0.0] * 4, [3.0, 0.1, -1.0, torch.nan], [0.0] * 4])
     assert robust_bound(bound, here, 1.0).tolist() == [4.5, 2.0, 1.0, 4.0]
+    for _ in range(200):  # noise of four times the bound: it must not feed on itself without end
+        bound = robust_bound(bound, 4.0 * bound.expand(3, 4), 1.0)
+    assert bound.max().item() == 1e6
 
 
 def biases_alone() -> nn.Module:
@@ -101,4 +104,7 @@ def test_a_task_that_trains_biases_alone_takes_it_at_the_same_price():
         task = fine_tuned(get_task("digits-mlp"), trainable=part)
         context = SimpleNamespace(define_by_run=False, task=task, schedule=SCHEDULE, delta=1e-5)
         assert budgeted(context, "hyfreedp", {}, epsilon=2.0).fit == fit
+        for own, of_own in (("all", "eager"), ("head", "travelled")):  # the arm's part decides
+            found = budgeted(context, "hyfreedp", {}, epsilon=2.0, trainable=own)
+            assert found.fit == of_own
     assert budgeted(context, "hyfreedp", {"fit": "paper"}, epsilon=2.0).schedule == "constant"
