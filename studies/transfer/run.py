@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 NORM = {"max_grad_norm": 0.1}  # Adam does not see the scale of its gradients
-SPACE = {"learning_rate": {"type": "float", "low": 1e-4, "high": 3e-2, "log": True}}
+SMALL = ("head", "biases")  # their best rates are ten times those of all weights, or of adapters
 SEARCH = {"method": "dp-adam", "parameters": NORM, "mean_runs": 10}
 SUBSAMPLED = {
     "strategy": "subsampled-tuning",
@@ -50,6 +50,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "un-paid grid": {},
 }
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+GRID_OF_SMALL = (3e-3, 1e-2, 3e-2, 0.1, 0.3)
 TRAINABLE = ("all", "head", "biases", "lora:4")
 EPSILONS, SEEDS, WIDTH = (0.3, 1.0, 3.0, 8.0), 5, 128
 BATCH, EPOCHS = 1000, 5
@@ -82,7 +83,9 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         "trainable": cell["trainable"],
     }
     arm = ARMS[cell["arm"]]
-    space = {"space": SPACE} if "mean_runs" in arm else {}
+    low, high = (1e-3, 0.3) if cell["trainable"] in SMALL else (1e-4, 3e-2)
+    rates = {"learning_rate": {"type": "float", "low": low, "high": high, "log": True}}
+    space = {"space": rates} if "mean_runs" in arm else {}
     terms = {"epsilon": cell["epsilon"], "delta": 1e-5, "seed": cell["seed"], **space}
     return [release_of(arm, task=task, **schedule, **terms)]
 
@@ -93,13 +96,14 @@ def grid(cell: Mapping[str, Any], public: str, given: Mapping[str, Any]) -> dict
     schedule = Schedule.from_epochs(records=task.train_records, **given)
     split = half(5)
     split.x, split.y = split.x[: task.train_records], split.y[: task.train_records]
+    rates = GRID_OF_SMALL if cell["trainable"] in SMALL else GRID
     found = fit(
         DPAdam.for_budget(schedule, epsilon=cell["epsilon"], delta=1e-5),
         schedule,
         model=task.model,
         split=split,
-        candidates=[{"learning_rate": rate, **NORM} for rate in GRID],
-        secrets=secrets_for("transfer", cell["seed"], len(GRID)),
+        candidates=[{"learning_rate": rate, **NORM} for rate in rates],
+        secrets=secrets_for("transfer", cell["seed"], len(rates)),
     )
     best = max(accuracies(task.model, found.params, split))
     return {"accuracy": round(best / 100.0, 4), "spent": "", "claimed": ""}
