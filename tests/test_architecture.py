@@ -47,6 +47,7 @@ HOMES = {
     "sqlalchemy": (
         "ledger/",
         *(f"study/{name}.py" for name in ("_rows", "_results", "_store", "lifecycle")),
+        "tracking/fresh.py",
         "tracking/store.py",
         "tasks/_sql.py",
     ),
