@@ -258,6 +258,7 @@ def train_canaries(
             secrets=own,
             device="cpu",
             noise=noise,
+            precision="float32" if task is None else task.precision,
         )
         ratio = np.concatenate([oracle.ratio() for oracle in watching.made])
         model = -trained.params[:, :columns].double().numpy()  # descent goes against the gradient

@@ -10,9 +10,10 @@ from privtune.errors import InvalidInputError, PrivTuneError
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
+    from privtune.training.mechanism.data import TensorData
     from privtune.training.methods import Method
 
-__all__ = ["SealedTrialError", "clipping_of", "in_memory", "records_of", "refuse_used"]
+__all__ = ["SealedTrialError", "clipping_of", "in_memory", "records_of", "refuse_used", "to_score"]
 
 
 class SealedTrialError(PrivTuneError):
@@ -65,7 +66,15 @@ def in_memory(data: Any) -> Any:
             and len(whole) == 2
             and not isinstance(whole[0], Mapping | tuple)
         ):
-            return TensorData(torch.as_tensor(whole[0]), torch.as_tensor(whole[1]))
+            try:
+                x, y = map(torch.as_tensor, whole)
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise InvalidInputError(
+                    "dataset",
+                    " and ".join(type(part).__name__ for part in whole),
+                    "must be a pair of tensors or arrays, or a dict or tuple of tensors",
+                ) from error
+            return TensorData(x, y)
         tree, x, y = RecordTree.split(whole)
         return TensorData(x, y, tree=tree)
     if isinstance(whole, tuple) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
@@ -79,6 +88,27 @@ def in_memory(data: Any) -> Any:
     read = DatasetData(data)
     x, y, lost = read.fetch(torch.arange(len(data)))
     return TensorData(x, y, tree=read.tree).marked(lost)
+
+
+def to_score(data: Any) -> TensorData:
+    """Return validation records in memory, as ``in_memory`` does, where it is said what the target is.
+
+    Raises:
+        InvalidInputError: If a dict has no ``labels`` and no ``label``, or a tuple more than two parts.
+    """
+    from privtune.training.mechanism.packing import TARGETS
+
+    found: TensorData = in_memory(data)
+    tree, whole = found.tree, getattr(data, "tensors", data)
+    names = tree.names if tree else tuple(whole) if isinstance(whole, Mapping) else ()
+    if (names and not set(names) & set(TARGETS)) or (tree and not names and tree.size > 2):
+        raise InvalidInputError(
+            "validation",
+            ", ".join(names) or "a tuple of several tensors",
+            "must say which part is the target: a dict's 'labels' or 'label', or the second of a pair",
+            "Name it so, or put the inputs together: (inputs, target).",
+        )
+    return found
 
 
 def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:

@@ -294,6 +294,12 @@ def rehearse(
             check_saved(
                 loop.bare, made.model, split(result.weights, result.shapes), loop.calls.last
             )
+        else:
+            raise SealedTrialError(
+                "A rehearsal that ends where the function makes its model did not end there, so what would "
+                "be released cannot be checked. Catch Exception, not everything (a bare except), and make "
+                "the model every time. Nothing was charged."
+            )
     if strategy is not None:
         check_given(strategy, trial.params)
     return None if loop is None else loop.facts

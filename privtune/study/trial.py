@@ -13,9 +13,9 @@ from privtune.strategies import Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.study._loop_data import (
     SealedTrialError,
     clipping_of,
-    in_memory,
     records_of,
     refuse_used,
+    to_score,
 )
 from privtune.study._suggestions import Suggestions
 from privtune.study.rehearsal import REHEARSED_STEPS, MadeAnew, made_up
@@ -204,8 +204,8 @@ class Trial(Suggestions):
         Args:
             model: The model that was trained: the one that ``make_private`` was given.
             validation: Records as ``make_private`` takes them: outputs ``[C]`` a record are held
-                against targets that are whole numbers, shape ``[N]``. Of dicts and tuples all but the
-                target are the model's arguments, and its ``logits``, if it gives several outputs, count.
+                against targets that are whole numbers, shape ``[N]``: ``labels`` or ``label`` of dicts. All
+                else in them are the model's arguments; of several outputs its ``logits`` count.
 
         Returns:
             The score, higher is better. NaN where the strategy chooses nothing: then the split is
@@ -232,7 +232,7 @@ class Trial(Suggestions):
             )
         from privtune.training.mechanism.scoring import score
 
-        data = in_memory(validation)
+        data = to_score(validation)
         tree = data.tree
         self._check_unit(data, "validation")
         if len(data) != plan.records and not data.sealed_size:

@@ -14,6 +14,7 @@ from privtune.errors import PrivTuneError
 from privtune.execution.fine_tuned import AdapterError
 from privtune.ledger import Ledger
 from privtune.strategies import Everything, Fixed
+from privtune.study._loop_data import SealedTrialError
 from privtune.study.objective import plan_objective, rehearse
 from privtune.study.user_training import DPSGD, Validation
 from privtune.training.engine.fine_tuning import set_trainable
@@ -201,6 +202,50 @@ def test_what_reaches_no_output_or_trains_beside_its_weights_is_refused() -> Non
         rehearsed(Idle)
     with pytest.raises((LoopError, PrivTuneError)):
         rehearsed(Averaging, "losses")
+
+
+class Growing(nn.Module):
+    """Is wider whenever it is made."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Growing.made += 1
+        self.register_buffer("one", torch.ones(1))
+        self.head = nn.Linear(6, 3 + self.made)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(x * self.one)
+        return out
+
+
+def test_a_model_of_another_shape_is_another_model() -> None:
+    with pytest.raises(AdapterError, match="is another model than the one that was trained"):
+        rehearsed(Growing)
+
+
+def test_a_rehearsal_that_a_bare_except_swallows_is_refused() -> None:
+    def objective(trial: privtune.Trial) -> float:
+        model = BROKEN["buffer drawn"]()
+        try:
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            private = trial.make_private(model, optimizer, (X[:40], Y[:40]))
+            private.fit(lambda model, x, y: cross_entropy(model(x), y, reduction="none"))
+        except:  # noqa: E722 - what is tested
+            return 0.0
+        return 0.0
+
+    options: dict[str, Any] = {"budget": BUDGET, "epsilon": 6.0, "sampler": None, "pruner": None}
+    with pytest.raises(SealedTrialError, match="a bare except"):
+        rehearse(objective, plan_objective(Fixed(), LOOP, None, **options))
+
+
+def test_a_part_that_is_shared_keeps_its_mode() -> None:
+    shared = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5)).requires_grad_(False)
+    rehearsed(lambda: nn.Sequential(shared, nn.Linear(5, 3)))
+    assert shared.training
+    assert shared[1].training
 
 
 def test_nothing_is_charged_for_what_cannot_be_loaded(storage: str) -> None:

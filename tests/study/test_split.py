@@ -45,3 +45,29 @@ def test_packed_records_of_one_memory_are_found(results: Results) -> None:
     Split(results).check(
         in_memory({"input_ids": tokens.clone()[:9], "labels": labels[:9] * 1}), train
     )
+
+
+def test_one_row_of_positions_for_all_records_and_one_memory_of_targets_are_shared_by_right(
+    results: Results,
+) -> None:
+    places, labels = torch.arange(3), torch.zeros(40).long()
+
+    def records(count: int, token: int) -> TensorData:
+        tokens = torch.full((count, 3), token)
+        data: TensorData = in_memory(
+            {"ids": tokens, "places": places.expand(count, 3), "labels": labels[:count]}
+        )
+        return data
+
+    Split(results).check(records(9, 1), records(40, 2))
+
+
+def test_another_split_in_the_memory_of_the_one_before_is_found(results: Results) -> None:
+    split, x, y = Split(results), torch.zeros(8, 2), torch.zeros(8, dtype=torch.long)
+    there = TensorData(x, y)
+    split.check(there, TRAIN)
+    numbers = x.numpy()
+    del there, x
+    numbers += 1.0
+    with pytest.raises(SplitError, match="different validation records"):
+        split.check(TensorData(torch.from_numpy(numbers), y), TRAIN)

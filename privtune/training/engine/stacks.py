@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,6 +169,19 @@ class Trained:
     snapshots: Mapping[int, torch.Tensor]
 
 
+@contextmanager
+def _sums_in_float32() -> Iterator[None]:
+    """Let no product of bfloat16 on CUDA add its parts in bfloat16: no self-check would bound that."""
+    flags = torch.backends.cuda.matmul
+    before = flags.allow_bf16_reduced_precision_reduction
+    flags.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        flags.allow_bf16_reduced_precision_reduction = before
+
+
+@_sums_in_float32()
 def run_stack(
     method: Any,
     state: Any,

@@ -245,6 +245,9 @@ class DatasetData:
             if not isinstance(record, Mapping | tuple | list):
                 return None  # a tensor alone would be taken apart, its last row for a target
             known = dict(record) if isinstance(record, Mapping) else tuple(record)
+            names = self._like[0].names if self._like and self._like[0] else ()
+            if isinstance(known, dict) and known.keys() == set(names):
+                known = {name: known[name] for name in names}
             whole = tree_map(_collated, known, is_leaf=lambda part: isinstance(part, list))
             return RecordTree.split(whole)
         except InvalidInputError:

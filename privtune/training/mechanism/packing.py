@@ -12,9 +12,9 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Packing", "RecordTree"]
+__all__ = ["TARGETS", "Packing", "RecordTree"]
 
-_TARGETS = ("labels", "label")
+TARGETS = ("labels", "label")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class RecordTree:
         names: Of a dict's entries, in order; empty for a tuple.
         target: The name of the target.
         size: How many entries there are.
-        given: The tensors that whole data was given as, to be watched.
+        given: The tensors that the inputs of whole data were given as, to be watched.
     """
 
     inputs: Packing
@@ -165,7 +165,7 @@ class RecordTree:
             raise InvalidInputError("dataset", "one part", "must hold inputs and a target")
         if isinstance(records, Mapping):
             names = tuple(records)
-            target = next((name for name in _TARGETS if name in records), names[-1])
+            target = next((name for name in TARGETS if name in records), names[-1])
             rest: Any = {name: part for name, part in records.items() if name != target}
             y = records[target]
         else:
@@ -176,7 +176,8 @@ class RecordTree:
         if isinstance(rest, torch.Tensor):
             return None, rest, y
         packing = Packing.of(rest)
-        return cls(packing, names, target, len(records), tuple(tensors)), packing.pack(rest), y
+        given = tuple(tensor for tensor in tensors if tensor is not y)
+        return cls(packing, names, target, len(records), given), packing.pack(rest), y
 
     def record(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         """Return records as a loop sees them.

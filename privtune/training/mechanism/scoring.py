@@ -218,7 +218,7 @@ def _noised(
     """Return the noised means of what records add; None for weights that are not finite."""
     if not all(bool(p.isfinite().all()) for p in model.parameters() if p.is_floating_point()):
         return None
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         sums = _sums(plan, metric, model, data, loss)
     draw = tails.gaussian if plan.mechanism == "gaussian" else tails.laplace
     noise = draw(rng.random, len(sums)) * plan.standard_deviation
@@ -385,7 +385,7 @@ def _where(kept: torch.Tensor, values: torch.Tensor, made_up: torch.Tensor) -> t
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, and every module of it back into its own."""
     modes = [(part, part.training) for part in model.modules()]
     model.eval()

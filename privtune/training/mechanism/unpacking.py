@@ -16,7 +16,7 @@ class Unpacking(nn.Module):
 
     Args:
         model: The model.
-        unpack: Returns its arguments: by name, in order, or a single tensor.
+        unpack: Returns its arguments, by name or in order.
     """
 
     def __init__(self, model: nn.Module, unpack: Callable[[torch.Tensor], object]) -> None:

@@ -12,7 +12,7 @@ from transformers import BatchEncoding, BertConfig, BertForSequenceClassificatio
 
 from privtune.accounting import Gaussian, PoissonSampled, Repeated
 from privtune.errors import InvalidInputError
-from privtune.study._loop_data import in_memory
+from privtune.study._loop_data import in_memory, to_score
 from privtune.study.rehearsal import made_up
 from privtune.tasks import Packing
 from privtune.training.mechanism.clipping import Flat
@@ -205,9 +205,10 @@ def test_a_record_of_another_shape_or_other_names_contributes_nothing():
                 record["segments"] = record.pop("attention_mask")
             if number == 5:
                 record["labels"] = "no number"
-            return record
+            return dict(reversed(record.items())) if number == 6 else record
 
-    _, _, lost = DatasetData(Ragged(tree)).fetch(torch.arange(RECORDS))
+    x, _, lost = DatasetData(Ragged(tree)).fetch(torch.arange(RECORDS))
+    assert torch.equal(x[6], in_memory(tree).x[6])
     assert lost.nonzero().flatten().tolist() == [3, 4, 5]
     private = start(Ragged(tree), steps=1, rate=1.0, noise=0.0)
     private.fit(loss_of)
@@ -230,6 +231,8 @@ def test_a_record_of_another_shape_or_other_names_contributes_nothing():
         ({}, "inputs and a target"),
         ((IDS, MASK.double(), LABELS), "whole numbers alone"),
         ((IDS,), "must be inputs and targets"),
+        ((IDS, {"labels": LABELS}), "must be a pair of tensors or arrays"),
+        ((IDS, None), "must be a pair of tensors or arrays"),
         ([{"ids": [1, 2], "label": 0}], "readable as pairs of tensors, or as dicts"),
         ([{"ids": [[1, 2], [3]], "label": 0}], "readable as pairs of tensors, or as dicts"),
         (list(IDS), "readable as pairs of tensors, or as dicts"),
@@ -240,6 +243,17 @@ def test_a_record_of_another_shape_or_other_names_contributes_nothing():
 def test_what_is_no_tree_of_tensors_is_one_sentence(data, why):
     with pytest.raises(InvalidInputError, match=why):
         in_memory(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [(IDS, MASK, LABELS), {"ids": IDS, "target": LABELS}, {"a": IDS, "b": MASK, "c": LABELS}],
+)
+def test_a_score_guesses_no_target(data):
+    with pytest.raises(InvalidInputError, match="must say which part is the target"):
+        to_score(data)
+    for said in ((IDS, LABELS), ((IDS, MASK), LABELS), {"label": LABELS, "ids": IDS, "mask": MASK}):
+        assert torch.equal(to_score(said).y, LABELS)
 
 
 def test_arrays_and_numbers_of_a_dataset_are_tensors():
