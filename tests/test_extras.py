@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import sys
 import tomllib
 from pathlib import Path
@@ -90,7 +91,11 @@ def test_a_library_that_misses_something_of_its_own_says_so(
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_libraries_are_imported_without_a_look_for_garbage(own: bool) -> None:
+def test_libraries_are_imported_without_a_look_for_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    (tmp_path / f"a_large_library_{own}.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
     gc.unfreeze()
     if own:
         gc.freeze()
@@ -102,6 +107,9 @@ def test_libraries_are_imported_without_a_look_for_garbage(own: bool) -> None:
         made: list[list[int]] = [[]]
         with libraries():
             pass
+        assert any(made is one for one in gc.get_objects()), "nothing was imported: nothing stays"
+        with libraries():
+            importlib.import_module(f"a_large_library_{own}")
         assert any(made is one for one in gc.get_objects()) is not own, "left out of searches"
     finally:
         gc.unfreeze()
