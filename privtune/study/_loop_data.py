@@ -60,21 +60,18 @@ def in_memory(data: Any) -> Any:
     if isinstance(data, TensorData):
         return data
     whole = getattr(data, "tensors", data)
-    if isinstance(whole, Mapping) or (isinstance(whole, tuple) and len(whole) > 1):
-        if (
-            isinstance(whole, tuple)
-            and len(whole) == 2
-            and not isinstance(whole[0], Mapping | tuple)
-        ):
-            try:
-                x, y = map(torch.as_tensor, whole)
-            except (RuntimeError, TypeError, ValueError) as error:
-                raise InvalidInputError(
-                    "dataset",
-                    " and ".join(type(part).__name__ for part in whole),
-                    "must be a pair of tensors or arrays, or a dict or tuple of tensors",
-                ) from error
-            return TensorData(x, y)
+    several = isinstance(whole, tuple) and len(whole) > 1
+    if several and len(whole) == 2 and not isinstance(whole[0], Mapping | tuple):
+        try:
+            x, y = map(torch.as_tensor, whole)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise InvalidInputError(
+                "dataset",
+                " and ".join(type(part).__name__ for part in whole),
+                "must be a pair of tensors or arrays, or a dict or tuple of tensors",
+            ) from error
+        return TensorData(x, y)
+    if several or isinstance(whole, Mapping):
         tree, x, y = RecordTree.split(whole)
         return TensorData(x, y, tree=tree)
     if isinstance(whole, tuple) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):

@@ -70,7 +70,7 @@ def test_tensors_of_two_kinds_are_refused(mixed):
 def test_other_records_than_it_was_made_for_are_refused():
     packing = Packing.of(batch())
     for other in ({**batch(), "pairs": batch(5)["pairs"]}, {"input_ids": batch()["input_ids"]}):
-        with pytest.raises(InvalidInputError, match=r"as many records|must hold records of"):
+        with pytest.raises(InvalidInputError, match="as many records"):
             packing.pack(other)
 
 

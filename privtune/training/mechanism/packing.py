@@ -85,7 +85,9 @@ class Packing:
         import torch
 
         if (found := Packing.of(batch)) != self:
-            raise InvalidInputError("batch", repr(found), f"must hold records of {self!r}")
+            raise InvalidInputError(
+                "batch", repr(found), f"must be as many records of {self!r} in every tensor"
+            )
         whole = None if "float" in self.dtypes[0] else torch.int64
         tensors, _ = _flat(batch)
         return torch.cat([t.reshape(len(t), -1).to(whole or t.dtype) for t in tensors], dim=1)
