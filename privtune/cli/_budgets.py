@@ -63,6 +63,7 @@ def filter_line(state: dict[str, Any]) -> str:
     return (
         f"Rényi order {state['order']:g}: {state['used']:.4g} of {state['capacity']:.4g} used "
         f"({state['used'] / state['capacity']:.0%})"
+        + (", Gaussian charges from now on" if state.get("variance") else "")
     )
 
 

@@ -13,22 +13,26 @@ from typing import Any
 from privtune.accounting import Adjacency, Composed, Event, Guarantee, delta, epsilon
 from privtune.accounting.rdp import confirm_composition
 from privtune.ledger.errors import BudgetClosedError, BudgetExceededError, DeclarationClosedError
-from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, History
+from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History
 from privtune.ledger.privacy_filter import (
     APPROXIMATE_SHARE,
+    FAILING_SHARE,
     FILTER_SHARE,
     Profile,
     capacity,
     empty_profile,
+    gaussian_divergence,
+    gaussian_room,
     odometer_epsilon,
     tabulate,
 )
 from privtune.ledger.values import Admission, Budget
-from privtune.ledger.weights import Weight, slack_of, weigh
+from privtune.ledger.weights import Weight, slack_of, weigh, weigh_as_gaussian
 
 __all__ = [
     "DRIFT",
     "FilterState",
+    "admission_of",
     "admit",
     "block_epsilon",
     "block_guarantee",
@@ -46,6 +50,11 @@ DRIFT = 0.01
 Bounds get tighter and, rarely, a little looser (a lattice chosen otherwise). An honest ledger is not
 corrupted by that; what is printed is today's number.
 """
+
+_LAST = 0.25
+"""From which part of its capacity on the filter may go over to Gaussian charges, for good."""
+
+_MIDDLE = 10  # of the halvings of its δ among which the filter looks for what one request may take
 
 
 def admit(history: History, asked: Sequence[Event]) -> str:
@@ -73,7 +82,8 @@ def admit(history: History, asked: Sequence[Event]) -> str:
             f"budget {budget.name!r} has started: what was not declared before cannot be added; "
             "a budget with adaptive admission admits later studies."
         )
-    if not fits(history, asked):
+    found = admission_of(history, asked)
+    if found is None:
         spent = odometer(history).epsilon
         raise BudgetExceededError(
             budget,
@@ -84,20 +94,87 @@ def admit(history: History, asked: Sequence[Event]) -> str:
         )
     charged = Counter(history.block.values()) + history.later + Counter(asked)
     confirm_composition(frozenset(charged.items()), budget.adjacency)
-    return BASIS_FILTER if history.frozen else BASIS_DECLARED
+    return found[0]
 
 
 def fits(history: History, asked: Sequence[Event]) -> bool:
     """Return whether the budget holds more events, by the rule that is now in force."""
+    return admission_of(history, asked) is not None
+
+
+def admission_of(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]] | None:
+    """Return the basis on which the budget holds more events and what they weigh; None if on none.
+
+    The filter admits by divergences as long as that leaves a quarter of its capacity. From there on
+    it goes over to Gaussian charges with the first request that takes a smaller part of what is
+    left as such, or fits only so.
+    """
     budget = history.terms()
     if not history.frozen:
-        return _composed((*history.block.values(), *asked), budget).epsilon <= budget.epsilon
+        cost = _composed((*history.block.values(), *asked), budget).epsilon
+        return (BASIS_DECLARED, []) if cost <= budget.epsilon else None
     room, room_delta = filter_room(history)
-    weights = weights_of(history, asked)
+    part, weights = math.inf, []
+    if room >= 0 and not history.late:
+        weights = weights_of(history, asked)
+        divergence, delta = _parts(weights, room, room_delta)
+        part = max(divergence, delta)
+        total = filter_state(history).capacity or 0.0
+        if part <= 1.0 and float(room) * (1.0 - divergence) >= _LAST * total:
+            return BASIS_FILTER, weights
+    if room >= 0 and not history.open:
+        gaussian, as_gaussian = _as_gaussian(history, asked, room, room_delta)
+        if gaussian <= 1.0 and gaussian < part:
+            return BASIS_GAUSSIAN, as_gaussian
+    return (BASIS_FILTER, weights) if part <= 1.0 else None
+
+
+def _as_gaussian(
+    history: History, asked: Sequence[Event], room: Fraction, room_delta: Fraction
+) -> tuple[float, list[Weight]]:
+    """Return the part of what is left that events take as Gaussian charges, and what they weigh."""
+    budget = history.terms()
+    order, best = _order(budget), (math.inf, list[Weight]())
+    before = Fraction(gaussian_divergence(order, float(history.variance)))
+    left = Fraction(gaussian_room(order, float(room + before))) - history.variance
+    share, halving = APPROXIMATE_SHARE * budget.delta, _MIDDLE
+    for _ in range(4):
+        slack = share * 2.0**-halving
+        weights = [weigh_as_gaussian(event, budget.adjacency, slack) for event in asked]
+        variance, delta = _parts(weights, left, room_delta)
+        if max(variance, delta) < best[0]:
+            best = max(variance, delta), weights
+        if not delta:
+            break
+        if math.inf in (variance, delta):
+            step = -(halving // 2) if variance == math.inf else halving
+        else:  # about as large a part of δ as of the variance, and not above it
+            step = math.ceil(math.log2(delta / variance))
+        if not step or not 1 <= halving + step <= 2 * _MIDDLE:
+            break
+        halving += step
+    # What decides is the theorem's own condition; parts only compare.
+    total = history.variance + sum(weight.exact()[0] for weight in best[1])
+    if Fraction(gaussian_divergence(order, float(total))) > room + before:
+        return math.inf, []
+    return best
+
+
+def _parts(weights: Sequence[Weight], room: Fraction, room_delta: Fraction) -> tuple[float, float]:
+    """Return the parts of what is left that weights take; infinite exactly if they do not fit."""
     if not all(math.isfinite(weight.divergence) for weight in weights):
-        return False
+        return math.inf, math.inf
     exact = [weight.exact() for weight in weights]
-    return sum(w for w, _ in exact) <= room and sum(d for _, d in exact) <= room_delta
+
+    def part(asked: Fraction, left: Fraction) -> float:
+        if asked > left:
+            return math.inf
+        return float(asked / left) if left else 0.0
+
+    return (
+        part(sum((w for w, _ in exact), Fraction(0)), room),
+        part(sum((d for _, d in exact), Fraction(0)), room_delta),
+    )
 
 
 @dataclass(frozen=True)
@@ -109,8 +186,10 @@ class FilterState:
         order: Its Rényi order.
         capacity: The divergence that it may admit on top of the declared block; None for nothing.
         used: The divergence that it has admitted; infinite after a recorded release without one.
+            What it admitted as Gaussian counts with d_α of its variance.
         delta_capacity: The δ that it may admit for charges of approximate DP.
         delta_used: The δ that it has admitted.
+        variance: The variance of what it has admitted as Gaussian charges.
 
     Example:
         >>> state = FilterState(True, 8.0, capacity=2.0, used=0.5, delta_capacity=1e-6, delta_used=0.0)
@@ -124,6 +203,7 @@ class FilterState:
     used: float
     delta_capacity: float
     delta_used: float
+    variance: float = 0.0
 
     @property
     def share(self) -> float | None:
@@ -135,7 +215,10 @@ class FilterState:
     def to_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
         used = self.used if math.isfinite(self.used) else "inf"
-        return {**asdict(self), "used": used}
+        there = {**asdict(self), "used": used}
+        if not self.variance:
+            del there["variance"]
+        return there
 
 
 def weights_of(history: History, asked: Sequence[Event]) -> list[Weight]:
@@ -162,9 +245,10 @@ def filter_state(history: History) -> FilterState:
         in_force=history.frozen,
         order=order,
         capacity=total if math.isfinite(total) else None,
-        used=math.inf if history.unbounded else float(history.used),
+        used=math.inf if history.unbounded else float(_used(history)),
         delta_capacity=APPROXIMATE_SHARE * budget.delta,
         delta_used=float(history.used_delta),
+        variance=float(history.variance),
     )
 
 
@@ -174,9 +258,16 @@ def filter_room(history: History) -> tuple[Fraction, Fraction]:
     if history.unbounded or state.capacity is None:
         return Fraction(-1), Fraction(-1)
     return (
-        Fraction(state.capacity) - history.used,
+        Fraction(state.capacity) - _used(history),
         Fraction(state.delta_capacity) - history.used_delta,
     )
+
+
+def _used(history: History) -> Fraction:
+    if not history.variance:
+        return history.used
+    order = _order(history.terms())
+    return history.used + Fraction(gaussian_divergence(order, float(history.variance)))
 
 
 def filter_excess(history: History) -> float:
@@ -222,7 +313,15 @@ def _reading(history: History, budget: Budget, block: tuple[Event, ...], allowed
             for event, count in list(history.later.items())
         ]
         failures = math.fsum(count * weight.delta for weight, count in weights)
-        if failures * (1 + 1e-9) > APPROXIMATE_SHARE * budget.delta:
+        late = math.fsum(
+            count * weigh(event, order, budget.adjacency, slack).delta
+            for event, count in history.late.items()
+        )
+        # What is not quite Gaussian is no failure: the filter's δ pays for it, a rung's for failures.
+        beside = failures - late + (float(history.used_delta) if history.late else 0.0)
+        if beside * (1 + 1e-9) > APPROXIMATE_SHARE * budget.delta:
+            return math.inf
+        if late * (1 + 1e-9) > FAILING_SHARE * budget.delta:
             return math.inf
         total = math.fsum(count * weight.divergence for weight, count in weights)
         return total * (1 + 1e-9) / (1.0 + allowed)

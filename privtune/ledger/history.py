@@ -16,12 +16,20 @@ from privtune.errors import PrivTuneError
 from privtune.ledger.chain import GENESIS, Entry, Kind
 from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.values import RECORD, Admission, Budget, Charge, ChargeState
-from privtune.ledger.weights import Weight, slack_of, weigh
+from privtune.ledger.weights import Weight, slack_of, weigh, weigh_as_gaussian
 
-__all__ = ["BASIS_DECLARED", "BASIS_FILTER", "BASIS_RECORDED", "History", "budget_from_dict"]
+__all__ = [
+    "BASIS_DECLARED",
+    "BASIS_FILTER",
+    "BASIS_GAUSSIAN",
+    "BASIS_RECORDED",
+    "History",
+    "budget_from_dict",
+]
 
 BASIS_DECLARED = "declared"
 BASIS_FILTER = "filter"
+BASIS_GAUSSIAN = "gaussian"
 BASIS_RECORDED = "recorded"
 
 _CLOCKS_DIFFER = timedelta(minutes=5)
@@ -51,12 +59,15 @@ class History:
         charges: Every charge, by number, in the order of reservation.
         block: The events of the declared block, by charge number.
         later: The events that came after the first start, and how often.
-        used: Their divergences at the filter's order, summed up exactly.
-        used_delta: Their δ, for those of approximate DP.
+        late: Those of them that the filter admitted as Gaussian; while there are any it has gone over.
+        used: The divergences at the filter's order of the others, summed up exactly.
+        variance: What the late ones weigh, summed up exactly.
+        used_delta: The δ of all, for failures and for what is not quite Gaussian.
         unbounded: How many of them have no finite divergence at that order.
         rounds: The digests of the rounds' results, by charge number, as they were when it settled.
         audits: By the digest of its record, what the log notes of an audit: ``study``, ``arm``, ``plan``,
             ``passed``, and ``deleted`` where its study was deleted.
+        open: The charges that the filter admitted by their divergence and that may still run.
         drift: By what share today's account of an admission is above the one that it rested on, by
             number of the entry; filled where admissions are recomputed.
     """
@@ -73,11 +84,14 @@ class History:
     charges: dict[int, Charge] = field(default_factory=dict)
     block: dict[int, Event] = field(default_factory=dict)
     later: Counter[Event] = field(default_factory=Counter)
+    late: Counter[Event] = field(default_factory=Counter)
     used: Fraction = Fraction(0)
+    variance: Fraction = Fraction(0)
     used_delta: Fraction = Fraction(0)
     unbounded: int = 0
     rounds: dict[int, str] = field(default_factory=dict)
     audits: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)
     drift: dict[int, float] = field(default_factory=dict)
     _events: dict[str, Event] = field(default_factory=dict)
     _weights: dict[int, Weight] = field(default_factory=dict)
@@ -157,12 +171,18 @@ class History:
             created_at=at,
             unit=body.get("unit", RECORD),
         )
+        if body["basis"] == BASIS_FILTER:
+            self.open.add(entry.charge)
         if not self.frozen:
             self.block[entry.charge] = event
         else:
             weight = self._weight(event, body.get("weight"))
             self._weights[entry.charge] = weight
-            self._count(event, weight, 1)
+            self._count(event, weight, 1, body["basis"])
+            if body["basis"] == BASIS_RECORDED and self.late:
+                # When it was released nobody knows: it weighs for before the filter went over, and after.
+                budget = self.terms()
+                self._add(weigh_as_gaussian(event, budget.adjacency, 1e-3 * budget.delta), 1, True)
 
     def _check_basis(self, entry: Entry, body: dict[str, Any]) -> None:
         """Refuse what no ledger admits, whatever it costs."""
@@ -171,17 +191,22 @@ class History:
         if unit not in ({self.unit} if self.charges else {self.unit, RECORD}):
             raise self._wrong(entry.seq, f"it charges per {unit}, the budget is per {self.unit}")
         basis = body["basis"]
-        if basis not in (BASIS_DECLARED, BASIS_FILTER, BASIS_RECORDED):
+        filtered = basis in (BASIS_FILTER, BASIS_GAUSSIAN)
+        if not filtered and basis not in (BASIS_DECLARED, BASIS_RECORDED):
             raise self._wrong(entry.seq, f"no charge is admitted on the basis {basis!r}")
         if self.closed:
             raise self._wrong(entry.seq, "the budget had been closed for good")
         if basis == BASIS_DECLARED and self.frozen:
             raise self._wrong(entry.seq, "it declares a charge after the first start")
-        if basis == BASIS_FILTER and not self.frozen:
+        if filtered and not self.frozen:
             raise self._wrong(entry.seq, "it passed the filter before the first start")
-        if basis == BASIS_FILTER and self.terms().admission is Admission.DECLARED:
+        if filtered and self.terms().admission is Admission.DECLARED:
             raise self._wrong(entry.seq, "a declared budget admits nothing after its first start")
-        if basis != BASIS_FILTER and "weight" in body:
+        if basis == BASIS_FILTER and self.late:
+            raise self._wrong(entry.seq, "the filter admits Gaussian charges alone from then on")
+        if basis == BASIS_GAUSSIAN and (self.open or "weight" not in body):
+            raise self._wrong(entry.seq, "what the filter had admitted otherwise was not over")
+        if not filtered and "weight" in body:
             raise self._wrong(entry.seq, f"a {basis} charge notes no weight: it is computed")
 
     def _move(self, entry: Entry, sealed: dict[str, Any], at: datetime) -> None:
@@ -201,11 +226,13 @@ class History:
             if "round" in sealed:
                 self.rounds[entry.charge] = sealed["round"]
         self.charges[entry.charge] = charge
+        if state is not ChargeState.STARTED:
+            self.open.discard(entry.charge)
         if state is not ChargeState.VOIDED:
             return
         if entry.charge not in self.block:
             # A filter counts what ran, and this never will.
-            self._count(charge.event, self._weights[entry.charge], -1)
+            self._count(charge.event, self._weights[entry.charge], -1, charge.basis)
         elif not self.frozen:
             # Nobody has seen anything yet, so the declaration may still change. Once something was
             # seen, the choice to drop a declared charge may depend on it: it stays in the block.
@@ -237,16 +264,24 @@ class History:
             raise LedgerCorruptedError(f"budget {self.name!r} has no order for its filter.")
         return weigh(event, budget.order, budget.adjacency, slack_of(budget.delta))
 
-    def _count(self, event: Event, weight: Weight, times: int) -> None:
-        self.later[event] += times
-        if not self.later[event]:
-            del self.later[event]
-        if math.isfinite(weight.divergence):
-            divergence, delta = weight.exact()
-            self.used += times * divergence
-            self.used_delta += times * delta
-        else:
+    def _count(self, event: Event, weight: Weight, times: int, basis: str) -> None:
+        gaussian = basis == BASIS_GAUSSIAN
+        for counter in (self.later, self.late) if gaussian else (self.later,):
+            counter[event] += times
+            if not counter[event]:
+                del counter[event]
+        self._add(weight, times, gaussian)
+
+    def _add(self, weight: Weight, times: int, gaussian: bool) -> None:
+        if not math.isfinite(weight.divergence):
             self.unbounded += times
+            return
+        amount, delta = weight.exact()
+        self.used_delta += times * delta
+        if gaussian:
+            self.variance += times * amount
+        else:
+            self.used += times * amount
 
     def _event(self, value: dict[str, Any]) -> Event:
         """Parse an event; equal events are one object."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from privtune.errors import InvalidInputError
-from privtune.ledger.admission import admit, weights_of
+from privtune.ledger.admission import admission_of, admit
 from privtune.ledger.advice import suggestions
 from privtune.ledger.chain import Kind
 from privtune.ledger.errors import BudgetExceededError, BudgetExistsError
-from privtune.ledger.history import BASIS_FILTER, History
+from privtune.ledger.history import BASIS_RECORDED, History
 from privtune.ledger.log import Line
 from privtune.ledger.units import refuse_other_unit
 from privtune.ledger.values import RECORD, Budget, ChargeRequest, ChargeState
@@ -36,10 +36,10 @@ def reservations(history: History, requests: Sequence[ChargeRequest], basis: str
         }
         for request in requests
     ]
-    if basis == BASIS_FILTER:
+    if basis != BASIS_RECORDED and history.frozen:
         # Noted, so that opening a ledger need not compute it again; verifying does.
-        weights = weights_of(history, [request.event for request in requests])
-        for body, weight in zip(bodies, weights, strict=True):
+        found = admission_of(history, [request.event for request in requests])
+        for body, weight in zip(bodies, found[1] if found else (), strict=True):
             body["weight"] = list(weight)
     first = len(history.charges) + 1
     return [Line(Kind.RESERVED, number, body=body) for number, body in enumerate(bodies, first)]

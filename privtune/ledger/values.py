@@ -179,7 +179,8 @@ class Charge:
         arm: The study's arm.
         note: One line for the reader.
         plan_digest: The digest of the plan.
-        basis: By which rule it was admitted: ``"declared"``, ``"filter"``, or ``"recorded"`` for a
+        basis: By which rule it was admitted: ``"declared"``, ``"filter"`` or ``"gaussian"`` (the
+            filter, by a divergence or as Gaussian), or ``"recorded"`` for a
             release that had already happened when the ledger heard of it.
         state: How far it has come.
         created_at: When it was reserved (UTC). Start and end times tell how many trials a sealed

@@ -19,11 +19,12 @@ from privtune.ledger.admission import (
 )
 from privtune.ledger.chain import Entry, Kind
 from privtune.ledger.errors import LedgerCorruptedError, UnknownBudgetError
-from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, History
+from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History
 from privtune.ledger.log import stored_entry
 from privtune.ledger.round_digest import round_digest
 from privtune.ledger.schema import budgets, entries
 from privtune.ledger.storage import Storage
+from privtune.ledger.weights import weigh_as_gaussian
 from privtune.names import check_text
 
 __all__ = ["Verification", "is_within", "replay", "verified", "verify"]
@@ -166,7 +167,7 @@ def replay(
         if entry.kind != Kind.RESERVED:
             continue
         basis = history.charges[entry.charge].basis
-        if basis == BASIS_FILTER:
+        if basis in (BASIS_FILTER, BASIS_GAUSSIAN):
             _check_filter(history, entry)
         elif basis == BASIS_DECLARED:
             last_declared = entry
@@ -235,7 +236,11 @@ def is_within(history: History, guarantee: Guarantee) -> bool:
 
 def _check_filter(history: History, entry: Entry) -> None:
     noted = history.weight(entry.charge)
-    [weight] = weights_of(history, [history.charges[entry.charge].event])
+    charge = history.charges[entry.charge]
+    if charge.basis == BASIS_GAUSSIAN:
+        weight = weigh_as_gaussian(charge.event, history.terms().adjacency, noted.delta)
+    else:
+        [weight] = weights_of(history, [charge.event])
     # What fails is rounded nowhere; a divergence may be bounded otherwise by another version.
     if weight.delta > noted.delta * (1 + DRIFT) + 1e-15:
         raise _wrong(entry, "it weighs more than it notes")

@@ -1,4 +1,4 @@
-"""What one charge weighs in the filter: a Rényi divergence, and a δ for approximate DP."""
+"""What one charge weighs in the filter: a Rényi divergence or a variance, and a δ beside it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,31 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import logsumexp, ndtr
 
-from privtune.accounting import Adjacency, Event, Repeated
+from privtune.accounting import Adjacency, Composed, Event, Repeated
 from privtune.accounting.algebra import flatten
 from privtune.accounting.curves import ORDERS
-from privtune.accounting.pld import fine_pair
+from privtune.accounting.pld import fine_pair, no_pair
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.rdp import rdp_curve
 from privtune.accounting.registry import entry, under
 from privtune.accounting.releases import Direction
 from privtune.errors import PrivTuneError
+from privtune.ledger.privacy_filter import FloatArray, gaussian_delta
 
-__all__ = ["Weight", "slack_of", "weigh"]
+__all__ = ["Weight", "slack_of", "weigh", "weigh_as_gaussian"]
+
+_NODES = 2000
 
 
 class Weight(NamedTuple):
     """A charge's weight; the two components add up separately.
 
     Attributes:
-        divergence: Upper bound on the Rényi divergence, the worse direction; may be infinite.
-        delta: The probability with which that bound fails.
+        divergence: Upper bound on the Rényi divergence, the worse direction, or the variance of the
+            Gaussian pair that it weighs as; may be infinite.
+        delta: The probability with which that bound fails, or by what a profile may exceed that pair's.
     """
 
     divergence: float
@@ -76,6 +80,93 @@ def weigh(event: Event, order: float, adjacency: Adjacency, slack: float = 0.0) 
     if not divergence >= 0 or not delta >= 0:
         return Weight(math.inf, delta)
     return Weight(divergence * (1 + 1e-12), delta * (1 + 1e-12))
+
+
+@lru_cache(maxsize=4096)
+def weigh_as_gaussian(event: Event, adjacency: Adjacency, slack: float) -> Weight:
+    """Return the (v, d) with which an event is Gaussian, as the filter's second theorem says it.
+
+    Args:
+        event: What is charged.
+        adjacency: The budget's.
+        slack: d, by how much its profile may exceed that of G(v) anywhere.
+
+    **Guarantee**: never NaN; an event without a dominating pair weighs infinitely much. Gaussian
+    releases weigh 1/σ² and need no d.
+    """
+    variance, rest = 0.0, {}
+    for part, count in flatten(under(event, adjacency)).items():
+        precision = entry(part).precision(part)
+        if precision is None:
+            rest[part] = count
+        else:
+            variance += count * precision
+    variance *= 1 + 1e-12
+    if not rest:
+        return Weight(variance, 0.0)
+    if no_pair(rest):
+        return Weight(math.inf, slack)
+    try:
+        with np.errstate(all="ignore"):
+            sides = _sides(tuple(rest.items()))
+    except (PrivTuneError, ArithmeticError):
+        return Weight(math.inf, slack)
+    low, high = 0.0, 1e-4
+    while not all(_holds(*side, high, slack) for side in sides):
+        low, high = high, 4 * high
+        if high > 1e4:
+            return Weight(math.inf, slack)
+    while high - low > 1e-5 * high:
+        middle = (low + high) / 2
+        inside = all(_holds(*side, middle, slack) for side in sides)
+        low, high = (low, middle) if inside else (middle, high)
+    return Weight(variance + high * (1 + 1e-9), slack)
+
+
+@lru_cache(maxsize=64)
+def _sides(parts: tuple[tuple[Event, int], ...]) -> list[tuple[FloatArray, FloatArray, float]]:
+    """Return ε ≥ 0, upper bounds on the profile there, and the mass at infinity, by direction.
+
+    What holds of both directions at ε ≥ 0 holds below: the profile at −ε is 1 − e^−ε + e^−ε times
+    that of the other direction at ε, for the Gaussian pair, too, so the difference is smaller.
+    """
+    events = [part if count == 1 else Repeated(count, part) for part, count in parts]
+    pair = _pair(events[0] if len(events) == 1 else Composed(tuple(events)))
+    sides = []
+    for pmf in pair:
+        step = max(1, -(-pmf.losses.size // _NODES))
+        points = np.append(pmf.losses[pmf.losses > 0.0][::step], max(float(pmf.losses[-1]), 0.0))
+        points = np.unique(np.append(0.0, points[points <= 700.0]))
+        sides.append((points, np.asarray(pmf.delta(points)), _beyond(pmf, float(points[-1]))))
+    return sides
+
+
+def _beyond(pmf: LossPmf, last: float) -> float:
+    """Return an upper bound on the profile beyond the last point."""
+    return float(pmf.delta(last)) if last < float(pmf.losses[-1]) else pmf.infinite
+
+
+def _holds(
+    points: FloatArray, deltas: FloatArray, beyond: float, variance: float, slack: float
+) -> bool:
+    """Return whether a profile stays below that of G(v) plus a slack, everywhere and not at points only.
+
+    Between two points, in x = e^ε, the profile lies below its chord and the Gaussian one above both
+    tangents: the largest difference is at most that of chord and tangents where these cross.
+    """
+    mu = math.sqrt(variance)
+    lower = 1 - 1e-10  # for the rounding of the Gaussian profile
+    gap = deltas - lower * gaussian_delta(variance, points)
+    if max(float(gap.max()), beyond) > slack:
+        return False
+    x, falls = np.exp(points), lower * ndtr(-points / mu - mu / 2)  # its slope, negated
+    width, chord = np.diff(x), np.diff(deltas)
+    left = chord + falls[:-1] * width  # what the gap gains on a cell along the left tangent
+    right = chord + falls[1:] * width  # and along the right one
+    bend = left - right
+    cross = np.divide(gap[1:] - gap[:-1] - right, bend, out=np.zeros_like(bend), where=bend > 0)
+    top = gap[:-1] + np.clip(cross, 0.0, 1.0) * left
+    return float(top.max(initial=-1.0)) <= slack
 
 
 def slack_of(delta: float) -> float:

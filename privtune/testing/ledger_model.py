@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from scipy import integrate, special
+from scipy import integrate, optimize, special
 
 from privtune.accounting import Gaussian
 from privtune.ledger import (
@@ -53,6 +53,7 @@ class LedgerModel:
         sigmas: The noise multiplier of every charge ever admitted.
         states: Their states.
         block: Which of them belong to the declared block.
+        late: Which of them were admitted as Gaussian.
         started: Whether anything was ever started.
         closed: Whether the budget was closed.
     """
@@ -64,6 +65,7 @@ class LedgerModel:
     sigmas: list[float] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
     block: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
     started: bool = False
     closed: bool = False
 
@@ -73,12 +75,20 @@ class LedgerModel:
         if not self.started:
             mu = math.hypot(mu, *(1 / sigma for sigma in asked))
             return _gaussian_delta(mu, self.epsilon) / self.delta
-        later = [
-            sigma
-            for i, sigma in enumerate(self.sigmas)
-            if i not in self.block and self.states[i] != "voided"
+        there = [
+            (i in self.late, state != "settled", sigma**-2)
+            for i, (sigma, state) in enumerate(zip(self.sigmas, self.states, strict=True))
+            if i not in self.block and state != "voided"
         ]
-        spent = self.order / 2 * math.fsum(sigma**-2 for sigma in (*later, *asked))
+        new = math.fsum(sigma**-2 for sigma in asked)
+        plain = self.order / 2 * math.fsum(v for gaussian, _, v in there if not gaussian)
+        late = math.fsum(v for gaussian, _, v in there if gaussian)
+        ways = []
+        if not late:
+            ways.append(plain + self.order / 2 * new)
+        if not any(running and not gaussian for gaussian, running, _ in there):
+            ways.append(plain + _taken(self.order, late + new))
+        spent = min(ways)
         top = self.epsilon - spent + math.log(self.order / (self.order - 1))
 
         def integrand(t: float) -> float:
@@ -99,11 +109,13 @@ class LedgerModel:
             low, high = (middle, high) if self.excess([middle]) > excess else (low, middle)
         return high
 
-    def admit(self, asked: list[float]) -> None:
-        """Take in a request that the ledger admitted."""
+    def admit(self, asked: list[float], basis: str) -> None:
+        """Take in a request that the ledger admitted, on a basis."""
         for sigma in asked:
             if not self.started:
                 self.block.add(len(self.sigmas))
+            elif basis == "gaussian":
+                self.late.add(len(self.sigmas))
             self.sigmas.append(sigma)
             self.states.append("reserved")
 
@@ -130,6 +142,20 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
         return max(0.0, -math.expm1(epsilon))
     first = special.ndtr(mu / 2 - epsilon / mu)
     return float(first - math.exp(epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)))
+
+
+def _taken(order: float, variance: float) -> float:
+    """Return what Gaussian charges take of a filter: the least divergence that converts to no less."""
+    if variance == 0:
+        return 0.0
+
+    def over(y: float) -> float:
+        delta = max(_gaussian_delta(math.sqrt(variance), y), 1e-300)
+        return (order - 1) * (y - math.log1p(-1 / order)) + math.log(delta * order)
+
+    low, high = math.log1p(-1 / order), order * variance + 1
+    found = optimize.minimize_scalar(lambda y: -over(y), bounds=(low, high), method="bounded")
+    return max(0.0, -float(found.fun)) / (order - 1)
 
 
 class _LedgerMachine(RuleBasedStateMachine):
@@ -164,13 +190,13 @@ class _LedgerMachine(RuleBasedStateMachine):
             return
         excess = self.model.excess(asked)
         try:
-            self.ledger.reserve(_NAME, requests)
+            made = self.ledger.reserve(_NAME, requests)
         except BudgetExceededError:
             # The ledger's table of the profile is a little pessimistic, never optimistic.
             assert excess > 0.96, excess
         else:
             assert excess <= 1 + 1e-6, excess
-            self.model.admit(asked)
+            self.model.admit(asked, made[0].basis)
 
     @rule(excess=st.sampled_from([0.96, 1.001]))
     @precondition(lambda self: not self.model.closed)
@@ -186,7 +212,7 @@ class _LedgerMachine(RuleBasedStateMachine):
                 self.ledger.reserve(_NAME, requests)
         else:
             [made] = self.ledger.reserve(_NAME, requests)
-            self.model.admit([sigma])
+            self.model.admit([sigma], made.basis)
             # Given back, so that there is room for the rest of the run.
             self.ledger.void(made.id)
             self.model.move(len(self.model.sigmas) - 1, "void")

@@ -727,6 +727,7 @@ _in(
 _LEDGER = "tests/ledger/test_contract.py::TestLedger"
 _FILTER = "tests/ledger/test_filter.py"
 _ADMIT = "tests/ledger/test_admission.py"
+_OVER = "tests/ledger/test_going_over.py"
 
 _in(
     "ledger/admission.py",
@@ -756,14 +757,14 @@ _in(
     ),
     (
         "the filter does not count δ",
-        "return sum(w for w, _ in exact) <= room and sum(d for _, d in exact) <= room_delta",
-        "return sum(w for w, _ in exact) <= room",
+        "part(sum((d for _, d in exact), Fraction(0)), room_delta),",
+        "0.0,",
         f"{_LEDGER}::test_approximate_dp_passes_the_filter_up_to_its_share",
     ),
     (
         "the filter does not count divergences",
-        "return sum(w for w, _ in exact) <= room and sum(d for _, d in exact) <= room_delta",
-        "return sum(d for _, d in exact) <= room_delta",
+        "part(sum((w for w, _ in exact), Fraction(0)), room),",
+        "0.0,",
         f"{_LEDGER}::test_a_started_charge_stays_spent",
     ),
     (
@@ -774,7 +775,7 @@ _in(
     ),
     (
         "the filter forgets what it admitted",
-        "Fraction(state.capacity) - history.used,",
+        "Fraction(state.capacity) - _used(history),",
         "Fraction(state.capacity),",
         f"{_LEDGER}::test_a_started_charge_stays_spent",
     ),
@@ -792,9 +793,15 @@ _in(
     ),
     (
         "later charges pass as declared",
-        "return BASIS_FILTER if history.frozen else BASIS_DECLARED",
-        "return BASIS_DECLARED",
+        "return BASIS_FILTER, weights",
+        "return BASIS_DECLARED, weights",
         f"{_LEDGER}::test_the_filter_takes_over_after_the_first_start",
+    ),
+    (
+        "the filter goes over beside what still runs",
+        "if room >= 0 and not history.open:",
+        "if room >= 0:",
+        f"{_OVER}::test_it_goes_over_when_everything_else_is_done_and_back_if_nothing_ran",
     ),
 )
 
