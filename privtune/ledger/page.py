@@ -173,7 +173,9 @@ def _filter(state: Mapping[str, Any] | None) -> str:
         return "not in force: nothing has started"
     capacity = "nothing" if state["capacity"] is None else f"{state['capacity']:.6g}"
     used = state["used"] if isinstance(state["used"], str) else f"{state['used']:.6g}"
-    return f"Rényi order {state['order']:g}: {used} of {capacity} used"
+    return f"Rényi order {state['order']:g}: {used} of {capacity} used" + (
+        ", Gaussian charges since" if state.get("variance") else ""
+    )
 
 
 def _bounds(what: str, guarantee: Mapping[str, Any]) -> str:
