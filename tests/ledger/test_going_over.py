@@ -278,6 +278,12 @@ def test_what_is_admitted_until_refusal(
     assert ledger.spent("b").epsilon <= EPSILON
 
 
+def test_what_alone_is_more_than_the_filter_holds_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(BudgetExceededError):
+        run(ledger, Gaussian(0.5))
+    assert run(ledger, Gaussian(1.5)) == BASIS_FILTER
+
+
 def test_no_fewer_selections_fit_than_by_divergence_alone(ledger: Ledger) -> None:
     selection = PrivateSelection(TRAINING, Geometric(5))
     room = float(filter_room(ledger.log.current("b"))[0])

@@ -745,8 +745,8 @@ _in(
     ),
     (
         "a hundredth more than the budget is admitted",
-        ".epsilon <= budget.epsilon\n",
-        ".epsilon <= 1.01 * budget.epsilon\n",
+        "if cost <= budget.epsilon else None",
+        "if cost <= 1.01 * budget.epsilon else None",
         f"{_ADMIT}::test_a_declared_block_is_the_budget_and_no_hundredth_more",
     ),
     (
@@ -765,7 +765,7 @@ _in(
         "the filter does not count divergences",
         "part(sum((w for w, _ in exact), Fraction(0)), room),",
         "0.0,",
-        f"{_LEDGER}::test_a_started_charge_stays_spent",
+        f"{_OVER}::test_what_alone_is_more_than_the_filter_holds_is_refused",
     ),
     (
         "the filter uses δ that pays for something else",
@@ -806,12 +806,72 @@ _in(
 )
 
 _in(
+    "ledger/history.py",
+    (
+        "what runs when the filter goes over is forgotten",
+        "            self.open.add(entry.charge)\n",
+        "            pass\n",
+        f"{_OVER}::test_it_goes_over_when_everything_else_is_done_and_back_if_nothing_ran",
+    ),
+    (
+        "a divergence after Gaussian charges is a log",
+        "if basis == BASIS_FILTER and self.late:",
+        "if False:",
+        f"{_OVER}::test_the_wrong_order_is_no_log",
+    ),
+    (
+        "what is recorded late weighs once",
+        'if body["basis"] == BASIS_RECORDED and self.late:',
+        "if False:",
+        f"{_OVER}::test_what_is_recorded_late_weighs_twice",
+    ),
+)
+
+_in(
+    "ledger/weights.py",
+    (
+        "a profile is held to the Gaussian one at points alone",
+        "top = gap[:-1] + np.clip(cross, 0.0, 1.0) * left",
+        "top = gap[:-1]",
+        f"{_OVER}::test_the_gap_is_looked_for_between_points_too",
+    ),
+    (
+        "what exceeds a Gaussian profile is free",
+        "    return Weight(variance + high * (1 + 1e-9), slack)",
+        "    return Weight(variance + high * (1 + 1e-9), 0.0)",
+        f"{_OVER}::test_a_weight_dominates_the_exact_profile_and_hardly_more",
+    ),
+    (
+        "what is infinite is not looked at",
+        "max(float(gap.max()), beyond) > slack",
+        "float(gap.max()) > slack",
+        f"{_OVER}::test_weights_as_gaussian",
+    ),
+)
+
+_in(
+    "ledger/verification.py",
+    (
+        "Gaussian charges are not recomputed",
+        "if basis in (BASIS_FILTER, BASIS_GAUSSIAN):",
+        "if basis == BASIS_FILTER:",
+        f"{_OVER}::test_a_false_weight_and_a_false_order_are_found",
+    ),
+)
+
+_in(
     "ledger/privacy_filter.py",
     (
         "the block's profile forgets what is below 0",
         "-math.expm1(-e) + math.exp(-e) * d",
         "math.exp(-e) * d",
         _FILTER,
+    ),
+    (
+        "Gaussian charges take half of what they take",
+        "return min(plain, max(0.0, top) / (order - 1)) *",
+        "return min(plain, max(0.0, top) / (order - 1)) / 2 *",
+        f"{_OVER}::test_what_gaussian_charges_take_of_a_filter",
     ),
     (
         "the conversion takes what is spent for less",
