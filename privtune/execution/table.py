@@ -110,8 +110,7 @@ def work_through(
         room = bundle if most is None else min(bundle, most - count)
         if room <= 0:
             return count
-        lease = partial(rounds.lease_some, charge_id, worker, most=room, workers=workers)
-        leases = patiently(lease)
+        leases = patiently(_asked(rounds, charge_id, worker, most=room, workers=workers))
         if not leases:
             if patiently(partial(rounds.open_count, charge_id)) == 0:
                 return count
@@ -133,6 +132,20 @@ def work_through(
         # Short rows are leased many at once. One that may end its round makes those after it useless.
         quick = enough is None and time.monotonic() - begun < _SHORT
         bundle = min(2 * bundle, max(stack, _MOST)) if quick else stack
+
+
+def _asked(
+    rounds: Rounds, charge_id: str, worker: str, **terms: int
+) -> Callable[[], tuple[Lease, ...]]:
+    """Return a call that leases rows; made again, it gets those whose answer the first one lost."""
+    asked = False
+
+    def ask() -> tuple[Lease, ...]:
+        nonlocal asked
+        again, asked = asked, True
+        return rounds.lease_some(charge_id, worker, again=again, **terms)
+
+    return ask
 
 
 def _stacked(

@@ -55,7 +55,19 @@ class Leases:
 
     def take(self, opened: OpenRound, worker: str, *, most: int, workers: int) -> tuple[Lease, ...]:
         """Lease the first tasks that nobody works on: see ``Rounds.lease_some``."""
+        rows = self._free(opened.charge_id, worker, most=most, workers=workers)
+        return _handed(opened, worker, self._harmless(opened.charge_id, worker, rows))
+
+    def regain(self, opened: OpenRound, worker: str) -> tuple[Lease, ...]:
+        """Return what stands under a worker's name, prolonged: see ``Rounds.lease_some``."""
         charge_id = opened.charge_id
+        with self._storage.quick() as connection:
+            mine = *of_round(charge_id), tasks.c.done == 0, tasks.c.worker == worker
+            until = self._now(connection) + self._seconds
+            rows = leased(connection, sa.update(tasks).where(*mine).values(leased_until=until))
+        return _handed(opened, worker, rows)
+
+    def _free(self, charge_id: str, worker: str, *, most: int, workers: int) -> list[Row[Any]]:
         since = self._first.get(charge_id, 0)
         with self._storage.quick() as connection:
             rows = self._take_first(
@@ -69,17 +81,7 @@ class Leases:
             with self._storage.read() as connection:
                 first = connection.execute(query).scalar()
             self._first[charge_id] = since if first is None else int(first)
-        return tuple(
-            Lease(
-                charge_id,
-                row.number,
-                worker,
-                row.attempts,
-                row.leased_until,
-                opened.seed(row.number),
-            )
-            for row in self._harmless(charge_id, worker, rows)
-        )
+        return rows
 
     def renew(self, leases: Sequence[Lease]) -> tuple[Lease, ...]:
         """Prolong what a worker still holds: see ``Rounds.renew_some``."""
@@ -198,6 +200,21 @@ class Leases:
             epoch = sa.func.extract("epoch", sa.func.statement_timestamp())
             return sa.cast(epoch, sa.Double)
         return sa.literal(time.time(), sa.Double)
+
+
+def _handed(opened: OpenRound, worker: str, rows: Sequence[Row[Any]]) -> tuple[Lease, ...]:
+    """Return the leases of a worker on the tasks of some rows."""
+    return tuple(
+        Lease(
+            opened.charge_id,
+            row.number,
+            worker,
+            row.attempts,
+            row.leased_until,
+            opened.seed(row.number),
+        )
+        for row in rows
+    )
 
 
 def _open(charge_id: str, since: int = 0) -> tuple[sa.ColumnElement[bool], ...]:

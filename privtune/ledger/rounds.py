@@ -195,7 +195,7 @@ class Rounds:
         return next(iter(self.lease_some(charge_id, worker, most=1)), None)
 
     def lease_some(
-        self, charge_id: str, worker: str, *, most: int, workers: int = 1
+        self, charge_id: str, worker: str, *, most: int, workers: int = 1, again: bool = False
     ) -> tuple[Lease, ...]:
         """Lease the first tasks that nobody works on, in one transaction.
 
@@ -205,6 +205,8 @@ class Rounds:
             most: How many tasks at most.
             workers: How many share the round at least. Whoever comes first must not lease all
                 tasks: it gets its share of those that are free, among these or those at work.
+            again: Whether it asked before and got no answer: it gets what it was leased then, if
+                anything, and nobody is taken to have died of that.
 
         Returns:
             The leases; none when every open task is leased, or none is left.
@@ -212,7 +214,9 @@ class Rounds:
         Raises:
             RoundStuckError: If the first of the tasks has killed too many workers.
         """
-        return self._leases.take(self._opened(charge_id), worker, most=most, workers=workers)
+        opened = self._opened(charge_id)
+        lost = self._leases.regain(opened, worker) if again else ()
+        return lost or self._leases.take(opened, worker, most=most, workers=workers)
 
     def renew(self, lease: Lease) -> Lease | None:
         """Prolong a lease; None when somebody else has taken the task over, or finished it.

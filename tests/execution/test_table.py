@@ -14,6 +14,7 @@ from privtune.execution import table
 from privtune.execution.supervise import wait_for
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
 from privtune.ledger import Budget, ChargeRequest, Lease, Ledger, LedgerConnectionError, Rounds
+from privtune.ledger.schema import tasks
 from tests.execution import workers
 from tests.ledger.conftest import postgres_url
 
@@ -59,16 +60,18 @@ def test_a_restart_at_any_question_loses_and_doubles_nothing(
 ) -> None:
     with Ledger(f"sqlite:///{tmp_path / 'p.db'}") as ledger:
         charge = open_round(ledger, 6)
-        rounds = make_rounds(ledger, lease_seconds=0.2)
+        rounds = make_rounds(ledger, lease_seconds=600.0)  # nobody waits for one to end
         with monkeypatch.context() as patch:
             calls = restarting(patch, name, late=late)
-            work_through(rounds, charge, workers.numbers, stack=2, lease_seconds=0.2)
+            work_through(rounds, charge, workers.numbers, stack=2, lease_seconds=600.0)
         assert len(calls) >= 2
         opened = rounds.find(charge)
         assert opened is not None
         expected = [int.from_bytes(opened.seed(n)[:6]) / 2**48 for n in range(6)]
         assert [row.score for row in rounds.results(charge)] == expected
         assert len(ledger.charges("b")) == 1
+        with ledger.log.storage.read() as connection:
+            assert set(connection.execute(sa.select(tasks.c.attempts)).scalars()) == {1}
 
 
 @pytest.mark.quick
