@@ -23,6 +23,7 @@ from privtune.ledger.privacy_filter import (
     empty_profile,
     gaussian_divergence,
     gaussian_room,
+    ladder,
     odometer_epsilon,
     tabulate,
 )
@@ -305,25 +306,30 @@ def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
 
 
 def _reading(history: History, budget: Budget, block: tuple[Event, ...], allowed: float) -> float:
-    slack = slack_of(budget.delta)
+    slack, orders = slack_of(budget.delta), {_order(budget)}
+    orders |= {rung.order for rung in ladder(budget.epsilon, budget.delta)}
+
+    def failing(events: Counter[Event]) -> float:
+        """Bound the probability that anything fails at any rung, or in the filter."""
+        return math.fsum(
+            count * max(weigh(event, at, budget.adjacency, slack).delta for at in orders)
+            for event, count in list(events.items())
+        )
+
+    late = failing(history.late)
+    # What is not quite Gaussian is no failure: the filter's δ pays for it, a rung's for failures.
+    beside = failing(history.later) - late + (float(history.used_delta) if history.late else 0.0)
+    if (
+        beside * (1 + 1e-9) > APPROXIMATE_SHARE * budget.delta
+        or late * (1 + 1e-9) > FAILING_SHARE * budget.delta
+    ):
+        return math.inf
 
     def spent(order: float) -> float:
-        weights = [
-            (weigh(event, order, budget.adjacency, slack), count)
+        total = math.fsum(
+            count * weigh(event, order, budget.adjacency, slack).divergence
             for event, count in list(history.later.items())
-        ]
-        failures = math.fsum(count * weight.delta for weight, count in weights)
-        late = math.fsum(
-            count * weigh(event, order, budget.adjacency, slack).delta
-            for event, count in history.late.items()
         )
-        # What is not quite Gaussian is no failure: the filter's δ pays for it, a rung's for failures.
-        beside = failures - late + (float(history.used_delta) if history.late else 0.0)
-        if beside * (1 + 1e-9) > APPROXIMATE_SHARE * budget.delta:
-            return math.inf
-        if late * (1 + 1e-9) > FAILING_SHARE * budget.delta:
-            return math.inf
-        total = math.fsum(count * weight.divergence for weight, count in weights)
         return total * (1 + 1e-9) / (1.0 + allowed)
 
     profile = _profile(block, budget)

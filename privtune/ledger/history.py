@@ -120,7 +120,7 @@ class History:
             raise self._wrong(entry.seq, "its content does not have the hash that it carries")
         try:
             self._take(entry, {} if sealed is None else json.loads(sealed))
-        except (KeyError, TypeError, ValueError, PrivTuneError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError, PrivTuneError) as error:
             if isinstance(error, LedgerCorruptedError):
                 raise
             raise self._wrong(entry.seq, f"it cannot be read ({error})") from error
@@ -180,9 +180,7 @@ class History:
             self._weights[entry.charge] = weight
             self._count(event, weight, 1, body["basis"])
             if body["basis"] == BASIS_RECORDED and self.late:
-                # When it was released nobody knows: it weighs for before the filter went over, and after.
-                budget = self.terms()
-                self._add(weigh_as_gaussian(event, budget.adjacency, 1e-3 * budget.delta), 1, True)
+                self._add(self._late_weight(event), 1, True)
 
     def _check_basis(self, entry: Entry, body: dict[str, Any]) -> None:
         """Refuse what no ledger admits, whatever it costs."""
@@ -204,7 +202,7 @@ class History:
             raise self._wrong(entry.seq, "a declared budget admits nothing after its first start")
         if basis == BASIS_FILTER and self.late:
             raise self._wrong(entry.seq, "the filter admits Gaussian charges alone from then on")
-        if basis == BASIS_GAUSSIAN and (self.open or "weight" not in body):
+        if basis == BASIS_GAUSSIAN and (self.open or body.get("weight") is None):
             raise self._wrong(entry.seq, "what the filter had admitted otherwise was not over")
         if not filtered and "weight" in body:
             raise self._wrong(entry.seq, f"a {basis} charge notes no weight: it is computed")
@@ -255,7 +253,7 @@ class History:
     def _weight(self, event: Event, stored: list[float] | None) -> Weight:
         """Return what a charge weighs in the filter: as noted at its admission, or computed."""
         if stored is not None:
-            divergence, delta = stored
+            divergence, delta = map(float, stored)
             if not (0 <= divergence < math.inf and 0 <= delta <= 1):
                 raise ValueError(f"its weight is {stored}")
             return Weight(divergence, delta)
@@ -263,6 +261,22 @@ class History:
         if budget.order is None:
             raise LedgerCorruptedError(f"budget {self.name!r} has no order for its filter.")
         return weigh(event, budget.order, budget.adjacency, slack_of(budget.delta))
+
+    def _late_weight(self, event: Event) -> Weight:
+        """Return what a release weighs besides, if nobody knows whether the filter had gone over."""
+        budget = self.terms()
+        return weigh_as_gaussian(event, budget.adjacency, 1e-3 * budget.delta)
+
+    def confirm_weight(self, event: Event) -> None:
+        """Weigh what is about to be recorded: once it is written, every reader has to.
+
+        Raises:
+            Exception: Whatever weighing it raises, so that nothing is written.
+        """
+        if self.frozen:
+            self._weight(event, None)
+        if self.late:
+            self._late_weight(event)
 
     def _count(self, event: Event, weight: Weight, times: int, basis: str) -> None:
         gaussian = basis == BASIS_GAUSSIAN

@@ -52,6 +52,8 @@ the z₁ of b + D; the left side has a slope of at most 1, the right side beyond
 (2) g_V ≤ f_b if d_α(V) ≤ b: for z ≤ z₁ this is what d_α says at y = ε − log z; beyond, as in (1).
 (3) A (v, d)-Gaussian release has E g_V(z·ℓ) ≤ g_{V+v}(z) + z·d: exchange the means. Given G(V)'s ratio ℓ′
 the release pays z·ℓ′·δ_M(ε − log(z·ℓ′)) ≤ z·ℓ′·(δ_G(v)(ε − log(z·ℓ′)) + d), and E ℓ′ = 1.
+Charges that run at once are released where they start: their steps hang on nothing else, so who sees them
+one by one, among others, sees no more.
 So what the charges still to come may add is at most f_b(z) or, later, g_V(z), plus z times the failures
 and d that are left: backwards by (3), through (2) once, then by (1). All of that holds at every z,
 hence in the mean over the rest of the block. ∎
@@ -206,7 +208,7 @@ def capacity(profile: Profile, order: float, epsilon: float, delta: float) -> fl
 
 
 def gaussian_delta(variance: float, epsilon: FloatArray) -> FloatArray:
-    """Return the profile of G(v), at any real ε; exact to about 12 digits, far out as well."""
+    """Return the profile of G(v), at any real ε; exact to about 9 digits, far out as well."""
     mu = math.sqrt(variance)
     at = np.asarray(epsilon, dtype=np.float64) / mu - mu / 2
     # φ(a)·(r(a) − r(a + μ)) with Mills' ratio r loses no digits where both terms are small.
@@ -229,16 +231,20 @@ def gaussian_divergence(order: float, variance: float) -> float:
         An upper bound, at most α·V/2, the Rényi divergence of G(V).
     """
     plain = order * variance / 2
-    if not 1e-10 < variance < 1e3:  # nothing to be won there
+    if not 1e-8 < variance < 1e3:  # nothing to be won there
         return plain * (1 + _SAFETY)
     mu, constant = math.sqrt(variance), (order - 1) * math.log1p(-1 / order) - math.log(order)
 
     def height(y: float) -> tuple[float, float]:
-        delta = float(gaussian_delta(variance, np.asarray(y)))
-        if delta <= 0.0:
-            return -math.inf, -math.inf
-        slope = math.exp(y + float(log_ndtr(-y / mu - mu / 2))) / delta
-        return (order - 1) * y + math.log(delta) - constant, order - 1 - slope
+        """What d_α maximises, and its slope; in logarithms, as profiles far out are no numbers."""
+        at = y / mu - mu / 2
+        if at > 0.0:
+            here, there = float(erfcx(at / _ROOT)), float(erfcx((at + mu) / _ROOT))
+            log_delta, slope = math.log(0.5 * (here - there)) - at**2 / 2, there / (here - there)
+        else:
+            delta = float(gaussian_delta(variance, np.asarray(y)))
+            log_delta, slope = math.log(delta), math.exp(y + float(log_ndtr(-at - mu))) / delta
+        return (order - 1) * y + log_delta - constant, order - 1 - slope
 
     # The logarithm of a Gaussian profile is concave (Prékopa), so the slope falls; y below log(1−1/α)
     # belong to z beyond z₁.
@@ -257,8 +263,10 @@ def gaussian_divergence(order: float, variance: float) -> float:
 @lru_cache(maxsize=256)
 def gaussian_room(order: float, left: float) -> float:
     """Return the largest V found with d_α(V) at most what a filter has left."""
-    low, high = 0.0, 4.0 * max(left, 0.0) / order + 1.0
-    while high - low > 1e-6 * high:
+    if left <= 0.0:
+        return 0.0
+    low, high = 0.0, 4.0 * left / order + 1.0
+    while high - low > max(1e-6 * high, 1e-12):
         middle = (low + high) / 2
         low, high = (middle, high) if gaussian_divergence(order, middle) <= left else (low, middle)
     return low

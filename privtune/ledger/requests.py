@@ -36,7 +36,10 @@ def reservations(history: History, requests: Sequence[ChargeRequest], basis: str
         }
         for request in requests
     ]
-    if basis != BASIS_RECORDED and history.frozen:
+    if basis == BASIS_RECORDED:
+        for request in requests:
+            history.confirm_weight(request.event)
+    elif history.frozen:
         # Noted, so that opening a ledger need not compute it again; verifying does.
         found = admission_of(history, [request.event for request in requests])
         for body, weight in zip(bodies, found[1] if found else (), strict=True):

@@ -24,6 +24,7 @@ from privtune.ledger.privacy_filter import FloatArray, gaussian_delta
 __all__ = ["Weight", "slack_of", "weigh", "weigh_as_gaussian"]
 
 _NODES = 2000
+_LEAST = 1e-12  # of a variance: what d alone covers weighs this, and not nothing
 
 
 class Weight(NamedTuple):
@@ -116,7 +117,7 @@ def weigh_as_gaussian(event: Event, adjacency: Adjacency, slack: float) -> Weigh
         low, high = high, 4 * high
         if high > 1e4:
             return Weight(math.inf, slack)
-    while high - low > 1e-5 * high:
+    while high - low > max(1e-5 * high, _LEAST):
         middle = (low + high) / 2
         inside = all(_holds(*side, middle, slack) for side in sides)
         low, high = (low, middle) if inside else (middle, high)

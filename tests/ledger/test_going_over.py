@@ -223,6 +223,31 @@ def test_a_divergence_after_a_gaussian_charge_is_not_what_the_theorem_says() -> 
     )
 
 
+@pytest.mark.parametrize(
+    ("order", "variance", "exact"),
+    [(1024.0, 0.01, 5.1156), (512.0, 0.02, 5.1118), (138.0, 0.3, 20.67)],
+)
+def test_what_gaussian_charges_take_where_profiles_are_no_numbers(
+    order: float, variance: float, exact: float
+) -> None:
+    """Against 400 digits: the maximum lies where the profile is below 1e-308."""
+    assert pf.gaussian_divergence(order, variance) == pytest.approx(exact, rel=1e-3)
+
+
+TINY = (Laplace(1e12), PoissonSampled(1e-6, Gaussian(1000.0)), ApproximateDP(0.0, 1e-12))
+
+
+@pytest.mark.parametrize("event", TINY)
+def test_what_d_alone_covers_weighs_next_to_nothing(event: Event) -> None:
+    weight = weigh_as_gaussian(event, ADD, 1e-8)
+    assert 0.0 < weight.divergence < 1e-10
+    assert weight.delta == 1e-8
+
+
+def test_a_full_filter_has_no_room() -> None:
+    assert pf.gaussian_room(8.0, 0.0) == pf.gaussian_room(8.0, -1.0) == 0.0
+
+
 @pytest.fixture
 def ledger(sqlite_url: str) -> Ledger:
     opened = Ledger(sqlite_url)
@@ -281,7 +306,7 @@ def test_what_is_admitted_until_refusal(
 def test_what_alone_is_more_than_the_filter_holds_is_refused(ledger: Ledger) -> None:
     with pytest.raises(BudgetExceededError):
         run(ledger, Gaussian(0.5))
-    assert run(ledger, Gaussian(1.5)) == BASIS_FILTER
+    assert run(ledger, Gaussian(3.0)) == BASIS_FILTER
 
 
 def test_no_fewer_selections_fit_than_by_divergence_alone(ledger: Ledger) -> None:
@@ -359,3 +384,28 @@ def test_what_is_recorded_late_weighs_twice(ledger: Ledger) -> None:
     after = ledger.log.current("b")
     assert after.used > used
     assert float(after.variance - variance) == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize("event", TINY)
+def test_tiny_charges_after_going_over_leave_a_log_that_opens(
+    ledger: Ledger, sqlite_url: str, event: Event
+) -> None:
+    late = nearly_full(ledger)
+    assert run(ledger, late) == BASIS_GAUSSIAN
+    ledger.record("b", ChargeRequest(event))
+    assert run(ledger, event) == BASIS_GAUSSIAN
+    with Ledger(sqlite_url) as again:
+        assert len(again.charges("b")) == len(ledger.charges("b"))
+        verify(again.log.storage, "b")
+
+
+@pytest.mark.parametrize("noted", [[10**400, 0], [1e-3, 10**400], None])
+def test_a_weight_that_is_no_number_is_no_log(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, noted: object
+) -> None:
+    late = nearly_full(ledger)
+    found = BASIS_GAUSSIAN, [noted]
+    monkeypatch.setattr("privtune.ledger.requests.admission_of", lambda *_: found)
+    monkeypatch.setattr("privtune.ledger.requests.list", lambda weight: weight, raising=False)
+    with pytest.raises(LedgerCorruptedError):
+        run(ledger, late)
