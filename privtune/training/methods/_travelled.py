@@ -15,12 +15,13 @@ from privtune.training.methods._parabola import _BOUND_CEILING, _SATURATED, Fit
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["first_rate", "fit_travelled", "places", "robust_bound"]
+__all__ = ["RELATIVE", "first_rate", "fit_travelled", "places", "robust_bound"]
 
 _STEPS = 20  # that a way goes back
 _FIFTH = 5  # steps between fits that may change the rate by the whole of these factors
 _GROWTH, _FALL = 4.0, 2.0
-_RELATIVE = 0.1  # first rate over the size of a public weight
+RELATIVE = 0.1
+"""First rate over the size of a first weight, where no rate is given."""
 _ROOM = 1.5  # bound on a record's loss over the mean loss
 
 
@@ -29,16 +30,17 @@ def places(interval: int) -> int:
     return -(-_STEPS // interval)
 
 
-def first_rate(params: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
-    """Return a tenth of the root mean square of the public weights that are trained, shape ``[K]``.
+def first_rate(params: torch.Tensor, least: torch.Tensor, share: float) -> torch.Tensor:
+    """Return a part of the root mean square of the first weights that are trained, shape ``[K]``.
 
     Args:
-        params: First parameters, shape ``[K, P]``.
+        params: First parameters, shape ``[K, P]``: public, or drawn without the data.
         least: Shape ``[K]``: the rate where that is more.
+        share: Which part.
     """
     import torch
 
-    return torch.maximum(least, _RELATIVE * params.square().mean(dim=1).sqrt())
+    return torch.maximum(least, share * params.square().mean(dim=1).sqrt())
 
 
 def fit_travelled(

@@ -61,7 +61,13 @@ from privtune.training.methods._parabola import (
     next_bound,
     paper_bound,
 )
-from privtune.training.methods._travelled import first_rate, fit_travelled, places, robust_bound
+from privtune.training.methods._travelled import (
+    RELATIVE,
+    first_rate,
+    fit_travelled,
+    places,
+    robust_bound,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +120,9 @@ class HyFreeDP(LayerClipping):
         loss_noise: ``"gaussian"`` or ``"laplace"`` (Algorithm 2): the noise on the losses.
         optimizer: What the noisy gradient goes through: ``"adamw"`` with 0.9, 0.999 and a decay of
             0.01, which the paper fixes, or ``"sgd"``.
-        learning_rate: Initial learning rate, above 0; ``"travelled"`` may start at a larger one.
+        learning_rate: Initial learning rate, above 0; at least this where ``relative_rate`` is.
+        relative_rate: Part, 0 to 1, of the root mean square of the first weights, which hold nothing
+            of the data, that the initial rate is at least; for 0 ``"travelled"`` takes 0.1.
         loss_bound: Initial bound on a record's loss, above 0; also its floor.
         fit: ``"steady"``, ``"eager"``, ``"tracked"``, ``"travelled"``, or ``"paper"`` for Algorithm 1
             to the letter.
@@ -157,12 +165,14 @@ class HyFreeDP(LayerClipping):
     stabilizer: float = 0.01
     momentum: float = 0.0
     weight_decay: float | None = None
+    relative_rate: float = 0.0
 
     of_a_part: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "head": {"fit": "travelled"},
         "biases": {"fit": "travelled"},
     }
     """Options where a task trains that part of its model, unless a spec gives others."""
+    later: ClassVar[Mapping[str, Any]] = {**LayerClipping.later, "relative_rate": 0.0}
 
     name: ClassVar[str] = "hyfreedp"
     summary: ClassVar[str] = "Learning rate fitted to three noisy losses, normalised gradients"
@@ -186,8 +196,9 @@ class HyFreeDP(LayerClipping):
         check_positive("loss_bound", self.loss_bound)
         check_positive("stabilizer", self.stabilizer)
         check_choice("fit", self.fit, _FITS)
-        if self.resolution is not None:
-            check_nonnegative("resolution", self.resolution)
+        if not 0.0 <= self.relative_rate <= 1.0:
+            raise InvalidInputError("relative_rate", self.relative_rate, "must be between 0 and 1")
+        check_nonnegative("resolution", self.resolution or 0.0)
         self._inner()
 
     def _inner(self) -> InnerOptimizer:
@@ -206,12 +217,12 @@ class HyFreeDP(LayerClipping):
             schedule: The public clockwork.
             epsilon: Target, above 0.
             delta: Target, in (0, 1).
-            options: Other fields. ``fit`` is ``"steady"``, or ``"eager"`` where the noise on the
-                losses leaves no evidence to wait for, unless given; with ``"travelled"`` the rate falls
-                linearly from 0.7 of the steps on unless ``schedule`` is given. ``loss_batch`` may be
-                ``"auto"``, the default: the kind of batch that needs less noise on the losses.
-                ``gradient_noise_factor``, above 1, is the gradient noise over that of DP-SGD: 1.01
-                in the paper; small batches do better with 1.05.
+            options: Other fields. ``fit`` is ``"steady"`` unless given, or ``"eager"`` where the noise
+                on the losses leaves no evidence to wait for; with ``"travelled"`` the rate falls linearly
+                from 0.7 of the steps on unless ``schedule`` is given. ``loss_batch`` may be ``"auto"``,
+                the default: what needs less noise on the losses. ``gradient_noise_factor``, above 1, is
+                the gradient noise over that of DP-SGD: 1.01 in the paper; small batches do better with
+                1.05. ``relative_rate`` is 0.1 unless ``learning_rate`` is given, or ``fit="paper"``.
 
         Returns:
             The method with both noise multipliers, and the kind of batch that was chosen.
@@ -221,22 +232,15 @@ class HyFreeDP(LayerClipping):
         """
         from privtune.accounting import hyfreedp_noise
 
-        defaults: dict[str, Any] = {
-            "interval": 5,
-            "loss_batch": "auto",
-            "loss_noise": "gaussian",
-            "gradient_noise_factor": 1.01,
-        }
+        defaults: dict[str, Any] = {"interval": 5, "loss_batch": "auto", "loss_noise": "gaussian"}
+        if "learning_rate" not in options and options.get("fit") != "paper":
+            defaults["relative_rate"] = RELATIVE
         if options.get("fit") == "travelled":
             defaults["schedule"] = {"type": "linear", "start": 0.7}
         chosen: dict[str, Any] = defaults | options
-        factor = chosen.pop("gradient_noise_factor")
-        build(  # refuses what is no option before it takes time to solve for the noise
-            cls,
-            chosen | {"loss_batch": "same"},
-            gradient_noise_multiplier=1.0,
-            loss_noise_multiplier=1.0,
-        )
+        factor, same = chosen.pop("gradient_noise_factor", 1.01), {"loss_batch": "same"}
+        # Refuses what is no option before it takes time to solve for the noise.
+        build(cls, chosen | same, gradient_noise_multiplier=1.0, loss_noise_multiplier=1.0)
         noise = hyfreedp_noise(
             schedule.sample_rate,
             schedule.steps,
@@ -312,9 +316,10 @@ class HyFreeDP(LayerClipping):
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> HyFreeDPState:
         """Make the state of K candidates; a candidate needs to give nothing."""
         rate = candidate_column(candidates, "learning_rate", params, default=self.learning_rate)
-        back = 0
-        if self.fit == "travelled":
-            rate, back = first_rate(params, rate), places(self.interval)
+        travelled = self.fit == "travelled"
+        if share := self.relative_rate or RELATIVE * travelled:
+            rate = first_rate(params, rate, share)
+        back = places(self.interval) if travelled else 0
         unknown = rate.new_full(rate.shape, float("inf"))
         nothing = rate.new_zeros(rate.shape)
         return HyFreeDPState(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from privtune.errors import InvalidInputError
 from privtune.strategies.in_run import budgeted
 from privtune.tasks import fine_tuned, get_task
 from privtune.training.engine.train import train
@@ -42,7 +43,8 @@ def test_the_rate_changes_by_what_the_way_should_have_been():
 
 def test_the_first_rate_and_the_bound_are_of_what_is_public_or_released():
     weights = torch.tensor([[0.3, -0.3], [0.0, 0.0]])
-    assert first_rate(weights, torch.full((2,), 1e-4)).tolist() == pytest.approx([0.03, 1e-4])
+    least = torch.full((2,), 1e-4)
+    assert first_rate(weights, least, 0.1).tolist() == pytest.approx([0.03, 1e-4])
     bound = torch.tensor([4.0, 4.0, 1.0, 4.0])
     here = torch.tensor([[0.0] * 4, [3.0, 0.1, -1.0, torch.nan], [0.0] * 4])
     assert robust_bound(bound, here, 1.0).tolist() == [4.5, 2.0, 1.0, 4.0]
@@ -88,10 +90,33 @@ def test_on_biases_alone_the_rate_found_is_near_the_best():
     scores = [right(grid, [{"learning_rate": rate, "max_grad_norm": 0.1}] * 3)[0] for rate in rates]
     known = HyFreeDP.of_a_part["biases"]
     ours, rate = right(HyFreeDP.for_budget(SCHEDULE, **told, **known), [{}] * 3)
-    before, small = right(HyFreeDP.for_budget(SCHEDULE, **told, fit="steady"), [{}] * 3)
+    before, small = right(
+        HyFreeDP.for_budget(SCHEDULE, **told, fit="steady", learning_rate=1e-4), [{}] * 3
+    )
     assert max(scores) == scores[2]
     assert abs(rate + 1.0) < 1.0 < abs(small + 1.0)  # powers of ten from the best, 0.1
     assert ours > max(scores) - 0.05 > before + 0.1
+
+
+def test_the_first_rate_follows_the_first_weights_unless_one_is_given():
+    told = {"epsilon": 2.0, "delta": 1e-5}
+    weights = torch.tensor([[0.3, -0.3], [0.0, 0.0]])
+
+    def first(**options):
+        method = HyFreeDP.for_budget(SCHEDULE, **told, **options)
+        return method.init(weights, [{}, {}]).fit.step_rate.tolist()
+
+    assert first(fit="steady") == first(fit="travelled") == pytest.approx([0.03, 1e-4])
+    assert first(fit="steady", relative_rate=1.0) == pytest.approx([0.3, 1e-4])
+    assert (
+        first(fit="steady", learning_rate=1e-4) == first(fit="paper") == pytest.approx([1e-4] * 2)
+    )
+    # Plans of earlier versions, which know no such part, start where they started.
+    assert HyFreeDP(1.0, 1.0).init(weights, [{}, {}]).fit.step_rate.tolist() == pytest.approx(
+        [1e-4] * 2
+    )
+    with pytest.raises(InvalidInputError, match="relative_rate = 2"):
+        HyFreeDP(1.0, 1.0, relative_rate=2.0)
 
 
 def test_a_task_that_trains_biases_alone_takes_it_at_the_same_price():
