@@ -20,11 +20,12 @@ from studies.sheet import Options, release_of
 from studies.transfer.task import digits_5_to_9, half, public_weights
 
 NORM = {"max_grad_norm": 0.1}  # Adam does not see the scale of its gradients
+START = {"learning_rate": 1e-4}  # the paper's
 METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "HyFreeDP, K = 1": (HyFreeDP, {"interval": 1}),
-    "HyFreeDP, K = 5": (HyFreeDP, {"interval": 5}),
-    "HyFreeDP, K = 10": (HyFreeDP, {"interval": 10}),
-    "HyFreeDP, K = 5, Laplace": (HyFreeDP, {"interval": 5, "loss_noise": "laplace"}),
+    "HyFreeDP, K = 1": (HyFreeDP, {"interval": 1, **START}),
+    "HyFreeDP, K = 5": (HyFreeDP, {"interval": 5, **START}),
+    "HyFreeDP, K = 10": (HyFreeDP, {"interval": 10, **START}),
+    "HyFreeDP, K = 5, Laplace": (HyFreeDP, {"interval": 5, "loss_noise": "laplace", **START}),
     "Algorithm 1 to the letter, K = 5": (HyFreeDP, {"interval": 5, "fit": "paper"}),
     "Prodigy": (Prodigy, {}),
     "D-Adaptation": (DAdaptation, {}),

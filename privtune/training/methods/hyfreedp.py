@@ -318,8 +318,8 @@ class HyFreeDP(LayerClipping):
         rate = candidate_column(candidates, "learning_rate", params, default=self.learning_rate)
         travelled = self.fit == "travelled"
         if share := self.relative_rate or RELATIVE * travelled:
-            rate = first_rate(params, rate, share)
-        back = places(self.interval) if travelled else 0
+            given = rate.new_tensor([float("learning_rate" in own) for own in candidates]).bool()
+            rate = rate.where(given, first_rate(params, rate, share))
         unknown = rate.new_full(rate.shape, float("inf"))
         nothing = rate.new_zeros(rate.shape)
         return HyFreeDPState(
@@ -328,7 +328,7 @@ class HyFreeDP(LayerClipping):
             loss_bound=candidate_column(candidates, "loss_bound", params, default=self.loss_bound),
             loss=rate.new_full(rate.shape, float("nan")),
             moments=self._inner().init(params),
-            past=params.unsqueeze(1).repeat(1, back, 1),
+            past=params.unsqueeze(1).repeat(1, places(self.interval) * travelled, 1),
             step=0,
         )
 

@@ -107,6 +107,8 @@ def test_the_first_rate_follows_the_first_weights_unless_one_is_given():
         return method.init(weights, [{}, {}]).fit.step_rate.tolist()
 
     assert first(fit="steady") == first(fit="travelled") == pytest.approx([0.03, 1e-4])
+    given = HyFreeDP.for_budget(SCHEDULE, **told).init(weights, [{"learning_rate": 1e-6}, {}])
+    assert given.fit.step_rate.tolist() == pytest.approx([1e-6, 1e-4])
     assert first(fit="steady", relative_rate=1.0) == pytest.approx([0.3, 1e-4])
     assert (
         first(fit="steady", learning_rate=1e-4) == first(fit="paper") == pytest.approx([1e-4] * 2)
