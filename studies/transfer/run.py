@@ -49,6 +49,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "dp-hyper": {"strategy": "dp-hyper", **SEARCH},
     "un-paid grid": {},
 }
+AUTO = {"strategy": "auto", "parameters": {"max_grad_norm": 1.0}}
+OF_SGD = {"learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True}}
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 GRID_OF_SMALL = (3e-3, 1e-2, 3e-2, 0.1, 0.3)
 TRAINABLE = ("all", "head", "biases", "lora:4")
@@ -65,7 +67,7 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
     for seed in range(SEEDS):
         for part in TRAINABLE:
             for epsilon in EPSILONS:
-                for arm in ARMS:
+                for arm in (*ARMS, "auto") if part == "all" else ARMS:
                     yield {"trainable": part, "epsilon": epsilon, "seed": seed, "arm": arm}
 
 
@@ -82,10 +84,12 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         "pretrained": public,
         "trainable": cell["trainable"],
     }
-    arm = ARMS[cell["arm"]]
+    arm = {"auto": AUTO, **ARMS}[cell["arm"]]
     low, high = (1e-3, 0.3) if cell["trainable"] in SMALL else (1e-4, 3e-2)
     rates = {"learning_rate": {"type": "float", "low": low, "high": high, "log": True}}
     space = {"space": rates} if "mean_runs" in arm else {}
+    if arm is AUTO:  # what it may choose searches with SGD
+        space = {"space": OF_SGD}
     terms = {"epsilon": cell["epsilon"], "delta": 1e-5, "seed": cell["seed"], **space}
     return [release_of(arm, task=task, **schedule, **terms)]
 
