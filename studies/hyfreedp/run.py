@@ -41,7 +41,7 @@ def plan(settings: dict[str, Any], schedule: Schedule, eps: float) -> dict[str, 
     budget = {"epsilon": eps, "delta": settings["delta"]}
     methods: dict[str, Any] = {}
     # The defaults of when the recorded runs were made; `studies/transfer` has today's.
-    sgd = {**budget, "optimizer": "sgd", "fit": "tracked"}
+    sgd = {**budget, "optimizer": "sgd", "fit": "tracked", "learning_rate": 1e-4}
     for interval in settings["intervals"]:
         methods[f"hyfreedp K={interval}"] = HyFreeDP.for_budget(schedule, **sgd, interval=interval)
     middle = settings["intervals"][len(settings["intervals"]) // 2]
