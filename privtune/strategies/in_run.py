@@ -170,8 +170,8 @@ def budgeted(
     """
     method = method_class(name)
     if not context.define_by_run:
-        own = getattr(method, "of_a_part", {}).get(trainable or context.task.trainable, {})
-        options = {**own, **options}
+        of_a_part = getattr(method, "of_a_part", lambda *_: {})
+        options = {**of_a_part(trainable or context.task.trainable, options), **options}
     complete = getattr(method, "complete", None)
     if complete is not None and not context.define_by_run:
         options = complete(

@@ -126,8 +126,7 @@ class HyFreeDP(LayerClipping):
         loss_bound: Initial bound on a record's loss, above 0; also its floor.
         fit: ``"steady"``, ``"eager"``, ``"tracked"``, ``"travelled"``, or ``"paper"`` for Algorithm 1
             to the letter.
-        resolution: Standard deviations of its noise that a curvature must exceed; None takes 3
-            (``"steady"``) or 1.
+        resolution: Noise deviations that a curvature must exceed; None takes 3 (``"steady"``) or 1.
         stabilizer: Added to the gradient norm before dividing by it, above 0.
         momentum: Momentum of the optimizer ``"sgd"``.
         weight_decay: Weight decay of the optimizer; None takes 0 for SGD and 0.01 for AdamW.
@@ -137,9 +136,8 @@ class HyFreeDP(LayerClipping):
     Raises:
         InvalidInputError: If a field is out of its range.
 
-    **Guarantee**: each step is one Poisson-sampled Gaussian release; with ``loss_batch="same"``
-    a step that also releases losses is one joint release. A record moves a loss sum by its bound
-    at most, in either norm.
+    **Guarantee**: each step is one Poisson-sampled Gaussian release; with ``loss_batch="same"`` one that
+    also releases losses is joint. A record moves a loss sum by its bound at most, in either norm.
 
     References:
         Bu & Liu 2025, Algorithm 1 and 2; Bu et al. 2023, arXiv 2206.07136 (automatic clipping).
@@ -167,11 +165,6 @@ class HyFreeDP(LayerClipping):
     weight_decay: float | None = None
     relative_rate: float = 0.0
 
-    of_a_part: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "head": {"fit": "travelled"},
-        "biases": {"fit": "travelled"},
-    }
-    """Options where a task trains that part of its model, unless a spec gives others."""
     later: ClassVar[Mapping[str, Any]] = {**LayerClipping.later, "relative_rate": 0.0}
 
     name: ClassVar[str] = "hyfreedp"
@@ -208,6 +201,14 @@ class HyFreeDP(LayerClipping):
         return SGD(momentum=self.momentum, weight_decay=self.weight_decay or 0.0)
 
     @classmethod
+    def of_a_part(cls, part: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options for a task that trains a part of its model; those of a spec come first."""
+        if part in ("head", "biases"):
+            return {"fit": "travelled"}
+        relative = part.startswith("lora") and "learning_rate" not in options
+        return {"relative_rate": RELATIVE} if relative else {}
+
+    @classmethod
     def for_budget(
         cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
@@ -218,11 +219,11 @@ class HyFreeDP(LayerClipping):
             epsilon: Target, above 0.
             delta: Target, in (0, 1).
             options: Other fields. ``fit`` is ``"steady"`` unless given, or ``"eager"`` where the noise
-                on the losses leaves no evidence to wait for; with ``"travelled"`` the rate falls linearly
-                from 0.7 of the steps on unless ``schedule`` is given. ``loss_batch`` may be ``"auto"``,
-                the default: what needs less noise on the losses. ``gradient_noise_factor``, above 1, is
-                the gradient noise over that of DP-SGD: 1.01 in the paper; small batches do better with
-                1.05. ``relative_rate`` is 0.1 unless ``learning_rate`` is given, or ``fit="paper"``.
+                on the losses leaves no evidence to wait for, then with ``relative_rate`` 0.1 if no
+                ``learning_rate`` is given; with ``"travelled"`` the rate falls linearly from 0.7 of the
+                steps on unless ``schedule`` is given. ``loss_batch`` may be ``"auto"``, the default:
+                what needs less noise on the losses. ``gradient_noise_factor``, above 1, is the gradient
+                noise over that of DP-SGD: 1.01 in the paper; small batches do better with 1.05.
 
         Returns:
             The method with both noise multipliers, and the kind of batch that was chosen.
@@ -233,8 +234,6 @@ class HyFreeDP(LayerClipping):
         from privtune.accounting import hyfreedp_noise
 
         defaults: dict[str, Any] = {"interval": 5, "loss_batch": "auto", "loss_noise": "gaussian"}
-        if "learning_rate" not in options and options.get("fit") != "paper":
-            defaults["relative_rate"] = RELATIVE
         if options.get("fit") == "travelled":
             defaults["schedule"] = {"type": "linear", "start": 0.7}
         chosen: dict[str, Any] = defaults | options
@@ -257,8 +256,10 @@ class HyFreeDP(LayerClipping):
             gradient_noise_multiplier=noise.gradient_noise,
             loss_noise_multiplier=noise.loss_noise,
         )
-        loud = "fit" not in options and made._loudness(schedule) > _LOUD
-        return replace(made, fit="eager") if loud else made
+        if "fit" in options or made._loudness(schedule) <= _LOUD:
+            return made
+        given = not {"learning_rate", "relative_rate"}.isdisjoint(options)
+        return replace(made, fit="eager", relative_rate=made.relative_rate if given else RELATIVE)
 
     def _loudness(self, schedule: Schedule) -> float:
         """Return three deviations of a curvature's noise over the bound of the losses: both are public."""
@@ -281,9 +282,8 @@ class HyFreeDP(LayerClipping):
             'The rate is fitted 10 times: '
         """
         loud, fits = self._loudness(schedule), -(-schedule.steps // self.interval)
-        found = []
-        if loud > _LOUD:
-            found.append(f"three deviations of their noise are {loud:.2g} of the losses' bound")
+        said = f"three deviations of their noise are {loud:.2g} of the losses' bound"
+        found = [said] if loud > _LOUD else []
         if fits < _FEW:
             found.append(f"the rate is fitted {fits} times")
         if not found:

@@ -88,7 +88,7 @@ def test_on_biases_alone_the_rate_found_is_near_the_best():
     told, rates = {"epsilon": 2.0, "delta": 1e-5}, (1e-3, 1e-2, 1e-1, 1.0)
     grid = DPAdam.for_budget(SCHEDULE, **told)
     scores = [right(grid, [{"learning_rate": rate, "max_grad_norm": 0.1}] * 3)[0] for rate in rates]
-    known = HyFreeDP.of_a_part["biases"]
+    known = HyFreeDP.of_a_part("biases", {})
     ours, rate = right(HyFreeDP.for_budget(SCHEDULE, **told, **known), [{}] * 3)
     before, small = right(
         HyFreeDP.for_budget(SCHEDULE, **told, fit="steady", learning_rate=1e-4), [{}] * 3
@@ -102,17 +102,18 @@ def test_the_first_rate_follows_the_first_weights_unless_one_is_given():
     told = {"epsilon": 2.0, "delta": 1e-5}
     weights = torch.tensor([[0.3, -0.3], [0.0, 0.0]])
 
-    def first(**options):
-        method = HyFreeDP.for_budget(SCHEDULE, **told, **options)
-        return method.init(weights, [{}, {}]).fit.step_rate.tolist()
+    def first(schedule=SCHEDULE, candidate=(), **options):
+        method = HyFreeDP.for_budget(schedule, **told, **options)
+        return method.init(weights, [dict(candidate), {}]).fit.step_rate.tolist()
 
-    assert first(fit="steady") == first(fit="travelled") == pytest.approx([0.03, 1e-4])
-    given = HyFreeDP.for_budget(SCHEDULE, **told).init(weights, [{"learning_rate": 1e-6}, {}])
-    assert given.fit.step_rate.tolist() == pytest.approx([1e-6, 1e-4])
-    assert first(fit="steady", relative_rate=1.0) == pytest.approx([0.3, 1e-4])
-    assert (
-        first(fit="steady", learning_rate=1e-4) == first(fit="paper") == pytest.approx([1e-4] * 2)
-    )
+    large, lora = Schedule(55_000, 512 / 55_000, 330), HyFreeDP.of_a_part("lora:4", {})
+    assert first() == first(fit="travelled") == pytest.approx([0.03, 1e-4])
+    assert first(large, **lora) == pytest.approx([0.03, 1e-4])
+    assert first(large) == first(fit="paper") == pytest.approx([1e-4] * 2)
+    assert first(learning_rate=1e-4) == pytest.approx([1e-4] * 2)
+    assert not HyFreeDP.of_a_part("lora:4", {"learning_rate": 1e-4})
+    assert first(candidate={"learning_rate": 1e-6}) == pytest.approx([1e-6, 1e-4])
+    assert first(relative_rate=1.0) == pytest.approx([0.3, 1e-4])
     # Plans of earlier versions, which know no such part, start where they started.
     assert HyFreeDP(1.0, 1.0).init(weights, [{}, {}]).fit.step_rate.tolist() == pytest.approx(
         [1e-4] * 2
