@@ -170,8 +170,9 @@ def budgeted(
     """
     method = method_class(name)
     if not context.define_by_run:
-        of_a_part = getattr(method, "of_a_part", lambda *_: {})
-        options = {**of_a_part(trainable or context.task.trainable, options), **options}
+        of_a_part: Any = getattr(method, "of_a_part", None)
+        own = of_a_part(trainable or context.task.trainable, options) if of_a_part else {}
+        options = {**own, **options}
     complete = getattr(method, "complete", None)
     if complete is not None and not context.define_by_run:
         options = complete(
