@@ -49,7 +49,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "dp-hyper": {"strategy": "dp-hyper", **SEARCH},
     "un-paid grid": {},
 }
-AUTO = {"strategy": "auto", "parameters": {"max_grad_norm": 1.0}}
+SGD = {
+    "strategy": "subsampled-tuning",
+    "variant": 1,
+    "rate": 0.1,
+    "mean_runs": 10,
+    "parameters": {"max_grad_norm": 1.0},
+}
 OF_SGD = {"learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True}}
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 GRID_OF_SMALL = (3e-3, 1e-2, 3e-2, 0.1, 0.3)
@@ -67,7 +73,7 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
     for seed in range(SEEDS):
         for part in TRAINABLE:
             for epsilon in EPSILONS:
-                for arm in (*ARMS, "auto") if part == "all" else ARMS:
+                for arm in (*ARMS, "subsampled-1, SGD") if part == "all" else ARMS:
                     yield {"trainable": part, "epsilon": epsilon, "seed": seed, "arm": arm}
 
 
@@ -84,11 +90,11 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         "pretrained": public,
         "trainable": cell["trainable"],
     }
-    arm = {"auto": AUTO, **ARMS}[cell["arm"]]
+    arm = {"subsampled-1, SGD": SGD, **ARMS}[cell["arm"]]
     low, high = (1e-3, 0.3) if cell["trainable"] in SMALL else (1e-4, 3e-2)
     rates = {"learning_rate": {"type": "float", "low": low, "high": high, "log": True}}
     space = {"space": rates} if "mean_runs" in arm else {}
-    if arm is AUTO:  # what it may choose searches with SGD
+    if arm is SGD:
         space = {"space": OF_SGD}
     terms = {"epsilon": cell["epsilon"], "delta": 1e-5, "seed": cell["seed"], **space}
     return [release_of(arm, task=task, **schedule, **terms)]
