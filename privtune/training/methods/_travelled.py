@@ -7,15 +7,16 @@ the way of many steps is progress. All of it is post-processing of releases.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privtune.training.methods._parabola import _BOUND_CEILING, _SATURATED, Fit
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RELATIVE", "first_rate", "fit_travelled", "places", "robust_bound"]
+__all__ = ["RELATIVE", "first_rate", "fit_travelled", "of_a_part", "places", "robust_bound"]
 
 _STEPS = 20  # that a way goes back
 _FIFTH = 5  # steps between fits that may change the rate by the whole of these factors
@@ -28,6 +29,26 @@ _ROOM = 1.5  # bound on a record's loss over the mean loss
 def places(interval: int) -> int:
     """Return how many earlier parameters are kept, one a fit."""
     return -(-_STEPS // interval)
+
+
+def of_a_part(part: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return HyFreeDP's options for a task that trains a part of its model; those of a spec come first.
+
+    Args:
+        part: ``all``, ``head``, ``biases`` or ``lora:R``.
+        options: Those of the spec.
+
+    Returns:
+        Fields by name; none where the defaults are right.
+
+    Example:
+        >>> of_a_part("head", {}), of_a_part("lora:4", {}), of_a_part("all", {})
+        ({'fit': 'travelled'}, {'relative_rate': 0.1}, {})
+    """
+    if part in ("head", "biases"):
+        return {"fit": "travelled"}
+    relative = part.startswith("lora") and "learning_rate" not in options
+    return {"relative_rate": RELATIVE} if relative else {}
 
 
 def first_rate(params: torch.Tensor, least: torch.Tensor, share: float) -> torch.Tensor:

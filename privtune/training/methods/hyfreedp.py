@@ -65,6 +65,7 @@ from privtune.training.methods._travelled import (
     RELATIVE,
     first_rate,
     fit_travelled,
+    of_a_part,
     places,
     robust_bound,
 )
@@ -165,6 +166,7 @@ class HyFreeDP(LayerClipping):
     weight_decay: float | None = None
     relative_rate: float = 0.0
 
+    of_a_part = staticmethod(of_a_part)
     later: ClassVar[Mapping[str, Any]] = {**LayerClipping.later, "relative_rate": 0.0}
 
     name: ClassVar[str] = "hyfreedp"
@@ -199,14 +201,6 @@ class HyFreeDP(LayerClipping):
             decay = 0.01 if self.weight_decay is None else self.weight_decay
             return AdamW(weight_decay=decay)
         return SGD(momentum=self.momentum, weight_decay=self.weight_decay or 0.0)
-
-    @classmethod
-    def of_a_part(cls, part: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options for a task that trains a part of its model; those of a spec come first."""
-        if part in ("head", "biases"):
-            return {"fit": "travelled"}
-        relative = part.startswith("lora") and "learning_rate" not in options
-        return {"relative_rate": RELATIVE} if relative else {}
 
     @classmethod
     def for_budget(
