@@ -90,9 +90,7 @@ def test_on_biases_alone_the_rate_found_is_near_the_best():
     scores = [right(grid, [{"learning_rate": rate, "max_grad_norm": 0.1}] * 3)[0] for rate in rates]
     known = HyFreeDP.of_a_part("biases", {})
     ours, rate = right(HyFreeDP.for_budget(SCHEDULE, **told, **known), [{}] * 3)
-    before, small = right(
-        HyFreeDP.for_budget(SCHEDULE, **told, fit="steady", learning_rate=1e-4), [{}] * 3
-    )
+    before, small = right(HyFreeDP.for_budget(SCHEDULE, **told, fit="steady"), [{}] * 3)
     assert max(scores) == scores[2]
     assert abs(rate + 1.0) < 1.0 < abs(small + 1.0)  # powers of ten from the best, 0.1
     assert ours > max(scores) - 0.05 > before + 0.1
