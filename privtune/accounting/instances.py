@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from privtune.accounting.adaptive import Stages
 from privtune.accounting.algebra import Event, flatten
 from privtune.accounting.lower import Outcomes, composition
 from privtune.accounting.registry import entry
@@ -15,6 +16,8 @@ from privtune.accounting.registry import entry
 __all__ = ["instance_epsilon", "outcomes_of"]
 
 _AIMS = (1e-2, 0.2)
+_SPREAD = np.geomspace(0.97, 1e-5, 24)  # δ at which runs are scored where decisions come later
+_STAGES = 12  # choices at most that hang on what was released before
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,35 @@ def instance_epsilon(event: Event, delta: float) -> float:
             for shuffle in ((True, False) if chooses else (True,))
         ]
         try:
-            return max(instances.cost(instances.of(event)) for instances in found)
+            fixed = max(instances.cost(instances.of(event)) for instances in found)
+            return max(fixed, _adaptive_epsilon(event, delta, fixed))
         except ArithmeticError:
             return 0.0  # numbers that leave their range say nothing
+
+
+def _adaptive_epsilon(event: Event, delta: float, start: float) -> float:
+    """Return ε of an instance whose choices hang on what came before, 0 where there is none of them."""
+    parts = flatten(event)
+    chosen = {part: count for part, count in parts.items() if not _is_fixed(part)}
+    if not chosen or sum(parts.values()) < 2 or sum(chosen.values()) > _STAGES:
+        return 0.0
+    fixed = composition([(outcomes_of(part), parts[part]) for part in parts if part not in chosen])
+    choices = [stage for part in chosen for stage in [_instances_of(part, delta)] * chosen[part]]
+    flipped = {id(stage): [outcomes.flipped() for outcomes in stage] for stage in choices}
+    back = Stages(fixed.flipped(), [flipped[id(stage)] for stage in choices])
+    return max(Stages(fixed, choices).epsilon(delta, start), back.epsilon(delta, start))
+
+
+def _instances_of(part: Event, delta: float) -> list[Outcomes]:
+    """Return instances of a choice for many aims, in both directions."""
+    simple = all(map(_is_fixed, part.children()))
+    aims = _SPREAD if simple else (delta, *_AIMS)  # what is nested is scored anew for each
+    return [
+        entry(part).instance(part, _Instances(delta, float(aim), flip, shuffle))
+        for aim in aims
+        for flip in (False, True)
+        for shuffle in (True, False)
+    ]
 
 
 def _chooses(event: Event) -> bool:

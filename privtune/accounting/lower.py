@@ -109,11 +109,10 @@ class _Sum:
 
     def __init__(self, power: int, lowest: int, p: Floats, q: Floats, error: float) -> None:
         keep = np.flatnonzero((np.cumsum(p) > _TINY) | (np.cumsum(q) > _TINY))
-        if not keep.size:
-            raise ArithmeticError("nothing is left of a law that was multiplied too often")
-        first = int(keep[0])
         rest = np.flatnonzero((np.cumsum(p[::-1]) > _TINY) | (np.cumsum(q[::-1]) > _TINY))
-        last = p.size - int(rest[0])
+        if not keep.size or not rest.size:  # the two sums may round apart
+            raise ArithmeticError("nothing is left of a law that was multiplied too often")
+        first, last = int(keep[0]), p.size - int(rest[0])
         both = []
         for masses in (p, q):
             inner = masses[first:last].copy()
@@ -274,12 +273,13 @@ def worst_order(
 
 def first_to_pass(base: Outcomes, stop: float, delta: float) -> Outcomes:
     """Return the first run that passes: small losses do, and those that pay; the others fail."""
+    base = base.merged(_SIZE)
     order = np.argsort(base.losses)
     p, q = base.p[order], base.q[order]
     sums = np.append(0.0, np.cumsum(q))
     low = np.unique(np.searchsorted(sums, np.linspace(0.0, 1.0, 12)))
     high = np.unique(np.searchsorted(-np.cumsum(p[::-1])[::-1], -delta * 10.0 ** np.arange(-1, 6)))
-    best = None
+    best, cost = base, -1.0
     for first in low:
         for last in (*high, p.size):
             failed = slice(min(first, last), last)
@@ -292,6 +292,6 @@ def first_to_pass(base: Outcomes, stop: float, delta: float) -> Outcomes:
                 for masses in (p, q)
             ]
             found = Outcomes(out[0], out[1], _SUMS + base.error / stop)
-            if best is None or found.delta(best.epsilon(delta)) > delta:
-                best = found
-    return best if best is not None else base
+            if cost < 0.0 or found.delta(cost) > delta:
+                best, cost = found, found.epsilon(delta)
+    return best

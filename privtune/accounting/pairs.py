@@ -32,8 +32,10 @@ __all__ = [
 Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
-_ATOMS = 256  # of the lattice on which the rearrangement is computed for a composition
-_POINTS = 16  # at which it is
+_ATOMS = 1280  # of the lattice on which the rearrangement is computed for a composition
+_POINTS = 40  # at which it is, from 0 to where the envelope is as good
+_LOOKS = 16  # at which that is looked for
+_SHARE = 4  # parts of the ε axis for which one price is chosen
 _LEAST_DELTA = 1e-12  # down to which it is
 
 
@@ -156,15 +158,17 @@ def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
         return table
     base = tuner.base
     few = base.coarsen(math.ceil(base.masses.size / _ATOMS))
-    bound = Rearranged(Tuner(few, tuner.runs))
-    last = int(np.searchsorted(-table.values, -_LEAST_DELTA))
-    places = np.unique(np.linspace(0, min(last, table.size), _POINTS).astype(np.int64))
-    known = table.values[places]
-    matters = [bound.matters(float(table.step * place)) for place in places[:: _POINTS // 4]]
-    if not any(matters) or places.size < 2:
+    bound = Rearranged(Tuner(few, tuner.runs), _SHARE)
+    last = min(int(np.searchsorted(-table.values, -_LEAST_DELTA)), table.size)
+    looks = np.linspace(0, last, _LOOKS + 1).astype(np.int64)
+    matters = [look for look in looks if bound.matters(table.step * float(look))]
+    if not matters or last == 0:
         return table
-    exact = np.array([bound.delta(float(table.step * place)) for place in places])
-    values = under_chords(table.values, places, np.minimum(exact, known), table.step)
+    # Beyond the last that matters the chord to the next look ends, and the envelope stays.
+    end = looks[min(int(np.searchsorted(looks, matters[-1])) + 1, _LOOKS)]
+    places = np.unique(np.linspace(0, end, _POINTS).astype(np.int64))
+    exact = np.array([bound.delta(table.step * float(place)) for place in places])
+    values = under_chords(table.values, places, np.minimum(exact, table.values[places]), table.step)
     return Table(table.step, np.minimum.accumulate(values))
 
 

@@ -24,30 +24,10 @@ __all__ = ["Rearranged"]
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
-_SHARES = (
-    0.07,
-    0.1,
-    0.15,
-    0.2,
-    0.25,
-    0.32,
-    0.4,
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    1.0,
-)  # P-mass of what may pay more than a level
-_PAID = (
-    0.4,
-    0.6,
-    0.75,
-    0.85,
-    0.92,
-    0.97,
-    0.99,
-    0.999,
-)  # of the envelope, by what has a depth beside the rest
+# P-mass of what may pay more than a level.
+_SHARES = (0.07, 0.1, 0.15, 0.2, 0.25, 0.32, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
+# Of the envelope, by what has a depth beside the rest.
+_PAID = (0.4, 0.6, 0.75, 0.85, 0.92, 0.97, 0.99, 0.999)
 _USUAL = 5  # of either
 _FIRST = 8  # blocks of equal pay, and of equal mass
 _BLOCKS, _REST, _LAST = (
@@ -221,10 +201,11 @@ class Rearranged:
 
     Args:
         tuner: The envelope bound in the same direction.
+        share: How many parts of the ε axis share the choice of a price.
     """
 
-    def __init__(self, tuner: Tuner) -> None:
-        self.tuner = tuner
+    def __init__(self, tuner: Tuner, share: int = 1) -> None:
+        self.tuner, self.share = tuner, share
         base = tuner.base
         self.losses, self.masses = base.losses[::-1], base.masses[::-1]
         with np.errstate(over="ignore", divide="ignore"):
@@ -311,6 +292,7 @@ class Rearranged:
 
     def _begun(self, place: int) -> _Bound:
         """Return the best of some bounds near an ε, with few blocks and wide cells."""
+        place = self.share * round(place / self.share)
         if place not in self._rough:
             self._rough[place] = self._choose(place)
         return self._rough[place]

@@ -105,9 +105,7 @@ class RunLaw(ABC):
             x: Points in [0, 1], of any shape.
         """
         points = np.asarray(x, dtype=np.float64)
-        if self.cap is None:
-            return self._pgf(points)
-        return np.asarray(np.polynomial.polynomial.polyval(points, _capped_pmf(self)))
+        return self._pgf(points) if self.cap is None else self._summed(points, 0)
 
     def pgf_derivative(self, x: ArrayLike) -> Floats:
         """Return `φ'(x) = E[K x^(K-1)]` for x in [0, 1]; `φ'(1)` is the expected number of runs.
@@ -141,8 +139,16 @@ class RunLaw(ABC):
         if self._log_kept > _LEAST_LOG_KEPT:
             kept = self._below(x, cap - order, order) * math.exp(-self._log_kept)
             return np.asarray(uncapped(x) * kept)
-        masses = np.polynomial.polynomial.polyder(_capped_pmf(self), order)
-        return np.asarray(np.polynomial.polynomial.polyval(x, masses))
+        return self._summed(x, order)
+
+    def _summed(self, x: Floats, order: int) -> Floats:
+        """Return the order-th derivative of φ with the cap, as a sum over the numbers that happen."""
+        first, masses = _capped_pmf(self)
+        start = max(first, order)
+        falling = np.arange(start, first + masses.size, dtype=np.float64)
+        terms = masses[start - first :] * math.prod((falling - j for j in range(order)), start=1.0)
+        # Far below the law's mean only the last runs before the cap have a mass that is no zero.
+        return np.asarray(np.polynomial.polynomial.polyval(x, terms) * x ** (start - order))
 
     def pmf(self, k: ArrayLike) -> Floats:
         """Return `P(K = k)` for whole numbers k.
@@ -228,8 +234,10 @@ def _log_kept(law: RunLaw) -> float:
 
 
 @lru_cache(maxsize=64)
-def _capped_pmf(law: RunLaw) -> Floats:
-    cap = law.cap if law.cap is not None else 0
-    pmf = law.pmf(np.arange(cap + 1))
-    pmf.setflags(write=False)
-    return pmf
+def _capped_pmf(law: RunLaw) -> tuple[int, Floats]:
+    """Return the first number of runs whose mass is no zero, and the masses from there to the cap."""
+    pmf = law.pmf(np.arange((law.cap or 0) + 1))
+    first = int(np.flatnonzero(pmf)[0])
+    masses = pmf[first:]
+    masses.setflags(write=False)
+    return first, masses

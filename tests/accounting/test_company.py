@@ -66,11 +66,19 @@ def test_it_is_below_the_envelope_and_above_an_instance():
 
 
 @pytest.mark.parametrize(
-    ("law", "three", "beside"), [(Geometric(10), 1.13, 1.08), (Poisson(40), 1.26, 1.11)]
+    ("law", "beside", "three", "ten"),
+    [(Geometric(10), 1.02, 1.05, 1.105), (Poisson(40), 1.03, 1.15, 1.35)],
 )
-def test_selections_in_company_stay_above_an_instance(law, three, beside):
-    chosen = PrivateSelection(BASE, law)
-    for event, most in ((Repeated(3, chosen), three), (Composed([chosen, BASE]), beside)):
+def test_selections_in_company_stay_near_an_instance(law, beside, three, ten):
+    """Three selections, ten, one and a training: above what some mechanism costs, and not by much."""
+    base = steps(0.01, 1.0, 1000)
+    chosen = PrivateSelection(base, law)
+    events = {
+        Composed([chosen, base]): beside,
+        Repeated(3, chosen): three,
+        Repeated(10, chosen): ten,
+    }
+    for event, most in events.items():
         reported, lower = epsilon(event, DELTA).epsilon, lower_bound(event, DELTA)
         assert lower <= reported <= most * lower
 

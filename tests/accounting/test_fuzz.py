@@ -179,6 +179,10 @@ SAMPLED = PoissonSampled(0.0032477961486523403, Gaussian(4.645702175530403))
 NOTHING = PrivateSelection(PoissonSampled(1e-300, Laplace(0.556)), Logarithmic(8.18, maximum=50))
 EMPTY = Repeated(10**9, PrivateSelection(Composed([]), Poisson(8.1, maximum=100_000)))
 
+ONCE = Logarithmic(17.924239420463888, maximum=1), Logarithmic(31.119691371605146, maximum=1)
+RELEASED = Repeated(61, Laplace(23.902886571814047))
+ALONE = PrivateSelection(PrivateSelection(RELEASED, ONCE[0]), ONCE[1])
+
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
@@ -193,6 +197,8 @@ EMPTY = Repeated(10**9, PrivateSelection(Composed([]), Poisson(8.1, maximum=100_
         (ThresholdSelection(ThresholdSelection(NOTHING, 1e-6), 0.174), 1.66e-7),
         # No mass was left after so many convolutions.
         (PrivateSelection(EMPTY, Logarithmic(3.42, maximum=2)), 2e-13),
+        # What was left was nothing from one end and something from the other.
+        (Repeated(10**9, Repeated(2970, ALONE)), 3.778378324384121e-06),
     ],
 )
 def test_instances_that_once_were_none(event, level):
