@@ -20,6 +20,8 @@ _LARGE = 4e-10  # mass, for each run, from which a difference of φ is right to 
 _CUTS = 128  # of what pays and of what does not, twice
 _STARTS = (0.5, 0.2, 0.05)  # P-mass of what is to pay
 _TURNS, _ROUNDS = 5, 6
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
+_HALVINGS, _NARROW = 60, 1e-12
 _SUMMED = 200  # runs of a capped law whose φ, a sum over all of them, is asked for at every cut
 
 
@@ -90,12 +92,18 @@ class Instance:
         ends = np.unique(np.append(ends, [0, atoms.size]))
         return ends, p[ends], q[ends]
 
-    def tuned(self, order: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    def tuned(self, order: NDArray[np.int64], *, rough: bool = False) -> tuple[Floats, Floats]:
         """Return the masses of the tuned pair for one order of the atoms, on the safe side.
 
         The infinite atom of the base has the best score of all, which only helps. Differences of φ
-        are exact for atoms of some size, where the law has no cap. Else φ' is convex: its mean over
-        an atom is at least its value at the middle, and at most the mean of those at both ends.
+        are exact for atoms of some size; with a cap they are integrals of φ'. Else φ' is convex: its
+        mean over an atom is at least its value at the middle, and at most the mean of those at both
+        ends. That is far off where atoms are wide, and then the safe side of a cost alone: what is
+        chosen from once more needs masses that are right.
+
+        Args:
+            order: The atoms from worst to best score.
+            rough: Whether the safe side of a cost is enough where the law has a cap.
         """
         p = self.p[order] / (self.p.sum() + self.infinite)
         q = self.q[order] / self.q.sum()
@@ -104,12 +112,32 @@ class Instance:
         slope = self.runs.pgf_derivative(below_q)
         gain_p = p * self.runs.pgf_derivative(0.5 * (below_p[1:] + below_p[:-1]))
         gain_q = q * 0.5 * (slope[1:] + slope[:-1])
-        if self.runs.cap is None:
+        if self.runs.cap is None or not rough:
             enough = _LARGE * (1.0 + self.runs.expected_runs)
-            exact_p, exact_q = np.diff(self.runs.pgf(below_p)), np.diff(self.runs.pgf(below_q))
+            exact_p, exact_q = self._gains(below_p), self._gains(below_q)
             gain_p = np.where(exact_p > enough, exact_p, gain_p)
             gain_q = np.where(exact_q > enough, exact_q, gain_q)
         return gain_p * (1.0 - ROUNDING), gain_q * (1.0 + ROUNDING)
+
+    def _gains(self, ends: Floats) -> Floats:
+        """Return how much φ rises from each end to the next."""
+        if self.runs.cap is None:
+            return np.diff(self.runs.pgf(ends))
+        # By Gauss's rule on pieces across which φ'' moves by a factor of e at most: φ itself is a sum over
+        # all numbers of runs.
+        points, kept = ends, np.arange(ends.size)
+        for _ in range(_HALVINGS):
+            bend = np.log(np.maximum(self.runs.pgf_second_derivative(points), 1e-300))
+            wide = (np.diff(bend) > 1.0) & (np.diff(points) > _NARROW * points[1:])
+            if not wide.any():
+                break
+            middle = 0.5 * (points[:-1] + points[1:])[wide]
+            kept = kept + np.append(0, np.cumsum(wide))[kept]
+            points = np.insert(points, np.flatnonzero(wide) + 1, middle)
+        half = 0.5 * np.diff(points)
+        inside = (points[:-1] + half)[:, None] + half[:, None] * _NODES
+        pieces = half * (self.runs.pgf_derivative(inside) @ _WEIGHTS)
+        return np.asarray(np.add.reduceat(pieces, kept[:-1]))
 
     def best(
         self, epsilon: float, count: int = 12, *, shuffle: bool = True
@@ -146,7 +174,7 @@ class Instance:
         self, order: NDArray[np.int64], epsilon: float
     ) -> tuple[float, NDArray[np.int64], Kinds]:
         """Return δ of an order, the order, and which atoms pay."""
-        p, q = self.tuned(order)
+        p, q = self.tuned(order, rough=True)
         gain = p - math.exp(min(epsilon, 700.0)) * q
         pays = np.zeros(p.size, dtype=np.bool_)
         pays[order] = gain > 0.0

@@ -33,8 +33,12 @@ Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _ATOMS = 1280  # of the lattice on which the rearrangement is computed for a composition
-_POINTS = 40  # at which it is, from 0 to where the envelope is as good
+_POINTS, _FEW = 35, 5  # at which it is, from 0 to where the envelope is as good
 _LOOKS = 16  # at which that is looked for
+_CELLS, _FEW = (
+    512,
+    5,
+)  # with more cells of levels than so many it is at fewer, and at least at so many
 _SHARE = 4  # parts of the ε axis for which one price is chosen
 _LEAST_DELTA = 1e-12  # down to which it is
 
@@ -166,7 +170,8 @@ def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
         return table
     # Beyond the last that matters the chord to the next look ends, and the envelope stays.
     end = looks[min(int(np.searchsorted(looks, matters[-1])) + 1, _LOOKS)]
-    places = np.unique(np.linspace(0, end, _POINTS).astype(np.int64))
+    points = int(_POINTS * min(_CELLS / bound.size(table.step * float(end)), 1.0)) + _FEW
+    places = np.unique(np.linspace(0, end, points).astype(np.int64))
     exact = np.array([bound.delta(table.step * float(place)) for place in places])
     values = under_chords(table.values, places, np.minimum(exact, table.values[places]), table.step)
     return Table(table.step, np.minimum.accumulate(values))

@@ -240,6 +240,10 @@ class Rearranged:
         lost = (self.masses[paying] * self.depth[:-1][paying]) @ slope
         return float(lost) > _WORTH * float(paid.sum())
 
+    def size(self, epsilon: float) -> int:
+        """Return the number of cells of levels near this ε: what an answer takes grows with it."""
+        return int(self._cells(epsilon).level.size)
+
     def delta(self, epsilon: float, least: float = 0.0) -> float:
         """Return the bound on δ(ε).
 

@@ -181,6 +181,13 @@ EMPTY = Repeated(10**9, PrivateSelection(Composed([]), Poisson(8.1, maximum=100_
 
 ONCE = Logarithmic(17.924239420463888, maximum=1), Logarithmic(31.119691371605146, maximum=1)
 RELEASED = Repeated(61, Laplace(23.902886571814047))
+EITHER = WorstOf(
+    [
+        PoissonSampled(0.0042, Joint([Gaussian(8.2), Laplace(0.424)])),
+        PoissonSampled(0.0219, Laplace(0.334)),
+    ],
+    [0.5, 0.5],
+)
 ALONE = PrivateSelection(PrivateSelection(RELEASED, ONCE[0]), ONCE[1])
 
 
@@ -199,6 +206,8 @@ ALONE = PrivateSelection(PrivateSelection(RELEASED, ONCE[0]), ONCE[1])
         (PrivateSelection(EMPTY, Logarithmic(3.42, maximum=2)), 2e-13),
         # What was left was nothing from one end and something from the other.
         (Repeated(10**9, Repeated(2970, ALONE)), 3.778378324384121e-06),
+        # What is chosen from had masses on the safe side of a cost, which sum to a half and to three.
+        (ThresholdSelection(PrivateSelection(EITHER, Geometric(17.4, maximum=50)), 0.0235), 2.8e-7),
     ],
 )
 def test_instances_that_once_were_none(event, level):

@@ -29,6 +29,8 @@ from privtune.accounting import (
     lower_bound,
 )
 from privtune.accounting import delta as dp_delta
+from privtune.accounting.orders import Instance
+from privtune.accounting.pmf import LossPmf
 from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.selection import Threshold, Tuner
 from tests.accounting.helpers import finite_pmf, steps
@@ -338,3 +340,33 @@ def test_the_threshold_is_evaluated_as_its_proof_says(first, second, stop):
         assert (between(bound._fail_p) >= stop * top * passing(top) * (1 - 1e-12)).all()
         assert (bound._pass_q > 0.0).all()
         assert (bound._fail_q >= 0.0).all()
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        Geometric(17.4, maximum=50),
+        Poisson(30, maximum=4),
+        Poisson(8, maximum=2000),
+        TruncatedNegativeBinomial(-0.9, 40, maximum=3000),
+        Logarithmic(5, maximum=1),
+        Binomial(6, 3.0, maximum=2),
+    ],
+)
+def test_masses_of_wide_outcomes_are_right_under_a_cap(law):
+    """What is chosen from once more needs both masses, not their safe side: φ summed, by hand."""
+    p, q = np.array([0.1, 0.25, 0.4, 0.25]), np.array([0.3, 0.45, 0.15, 0.1])
+    losses = np.log(p / q)
+    places = np.round(losses / 2e-3).astype(int)
+    masses = np.bincount(places - places.min(), p)
+    named = LossPmf(2e-3, int(places.min()), masses, 0.0)
+    instance = Instance(named, law, np.bincount(places - places.min(), q))
+    runs = np.arange(law.cap + 1)
+    weights = law.pmf(runs)
+    for order in np.array([[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]]):
+        for found, base in zip(
+            instance.tuned(order), (instance.p[order], instance.q[order]), strict=True
+        ):
+            ends = np.append(0.0, np.cumsum(base))
+            exact = np.diff([math.fsum(weights * min(end, 1.0) ** runs) for end in ends])
+            assert found == pytest.approx(exact, rel=3e-6, abs=1e-12)
