@@ -100,8 +100,10 @@ def _convex_across(values: Floats, zero: int, step: float) -> Floats:
     after = (values[zero + 1] - values[zero]) / math.expm1(step)
     if before <= after:
         return values
-    # Only where δ is not tiny: adding the kink costs the digits below 1e-16.
-    large = np.flatnonzero(values > 1e-10)
+    # Only where δ is not tiny: adding the kink costs the digits below 1e-16 of what it reaches.
+    large = np.flatnonzero(values > 1e-10 * -math.expm1(-zero * step))
+    if not large.size:
+        return values  # where a mass would be negative it is raised to 0
     first, last = int(large[0]), int(large[-1])
     kink = -np.expm1(np.minimum(np.arange(first, last + 1) - zero, 0) * step)
     values = values.copy()
