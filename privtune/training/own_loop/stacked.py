@@ -186,33 +186,33 @@ def groups_of(offers: Sequence[Offer]) -> list[list[Offer]]:
     return groups
 
 
-def train_stack(offers: Sequence[Offer]) -> list[Exception | None] | None:
+def train_stack(offers: Sequence[Offer]) -> list[Exception | None]:
     """Train loops that are alike from their first step to their last.
 
     Args:
         offers: Loops of one group.
 
     Returns:
-        What stopped each of them, None for those that took every step; None if a stack gains nothing
-        here, or cannot be made: then no sample was drawn, and each goes on by itself.
+        What stopped each of them, None for those that took every step. Nothing if a stack gains
+        nothing here, or cannot be made: then no sample was drawn, and each goes on by itself.
 
     Raises:
         Exception: Whatever stops the pass of all of them.
     """
     if len(offers) < 2:
-        return None
+        return []
     leader = offers[0].loop
     try:
         offers[0].use()
     except Exception:
-        return None  # by itself, it says so
+        return []  # by itself, it says so
     kernel = leader._kernel.batched
     if kernel is None:
-        return None
+        return []
     memory = memory_model(kernel, longest=longest_sample(leader.schedule))
     sizes = stack_sizes(kernel, memory, len(offers), stack=None)
     if max(sizes) < 2:
-        return None
+        return []
     left = iter(offers)
     found: list[Exception | None] = []
     for size in sizes:
