@@ -8,6 +8,7 @@ every check of them, made before and after each of its releases as where it is t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from privtune.training.mechanism.kernel import LossOf, same_fixed
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.own_loop.alike import UnsureError, program_of
 from privtune.training.own_loop.loop import Loop
+from privtune.training.own_loop.optimizer import in_one_piece
 
 __all__ = ["MEETING", "Offer", "groups_of", "held_bytes", "plain_modes", "train_stack"]
 
@@ -32,7 +34,8 @@ _STEPPING = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad,
     torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
 )  # fmt: skip
-"""Optimizers whose step runs no code of a user's and keeps nothing of a gradient but its numbers."""
+"""Optimizers whose step looks at every number by itself, runs no code of a user's, and keeps nothing of
+a gradient but its numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,23 +275,32 @@ class _Stack:
 
     def _by_optimizers(self) -> None:
         """Step every loop's own optimizer along its row of the release."""
-        clipping = _joined([loop._own.clipping for loop in self._loops if loop._own is not None])
-        multiplier = 0.0 if self._leader._own is None else self._leader._own.noise_multiplier
+        owns = [loop._own for loop in self._loops if loop._own is not None]
+        clipping = _joined([own.clipping for own in owns])
         flats = [loop._weights.flat for loop in self._loops]
+        release = torch.zeros_like(self._params)
 
         def step(row: int, loop: Loop) -> None:
-            if loop._own is not None:
-                loop._descend(loop._own, gradient[row])
+            loop.step_optimizer(owns[row])
             loop._close_step()
 
-        for _ in range(self._leader.schedule.steps):
-            if not self._each(lambda _, loop: loop.check()):
-                return
-            torch.stack(flats, out=self._params)
-            gradient = self._oracle.gradient(
-                self._oracle.sample(), self._params, clipping=clipping, noise_multiplier=multiplier
-            )
-            self._each(step)
+        with ExitStack() as stepping:
+            for own, loop, row in zip(owns, self._loops, release, strict=True):
+                params = loop._weights.params
+                stepping.enter_context(in_one_piece(own.optimizer, params, loop._weights.flat, row))
+            for _ in range(self._leader.schedule.steps):
+                if not self._each(lambda _, loop: loop.check()):
+                    return
+                torch.stack(flats, out=self._params)
+                release.copy_(
+                    self._oracle.gradient(
+                        self._oracle.sample(),
+                        self._params,
+                        clipping=clipping,
+                        noise_multiplier=owns[0].noise_multiplier,
+                    )
+                )
+                self._each(step)
 
     def _by_method(self) -> None:
         """Let the method step for all loops."""
