@@ -92,7 +92,9 @@ class _Seat:
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._running = self._over = False
         self._inside: _Globals | None = None
-        self._thread = threading.Thread(target=copy_context().run, args=(self._live,), daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._live,), name="privtune trial", daemon=True
+        )
 
     def go_on(self) -> None:
         """Let the trial run until it waits or ends."""
@@ -107,8 +109,11 @@ class _Seat:
                 self._go.release()
             self._back.acquire()
             self._running = False
-        finally:
             self._inside = _Globals.now()
+        except BaseException:  # Ctrl-C: the trial runs, and may hold the generator
+            self.end()
+            raise
+        finally:
             outside.put()
 
     def end(self) -> None:
