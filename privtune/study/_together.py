@@ -223,7 +223,10 @@ def _finish(seats: Sequence[_Seat], failed: list[Exception]) -> Iterator[TrialRe
     for group in groups_of([seat.offer for seat in seats if seat.offer]):
         # What runs between may have changed what a loss refers to: that trial begins anew.
         standing = [offer for offer in group if offer.stands()]
-        stopped = train_stack(standing)
+        try:
+            stopped = train_stack(standing)
+        except Exception as error:  # of them all: by itself, each shows whose it was
+            stopped = [error] * len(standing)
         for offer, error in zip(standing, stopped, strict=bool(stopped)):
             seat_of[id(offer)].answer = True if error is None else error
         for offer in group:

@@ -370,8 +370,7 @@ def test_who_leaves_the_round_early_leaves_no_thread() -> None:
 def test_what_waits_holds_no_more_memory_than_a_stack_may(
     monkeypatch: pytest.MonkeyPatch, stacks: list[int]
 ) -> None:
-    one = 8 * 4 * (6 * 8 + 8 + 8 * 3 + 3)
-    monkeypatch.setattr("privtune.training.engine.stacks.STACK_BYTES", int(2.5 * one))
+    monkeypatch.setattr(stacked, "held_bytes", lambda offers: len(offers) * 50 * 2**20)
     assert sorted(r.index for r in run(files(small), 6)) == list(range(6))
     assert stacks == [3, 3]
 
