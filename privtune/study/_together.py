@@ -227,8 +227,8 @@ def _finish(seats: Sequence[_Seat], failed: list[Exception]) -> Iterator[TrialRe
             stopped = train_stack(standing)
         except Exception as error:  # of them all: by itself, each shows whose it was
             stopped = [error] * len(standing)
-        for offer, error in zip(standing, stopped, strict=bool(stopped)):
-            seat_of[id(offer)].answer = True if error is None else error
+        for offer, why in zip(standing, stopped, strict=bool(stopped)):
+            seat_of[id(offer)].answer = True if why is None else why
         for offer in group:
             seat = seat_of[id(offer)]
             if offer in standing:

@@ -265,12 +265,14 @@ class PrivateTraining(Loop):
         self._watch_after(opened)
         return True
 
-    def _use(self, loss_of: LossOf) -> None:
-        """Take the loss of the next step; where it is another one, look at its records anew."""
-        if self._kernel.use(loss_of, self._refuse_foreign):
-            self._weights.check()
-            self._oracle.hold_to(self._kernel.facts(loss_of))
-            self._oracle.compute_at_once(self._physical or self._kernel.rows_at_once(self.schedule))
+    def _use(self, loss_of: LossOf) -> bool:
+        """Take the loss of the next step; say whether it is another one, whose records are looked at anew."""
+        if not self._kernel.use(loss_of, self._refuse_foreign):
+            return False
+        self._weights.check()
+        self._oracle.hold_to(self._kernel.facts(loss_of))
+        self._oracle.compute_at_once(self._physical or self._kernel.rows_at_once(self.schedule))
+        return True
 
     # Opacus' form, step(losses): the loop reads the batch and hands back its losses.
 

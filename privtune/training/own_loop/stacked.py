@@ -26,6 +26,7 @@ from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.own_loop.alike import UnsureError, program_of
 from privtune.training.own_loop.loop import Loop
 from privtune.training.own_loop.optimizer import in_one_piece
+from privtune.training.own_loop.weights import LoopError
 
 __all__ = ["MEETING", "Offer", "groups_of", "held_bytes", "plain_modes", "train_stack"]
 
@@ -46,7 +47,8 @@ class Offer:
         loop: The loop; no sample of it was drawn.
         loss_of: The loss of a record, as it was given.
         packed: The same of records as the kernel sees them.
-        use: Makes the loop's kernel of it, with the checks that a loop by itself makes.
+        use: Makes the loop's kernel of it, with the checks that a loop by itself makes; says whether it
+            is another one than before.
         program: What tells model and loss apart, as they were when the loop came here.
         data: Its records.
         held_bytes: What the loop holds in memory as long as it waits.
@@ -55,14 +57,14 @@ class Offer:
     loop: Loop
     loss_of: LossOf
     packed: LossOf
-    use: Callable[[], None]
+    use: Callable[[], bool]
     program: Hashable
     data: TensorData
     held_bytes: int
 
     @classmethod
     def of(
-        cls, loop: Loop, loss_of: LossOf, *, packed: LossOf, use: Callable[[], None]
+        cls, loop: Loop, loss_of: LossOf, *, packed: LossOf, use: Callable[[], bool]
     ) -> Offer | None:
         """Return a loop as one that may share a stack, or None for one that goes on by itself.
 
@@ -219,7 +221,7 @@ def train_stack(offers: Sequence[Offer]) -> list[Exception | None]:
     left = iter(offers)
     found: list[Exception | None] = []
     for size in sizes:
-        found += _Stack(leader, [next(left) for _ in range(size)], kernel).train()
+        found += _Stack(offers[0], [next(left) for _ in range(size)], kernel).train()
     return found
 
 
@@ -227,15 +229,16 @@ class _Stack:
     """Some loops that are trained together.
 
     Args:
-        leader: The loop whose kernel computes all passes; it need not be one of them.
+        first: The loop whose kernel computes all passes; it need not be one of them.
         offers: The loops.
         kernel: The leader's kernel.
     """
 
-    def __init__(self, leader: Loop, offers: Sequence[Offer], kernel: BatchedKernel) -> None:
+    def __init__(self, first: Offer, offers: Sequence[Offer], kernel: BatchedKernel) -> None:
+        leader = first.loop
         self._loops = [offer.loop for offer in offers]
         self._failed: list[Exception | None] = [None] * len(offers)
-        self._leader, self._kernel = leader, kernel
+        self._leader, self._use = leader, first.use
         self._oracle = StackOracle(
             leader.schedule,
             data=leader._oracle._data,
@@ -273,6 +276,16 @@ class _Stack:
                     self._failed[row] = error
         return any(error is None for error in self._failed)
 
+    def _ready(self) -> bool:
+        """Check every loop before a release; say whether any goes on.
+
+        Raises:
+            LoopError: If the program changes from step to step, as nothing in a stack may.
+        """
+        if self._use():
+            raise LoopError("The model or its loss changes itself, so it is trained by itself.")
+        return self._each(lambda _, loop: loop.check())
+
     def _by_optimizers(self) -> None:
         """Step every loop's own optimizer along its row of the release."""
         owns = [loop._own for loop in self._loops if loop._own is not None]
@@ -289,7 +302,7 @@ class _Stack:
                 params = loop._weights.params
                 stepping.enter_context(in_one_piece(own.optimizer, params, loop._weights.flat, row))
             for _ in range(self._leader.schedule.steps):
-                if not self._each(lambda _, loop: loop.check()):
+                if not self._ready():
                     return
                 torch.stack(flats, out=self._params)
                 release.copy_(
@@ -316,7 +329,7 @@ class _Stack:
             loop._close_step()
 
         for step in range(self._leader.schedule.steps):
-            if not self._each(lambda _, loop: loop.check()):
+            if not self._ready():
                 return
             if not level:
                 self._oracle.pace = self._params.new_tensor([each[step] for each in paces])

@@ -383,6 +383,26 @@ def test_what_fails_while_a_stack_is_made_is_left_to_each_loop() -> None:
     assert all(offer.loop.steps_taken == 0 for offer in offers)
 
 
+class Counting(nn.Module):
+    """A model that is another one at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        out: torch.Tensor = self.layer(x)
+        return out
+
+
+def test_a_model_that_changes_itself_is_not_trained_in_a_stack() -> None:
+    offers = [o for k in range(2) if (o := offered(start(k, build=Counting)))]
+    with pytest.raises(LoopError, match="changes itself"):
+        train_stack(offers)
+
+
 @pytest.mark.parametrize(
     "function",
     [
