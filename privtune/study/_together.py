@@ -160,10 +160,11 @@ class _Seat:
 def run_together(runs: Sequence[Callable[[], TrialResult]]) -> Iterator[TrialResult]:
     """Run trials, those whose loops are alike as stacks; yield each as soon as it is done.
 
-    A trial that fails after it has waited is run again by itself, from its start and on the same streams:
-    what failed may be that it met others (a model that is kept in a global variable, a number that
-    another trial has changed), and only what fails by itself, too, is its outcome. After a failure no
-    more trials are begun; those that wait go on to their ends.
+    A trial that fails is run again by itself, in the thread of whoever runs the round, from its start and
+    on the same streams: what failed may be that it met others (a model that is kept in a global variable,
+    a number that another trial has changed) or ran in another thread (signals, connections that belong to
+    a thread). Only what fails by itself, too, is its outcome. After a failure no more trials are begun;
+    those that wait go on to their ends.
 
     Args:
         runs: Each runs one trial.
@@ -242,16 +243,13 @@ def _outcome(seat: _Seat, failed: list[Exception]) -> Iterator[TrialResult]:
     if seat.error is None and seat.result is not None:
         yield seat.result
         return
-    error, waited, seat.offer = seat.error, seat.offer is not None, None
-    if isinstance(error, _EndedError) or (waited and isinstance(error, Exception)):
-        seat.error = None
+    error, seat.error, seat.offer = seat.error, None, None
+    if isinstance(error, Exception | _EndedError):
         try:
             result = seat.run()
         except Exception as again:
             failed.append(again)
             return
         yield result
-    elif isinstance(error, Exception):
-        failed.append(error)
     elif error is not None:
         raise error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import signal
 import sys
 import threading
 import types
@@ -245,7 +246,7 @@ def test_a_failure_stops_that_trial_alone(when: str, stacks: list[int]) -> None:
     found, error = until_error(files(objective), 4)
     assert isinstance(error, KeyError)
     if when == "before":  # no more trials are begun, as one by one
-        assert (found, calls, stacks) == ([0, 1], [0, 1, 2], [2])
+        assert (found, calls, stacks) == ([0, 1], [0, 1, 2, 2], [2])
     else:
         assert (found, calls, stacks) == ([0, 1, 3], [0, 1, 2, 3, 2], [4])
 
@@ -264,6 +265,22 @@ def test_trials_that_share_an_object_are_run_again_by_themselves() -> None:
     alone = {r.index: r.weights for r in run(files(objective, stack=1), 3)}
     for number, weights in alone.items():
         torch.testing.assert_close(together[number], weights, rtol=1e-4, atol=1e-5)
+
+
+def test_what_belongs_to_the_thread_of_the_round_is_run_there() -> None:
+    """Handlers of signals, connections: what no other thread may touch worked before there were threads."""
+    calls: list[bool] = []
+
+    def objective(trial: privtune.Trial) -> float:
+        calls.append(threading.current_thread() is threading.main_thread())
+        before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        score = small(trial)
+        signal.signal(signal.SIGUSR1, before)
+        return score
+
+    found = list(run(files(objective), 3))
+    assert [result.index for result in found] == [0, 1, 2]
+    assert calls == [False, True] * 3
 
 
 TEMPERATURE = 1.0
