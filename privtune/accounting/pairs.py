@@ -35,10 +35,7 @@ THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _ATOMS = 1280  # of the lattice on which the rearrangement is computed for a composition
 _POINTS, _FEW = 35, 5  # at which it is, from 0 to where the envelope is as good
 _LOOKS = 16  # at which that is looked for
-_CELLS, _FEW = (
-    512,
-    5,
-)  # with more cells of levels than so many it is at fewer, and at least at so many
+_CELLS = 512  # with more cells of levels than so many the first of these numbers falls
 _SHARE = 4  # parts of the ε axis for which one price is chosen
 _LEAST_DELTA = 1e-12  # down to which it is
 
