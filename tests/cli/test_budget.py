@@ -21,7 +21,7 @@ TRAINING = {
     "event": {
         "type": "poisson_sampled",
         "rate": 0.0043,
-        "event": {"type": "gaussian", "noise_multiplier": 1.1},
+        "event": {"type": "gaussian", "noise_multiplier": 1.08},
     },
 }
 SELECTION = {
@@ -143,7 +143,7 @@ def test_charge_refuse_and_say_what_fits(cli: Cli, budget: str, event: str, sele
     assert (charged["id"], charged["state"], charged["basis"]) == ("b-1", "started", "declared")
     done = cli("budget", "charge", "b", selection, "--note", "second")
     assert (done.code, done.out) == (1, "")
-    assert "asks for ε = 1.4 on its own" in done.err
+    assert "asks for ε = 1.44 on its own" in done.err
     assert "a DP-SGD training with q = 0.0043, T = 2340 from σ ≥ " in done.err
     assert "a selection of mean 10 over it from σ ≥ " in done.err
     assert len(document(cli, "budget", "charges", "b")) == 1
@@ -158,7 +158,7 @@ def test_what_is_said_to_fit_fits(
     for sigma, base in zip(sigmas, (TRAINING, SELECTION), strict=True):
         for factor, code in ((0.97, 1), (1.0, 0)):
             path = tmp_path / "again.json"
-            path.write_text(json.dumps(base).replace("1.1", str(sigma * factor)))
+            path.write_text(json.dumps(base).replace("1.08", str(sigma * factor)))
             storage = f"sqlite:///{tmp_path}/{sigma}-{factor}.db"
             cli("budget", "create", "b", "--epsilon", "2", "--delta", "1e-5", "--storage", storage)
             cli("budget", "charge", "b", event, "--note", "first", "--storage", storage)
