@@ -106,11 +106,17 @@ class Stages:
     @cached_property
     def _step(self) -> float:
         """The step of the lattice of losses, so that all of them together have so many places."""
-        spans = [_range(self.fixed)]
-        for stage in self.choices:
+        spans = {}
+        for stage in self._different.values():
             ends = [_range(outcomes) for outcomes in stage]
-            spans.append((min(low for low, _ in ends), max(high for _, high in ends)))
-        return max(sum(high - low for low, high in spans) / _POINTS, 1e-9)
+            spans[id(stage)] = max(high for _, high in ends) - min(low for low, _ in ends)
+        low, high = _range(self.fixed)
+        return max((high - low + sum(spans[id(each)] for each in self.choices)) / _POINTS, 1e-9)
+
+    @cached_property
+    def _different(self) -> dict[int, Sequence[Outcomes]]:
+        """Stages of one event share a list of instances: each list once, by its identity."""
+        return {id(stage): stage for stage in self.choices}
 
     @cached_property
     def _first(self) -> _Placed:
@@ -118,9 +124,7 @@ class Stages:
 
     @cached_property
     def _placed(self) -> list[list[_Placed]]:
-        # Stages of one event share a list of instances; each is placed once.
-        known = {id(stage): stage for stage in self.choices}
-        placed = {key: [_Placed.of(o, self._step) for o in s] for key, s in known.items()}
+        placed = {key: [_Placed.of(o, self._step) for o in s] for key, s in self._different.items()}
         return [placed[id(stage)] for stage in self.choices]
 
     @cached_property

@@ -58,7 +58,6 @@ def test_decisions_are_as_good_as_the_best_of_all(law):
         stages = Stages(composition([]), [stage, stage])
         for epsilon in POINTS:
             best = best_by_hand(orders, orders, epsilon)
-            # δ at negative ε is asked for by its definition: `Outcomes.delta` takes the difference.
             found = stages.decided(epsilon).delta(epsilon)
             assert found <= best * (1.0 + 1e-9)
             assert found >= best * 0.995 - 1e-6

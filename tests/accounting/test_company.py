@@ -14,7 +14,7 @@ from privtune.accounting.selection import Tuner
 from tests.accounting.helpers import finite_pmf, steps
 
 DELTA = 1e-5
-BASE = steps(0.01, 1.0, 300)
+BASE = steps(0.01, 1.0, 1000)
 
 
 def tuned_profile(p, q, order, law, points):
@@ -71,10 +71,9 @@ def test_it_is_below_the_envelope_and_above_an_instance():
 )
 def test_selections_in_company_stay_near_an_instance(law, beside, three, ten):
     """Three selections, ten, one and a training: above what some mechanism costs, and not by much."""
-    base = steps(0.01, 1.0, 1000)
-    chosen = PrivateSelection(base, law)
+    chosen = PrivateSelection(BASE, law)
     events = {
-        Composed([chosen, base]): beside,
+        Composed([chosen, BASE]): beside,
         Repeated(3, chosen): three,
         Repeated(10, chosen): ten,
     }
