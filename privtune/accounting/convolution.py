@@ -106,13 +106,12 @@ def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> Los
     def upper(theta: float) -> float:
         return _log_moment(parts, theta)
 
-    def lower(theta: float) -> float:
-        return _log_moment(parts, -1.0 - theta)
-
+    if upper(0.0) <= -_TAIL:
+        return LossPmf(step, 0, np.zeros(1), 1.0)
     start = math.sqrt(2.0 * _TAIL / max(_variance(parts), 1e-12))
     most = _NEGLIGIBLE / step  # a larger tilt leaves nothing of an atom beside the next one
     top, theta = _chernoff(upper, start, _TAIL, most)
-    bottom, _ = _chernoff(lower, start, _TAIL, most)
+    bottom, rest = _bottom(parts, start, most)
     _, theta = _chernoff(upper, theta, _TILT, most)
     # A measure tilted to the far tail reaches further up than P itself.
     top += _STRETCH * (top - sum(count * pmf.mean for pmf, count in parts))
@@ -132,9 +131,23 @@ def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> Los
     infinite = -math.expm1(log_finite)
     if high < origin + reach:
         infinite += math.exp(-_TAIL)
-    if low > origin:  # Q(loss < low) <= exp(-60), hence P(loss < low) <= exp(low - 60): raise it
-        masses[0] += math.exp(min(low * step, 0.0) - _TAIL)
+    if low > origin:
+        masses[0] += rest
     return LossPmf(step, low, np.minimum(masses, 1.0), min(infinite, 1.0))
+
+
+def _bottom(
+    parts: Sequence[tuple[LossPmf, int]], start: float, most: float
+) -> tuple[float, float]:
+    """Return minus a loss, and the most P-mass that lies below it."""
+    # Q(loss < x) <= exp(-60), hence P(loss < x) <= exp(x - 60).
+    if _log_moment(parts, -1.0) > -_TAIL:
+        bottom, _ = _chernoff(lambda theta: _log_moment(parts, -1.0 - theta), start, _TAIL, most)
+        if bottom >= 0.0:
+            return bottom, math.exp(-_TAIL - bottom)
+    # Of Q hardly anything has a loss: P itself tells where it begins.
+    bottom, _ = _chernoff(lambda theta: _log_moment(parts, -theta), start, _TAIL, most)
+    return bottom, math.exp(-_TAIL)
 
 
 def _is_negligible(noise: Floats, masses: Floats) -> bool:

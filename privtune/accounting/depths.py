@@ -7,7 +7,7 @@ says why the bound that is read from them is valid.
 from __future__ import annotations
 
 import copy
-from functools import cached_property
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,27 +65,29 @@ class Items:
         cells: The cells of levels.
         taken: The most Q-mass that may be above, of each item.
         depth: The P-mass that is above, of each item.
+        priced: Whether levels may have a price.
     """
 
-    def __init__(self, cells: Cells, taken: Floats, depth: Floats) -> None:
-        self.cells = cells
-        self.heights = list(cells.below(taken, depth))
-        self.top = [cells.runs.pgf_derivative(end) for end in self.heights]
+    def __init__(self, cells: Cells, taken: Floats, depth: Floats, *, priced: bool) -> None:
+        self.cells, self.size = cells, taken.size
+        ends, slope = cells.below(taken, depth), cells.runs.pgf_derivative
+        self.top = [slope(end) for end in ends]
+        # φ' at the least level at which F is what it is here.
+        self.least = [slope(np.interp(end, cells.roc, cells.level)) for end in ends if priced]
 
-    def replaced(self, kept: NDArray[np.bool_], more: Items) -> Items:
-        """Return the kept items and more of them."""
-        both = copy.copy(self)
-        for name in ("heights", "top", "least"):
-            pairs = zip(getattr(self, name), getattr(more, name), strict=True)
-            setattr(both, name, [np.concatenate([a[kept], b]) for a, b in pairs])
-        return both
-
-    @cached_property
-    def least(self) -> list[Floats]:
-        """φ' at the least level at which F is what it is here."""
-        cells = self.cells
-        levels = (np.interp(end, cells.roc, cells.level) for end in self.heights)
-        return [cells.runs.pgf_derivative(end) for end in levels]
+    @classmethod
+    def chosen(cls, parts: Sequence[Items], numbers: Indices) -> Items:
+        """Return some items of several parts: those of these numbers, which ascend through all parts."""
+        ends = np.cumsum([part.size for part in parts])
+        cuts = np.split(numbers, np.searchsorted(numbers, ends[:-1]))
+        places = [cut - (end - part.size) for cut, end, part in zip(cuts, ends, parts, strict=True)]
+        found = copy.copy(parts[0])
+        found.size = numbers.size
+        for name in ("top", "least"):
+            sides = zip(*(getattr(part, name) for part in parts), strict=True)
+            rows = [[a[i] for a, i in zip(side, places, strict=True)] for side in sides]
+            setattr(found, name, [np.concatenate(each) for each in rows])
+        return found
 
     def pay(self, z: Floats, price: float | None) -> Floats:
         """Return what an outcome of each item pays at most, per unit of its P-mass.

@@ -33,10 +33,7 @@ Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _ATOMS = 1280  # of the lattice on which the rearrangement is computed for a composition
-_POINTS, _FEW = 35, 5  # at which it is, from 0 to where the envelope is as good
 _LOOKS = 16  # at which that is looked for
-_CELLS = 512  # with more cells of levels than so many the first of these numbers falls
-_SHARE = 4  # parts of the ε axis for which one price is chosen
 _LEAST_DELTA = 1e-12  # down to which it is
 
 
@@ -159,7 +156,7 @@ def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
         return table
     base = tuner.base
     few = base.coarsen(math.ceil(base.masses.size / _ATOMS))
-    bound = Rearranged(Tuner(few, tuner.runs), _SHARE)
+    bound = Rearranged(Tuner(few, tuner.runs))
     last = min(int(np.searchsorted(-table.values, -_LEAST_DELTA)), table.size)
     looks = np.linspace(0, last, _LOOKS + 1).astype(np.int64)
     matters = [look for look in looks if bound.matters(table.step * float(look))]
@@ -167,9 +164,9 @@ def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
         return table
     # Beyond the last that matters the chord to the next look ends, and the envelope stays.
     end = looks[min(int(np.searchsorted(looks, matters[-1])) + 1, _LOOKS)]
-    points = int(_POINTS * min(_CELLS / bound.size(table.step * float(end)), 1.0)) + _FEW
+    points = bound.worth(table.step * float(end))
     places = np.unique(np.linspace(0, end, points).astype(np.int64))
-    exact = np.array([bound.delta(table.step * float(place)) for place in places])
+    exact = bound.deltas(table.step * places.astype(np.float64))
     values = under_chords(table.values, places, np.minimum(exact, table.values[places]), table.step)
     return Table(table.step, np.minimum.accumulate(values))
 

@@ -11,14 +11,16 @@ large, and for a fixed number of runs; elsewhere it equals the envelope.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privtune.accounting.depths import Cells, Items, divided
-from privtune.accounting.selection import ROUNDING, Tuner
+from privtune.accounting.blocks import Blocks, Ranked
+from privtune.accounting.depths import Cells, divided
+from privtune.accounting.selection import Tuner
 
 __all__ = ["Rearranged"]
 
@@ -41,159 +43,12 @@ _WIDE = 2.0  # cells for the choice of a price
 _GAIN = 0.15  # of what an outcome keeps of φ', what a cell of levels may change
 _WORTH = 0.01  # of δ; below it the depth does not matter
 _RIVAL = 1.3  # with few blocks; with more the order may be another
-_TOLERANCE = 5e-4
 _NEAR = 0.93  # of the envelope's ε; there the price is chosen
-_ROUNDS = 12
 _PART = math.log(1.1)  # of the ε axis, for which one price and one set of blocks are chosen
 _LEAST_PART = 0.02  # below it parts are of one width
-
-
-class _Bound:
-    """The bound with one division into blocks, and one price or none; any are valid.
-
-    Args:
-        rearranged: The outcomes.
-        cells: The cells of levels.
-        marks: Ends of blocks of outcomes, the first of them 0; what comes after has no depth.
-        priced: Whether levels have a price that the others cannot exceed; else those pay what the
-            envelope charges.
-    """
-
-    def __init__(
-        self, rearranged: Rearranged, cells: Cells, marks: Indices, *, priced: bool
-    ) -> None:
-        self.rearranged, self.cells, self.marks, self.priced = rearranged, cells, marks, priced
-        count = marks.size - 1
-        blocks = np.arange(count)
-        self.own = self._items(blocks, blocks + 1)
-        # The losses below those of a block that may be at its depth are one group as yet.
-        self.block, self.first, self.last = blocks[:-1], blocks[1:], np.full(count - 1, count)
-        self.lower = self._items(self.block, self.last)
-        # What a block's own losses pay is convex in z: chords between three of them lie above it.
-        self.points = np.column_stack(
-            [marks[:-1], (marks[:-1] + marks[1:] - 1) // 2, marks[1:] - 1]
-        )
-        self.weights = self._weights()
-
-    def _items(self, block: Indices, last: Indices) -> Items:
-        depth, level = self.rearranged.depth, self.rearranged.level
-        above, end = depth[self.marks[block]], self.marks[last]
-        # The most Q-mass that what is above may have lies right above the group's last loss.
-        taken = level[end] - np.interp(depth[end] - above, depth, level)
-        return Items(self.cells, taken, above - self.rearranged.excess)
-
-    def _weights(self) -> Floats:
-        """Return the P-mass that each point of a block stands for."""
-        weights = np.zeros(self.points.shape)
-        losses, count = self.rearranged.losses, int(self.marks[-1])
-        block = np.repeat(np.arange(self.points.shape[0]), np.diff(self.marks))
-        half = (np.arange(count) > self.points[block, 1]).astype(np.int64)
-        start, end = losses[self.points[block, half]], losses[self.points[block, half + 1]]
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            share = np.expm1(start - losses[:count]) / np.expm1(start - end)
-        share = np.where(start > end, np.minimum(share, 1.0), 0.0)
-        masses = self.rearranged.masses[:count]
-        np.add.at(weights, (block, half), masses * (1.0 - share))
-        np.add.at(weights, (block, half + 1), masses * share)
-        return weights
-
-    def _z(self, epsilon: float, atoms: Indices) -> Floats:
-        return np.exp(np.minimum(epsilon - self.rearranged.losses[atoms], 700.0))
-
-    def _price(self, epsilon: float) -> float | None:
-        """Return z of the largest loss that pays the price of its level, if any does."""
-        end = self.marks[-1]
-        if not self.priced or end == self.rearranged.losses.size:
-            return None
-        return float(self._z(epsilon, end))
-
-    def _pays(self, epsilon: float) -> tuple[Floats, Floats]:
-        """Return what points of blocks, and groups, pay at most, per unit of P-mass."""
-        price = self._price(epsilon)
-        own = self.own.pay(self._z(epsilon, self.points), price)
-        return own, self._pay(epsilon, self.lower, self.first)
-
-    def _pay(self, epsilon: float, items: Items, first: Indices) -> Floats:
-        """Return what groups that begin with these blocks pay at most, per unit of P-mass."""
-        z = self._z(epsilon, self.marks[first])
-        return items.pay(z[:, None], self._price(epsilon))[:, 0]
-
-    def _paid(self, own: Floats, lower: Floats) -> Floats:
-        """Return what points of blocks pay at most, whatever loss is at their depth."""
-        most = np.zeros(own.shape[0])
-        np.maximum.at(most, self.block, lower)
-        return np.maximum(own, most[:, None])
-
-    def delta(self, epsilon: float) -> float:
-        """Return the bound on δ(ε), for ε >= 0."""
-        total = float((self.weights * self._paid(*self._pays(epsilon))).sum())
-        price = self._price(epsilon)
-        if price is not None:
-            total += self.cells.charged(price)
-        elif not self.priced:
-            total += float(self.rearranged.charged(epsilon)[self.marks[-1] :].sum())
-        return min(total + self.rearranged.at_infinity, 1.0)
-
-    def sharpened(self, epsilon: float, turns: int) -> _Bound:
-        """Halve the groups that pay most at their depth, a few times; return the bound."""
-        own, pay = self._pays(epsilon)
-        for _ in range(turns):
-            most = self._paid(own, pay)[:, 0]
-            halved = (pay >= most[self.block]) & (self.last - self.first > 1)
-            if not halved.any():
-                break
-            middle = (self.first[halved] + self.last[halved]) // 2
-            block = np.tile(self.block[halved], 2)
-            first = np.append(self.first[halved], middle)
-            last = np.append(middle, self.last[halved])
-            more = self._items(block, last)
-            self.lower = self.lower.replaced(~halved, more)
-            self.block = np.append(self.block[~halved], block)
-            self.first = np.append(self.first[~halved], first)
-            self.last = np.append(self.last[~halved], last)
-            pay = np.append(pay[~halved], self._pay(epsilon, more, first))
-        return self
-
-    def refined(self, epsilon: float, number: int) -> Indices:
-        """Return ends of about so many blocks, small where what is paid falls with the depth.
-
-        What a depth taken at the beginning of each block adds is least with blocks in proportion to
-        the root of mass times fall.
-        """
-        depth = self.rearranged.depth
-        paid = self._paid(*self._pays(epsilon))[:, 0]
-        fall = np.maximum(-np.diff(paid, append=0.0), 0.0)
-        error = np.sqrt(fall * np.diff(depth[self.marks]))
-        pieces = np.ceil(number * error / max(float(error.sum()), 1e-300)).astype(np.int64)
-        return divided(self.marks, np.maximum(pieces, 1), depth)
-
-    def epsilon(self, delta: float, start: float, near: float) -> float:
-        """Return an ε of at most `start` at which the bound is at most delta, or `start`."""
-
-        def excess(point: float) -> float:
-            return math.log(max(self.delta(point), 1e-300) / delta)
-
-        high, low, place, last = start, 0.0, near, excess(near)
-        high, low = (place, low) if last <= 0.0 else (high, place)
-        slope = -max(2.0, math.log(1.0 / delta)) / max(start, 1e-3)
-        for _ in range(_ROUNDS):
-            # log δ is nearly a line in ε; aim a little to the safe side of its root.
-            point = place - last / slope + 0.3 * _TOLERANCE * high
-            if not low < point < high:
-                point = 0.5 * (low + high)
-            value = excess(point)
-            if abs(point - place) > 1e-9 * high and (value - last) * (point - place) < 0.0:
-                slope = (value - last) / (point - place)
-            place, last = point, value
-            if value <= 0.0:
-                high = point
-                if -value < -slope * _TOLERANCE * high:
-                    break
-            else:
-                low = point
-            if high - low < _TOLERANCE * high:
-                break
-        return high
+_CHOICES = 3  # of a price, for answers at many ε
+_POINTS, _FEW = 20, 4  # at how many ε it is worth its time
+_CELLS = 512  # with more cells of levels than so many the first of these numbers falls
 
 
 class Rearranged:
@@ -201,48 +56,32 @@ class Rearranged:
 
     Args:
         tuner: The envelope bound in the same direction.
-        share: How many parts of the ε axis share the choice of a price.
     """
 
-    def __init__(self, tuner: Tuner, share: int = 1) -> None:
-        self.tuner, self.share = tuner, share
-        base = tuner.base
-        self.losses, self.masses = base.losses[::-1], base.masses[::-1]
-        with np.errstate(over="ignore", divide="ignore"):
-            without = np.exp(np.log(self.masses) - self.losses)
-        # The P-mass and the Q-mass of the outcomes of larger loss.
-        self.depth = np.concatenate([[0.0], np.cumsum(self.masses)])
-        self.level = np.concatenate([[0.0], np.cumsum(without)])
-        # Masses that rounding raised count in a depth as in F, except where F stops at 1.
-        self.excess = max(float(self.depth[-1]) + base.infinite - 1.0, 0.0) + ROUNDING
-        self.at_infinity = float(tuner.runs.pgf_derivative(1.0)) * base.infinite
+    def __init__(self, tuner: Tuner) -> None:
+        self.tuner, self.ranked = tuner, Ranked(tuner)
         self._cut: dict[float, Cells] = {}
-        self._guess: dict[int, tuple[_Bound, Indices]] = {}
-        self._rough: dict[int, _Bound] = {}
-        self._exact: dict[int, _Bound] = {}
-
-    def charged(self, epsilon: float) -> Floats:
-        """Return what each outcome pays under the envelope."""
-        z = np.exp(np.minimum(epsilon - self.losses, 700.0))
-        return np.asarray(self.masses * self.tuner.support(z))
+        self._guess: dict[int, tuple[Blocks, Indices]] = {}
+        self._rough: dict[int, Blocks] = {}
+        self._exact: dict[int, Blocks] = {}
 
     def _best(self, epsilon: float, paying: NDArray[np.bool_]) -> Floats:
         """Return F at the levels at which outcomes pay most under the envelope."""
-        z = np.exp(np.minimum(epsilon - self.losses[paying], 700.0))
+        z = np.exp(np.minimum(epsilon - self.ranked.losses[paying], 700.0))
         return np.interp(self.tuner.best_level(z), *self.tuner.levels)
 
     def matters(self, epsilon: float) -> bool:
         """Whether the bound can be below the envelope by more than a percent of δ at this ε."""
-        paid = self.charged(epsilon)
+        paid = self.ranked.charged(epsilon)
         paying = paid > 0.0
         # To first order an outcome at depth m pays m φ''(F) less, at the level that it likes best.
         slope = self.tuner.runs.pgf_second_derivative(self._best(epsilon, paying))
-        lost = (self.masses[paying] * self.depth[:-1][paying]) @ slope
+        lost = (self.ranked.masses[paying] * self.ranked.depth[:-1][paying]) @ slope
         return float(lost) > _WORTH * float(paid.sum())
 
-    def size(self, epsilon: float) -> int:
-        """Return the number of cells of levels near this ε: what an answer takes grows with it."""
-        return int(self._cells(epsilon).level.size)
+    def worth(self, epsilon: float) -> int:
+        """Return how many answers up to this ε are worth their time, which grows with the cells."""
+        return int(_POINTS * min(_CELLS / self._cells(epsilon).level.size, 1.0)) + _FEW
 
     def delta(self, epsilon: float, least: float = 0.0) -> float:
         """Return the bound on δ(ε).
@@ -256,6 +95,20 @@ class Rearranged:
         if value > least:
             value = min(value, self._ended(place).delta(epsilon))
         return max(value, least)
+
+    def deltas(self, epsilons: Floats) -> Floats:
+        """Return the bound on δ(ε) at many ε, which ascend; prices are chosen at few of them."""
+        chosen = [_place(float(e)) for e in np.linspace(epsilons[0], epsilons[-1], _CHOICES)]
+        for place in {_place(float(e)) for e in epsilons} - self._rough.keys() - set(chosen):
+            after, epsilon = bisect_left(chosen, place), _middle(place)
+            around = [self._begun(one) for one in chosen[max(after - 1, 0) : after + 1]]
+            # Blocks for another ε would be compared badly: first each gets its own.
+            anew = [
+                self._few(epsilon, one.refined(epsilon, _BLOCKS[0]), one.end, priced=one.priced)
+                for one in around
+            ]
+            self._rough[place] = min(anew, key=lambda bound: bound.delta(epsilon))
+        return np.array([self.delta(float(epsilon)) for epsilon in epsilons])
 
     def epsilon(self, delta: float, start: float, least: float = 0.0) -> float:
         """Return an ε at which the bound is at most delta.
@@ -283,9 +136,11 @@ class Rearranged:
 
     def _cells(self, epsilon: float, wider: float = 1.0) -> Cells:
         """Return cells of levels which what is gained near this ε can be told in."""
-        paid = self.charged(epsilon)
+        paid = self.ranked.charged(epsilon)
         paying = paid > 0.0
-        whole = self.masses[paying] @ self.tuner.runs.pgf_derivative(self._best(epsilon, paying))
+        whole = self.ranked.masses[paying] @ self.tuner.runs.pgf_derivative(
+            self._best(epsilon, paying)
+        )
         gained = float(paid.sum()) / max(float(whole), 1e-300)
         # What a cell changes is of second order in its width, and of more where little is gained.
         power = math.floor(math.log2(max(min(gained / _GAIN, 1.0), 1e-6)))
@@ -294,37 +149,36 @@ class Rearranged:
             self._cut[width] = Cells(self.tuner, width)
         return self._cut[width]
 
-    def _begun(self, place: int) -> _Bound:
+    def _begun(self, place: int) -> Blocks:
         """Return the best of some bounds near an ε, with few blocks and wide cells."""
-        place = self.share * round(place / self.share)
         if place not in self._rough:
             self._rough[place] = self._choose(place)
         return self._rough[place]
 
-    def _ended(self, place: int) -> _Bound:
+    def _ended(self, place: int) -> Blocks:
         """Return the bound with the same price, many blocks and narrow cells."""
         if place not in self._exact:
             begun, epsilon = self._begun(place), _middle(place)
             marks = begun.refined(epsilon, _LAST)
-            bound = _Bound(self, self._cells(epsilon), marks, priced=begun.priced)
+            bound = Blocks(self.ranked, self._cells(epsilon), marks, priced=begun.priced)
             self._exact[place] = bound.sharpened(epsilon, _TURNS[1])
         return self._exact[place]
 
-    def _guessed(self, place: int) -> tuple[_Bound, Indices]:
+    def _guessed(self, place: int) -> tuple[Blocks, Indices]:
         """Return the bound with the usual price near an ε, and blocks to choose another one with."""
         if place not in self._guess:
             epsilon = _middle(place)
-            paid = self.charged(epsilon)
+            paid = self.ranked.charged(epsilon)
             last = int(np.flatnonzero(paid > 0.0)[-1]) + 1 if paid.any() else 1
-            end = int(np.searchsorted(self.depth, _SHARES[_USUAL] * self.depth[-1]))
+            end = int(np.searchsorted(self.ranked.depth, _SHARES[_USUAL] * self.ranked.depth[-1]))
             end = min(max(end, 1), last)
             parts = np.arange(_FIRST) / _FIRST
-            sums = (np.cumsum(paid[:last]), self.depth[1 : last + 1])
+            sums = (np.cumsum(paid[:last]), self.ranked.depth[1 : last + 1])
             starts = np.concatenate(
                 [np.searchsorted(one, one[-1] * parts, "right") for one in sums]
             )
             marks = np.unique(np.concatenate([[0, last], np.minimum(starts, last)]))
-            rest = divided(np.array([end, last]), np.array([_REST]), self.depth)
+            rest = divided(np.array([end, last]), np.array([_REST]), self.ranked.depth)
             bound = self._few(epsilon, marks, end, priced=True)
             for number in _BLOCKS:
                 marks = bound.refined(epsilon, number)
@@ -332,21 +186,21 @@ class Rearranged:
             self._guess[place] = bound, np.union1d(marks, rest)
         return self._guess[place]
 
-    def _few(self, epsilon: float, marks: Indices, end: int, *, priced: bool) -> _Bound:
+    def _few(self, epsilon: float, marks: Indices, end: int, *, priced: bool) -> Blocks:
         """Return the bound with blocks of these marks up to an end, and wide cells."""
         kept = np.append(marks[marks < end], end)
-        bound = _Bound(self, self._cells(epsilon, _WIDE), kept, priced=priced)
+        bound = Blocks(self.ranked, self._cells(epsilon, _WIDE), kept, priced=priced)
         return bound.sharpened(epsilon, _TURNS[0])
 
-    def _choose(self, place: int) -> _Bound:
+    def _choose(self, place: int) -> Blocks:
         epsilon, marks = _middle(place), self._guessed(place)[1]
-        by_pay = np.append(0.0, np.cumsum(self.charged(epsilon)))
+        by_pay = np.append(0.0, np.cumsum(self.ranked.charged(epsilon)))
 
-        def bound(sums: Floats, share: float, *, priced: bool) -> _Bound:
+        def bound(sums: Floats, share: float, *, priced: bool) -> Blocks:
             end = int(np.searchsorted(sums, share * sums[-1]))
             return self._few(epsilon, marks, min(max(end, 1), int(marks[-1])), priced=priced)
 
-        value, best = _least(partial(bound, self.depth, priced=True), _SHARES, epsilon)
+        value, best = _least(partial(bound, self.ranked.depth, priced=True), _SHARES, epsilon)
         other = bound(by_pay, _PAID[_USUAL], priced=False)
         if other.delta(epsilon) < _RIVAL * value:
             found = _least(partial(bound, by_pay, priced=False), _PAID, epsilon)
@@ -355,11 +209,11 @@ class Rearranged:
 
 
 def _least(
-    bound: Callable[[float], _Bound], shares: tuple[float, ...], epsilon: float
-) -> tuple[float, _Bound]:
+    bound: Callable[[float], Blocks], shares: tuple[float, ...], epsilon: float
+) -> tuple[float, Blocks]:
     """Return the least δ of bounds by share, by going down from the usual one, and its bound."""
 
-    def tried(share: float) -> tuple[float, _Bound]:
+    def tried(share: float) -> tuple[float, Blocks]:
         found = bound(share)
         return found.delta(epsilon), found
 

@@ -130,8 +130,12 @@ class NegativeBinomial(RunLaw):
     def _reach(self, x: Floats) -> Floats:
         """Return `-log(1 - (1-γ) x)`, exact where γ is tiny and where it is nearly 1."""
         if self.log_gamma < -0.7:
-            return np.asarray(-np.log((1.0 - x) + self.gamma * x))
+            return np.asarray(-np.log(self._rest(x)))
         return np.asarray(-np.log1p(math.expm1(self.log_gamma) * x))
+
+    def _rest(self, x: Floats) -> Floats:
+        """Return `1 - (1-γ) x`, exact where γ is tiny, too."""
+        return np.asarray((1.0 - x) + self.gamma * x)
 
     def _pgf(self, x: Floats) -> Floats:
         shape, whole = self.shape_parameter, -self.log_gamma
@@ -149,15 +153,16 @@ class NegativeBinomial(RunLaw):
         if log_gamma == 0.0:
             return np.ones_like(x)
         log_value = _log_scale(shape, log_gamma) + _log_rest(log_gamma)
+        if shape in (0.0, 1.0):  # no logarithm of each point: this is asked for often
+            return np.asarray(math.exp(log_value) * (1.0 / self._rest(x)) ** (shape + 1.0))
         return np.asarray(np.exp(log_value + (shape + 1.0) * self._reach(x)))
 
     def _below(self, x: Floats, most: int, order: int) -> Floats:
-        # The terms of φ^(j) are those of (1 - s)^-(η+j) with s = (1-γ) x.
-        rest = (1.0 - x) + self.gamma * x  # 1 - s
-        return np.asarray(special.betainc(self.shape_parameter + order, most + 1.0, rest))
+        # The terms of φ^(j) are those of (1 - s)^-(η+j) with s = (1-γ) x, and `_rest` is 1 - s.
+        return np.asarray(special.betainc(self.shape_parameter + order, most + 1.0, self._rest(x)))
 
     def _pgf_second(self, x: Floats) -> Floats:
-        ratio = -(self.shape_parameter + 1.0) * math.expm1(self.log_gamma) * np.exp(self._reach(x))
+        ratio = -(self.shape_parameter + 1.0) * math.expm1(self.log_gamma) / self._rest(x)
         return np.asarray(self._pgf_derivative(x) * ratio)
 
 

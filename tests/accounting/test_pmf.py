@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy import signal
+from scipy import signal, stats
 
 from privtune.accounting import convolution
 from privtune.accounting.convolution import compose
@@ -81,6 +81,32 @@ def test_bounded_losses_keep_all_their_mass(step, scale, count):
     expected = direct[start : start + ours.masses.size]
     assert (ours.masses >= expected * (1 - 1e-9) - 1e-15).all()
     assert ours.masses.sum() + ours.infinite == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "rare", "count"),
+    [(54.0, 55.5, 2e-3, 1), (50.0, 59.0, 3e-5, 1), (70.0, 200.0, 0.5, 2), (0.7, 2.0, 0.4, 110)],
+)
+def test_where_all_losses_are_large_no_mass_is_lost(low, high, rare, count):
+    """So little of Q may have a loss that it cannot say where P begins."""
+    step = 0.1
+    masses = np.zeros(round((high - low) / step) + 1)
+    masses[0], masses[-1] = rare, 1.0 - rare
+    pmf = LossPmf(step, round(low / step), masses, 0.0)
+    nothing = LossPmf(step, 0, np.ones(1), 0.0)
+    found = compose([(pmf, count), (nothing, 1)])
+    many = np.arange(count + 1)
+    losses = low * many + high * (count - many)
+    exact = stats.binom.pmf(many, count, rare)
+    points = np.linspace(0.0, losses.max(), 40)
+    gaps = -np.expm1(np.minimum(points[:, None] - losses, 0.0)) @ exact
+    assert (found.delta(points) >= gaps - 1e-15).all()
+    assert found.delta(points) == pytest.approx(gaps, abs=1e-9)
+
+
+def test_what_has_a_finite_loss_hardly_ever_is_answered_at_once():
+    rare = LossPmf(0.1, 0, np.array([1e-30]), 1.0 - 1e-16)
+    assert compose([(rare, 3)]).infinite == 1.0
 
 
 @pytest.mark.parametrize(

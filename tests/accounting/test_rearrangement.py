@@ -16,7 +16,7 @@ from privtune.accounting import (
     epsilon,
     lower_bound,
 )
-from privtune.accounting import rearrangement as module
+from privtune.accounting.blocks import Blocks
 from privtune.accounting.depths import Cells, Items
 from privtune.accounting.orders import Instance
 from privtune.accounting.pld import fine_pair
@@ -85,8 +85,10 @@ def excess(seed, count):
     for number in range(count):
         p, q, pair = small_mechanism(rng)
         runs = LAWS[number % len(LAWS)]
-        bound = Rearranged(Tuner(pair, runs))
-        promised = np.array([bound.delta(e) for e in POINTS])
+        tuner = Tuner(pair, runs)
+        alone, bound = Rearranged(tuner), Rearranged(tuner)
+        # At one ε after the other, and with prices that were chosen at few of them.
+        promised = np.minimum([alone.delta(e) for e in POINTS], bound.deltas(np.array(POINTS)))
         gap = worst_order(p, q, runs, POINTS) - promised
         largest = max(largest, float(gap.max()))
     return largest
@@ -120,7 +122,7 @@ def free_of_price(self, z, cost):
 
 
 MUTANTS = {
-    "no lower losses": (module._Bound, "_paid", lambda self, own, lower: own),
+    "no lower losses": (Blocks, "_paid", lambda self, own, lower: own),
     "twice the depth": (
         Cells,
         "below",
@@ -143,9 +145,9 @@ MUTANTS = {
 }
 
 
-def least_of_the_theorem(bound, runs, point):
+def least_of_the_theorem(ranked, runs, point):
     """Return the theorem's sum without a price, on a few levels, an outcome's depth where it begins."""
-    p, q = bound.masses, np.exp(np.log(bound.masses) - bound.losses)
+    p, q = ranked.masses, np.exp(np.log(ranked.masses) - ranked.losses)
     above_p, above_q = np.append(0.0, np.cumsum(p)), np.append(0.0, np.cumsum(q))
     u = 1.0 - np.geomspace(1e-6, 1.0, 400)
     floor = runs.pgf_derivative(u)
@@ -156,7 +158,7 @@ def least_of_the_theorem(bound, runs, point):
             taken = above_q[i + 1] - np.interp(above_p[i + 1] - depth, above_p, above_q)
             f, moved = (np.interp(v, above_q, above_p, right=1.0) for v in (u, u + taken))
             level = np.clip(np.minimum(f, moved - depth), 0.0, 1.0)
-            z = math.exp(point - bound.losses[i])
+            z = math.exp(point - ranked.losses[i])
             largest = max(largest, float((runs.pgf_derivative(level) - z * floor).max()))
         total += largest * p[first]
     return total
@@ -168,10 +170,10 @@ def short_of_the_theorem():
     for runs, point in ((Poisson(40), 6.0), (Poisson(40), 12.0), (Binomial(10, 10), 4.0)):
         pair = fine_pair(Gaussian(1.0)).remove
         bound = Rearranged(Tuner(pair.coarsen(math.ceil(pair.masses.size / 60)), runs))
-        blocks = np.arange(bound.masses.size + 1)
-        whole = module._Bound(bound, Cells(bound.tuner, 0.05), blocks, priced=False)
+        blocks = np.arange(bound.ranked.masses.size + 1)
+        whole = Blocks(bound.ranked, Cells(bound.tuner, 0.05), blocks, priced=False)
         found = whole.sharpened(point, 20).delta(point)
-        worst = max(worst, least_of_the_theorem(bound, runs, point) / found - 1.0)
+        worst = max(worst, least_of_the_theorem(bound.ranked, runs, point) / found - 1.0)
     return worst
 
 
