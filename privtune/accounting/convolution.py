@@ -136,9 +136,7 @@ def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> Los
     return LossPmf(step, low, np.minimum(masses, 1.0), min(infinite, 1.0))
 
 
-def _bottom(
-    parts: Sequence[tuple[LossPmf, int]], start: float, most: float
-) -> tuple[float, float]:
+def _bottom(parts: Sequence[tuple[LossPmf, int]], start: float, most: float) -> tuple[float, float]:
     """Return minus a loss, and the most P-mass that lies below it."""
     # Q(loss < x) <= exp(-60), hence P(loss < x) <= exp(x - 60).
     if _log_moment(parts, -1.0) > -_TAIL:

@@ -23,6 +23,7 @@ _SWEEPS = 4
 _MAX_PIECES = 4096
 _MAX_EDGES = 100_000
 _MOVED = 1e-3  # relative, of what an edge of the bound on a threshold may move
+_FINER = 16  # atoms of a base for each point of a profile, at most
 _FAR = 1000.0  # loss beyond all others, at which a bound does not fall any more
 ROUNDING = 1e-12  # of levels u and F, which are sums of masses
 
@@ -207,6 +208,9 @@ class Threshold:
 
     def profile(self, size: int) -> Table:
         """Return the bound on δ(ε) at about `size` lattice points, ε >= 0."""
+        factor = math.ceil(self.base.masses.size / (_FINER * size))
+        if factor > 1:
+            return Threshold(self.base.coarsen(factor), self.stop).profile(size)
         top = self.epsilon(1e-16)
         if not math.isfinite(top):
             top = float(self.base.losses[-1]) - 2.0 * math.log(self.stop)
