@@ -158,12 +158,12 @@ def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
     few = base.coarsen(math.ceil(base.masses.size / _ATOMS))
     bound = Rearranged(Tuner(few, tuner.runs))
     last = min(int(np.searchsorted(-table.values, -_LEAST_DELTA)), table.size)
-    looks = np.linspace(0, last, _LOOKS + 1).astype(np.int64)
+    looks = np.unique(np.linspace(0, last, _LOOKS + 1).astype(np.int64))
     matters = [look for look in looks if bound.matters(table.step * float(look))]
     if not matters or last == 0:
         return table
     # Beyond the last that matters the chord to the next look ends, and the envelope stays.
-    end = looks[min(int(np.searchsorted(looks, matters[-1])) + 1, _LOOKS)]
+    end = looks[min(int(np.searchsorted(looks, matters[-1])) + 1, looks.size - 1)]
     points = bound.worth(table.step * float(end))
     places = np.unique(np.linspace(0, end, points).astype(np.int64))
     exact = bound.deltas(table.step * places.astype(np.float64))

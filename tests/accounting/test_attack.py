@@ -38,7 +38,7 @@ FEW = (Poisson(0.7), Binomial(2, 1.0), Binomial(2, 2), Geometric(2))  # few runs
 ALL = tuple(law for pair in itertools.zip_longest(LAWS, FEW) for law in pair if law is not None)
 STOPS = (1e-3, 0.02, 0.1, 0.3, 0.7, 1.0)
 PASSING = np.array(list(itertools.product([0.0, 1.0], repeat=6)))
-BATCHES, EACH = (50, 100) if FULL else (1, 20)
+BATCHES, EACH, PAIRS = (50, 100, 20) if FULL else (1, 20, 20)
 
 
 def swapped(p, q, pair):
@@ -117,7 +117,7 @@ ATTACKS = {
 @pytest.mark.parametrize("batch", range(BATCHES))
 @pytest.mark.parametrize("bound", ATTACKS)
 def test_no_small_mechanism_costs_more_than_its_bound(bound, batch):
-    count = EACH if bound != "pair" else EACH // 5
+    count = EACH if bound != "pair" else PAIRS
     excess = ATTACKS[bound](100 + batch, count)
     logging.getLogger(__name__).info("%s: %d mechanisms, excess %.1e", bound, count, excess)
     assert excess <= 1e-9
