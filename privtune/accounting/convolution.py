@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
-from scipy import fft
 
 from privtune.accounting.pmf import MAX_SIZE, GridError, LossPmf, lattice_cells
 
@@ -122,7 +122,7 @@ def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> Los
     size = max(high - low + 1, *(pmf.masses.size for pmf, _ in parts))
     if size > MAX_SIZE:
         raise GridError(f"the loss distribution needs {size} lattice points")
-    size = int(fft.next_fast_len(min(size, reach + 1) if reach + 1 > high - low else size, True))
+    size = int(sp.fft.next_fast_len(min(size, reach + 1) if reach + 1 > high - low else size, True))
     window = np.arange(low, high + 1)
     tilts = (0.0, -1.0, theta)
     masses, noise = _atoms(parts, tilts, window, origin, size, extended=False)
@@ -208,7 +208,7 @@ def _tilted(
         tilted = np.exp(exponent - shift)
         total = float(tilted.sum())
         log_scale += count * (math.log(total) + shift)
-        transform = fft.rfft((tilted / total).astype(real), size)
+        transform = sp.fft.rfft((tilted / total).astype(real), size)
         forward += count * (2.0 + math.log2(size)) * accuracy
         kept = np.abs(transform) > math.exp(-_NEGLIGIBLE / count)
         term = np.full(transform.size, -np.inf, dtype=transform.dtype)
@@ -219,7 +219,7 @@ def _tilted(
     spectrum = np.zeros(logs.size, dtype=np.complex128)
     kept = logs.real > -_NEGLIGIBLE
     spectrum[kept] = np.exp(logs[kept])
-    values = np.asarray(fft.irfft(spectrum, size))
+    values = np.asarray(sp.fft.irfft(spectrum, size))
     rounding = forward + (4.0 + 2.0 * math.log2(size)) * _EPS
     # Frequencies left out are below exp(-50) each: nothing beside the rounding of the others.
     noise = rounding * float(np.linalg.norm(values)) / math.sqrt(size)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
-from scipy import special
 
 from privtune.accounting.joint import joint_curve, log_moments
 from privtune.accounting.runs import Binomial, NegativeBinomial, Poisson, RunLaw
@@ -40,7 +40,7 @@ _MOST_PIECES = 4096  # of the unit interval; beyond, chords between whole orders
 def mixture_curve(curves: Floats, weights: Floats) -> Floats:
     """Return the divergence of a public mixture whose component is shown."""
     scaled = (ORDERS - 1.0) * curves + np.log(weights)[:, None]
-    return np.asarray(special.logsumexp(scaled, axis=0) / (ORDERS - 1.0)).clip(min=0.0)
+    return np.asarray(sp.special.logsumexp(scaled, axis=0) / (ORDERS - 1.0)).clip(min=0.0)
 
 
 def pure_curve(epsilon: float) -> Floats:
@@ -86,7 +86,7 @@ def _laplace_by_pieces(rate: float, scale: float, orders: Floats, pieces: int) -
     ends = math.log(0.5)
     inside = -x / scale - math.log(2.0 * scale) + log_weight
     log_mass = np.concatenate([[ends], inside, [ends - 1.0 / scale]])
-    return np.array([special.logsumexp(a * log_ratio + log_mass) / (a - 1.0) for a in orders])
+    return np.array([sp.special.logsumexp(a * log_ratio + log_mass) / (a - 1.0) for a in orders])
 
 
 def selection_curve(curve: Floats, runs: RunLaw, orders: Floats = ORDERS) -> Floats:

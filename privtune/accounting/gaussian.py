@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from scipy import special
+import scipy as sp
 
 from privtune.accounting.algebra import Event
 from privtune.accounting.registry import entry
@@ -35,8 +35,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     """Return δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ), rounded up."""
     if mu == 0.0:
         return 0.0
-    first = float(special.log_ndtr(mu / 2.0 - epsilon / mu))
-    second = epsilon + float(special.log_ndtr(-mu / 2.0 - epsilon / mu))
+    first = float(sp.special.log_ndtr(mu / 2.0 - epsilon / mu))
+    second = epsilon + float(sp.special.log_ndtr(-mu / 2.0 - epsilon / mu))
     if second >= first:
         # Both terms agree to rounding: the first alone is an upper bound on their difference.
         return min(math.exp(first), 1.0)

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
-from scipy import special
 
 from privtune.accounting.subsampled import interpolated
 
@@ -71,14 +71,14 @@ def joint_curve(rate: float, sigma: float, scales: Sequence[float], orders: Floa
     whole = whole[whole >= 2.0]
     k = np.arange(whole[-1] + 1.0)
     moments = np.concatenate([[0.0], log_moments(k[1:], sigma, scales)])
-    log_factorial = special.gammaln(k + 1.0)
+    log_factorial = sp.special.gammaln(k + 1.0)
     log_in, log_out = math.log(rate), math.log1p(-rate)
     found = np.empty(whole.size)
     for i, order in enumerate(whole.astype(int)):
         chosen = slice(0, order + 1)
         log_choose = log_factorial[order] - log_factorial[chosen] - log_factorial[order::-1]
         terms = log_choose + k[chosen] * log_in + (order - k[chosen]) * log_out + moments[chosen]
-        found[i] = float(special.logsumexp(terms)) / (order - 1.0)
+        found[i] = float(sp.special.logsumexp(terms)) / (order - 1.0)
     # The log of a moment near 1 is known to 1e-15 for each term of its exponent; that is charged.
     found = np.maximum(found, 0.0) + 1e-14 / (whole - 1.0)
     return interpolated(whole, found)(orders)

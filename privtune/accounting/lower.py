@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
-from scipy import special
 
 from privtune.accounting.orders import ROUNDING, Instance
 from privtune.accounting.pmf import LossPmf
@@ -201,7 +201,7 @@ def gaussian_outcomes(sigma: float) -> Outcomes:
 def _between(z: Floats) -> Floats:
     """Return the normal mass of the cells between and beyond edges, precise in both tails."""
     z = np.concatenate([[-np.inf], z, [np.inf]])
-    tail = special.ndtr(-np.abs(z))
+    tail = sp.special.ndtr(-np.abs(z))
     crossing = (z[:-1] < 0.0) & (z[1:] > 0.0)
     same = np.abs(tail[1:] - tail[:-1])
     return np.asarray(np.where(crossing, 1.0 - tail[1:] - tail[:-1], same))

@@ -10,8 +10,8 @@ import math
 from functools import lru_cache
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
-from scipy import special
 
 __all__ = ["sampled_gaussian_curve", "sampled_gaussian_curves"]
 
@@ -19,8 +19,12 @@ Floats = NDArray[np.float64]
 
 _LEAST_NOISE = 0.05  # below it the grid gets long; whole orders alone are still an upper bound
 _SIDE = 64  # terms at either end of a binomial sum that are computed one by one, at least
-_LOG_FACTORIAL: Floats = special.gammaln(np.arange(1.0, 4098.0))
 _CELLS = 2**17  # of one matrix: 1 MB
+
+
+@lru_cache(maxsize=1)
+def _log_factorial() -> Floats:
+    return np.asarray(sp.special.gammaln(np.arange(1.0, 4098.0)))
 
 
 def sampled_gaussian_curve(rate: float, noise_multiplier: float, orders: Floats) -> Floats:
@@ -75,9 +79,9 @@ def _terms(order: int, side: int) -> tuple[Floats, Floats, int]:
         k = np.concatenate([np.arange(side + 1), np.arange(order - side, order + 1)])
     else:
         k = np.arange(order + 1)
-    log_factorial = _LOG_FACTORIAL
+    log_factorial = _log_factorial()
     if order >= log_factorial.size:
-        log_factorial = special.gammaln(np.arange(1.0, order + 2.0))
+        log_factorial = sp.special.gammaln(np.arange(1.0, order + 2.0))
     log_choose = log_factorial[order] - log_factorial[k] - log_factorial[order - k]
     return (
         np.stack([k, order - k, k * (k - 1.0)]).astype(np.float64),

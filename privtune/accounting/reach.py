@@ -23,8 +23,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy import special
-
 from privtune.accounting.algebra import Event
 from privtune.accounting.registry import entry
 
@@ -88,7 +86,9 @@ class _Edges:
         if shift > reach - 1.0:
             return 1.0
         density = math.exp(-0.5 * reach * reach) / math.sqrt(2.0 * math.pi)
-        concentrated = float(special.ndtr(shift - reach) - special.ndtr(-reach))
+        # The tail of a Gaussian is half of erfc; scipy takes a third of a second to be imported for it.
+        root = math.sqrt(2.0)
+        concentrated = 0.5 * (math.erfc((reach - shift) / root) - math.erfc(reach / root))
         return concentrated + (math.sqrt(self.coordinates) - 1.0) * shift * density
 
     def laplace(self, noise_multiplier: float) -> float:

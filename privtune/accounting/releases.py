@@ -11,8 +11,8 @@ import math
 from enum import Enum
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
-from scipy import special
 
 from privtune.accounting.pmf import GridError, LossPmf, from_cells, lattice_cells
 
@@ -67,7 +67,7 @@ def _point(loss: Floats, rate: float, sigma: float) -> Floats:
 def _between(x: Floats, centre: float, sigma: float) -> Floats:
     """Return the normal mass of consecutive intervals, precise in both tails."""
     z = (x - centre) / sigma
-    tail = special.ndtr(-np.abs(z))
+    tail = sp.special.ndtr(-np.abs(z))
     left, right = z[:-1], z[1:]
     crossing = (left < 0.0) & (right > 0.0)
     same = np.abs(tail[1:] - tail[:-1])
@@ -89,13 +89,13 @@ def cell_masses(
     if direction is Direction.REMOVE:
         x = _point(edges, rate, sigma)
         base, moved = _between(x, 0.0, sigma), _between(x, 1.0, sigma)
-        below = _mix(rate, special.ndtr(x[0] / sigma), special.ndtr((x[0] - 1.0) / sigma))
-        above = _mix(rate, special.ndtr(-x[-1] / sigma), special.ndtr((1.0 - x[-1]) / sigma))
+        below = _mix(rate, sp.special.ndtr(x[0] / sigma), sp.special.ndtr((x[0] - 1.0) / sigma))
+        above = _mix(rate, sp.special.ndtr(-x[-1] / sigma), sp.special.ndtr((1.0 - x[-1]) / sigma))
         return (1.0 - rate) * base + rate * moved, base, below, above
     x = _point(-edges, rate, sigma)
     base = _between(x[::-1], 0.0, sigma)[::-1]
     moved = _between(x[::-1], 1.0, sigma)[::-1]
-    below, above = float(special.ndtr(-x[0] / sigma)), float(special.ndtr(x[-1] / sigma))
+    below, above = float(sp.special.ndtr(-x[0] / sigma)), float(sp.special.ndtr(x[-1] / sigma))
     return base, (1.0 - rate) * base + rate * moved, below, above
 
 

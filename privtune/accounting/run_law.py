@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy as sp
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from privtune.accounting._checks import check_integer, check_number
 from privtune.errors import PrivTuneError
@@ -230,7 +230,7 @@ class RunLaw(ABC):
 def _log_kept(law: RunLaw) -> float:
     cap = law.cap if law.cap is not None else 0
     lowest = 0 if law.can_be_zero else 1
-    return float(special.logsumexp(law._log_pmf(np.arange(lowest, cap + 1, dtype=np.float64))))
+    return float(sp.special.logsumexp(law._log_pmf(np.arange(lowest, cap + 1, dtype=np.float64))))
 
 
 @lru_cache(maxsize=64)

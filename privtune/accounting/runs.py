@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
-from scipy import special
 
 from privtune.accounting._checks import check_integer, check_number
 from privtune.accounting.run_law import RunLaw
@@ -122,9 +122,9 @@ class NegativeBinomial(RunLaw):
         return np.asarray(
             _log_scale(shape, log_gamma)
             + k * _log_rest(log_gamma)
-            + special.gammaln(k + shape)
-            - special.gammaln(1.0 + shape)
-            - special.gammaln(k + 1.0)
+            + sp.special.gammaln(k + shape)
+            - sp.special.gammaln(1.0 + shape)
+            - sp.special.gammaln(k + 1.0)
         )
 
     def _reach(self, x: Floats) -> Floats:
@@ -159,7 +159,9 @@ class NegativeBinomial(RunLaw):
 
     def _below(self, x: Floats, most: int, order: int) -> Floats:
         # The terms of φ^(j) are those of (1 - s)^-(η+j) with s = (1-γ) x, and `_rest` is 1 - s.
-        return np.asarray(special.betainc(self.shape_parameter + order, most + 1.0, self._rest(x)))
+        return np.asarray(
+            sp.special.betainc(self.shape_parameter + order, most + 1.0, self._rest(x))
+        )
 
     def _pgf_second(self, x: Floats) -> Floats:
         ratio = -(self.shape_parameter + 1.0) * math.expm1(self.log_gamma) / self._rest(x)
@@ -270,7 +272,7 @@ class Poisson(RunLaw):
         return True
 
     def _log_pmf(self, k: Floats) -> Floats:
-        return np.asarray(k * math.log(self.mean) - self.mean - special.gammaln(k + 1.0))
+        return np.asarray(k * math.log(self.mean) - self.mean - sp.special.gammaln(k + 1.0))
 
     def _pgf(self, x: Floats) -> Floats:
         return np.asarray(np.exp(self.mean * (x - 1.0)))
@@ -279,7 +281,7 @@ class Poisson(RunLaw):
         return np.asarray(self.mean * np.exp(self.mean * (x - 1.0)))
 
     def _below(self, x: Floats, most: int, order: int) -> Floats:
-        return np.asarray(special.gammaincc(most + 1.0, self.mean * x))
+        return np.asarray(sp.special.gammaincc(most + 1.0, self.mean * x))
 
     def _pgf_second(self, x: Floats) -> Floats:
         return np.asarray(self.mean**2 * np.exp(self.mean * (x - 1.0)))
@@ -329,11 +331,11 @@ class Binomial(RunLaw):
     def _log_pmf(self, k: Floats) -> Floats:
         p = self.mean / self.n
         log_choose = (
-            special.gammaln(self.n + 1.0)
-            - special.gammaln(k + 1.0)
-            - special.gammaln(np.maximum(self.n - k, 0.0) + 1.0)
+            sp.special.gammaln(self.n + 1.0)
+            - sp.special.gammaln(k + 1.0)
+            - sp.special.gammaln(np.maximum(self.n - k, 0.0) + 1.0)
         )
-        value = log_choose + special.xlogy(k, p) + special.xlog1py(self.n - k, -p)
+        value = log_choose + sp.special.xlogy(k, p) + sp.special.xlog1py(self.n - k, -p)
         return np.where(k <= self.n, value, -np.inf)
 
     def _pgf(self, x: Floats) -> Floats:
@@ -348,7 +350,7 @@ class Binomial(RunLaw):
         p = self.mean / self.n
         if most >= self.n - order:
             return np.ones_like(x)
-        return np.asarray(special.bdtr(most, self.n - order, p * x / (1.0 - p + p * x)))
+        return np.asarray(sp.special.bdtr(most, self.n - order, p * x / (1.0 - p + p * x)))
 
     def _pgf_second(self, x: Floats) -> Floats:
         p = self.mean / self.n

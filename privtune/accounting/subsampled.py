@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
-from scipy import special
 
 from privtune.accounting.pmf import GridError, LossPmf, lattice_cells
 from privtune.accounting.profiles import from_profile
@@ -186,7 +186,7 @@ def _whole_orders(orders: Floats, at_whole: Floats) -> Floats:
 
 def _log_choose(n: float, k: Floats) -> Floats:
     return np.asarray(
-        special.gammaln(n + 1.0) - special.gammaln(k + 1.0) - special.gammaln(n - k + 1.0)
+        sp.special.gammaln(n + 1.0) - sp.special.gammaln(k + 1.0) - sp.special.gammaln(n - k + 1.0)
     )
 
 
@@ -209,7 +209,7 @@ def amplified_curve(orders: Floats, values: Floats, rate: float) -> Floats:
         terms[1:] += math.log(3.0)
         first = (order - 1.0) * log_out + math.log1p((order - 1.0) * rate)
         found[order - 2] = max(
-            float(special.logsumexp(np.append(terms, first))) / (order - 1.0), 0.0
+            float(sp.special.logsumexp(np.append(terms, first))) / (order - 1.0), 0.0
         )
     return _whole_orders(orders, found)
 
@@ -238,5 +238,5 @@ def split_curve(orders: Floats, tuning: Floats, training: Floats, rate: float) -
         terms = _log_choose(order, k) + (order - k) * log_in + k * log_out
         terms += np.maximum(order - k - 1.0, 0.0) * one[::-1][top - order :]
         terms += np.maximum(k - 1.0, 0.0) * two[: order + 1]
-        found[order - 2] = max(float(special.logsumexp(terms)) / (order - 1.0), 0.0)
+        found[order - 2] = max(float(sp.special.logsumexp(terms)) / (order - 1.0), 0.0)
     return np.maximum(_whole_orders(orders, found), reverse)

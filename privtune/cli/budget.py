@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privtune.cli._answers import answers_are_kept
 from privtune.cli._budgets import document_of, document_of_charge, down, filter_line, up
 from privtune.cli._common import (
     DEFAULT_STORAGE,
@@ -81,6 +82,7 @@ def create(
 
 
 @app.command("list")
+@answers_are_kept()
 def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """List the budgets, with what is spent of each."""
     from rich.markup import escape
@@ -108,6 +110,7 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@answers_are_kept()
 def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """Show a budget: its terms, the odometer, and the filter beside it."""
     from rich.markup import escape

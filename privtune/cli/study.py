@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privtune.cli._answers import answers_are_kept
 from privtune.cli._common import (
     DEFAULT_STORAGE,
     AsJson,
@@ -71,6 +72,7 @@ def create(
 
 
 @app.command()
+@answers_are_kept()
 def plan(
     spec: SpecFile,
     advice: Annotated[
@@ -228,6 +230,7 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@answers_are_kept()
 def show(
     name: Name,
     storage: Storage = DEFAULT_STORAGE,
@@ -281,6 +284,7 @@ def show(
 
 
 @app.command()
+@answers_are_kept()
 def compare(  # noqa: PLR0917 (the command line passes them by name)
     name: Name,
     html: Annotated[

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from privtune.accounting import Adjacency, Composed, Event, Guarantee, delta, epsilon
+from privtune.accounting.answers import looked_up
 from privtune.accounting.rdp import confirm_composition
 from privtune.ledger.errors import BudgetClosedError, BudgetExceededError, DeclarationClosedError
 from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History
@@ -359,7 +360,12 @@ def _block_profile(events: tuple[Event, ...], target: float, adjacency: Adjacenc
     event = _one(events)
     # Beyond e^700 there are no numbers; a profile is constant where its table ends, from above.
     highest = min(2 * target + 4, 700.0)
-    return tabulate(lambda at: delta(event, at, adjacency=adjacency).delta, highest)
+    return looked_up(
+        lambda: ("profile", event.to_json(), highest, adjacency),
+        lambda: tabulate(lambda at: delta(event, at, adjacency=adjacency).delta, highest),
+        lambda profile: (profile.nodes, profile.deltas),
+        lambda nodes, deltas: Profile(tuple(nodes), tuple(deltas)),
+    )
 
 
 _capacity = lru_cache(maxsize=256)(capacity)

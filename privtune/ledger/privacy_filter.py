@@ -71,8 +71,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
-from scipy.special import erfcx, log_ndtr, ndtr
 
 __all__ = [
     "APPROXIMATE_SHARE",
@@ -213,9 +213,10 @@ def gaussian_delta(variance: float, epsilon: FloatArray) -> FloatArray:
     at = np.asarray(epsilon, dtype=np.float64) / mu - mu / 2
     # φ(a)·(r(a) − r(a + μ)) with Mills' ratio r loses no digits where both terms are small.
     ahead = np.maximum(at, 0.0)
-    far = 0.5 * np.exp(-(ahead**2) / 2) * (erfcx(ahead / _ROOT) - erfcx((ahead + mu) / _ROOT))
+    near, beyond = (sp.special.erfcx((ahead + by) / _ROOT) for by in (0.0, mu))
+    far = 0.5 * np.exp(-(ahead**2) / 2) * (near - beyond)
     back = np.minimum(at, 0.0)
-    near = ndtr(-back) - np.exp(mu * (back + mu / 2) + log_ndtr(-back - mu))
+    near = sp.special.ndtr(-back) - np.exp(mu * (back + mu / 2) + sp.special.log_ndtr(-back - mu))
     return np.asarray(np.where(at > 0.0, far, near), dtype=np.float64)
 
 
@@ -239,11 +240,17 @@ def gaussian_divergence(order: float, variance: float) -> float:
         """What d_α maximises, and its slope; in logarithms, as profiles far out are no numbers."""
         at = y / mu - mu / 2
         if at > 0.0:
-            here, there = float(erfcx(at / _ROOT)), float(erfcx((at + mu) / _ROOT))
+            here, there = (
+                float(sp.special.erfcx(at / _ROOT)),
+                float(sp.special.erfcx((at + mu) / _ROOT)),
+            )
             log_delta, slope = math.log(0.5 * (here - there)) - at**2 / 2, there / (here - there)
         else:
             delta = float(gaussian_delta(variance, np.asarray(y)))
-            log_delta, slope = math.log(delta), math.exp(y + float(log_ndtr(-at - mu))) / delta
+            log_delta, slope = (
+                math.log(delta),
+                math.exp(y + float(sp.special.log_ndtr(-at - mu))) / delta,
+            )
         return (order - 1) * y + log_delta - constant, order - 1 - slope
 
     # The logarithm of a Gaussian profile is concave (Prékopa), so the slope falls; y below log(1−1/α)

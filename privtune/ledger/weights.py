@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp, ndtr
+import scipy as sp
 
 from privtune.accounting import Adjacency, Composed, Event, Repeated
 from privtune.accounting.algebra import flatten
@@ -160,7 +160,7 @@ def _holds(
     gap = deltas - lower * gaussian_delta(variance, points)
     if max(float(gap.max()), beyond) > slack:
         return False
-    x, falls = np.exp(points), lower * ndtr(-points / mu - mu / 2)  # its slope, negated
+    x, falls = np.exp(points), lower * sp.special.ndtr(-points / mu - mu / 2)  # its slope, negated
     width, chord = np.diff(x), np.diff(deltas)
     left = chord + falls[:-1] * width  # what the gap gains on a cell along the left tangent
     right = chord + falls[1:] * width  # and along the right one
@@ -185,7 +185,8 @@ def _paired(part: Event, count: int, order: float) -> Weight | None:
     except (PrivTuneError, ArithmeticError):
         return None
     moments = [
-        float(logsumexp(pmf.log_masses + (order - 1) * pmf.losses)) / (order - 1) for pmf in pair
+        float(sp.special.logsumexp(pmf.log_masses + (order - 1) * pmf.losses)) / (order - 1)
+        for pmf in pair
     ]
     # A billionth for the rounding of the sum, on the divergence and on what it may cancel to.
     worst = max(0.0, *moments) * (1 + 1e-9) + 1e-12

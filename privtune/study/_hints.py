@@ -9,32 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from privtune.accounting import hints
-from privtune.files import cache_folder, open_private, private_folder
+from privtune.files import KeptLines, cache_folder
 
 __all__ = ["searches_begin_at_hints"]
-
-_MOST = 1 << 20  # bytes of the file, some ten thousand hints; a fuller one begins anew
-
-
-class _Kept(dict[str, float]):
-    """The lines of a file, a digest and a number each; what is set is added to it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            for line in path.read_text("ascii").splitlines():
-                with contextlib.suppress(ValueError):
-                    key, number = line.split()
-                    super().__setitem__(key, float(number))
-
-    def __setitem__(self, key: str, place: float) -> None:
-        super().__setitem__(key, place)
-        with contextlib.suppress(OSError):  # a cache that cannot be written is none
-            private_folder(self._path.parent)
-            full = self._path.exists() and self._path.stat().st_size > _MOST
-            with open_private(self._path, "w" if full else "a", "ascii") as file:
-                file.write(f"{key} {place!r}\n")
 
 
 def _file() -> Path | None:
@@ -57,5 +34,5 @@ def searches_begin_at_hints() -> Iterator[None]:
     if path is None:
         yield
         return
-    with hints.given(_Kept(path)):
+    with hints.given(KeptLines(path, float, repr)):
         yield

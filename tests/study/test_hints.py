@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from privtune import files
 from privtune.accounting import Gaussian, calibrate, hints
 from privtune.study import StudyPlan, _hints, plan_study
 from privtune.study._hints import searches_begin_at_hints
@@ -126,7 +127,7 @@ def _homeless() -> Path:
 
 
 def test_a_full_cache_begins_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_hints, "_MOST", 200)
+    monkeypatch.setattr(files, "_MOST", 200)
     for epsilon in (1.0, 2.0, 3.0, 4.0, 5.0):
         with searches_begin_at_hints():
             calibrate(Gaussian(1.0), epsilon=epsilon, delta=1e-5)
