@@ -161,6 +161,7 @@ class _ObjectiveTrainer:
             sampler=self.independent,
             deadline=self.deadline,
             facts=self.facts,
+            stack=life.spec.compute.stack,
         )
         return self.strategy, ObjectiveRound(
             kept=life.trials,

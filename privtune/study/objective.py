@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from optuna.exceptions import TrialPruned
 
@@ -33,8 +33,9 @@ from privtune.strategies.everything import sampler_of
 from privtune.strategies.release import split
 from privtune.study._hints import searches_begin_at_hints
 from privtune.study._loop_data import SealedTrialError
-from privtune.study._round import TRIALS, Files, StudyRound, work_on_rows
+from privtune.study._round import STACK, TRIALS, Files, StudyRound, work_on_rows
 from privtune.study._shown import suggested
+from privtune.study._together import run_together
 from privtune.study.rehearsal import MadeAnew, check_saved, is_more_than_trained
 from privtune.study.split import Split
 from privtune.study.trial import Trial
@@ -127,6 +128,8 @@ class ObjectiveFiles(Files):
         live: Optuna's trials, where every trial is paid for, by number.
         shown: Opens Optuna's trials in a process of a worker, which draws by the plan's sampler.
         facts: Public ranges of whole numbers, as the rehearsal found them.
+        stack: How many trials to run at once, each in a thread of its own, so that those that are
+            alike are trained as one stack; 1 for one after the other.
     """
 
     objective: Objective
@@ -135,6 +138,14 @@ class ObjectiveFiles(Files):
     live: dict[int, ShownTrial] = field(default_factory=dict)
     shown: Callable[[], ShownTrials] | None = None
     facts: RecordFacts | None = None
+    stack: int | Literal["auto"] = "auto"
+
+    @property
+    def at_once(self) -> int:
+        """How many rows to take at once; trials that are shown may wait for each other's scores."""
+        if not self.plan.is_sealed:
+            return 1
+        return STACK if self.stack == "auto" else self.stack
 
     @classmethod
     def make(cls, life: Life, plan: Plan, objective: Objective, **rest: Any) -> ObjectiveFiles:
@@ -181,9 +192,10 @@ class ObjectiveFiles(Files):
         secrets: Mapping[int, bytes],
         scored: bool,
         alone: bool = True,
-    ) -> list[TrialResult]:
-        """Call the function for each trial."""
-        return [self._one(training, n, given, secrets[n]) for n, given in trials.items()]
+    ) -> Iterable[TrialResult]:
+        """Call the function for each trial; those that wait for each other share a stack."""
+        runs = [partial(self._one, training, n, p, secrets[n]) for n, p in trials.items()]
+        return run_together(runs) if self.at_once > 1 else (run() for run in runs)
 
     def _one(
         self, training: TrainingPlan, number: int, given: Mapping[str, Any], secret: bytes
@@ -327,8 +339,9 @@ class ObjectiveRound(StudyRound):
         return {}
 
 
-def in_threads(files: Files, charge_id: str, jobs: int) -> Callable[[Rounds], None]:
+def in_threads(files: ObjectiveFiles, charge_id: str, jobs: int) -> Callable[[Rounds], None]:
     """Return what works through a round in threads: for a function that only this process knows."""
+    files = replace(files, stack=1)  # they wait for each other in one thread at a time
 
     def give(rounds: Rounds) -> None:
         with ThreadPoolExecutor(jobs) as pool:

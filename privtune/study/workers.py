@@ -306,7 +306,7 @@ def _files(life: Life, plan: Plan, compute: Compute) -> Files:
     shown = partial(life.trials.shown, plan.arm, life.sealed(plan.arm))
     # A random sampler asks for no scores: none need be read anew.
     blind = plan.details.get("sampler") == "random"
-    facts = rehearse(objective, plan)
+    terms = {"facts": rehearse(objective, plan), "stack": compute.stack}
     return ObjectiveFiles.make(
-        life, plan, objective, facts=facts, shown=cache(shown) if blind else shown
+        life, plan, objective, shown=cache(shown) if blind else shown, **terms
     )
