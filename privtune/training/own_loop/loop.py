@@ -263,17 +263,13 @@ class Loop:
         parts = torch.split(gradient, self.layout.lengths)
         for parameter, part in zip(self._weights.params, parts, strict=True):
             parameter.grad = part.view_as(parameter)
-        self.step_optimizer(own)
-        for parameter in self._weights.params:
-            parameter.grad = None
-
-    def step_optimizer(self, own: UserOptimizer) -> None:
-        """Step the loop's optimizer along the gradients that it finds, which are a release."""
         self._releasing = True
         try:
             own.optimizer.step()
         finally:
             self._releasing = False
+        for parameter in self._weights.params:
+            parameter.grad = None
 
     def _close_step(self) -> None:
         self._open = None

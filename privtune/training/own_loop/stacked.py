@@ -8,7 +8,6 @@ every check of them, made before and after each of its releases as where it is t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -25,18 +24,12 @@ from privtune.training.mechanism.kernel import LossOf, same_fixed
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.own_loop.alike import UnsureError, program_of
 from privtune.training.own_loop.loop import Loop
-from privtune.training.own_loop.optimizer import in_one_piece
+from privtune.training.own_loop.optimizer import SteppedAsOne
 from privtune.training.own_loop.weights import LoopError
 
 __all__ = ["MEETING", "Offer", "groups_of", "held_bytes", "plain_modes", "train_stack"]
 
 _VECTORS = 8  # of the length of the weights, for a loop that waits: as the engine counts them
-_STEPPING = (
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad,
-    torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
-)  # fmt: skip
-"""Optimizers whose step looks at every number by itself, runs no code of a user's, and keeps nothing of
-a gradient but its numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,16 +120,14 @@ def plain_modes() -> bool:
 
 
 def _steps_by_itself(loop: Loop) -> bool:
-    """Say whether the step of a loop's optimizer runs no code of a user's."""
-    own = loop._own
-    if own is None or type(own.optimizer) not in _STEPPING or "step" in vars(own.optimizer):
+    """Say whether the step of a loop's optimizer runs torch's code and no other: in any thread, then."""
+    optimizer = None if loop._own is None else loop._own.optimizer
+    if optimizer is None or type(optimizer).__module__.partition(".")[0] != "torch":
         return False
-    before, after = (
-        own.optimizer._optimizer_step_pre_hooks,
-        own.optimizer._optimizer_step_post_hooks,
-    )
+    if "step" in vars(optimizer) or len(optimizer._optimizer_step_pre_hooks) != 1:
+        return False
     everywhere = optimizers._global_optimizer_pre_hooks or optimizers._global_optimizer_post_hooks
-    return len(before) == 1 and not after and not everywhere
+    return not optimizer._optimizer_step_post_hooks and not everywhere
 
 
 def _clipped_alike(one: Loop, two: Loop) -> bool:
@@ -286,34 +277,57 @@ class _Stack:
             raise LoopError("The model or its loss changes itself, so it is trained by itself.")
         return self._each(lambda _, loop: loop.check())
 
+    @staticmethod
+    def _take(loop: Loop, weights: torch.Tensor) -> None:
+        with torch.no_grad():
+            loop._weights.flat.copy_(weights)
+        loop._close_step()
+
     def _by_optimizers(self) -> None:
         """Step every loop's own optimizer along its row of the release."""
         owns = [loop._own for loop in self._loops if loop._own is not None]
         clipping = _joined([own.clipping for own in owns])
         flats = [loop._weights.flat for loop in self._loops]
-        release = torch.zeros_like(self._params)
+        kinds: dict[type, list[int]] = {}
+        for row, own in enumerate(owns):
+            if SteppedAsOne.takes(own.optimizer, self._params.dtype):
+                kinds.setdefault(type(own.optimizer), []).append(row)
+        as_one = [
+            (
+                rows,
+                SteppedAsOne(
+                    [owns[row].optimizer for row in rows],
+                    [self._loops[row]._weights.params for row in rows],
+                ),
+            )
+            for rows in kinds.values()
+        ]
+        moved: dict[int, torch.Tensor] = {}
 
         def step(row: int, loop: Loop) -> None:
-            loop.step_optimizer(owns[row])
-            loop._close_step()
+            if row in moved:
+                self._take(loop, moved[row])
+            else:
+                loop._descend(owns[row], release[row])
+                loop._close_step()
 
-        with ExitStack() as stepping:
-            for own, loop, row in zip(owns, self._loops, release, strict=True):
-                params = loop._weights.params
-                stepping.enter_context(in_one_piece(own.optimizer, params, loop._weights.flat, row))
-            for _ in range(self._leader.schedule.steps):
-                if not self._ready():
-                    return
-                torch.stack(flats, out=self._params)
-                release.copy_(
-                    self._oracle.gradient(
-                        self._oracle.sample(),
-                        self._params,
-                        clipping=clipping,
-                        noise_multiplier=owns[0].noise_multiplier,
-                    )
-                )
-                self._each(step)
+        for _ in range(self._leader.schedule.steps):
+            if not self._ready():
+                return
+            torch.stack(flats, out=self._params)
+            release = self._oracle.gradient(
+                self._oracle.sample(),
+                self._params,
+                clipping=clipping,
+                noise_multiplier=owns[0].noise_multiplier,
+            )
+            for rows, stepped in as_one:
+                weights = self._params[rows]
+                stepped.step(weights, release[rows])
+                moved.update(zip(rows, weights, strict=True))
+            self._each(step)
+        for _, stepped in as_one:
+            stepped.hand_back()
 
     def _by_method(self) -> None:
         """Let the method step for all loops."""
@@ -323,10 +337,8 @@ class _Stack:
         level = all(pace == 1.0 for each in paces for pace in each)
 
         def take(row: int, loop: Loop) -> None:
-            with torch.no_grad():
-                flats[row].copy_(state.params[row])
             loop._history.append({name: values[row : row + 1] for name, values in report.items()})
-            loop._close_step()
+            self._take(loop, state.params[row])
 
         for step in range(self._leader.schedule.steps):
             if not self._ready():

@@ -96,6 +96,10 @@ def together(loops: list[PrivateTraining], loss: Any = loss_of) -> list[Exceptio
     return train_stack(group)
 
 
+KINDS = (
+    torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad,
+    torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
+)  # fmt: skip
 OPTIMIZERS: dict[str, Make] = {
     "SGD": lambda m, k: torch.optim.SGD(m.parameters(), 0.1 * (k + 1)),
     "momentum, decay": lambda m, k: torch.optim.SGD(
@@ -107,7 +111,7 @@ OPTIMIZERS: dict[str, Make] = {
     "in another order": lambda m, k: torch.optim.SGD([*m.parameters()][::-1], 0.1, 0.3 * k),
     **{
         kind.__name__: lambda m, k, kind=kind: kind(m.parameters(), 0.01 * (k + 1))
-        for kind in stacked._STEPPING[1:]
+        for kind in KINDS
     },
 }
 
