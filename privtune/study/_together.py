@@ -8,14 +8,15 @@ as one stack; then each trial goes on to its score, one after the other. What is
 from __future__ import annotations
 
 import ctypes
+import itertools
 import random
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
@@ -23,10 +24,17 @@ if TYPE_CHECKING:
     from privtune.strategies import TrialResult
     from privtune.training.own_loop.stacked import Offer
 
-__all__ = ["run_together"]
+__all__ = ["by_itself", "can_meet", "run_together"]
+
+T = TypeVar("T")
 
 _TURN = threading.Lock()
 """Held by the round whose trials wait for each other: a process has one set of globals."""
+
+_TURNS = itertools.count()
+
+_PATIENCE = 5.0
+"""Seconds, beside five times what a rehearsal took, for another one to come as far."""
 
 _SWAPPED = ((sys, "stdout"), (sys, "stderr"), (warnings, "filters"), (warnings, "showwarning"))
 
@@ -35,72 +43,60 @@ class _EndedError(BaseException):
     """Ends an objective whose round was stopped: no failure, so no program of a user's catches it."""
 
 
-@dataclass(frozen=True)
-class _Globals:
-    """What a process has one of, as a trial or whoever runs it has left it."""
+def _globals() -> Callable[[], None]:
+    """Note what a process has one of, as whoever runs leaves it; return what puts it back."""
+    import numpy as np
+    import torch
 
-    named: tuple[Any, ...]
-    python: Any
-    numpy: Any
-    torch: Any
-    dtype: Any
+    named = [getattr(module, name) for module, name in _SWAPPED]
+    dtype = torch.get_default_dtype()
+    with GLOBAL_GENERATOR:
+        python, numpy, drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()
 
-    @classmethod
-    def now(cls) -> _Globals:
-        """Return what is there now."""
-        import numpy as np
-        import torch
-
-        with GLOBAL_GENERATOR:
-            return cls(
-                tuple(getattr(module, name) for module, name in _SWAPPED),
-                random.getstate(),
-                np.random.get_state(),
-                torch.get_rng_state(),
-                torch.get_default_dtype(),
-            )
-
-    def put(self) -> None:
-        """Put it back."""
-        import numpy as np
-        import torch
-
-        for (module, name), value in zip(_SWAPPED, self.named, strict=True):
+    def put() -> None:
+        warnings.filters = []
+        warnings.resetwarnings()  # what was said once is forgotten, but in a list of nobody's
+        for (module, name), value in zip(_SWAPPED, named, strict=True):
             setattr(module, name, value)
-        warnings._filters_mutated()  # type: ignore[attr-defined]
+        torch.set_default_dtype(dtype)
         with GLOBAL_GENERATOR:
-            random.setstate(self.python)
-            np.random.set_state(self.numpy)
-            torch.set_rng_state(self.torch)
-        torch.set_default_dtype(self.dtype)
+            random.setstate(python)
+            np.random.set_state(numpy)
+            torch.set_rng_state(drawn)
+
+    return put
 
 
-class _Seat:
+class _Seat(Generic[T]):
     """A trial in a thread of its own, which runs while :meth:`go_on` waits for it and at no other time.
 
     Args:
         run: Runs the trial.
     """
 
-    def __init__(self, run: Callable[[], TrialResult]) -> None:
+    def __init__(self, run: Callable[[], T]) -> None:
         self.run = run
         self.offer: Offer | None = None
         self.answer: bool | Exception = False
-        self.result: TrialResult | None = None
+        self.result: T | None = None
         self.error: BaseException | None = None
-        self.done = False
+        self.done = self.met = False
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._running = self._over = False
-        self._inside: _Globals | None = None
+        self._turn: int | None = None
+        self._inside: Callable[[], None] | None = None
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._live,), name="privtune trial", daemon=True
         )
 
     def go_on(self) -> None:
         """Let the trial run until it waits or ends."""
-        outside = _Globals.now()
+        turn = next(_TURNS)
+        self.met = self._turn is not None and turn > self._turn + 1
+        self._turn = turn
+        outside = _globals()
         if self._inside is not None:
-            self._inside.put()
+            self._inside()
         self._running = True
         try:
             if self._thread.ident is None:
@@ -109,12 +105,12 @@ class _Seat:
                 self._go.release()
             self._back.acquire()
             self._running = False
-            self._inside = _Globals.now()
+            self._inside = _globals()
         except BaseException:  # Ctrl-C: the trial runs, and may hold the generator
             self.end()
             raise
         finally:
-            outside.put()
+            outside()
 
     def end(self) -> None:
         """End the thread, wherever it is; return when it has ended."""
@@ -157,14 +153,73 @@ class _Seat:
         return self.answer
 
 
+def by_itself(run: Callable[[], T], meeting: Callable[[Offer], bool] | None = None) -> T:
+    """Run a trial that waits for nobody, also where this thread is a trial that may.
+
+    Args:
+        run: Runs the trial.
+        meeting: Hears of a loop that could wait.
+    """
+    from privtune.training.own_loop.stacked import MEETING
+
+    token = MEETING.set(meeting)
+    try:
+        return run()
+    finally:
+        MEETING.reset(token)
+
+
+def can_meet(run: Callable[[], object]) -> bool:
+    """Say whether trials can wait for each other: rehearse one in a thread, and another while it waits.
+
+    They cannot where something belongs to a thread, as handlers of signals and connections do, or where
+    one holds what the next one needs, or changes it.
+
+    Args:
+        run: Runs a rehearsal that succeeds by itself.
+
+    Raises:
+        BaseException: What stops more than a trial: an interrupt, an exit.
+    """
+    from privtune.training.own_loop.stacked import plain_modes
+
+    if not plain_modes() or not _TURN.acquire(blocking=False):
+        return False
+    one, other = _Seat(run), _Seat(run)
+    try:
+        begun = time.monotonic()
+        one.go_on()
+        if not one.done:
+            # What the first holds while it waits (a lock, a file) it lets go of when it is ended.
+            late = threading.Timer(_PATIENCE + 5 * (time.monotonic() - begun), one.end)
+            late.start()
+            try:
+                other.go_on()
+            finally:
+                late.cancel()
+                late.join()
+            if other.error is None and not one.done:
+                other.end()
+                other.error = None
+                one.go_on()
+    finally:
+        one.end()
+        other.end()
+        _TURN.release()
+    errors = [error for error in (one.error, other.error) if error is not None]
+    for error in errors:
+        if not isinstance(error, Exception | _EndedError):
+            raise error
+    return not errors
+
+
 def run_together(runs: Sequence[Callable[[], TrialResult]]) -> Iterator[TrialResult]:
     """Run trials, those whose loops are alike as stacks; yield each as soon as it is done.
 
-    A trial that fails is run again by itself, in the thread of whoever runs the round, from its start and
-    on the same streams: what failed may be that it met others (a model that is kept in a global variable,
-    a number that another trial has changed) or ran in another thread (signals, connections that belong to
-    a thread). Only what fails by itself, too, is its outcome. After a failure no more trials are begun;
-    those that wait go on to their ends.
+    A trial that fails after others ran while it waited is run again by itself, in the thread of whoever
+    runs the round, from its start and on the same streams: what failed may be that it met them (a model
+    that is kept in a global variable, a number that another has changed). Only what fails then, too, is
+    its outcome. After a failure no more trials are begun; those that wait go on to their ends.
 
     Args:
         runs: Each runs one trial.
@@ -175,13 +230,12 @@ def run_together(runs: Sequence[Callable[[], TrialResult]]) -> Iterator[TrialRes
     from privtune.training.own_loop.stacked import plain_modes
 
     if len(runs) < 2 or not plain_modes() or not _TURN.acquire(blocking=False):
-        for run in runs:
-            yield run()
+        yield from map(by_itself, runs)
         return
     try:
         left, failed = iter(runs), list[Exception]()
         while not failed:
-            seats: list[_Seat] = []
+            seats: list[_Seat[TrialResult]] = []
             try:
                 yield from _begin(left, seats, failed)
                 if not seats:
@@ -197,7 +251,9 @@ def run_together(runs: Sequence[Callable[[], TrialResult]]) -> Iterator[TrialRes
 
 
 def _begin(
-    left: Iterator[Callable[[], TrialResult]], seats: list[_Seat], failed: list[Exception]
+    left: Iterator[Callable[[], TrialResult]],
+    seats: list[_Seat[TrialResult]],
+    failed: list[Exception],
 ) -> Iterator[TrialResult]:
     """Begin trials until all wait or have ended, or those that wait hold as much as a stack may."""
     from privtune.training.engine.stacks import STACK_BYTES
@@ -216,7 +272,7 @@ def _begin(
             return
 
 
-def _finish(seats: Sequence[_Seat], failed: list[Exception]) -> Iterator[TrialResult]:
+def _finish(seats: Sequence[_Seat[TrialResult]], failed: list[Exception]) -> Iterator[TrialResult]:
     """Train the loops that wait, and let each trial go on to its end."""
     from privtune.training.own_loop.stacked import groups_of, train_stack
 
@@ -238,18 +294,20 @@ def _finish(seats: Sequence[_Seat], failed: list[Exception]) -> Iterator[TrialRe
             yield from _outcome(seat, failed)
 
 
-def _outcome(seat: _Seat, failed: list[Exception]) -> Iterator[TrialResult]:
+def _outcome(seat: _Seat[TrialResult], failed: list[Exception]) -> Iterator[TrialResult]:
     """Yield the result of a trial that has ended; run it again by itself if it failed among others."""
-    if seat.error is None and seat.result is not None:
-        yield seat.result
-        return
     error, seat.error, seat.offer = seat.error, None, None
-    if isinstance(error, Exception | _EndedError):
+    if error is None and seat.result is not None:
+        yield seat.result
+    elif isinstance(error, _EndedError) or (seat.met and isinstance(error, Exception)):
+        next(_TURNS)
         try:
-            result = seat.run()
+            result = by_itself(seat.run)
         except Exception as again:
             failed.append(again)
             return
         yield result
+    elif isinstance(error, Exception):
+        failed.append(error)
     elif error is not None:
         raise error

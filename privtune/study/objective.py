@@ -35,7 +35,7 @@ from privtune.study._hints import searches_begin_at_hints
 from privtune.study._loop_data import SealedTrialError
 from privtune.study._round import STACK, TRIALS, Files, StudyRound, work_on_rows
 from privtune.study._shown import suggested
-from privtune.study._together import run_together
+from privtune.study._together import by_itself, can_meet, run_together
 from privtune.study.rehearsal import MadeAnew, check_saved, is_more_than_trained
 from privtune.study.split import Split
 from privtune.study.trial import Trial
@@ -195,7 +195,7 @@ class ObjectiveFiles(Files):
     ) -> Iterable[TrialResult]:
         """Call the function for each trial; those that wait for each other share a stack."""
         runs = [partial(self._one, training, n, p, secrets[n]) for n, p in trials.items()]
-        return run_together(runs) if self.at_once > 1 else (run() for run in runs)
+        return run_together(runs) if self.at_once > 1 else map(by_itself, runs)
 
     def _one(
         self, training: TrainingPlan, number: int, given: Mapping[str, Any], secret: bytes
@@ -241,13 +241,27 @@ def _pruned(trial: Trial, number: int) -> TrialResult:
     return pruned(number, trial.params)
 
 
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a rehearsal has shown.
+
+    Args:
+        facts: The ranges of whole numbers that the loop showed.
+        stack: How many trials to run at once; 1 where they do not wait in ``fit``, or must not.
+    """
+
+    facts: RecordFacts | None
+    stack: int | Literal["auto"]
+
+
 def rehearse(
     objective: Objective,
     plan: Plan,
     strategy: Strategy | None = None,
     *,
     sampler: IndependentSampler | None = None,
-) -> RecordFacts | None:
+    stack: int | Literal["auto"] = "auto",
+) -> Rehearsed:
     """Call the function once on made-up records of the dataset's shapes, for two steps.
 
     What a program does wrong (a layer of a wrong size, a mean loss, a step that is skipped, a name
@@ -255,11 +269,11 @@ def rehearse(
     was looked at but for its shape. So is a hyperparameter that the strategy needs and the function
     does not suggest; a worker, whose driver has seen to that, gives no strategy.
 
-    Where the model holds more than what is trained, the function is called a second time, as far as it
+    Where the model holds more than what is trained, the function is called another time, as far as it
     makes its model: what would be released, loaded into that, must be what was trained.
 
-    Returns:
-        The ranges of whole numbers that the loop showed.
+    Where its trials could wait for each other in ``fit``, it is called twice more, as trials that do: in
+    threads, one while the other waits. If that fails, they are run one by one.
 
     Raises:
         PrivTuneError: Whatever a trial would be refused for.
@@ -297,7 +311,15 @@ def rehearse(
             finally:
                 trial.close()
 
-    trial, value = run({**plan.params, **point})
+    could_meet = False
+
+    def waits(_: object) -> bool:
+        nonlocal could_meet
+        could_meet = plan.is_sealed and stack != 1
+        return False
+
+    rehearsal = partial(run, {**plan.params, **point})
+    trial, value = by_itself(rehearsal, waits)
     result, loop = trial.finish(value, 0), trial.loop
     if loop is not None and is_more_than_trained(loop.bare):
         try:
@@ -314,7 +336,8 @@ def rehearse(
             )
     if strategy is not None:
         check_given(strategy, trial.params)
-    return None if loop is None else loop.facts
+    together = could_meet and can_meet(rehearsal)
+    return Rehearsed(None if loop is None else loop.facts, stack if together else 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,10 @@ class SteppedAsOne:
             # Older versions of torch's AdamW are no Adam and have no such setting.
             name, apart = "decoupled_weight_decay", isinstance(optimizers[0], torch.optim.AdamW)
             decoupled = self._column(lambda group: group.get(name, apart))
-            self._betas = [self._column(lambda group, i=i: group["betas"][i]) for i in (0, 1)]
+            self._betas = (
+                self._column(lambda group: group["betas"][0]),
+                self._column(lambda group: group["betas"][1]),
+            )
             self._beta2, self._epsilon = self._own(self._betas[1]), self._own(self._column("eps"))
             self._new1, self._new2 = (self._own(1 - beta) for beta in self._betas)
             self._kept = self._own(1 - rate * decay * decoupled)

@@ -107,6 +107,11 @@ class PrivateTraining(Loop):
                 f"The plan charged {self.schedule.steps} steps and all of them are taken. More "
                 "steps need a plan of their own."
             )
+        if self._of_stack is not None:
+            raise LoopError(
+                "The training was stopped in fit, and what was drawn for it is not drawn again. Let what "
+                "fit raises leave the function."
+            )
         self._refuse_skipped()
         self.check()
         try:

@@ -67,14 +67,15 @@ class Offer:
             packed: The same of records as the kernel sees them.
             use: Makes its kernel.
         """
-        data = loop._oracle._given
-        fresh = loop._taken == 0 and loop._open is None and not loop._rehearsed
+        data = getattr(loop._oracle._given, "stands_for", loop._oracle._given)
+        fresh = loop._taken == 0 and loop._open is None
         if not (fresh and isinstance(data, TensorData) and plain_modes()):
             return None
         if loop._kernel.one_by_one or (loop._own is not None and not _steps_by_itself(loop)):
             return None
         try:
-            program = program_of(loop._model, loss_of)
+            # A rehearsal listens to its model; it waits as a trial does, and is never trained so.
+            program = None if loop._rehearsed else program_of(loop._model, loss_of)
         except UnsureError:
             return None
         state = _VECTORS * loop._weights.flat.nbytes
