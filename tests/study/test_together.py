@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import signal
+import sqlite3
 import sys
 import threading
 import types
 import warnings
 from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,9 +25,10 @@ from privtune.spaces import SearchSpace
 from privtune.strategies import Everything, PapernotSteinke, TrialResult
 from privtune.study import StudyInterruptedError, _together
 from privtune.study.failures import ArmStoppedError
-from privtune.study.objective import ObjectiveFiles, plan_objective
+from privtune.study.objective import ObjectiveFiles, plan_objective, rehearse
 from privtune.training.mechanism.streams import Streams
 from privtune.training.own_loop import stacked
+from privtune.training.own_loop.weights import LoopError
 from tests.toy import blobs
 
 DATA = blobs().load()
@@ -229,9 +234,9 @@ def test_who_reads_batches_or_calls_between_steps_goes_on_by_itself(stacks: list
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", "after", "once"])
 def test_a_failure_stops_that_trial_alone(when: str, stacks: list[int]) -> None:
-    """The others go on to their scores; what failed among others is tried by itself once."""
+    """The others go on to their scores; what failed after it had waited is tried by itself once."""
     calls: list[int] = []
 
     def objective(trial: privtune.Trial) -> float:
@@ -239,16 +244,51 @@ def test_a_failure_stops_that_trial_alone(when: str, stacks: list[int]) -> None:
         if (trial.number, when) == (2, "before"):
             raise KeyError("typo")
         score = small(trial)
-        if trial.number == 2:
+        if trial.number == 2 and (when == "after" or calls.count(2) == 1):
             raise KeyError("typo")
         return score
 
     found, error = until_error(files(objective), 4)
-    assert isinstance(error, KeyError)
-    if when == "before":  # no more trials are begun, as one by one
-        assert (found, calls, stacks) == ([0, 1], [0, 1, 2, 2], [2])
-    else:
+    if when == "before":  # as one by one: no second call, and no more trials are begun
+        assert isinstance(error, KeyError)
+        assert (found, calls, stacks) == ([0, 1], [0, 1, 2], [2])
+    elif when == "after":
+        assert isinstance(error, KeyError)
         assert (found, calls, stacks) == ([0, 1, 3], [0, 1, 2, 3, 2], [4])
+    else:  # another trial may have been what it failed of
+        assert (found, calls, error) == ([0, 1, 2, 3], [0, 1, 2, 3, 2], None)
+
+
+def test_a_trial_that_waited_while_no_other_ran_is_not_tried_again() -> None:
+    calls: list[int] = []
+
+    def objective(trial: privtune.Trial) -> float:
+        calls.append(trial.number)
+        if trial.number == 0:
+            return reading(trial)
+        small(trial)
+        raise KeyError("typo")
+
+    found, error = until_error(files(objective), 2)
+    assert isinstance(error, KeyError)
+    assert (found, calls) == ([0], [0, 1])
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_what_is_no_exception_ends_the_round_and_is_not_tried_again(error: Any) -> None:
+    calls: list[int] = []
+
+    def objective(trial: privtune.Trial) -> float:
+        calls.append(trial.number)
+        score = small(trial)
+        if trial.number == 1:
+            raise error
+        return score
+
+    done: list[int] = []
+    with pytest.raises(error):
+        done += (r.index for r in run(files(objective), 3))
+    assert calls == [0, 1, 2]
 
 
 def test_trials_that_share_an_object_are_run_again_by_themselves() -> None:
@@ -265,22 +305,213 @@ def test_trials_that_share_an_object_are_run_again_by_themselves() -> None:
     alone = {r.index: r.weights for r in run(files(objective, stack=1), 3)}
     for number, weights in alone.items():
         torch.testing.assert_close(together[number], weights, rtol=1e-4, atol=1e-5)
+    assert rehearse(objective, files(objective).plan).stack == 1  # so a study does not even begin
 
 
-def test_what_belongs_to_the_thread_of_the_round_is_run_there() -> None:
-    """Handlers of signals, connections: what no other thread may touch worked before there were threads."""
-    calls: list[bool] = []
+def reading(trial: privtune.Trial) -> float:
+    """An objective that reads its batches, and so never waits."""
+    model = nn.Sequential(nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    private = trial.make_private(model, optimizer, TRAIN)
+    for batch in private.batches():
+        private.step(batch, loss_of)
+    return trial.score(model, VALIDATION)
 
-    def objective(trial: privtune.Trial) -> float:
-        calls.append(threading.current_thread() is threading.main_thread())
-        before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        score = small(trial)
-        signal.signal(signal.SIGUSR1, before)
+
+def handling(trial: privtune.Trial) -> float:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    score = small(trial)
+    signal.signal(signal.SIGUSR1, before)
+    return score
+
+
+CONNECTION: list[sqlite3.Connection] = []
+
+
+def connected(trial: privtune.Trial) -> float:
+    """Uses a connection that whoever called it first has opened, after ``fit``."""
+    if not CONNECTION:
+        CONNECTION.append(sqlite3.connect(":memory:"))
+    score = small(trial)
+    CONNECTION[0].execute("select 1")
+    return score
+
+
+def looping(trial: privtune.Trial) -> float:
+    """Asks for the event loop that only the main thread is given."""
+    loop = LOOP_OF_MAIN[0]
+    if threading.current_thread() is threading.main_thread():
+        asyncio.set_event_loop(loop)
+    asyncio.get_event_loop().run_until_complete(asyncio.sleep(0))
+    return small(trial)
+
+
+LOOP_OF_MAIN: list[asyncio.AbstractEventLoop] = []
+LOCK = threading.Lock()
+
+
+def locking(trial: privtune.Trial) -> float:
+    with LOCK:
+        return small(trial)
+
+
+def exclusive(trial: privtune.Trial) -> float:
+    """Holds a database while it waits, so that the next trial fails before it waits."""
+    with contextlib.closing(sqlite3.connect(DATABASE[0], timeout=0.0)) as connection:
+        connection.execute("begin immediate")
+        return small(trial)
+
+
+DATABASE: list[str] = []
+
+
+@pytest.mark.parametrize("objective", [handling, connected, looping, locking, exclusive, reading])
+def test_what_must_not_meet_is_found_in_the_rehearsal_and_run_where_the_round_runs(
+    objective: Any, storage: str, tmp_path: Any, stacks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_together, "_PATIENCE", 0.1)
+    monkeypatch.setitem(globals(), "CONNECTION", [])
+    monkeypatch.setitem(globals(), "DATABASE", [str(tmp_path / "own.db")])
+    monkeypatch.setitem(globals(), "LOOP_OF_MAIN", [asyncio.new_event_loop()])
+    main: list[bool] = []
+
+    def watched(trial: privtune.Trial) -> float:
+        if not trial._rehearsal:
+            main.append(threading.current_thread() is threading.main_thread())
+        score: float = objective(trial)
         return score
 
-    found = list(run(files(objective), 3))
-    assert [result.index for result in found] == [0, 1, 2]
-    assert calls == [False, True] * 3
+    state = torch.get_rng_state()
+    release = rounds(storage, "bound").optimize(
+        watched, strategy=PapernotSteinke(mean_runs=8), training=LOOP, validation=SPLIT
+    )
+    asyncio.set_event_loop(None)
+    LOOP_OF_MAIN[0].close()
+    assert not release.is_nothing
+    assert len(main) > 1
+    assert all(main)
+    assert stacks == []
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_objective_that_may_meet_is_rehearsed_so_and_one_that_does_not_wait_once() -> None:
+    calls: list[tuple[str, bool]] = []
+
+    def watched(trial: privtune.Trial, objective: Any) -> float:
+        main = threading.current_thread() is threading.main_thread()
+        calls.append(("called", main))
+        try:
+            score: float = objective(trial)
+        finally:
+            calls.append(("left", main))
+        return score
+
+    plan = files(small).plan
+    assert rehearse(partial(watched, objective=small), plan).stack == "auto"
+    one, two, left = [("called", True), ("left", True)], ("called", False), ("left", False)
+    assert calls == [*one, two, two, left, left]
+    for options, objective in (({"stack": 1}, small), ({}, reading)):
+        calls.clear()
+        assert rehearse(partial(watched, objective=objective), plan, **options).stack == 1
+        assert calls == one
+
+
+def test_an_interrupt_of_a_rehearsal_that_meets_is_no_answer() -> None:
+    def objective(trial: privtune.Trial) -> float:
+        if threading.current_thread() is not threading.main_thread():
+            raise KeyboardInterrupt
+        return small(trial)
+
+    with pytest.raises(KeyboardInterrupt):
+        rehearse(objective, files(small).plan)
+
+
+def test_a_users_mistake_is_raised_where_it_was_made_and_once() -> None:
+    calls: list[int] = []
+
+    def objective(trial: privtune.Trial) -> float:
+        calls.append(trial.number)
+        small(trial)
+        raise KeyError("typo")
+
+    with pytest.raises(KeyError, match="typo") as found:
+        rehearse(objective, files(small).plan)
+    assert calls == [0]
+    assert "This was a rehearsal" in found.value.__notes__[0]
+
+
+def test_a_trial_that_goes_on_after_fit_has_failed_draws_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its stack has drawn its samples and noise: another run of them would be about other weights."""
+    before, said = stacked._Stack._ready, []
+
+    def ready(self: Any) -> bool:
+        if self._loops[0].steps_taken == 3:
+            raise RuntimeError("in mid stack")
+        return before(self)
+
+    def objective(trial: privtune.Trial) -> float:
+        model = nn.Sequential(nn.Linear(6, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        private = trial.make_private(model, optimizer, TRAIN)
+        try:
+            private.fit(loss_of)
+        except RuntimeError:
+            with pytest.raises(LoopError, match="not drawn again") as found:
+                private.fit(loss_of)
+            said.append(str(found.value))
+        return trial.score(model, VALIDATION)
+
+    alone = {r.index: r.weights for r in run(files(objective, stack=1), 3)}
+    monkeypatch.setattr(stacked._Stack, "_ready", ready)
+    together = {r.index: r.weights for r in run(files(objective), 3)}
+    assert len(said) == 3
+    for number, weights in alone.items():
+        assert torch.equal(together[number], weights)  # each was run again by itself
+
+
+def test_what_a_trial_does_to_its_thread_or_to_torch_stays_its_own(stacks: list[int]) -> None:
+    """Modes of torch's, context variables, the default type: set in one trial, unseen in the next."""
+    seen: list[tuple[Any, ...]] = []
+
+    def objective(trial: privtune.Trial) -> float:
+        now = torch.is_grad_enabled(), torch.get_default_dtype(), VARIABLE.get()
+        VARIABLE.set(trial.number)
+        model = nn.Sequential(nn.Linear(6, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        private = trial.make_private(model, optimizer, TRAIN)
+        torch.set_default_dtype(torch.float64)
+        private.fit(loss_of)
+        seen.append((*now, torch.get_default_dtype(), VARIABLE.get()))
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(False)  # left so: this thread ends
+        return trial.score(model, VALIDATION)
+
+    assert len(list(run(files(objective), 3))) == 3
+    assert stacks == [3]
+    assert seen == [(True, torch.float32, -1, torch.float64, n) for n in range(3)]
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
+    assert VARIABLE.get() == -1
+
+
+VARIABLE: ContextVar[int] = ContextVar("VARIABLE", default=-1)
+
+
+def test_a_round_within_a_trial_runs_by_itself(stacks: list[int]) -> None:
+    """A study that an objective opens meets nobody: the threads are its trial's round's."""
+    inner: list[list[TrialResult]] = []
+
+    def objective(trial: privtune.Trial) -> float:
+        if trial.number < 2:
+            inner.append(list(run(files(small), 2)))
+        return small(trial)
+
+    assert sorted(r.index for r in run(files(objective), 3)) == [0, 1, 2]
+    assert stacks == [3]
+    alone = [r.weights for r in run(files(small, stack=1), 2)]
+    assert all(torch.equal(r.weights, alone[r.index]) for results in inner for r in results)
 
 
 TEMPERATURE = 1.0
