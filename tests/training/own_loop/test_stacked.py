@@ -18,7 +18,6 @@ from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import FixedDPSGD
-from privtune.training.own_loop import stacked
 from privtune.training.own_loop.alike import UnsureError, program_of
 from privtune.training.own_loop.private_training import PrivateTraining
 from privtune.training.own_loop.stacked import MEETING, Offer, groups_of, held_bytes, train_stack
@@ -96,24 +95,55 @@ def together(loops: list[PrivateTraining], loss: Any = loss_of) -> list[Exceptio
     return train_stack(group)
 
 
-KINDS = (
-    torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad,
-    torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
-)  # fmt: skip
 OPTIMIZERS: dict[str, Make] = {
     "SGD": lambda m, k: torch.optim.SGD(m.parameters(), 0.1 * (k + 1)),
     "momentum, decay": lambda m, k: torch.optim.SGD(
         m.parameters(), 0.1, 0.3 * k, weight_decay=0.01 * k, nesterov=k > 0
     ),
+    "dampening, also without momentum": lambda m, k: torch.optim.SGD(
+        m.parameters(), 0.1, 0.4 * k, dampening=0.5, maximize=k == 1
+    ),
     "a group a layer": lambda m, k: torch.optim.SGD(
         [{"params": m[0].parameters(), "lr": 0.1}, {"params": m[2].parameters(), "lr": 0.2 * k}]
     ),
     "in another order": lambda m, k: torch.optim.SGD([*m.parameters()][::-1], 0.1, 0.3 * k),
+    "of several kinds": lambda m, k: (
+        torch.optim.Adam(m.parameters(), 0.01)
+        if k == 1
+        else torch.optim.SGD(m.parameters(), 0.1 * (k + 1), 0.5)
+    ),
+    "one that has stepped": lambda m, k: stepped(torch.optim.SGD(m.parameters(), 0.1, 0.5)),
+    "a rate in a tensor": lambda m, k: torch.optim.Adam(m.parameters(), torch.tensor(0.01 * (k + 1))),
+    **{
+        f"{kind.__name__}, decay": lambda m, k, kind=kind: kind(
+            [
+                {"params": m[0].parameters(), "betas": (0.5, 0.9 - 0.1 * k)},
+                {"params": m[2].parameters(), "eps": 1e-3 * (k + 1), "maximize": k == 2},
+            ],
+            0.01,
+            weight_decay=0.1 * k,
+        )
+        for kind in (torch.optim.Adam, torch.optim.AdamW)
+    },
+    "amsgrad": lambda m, k: torch.optim.Adam(m.parameters(), 0.01 * (k + 1), amsgrad=k > 0),
     **{
         kind.__name__: lambda m, k, kind=kind: kind(m.parameters(), 0.01 * (k + 1))
-        for kind in KINDS
+        for kind in (
+            torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad,
+            torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
+        )
     },
-}
+}  # fmt: skip
+
+
+def stepped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return an optimizer that has taken a step before its loop, so that it remembers it."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.full_like(p, 0.01)
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -323,10 +353,9 @@ HOLDER = Holder()
         ({"optimizer": hooked}, loss_of),
         ({"one_by_one": True}, loss_of),
         ({}, lambda model, x, y: HOLDER.factor * cross_entropy(model(x), y)),
-        ({"limit": 2}, loss_of),
         ({"data": torch.utils.data.TensorDataset(X, Y)}, loss_of),
     ],
-    ids=["optimizer", "hook", "one-by-one", "object", "rehearsal", "dataset"],
+    ids=["optimizer", "hook", "one-by-one", "object", "dataset"],
 )
 def test_in_doubt_a_loop_goes_on_by_itself(options: dict[str, Any], loss: Any) -> None:
     private = start(0, **options)
@@ -336,7 +365,24 @@ def test_in_doubt_a_loop_goes_on_by_itself(options: dict[str, Any], loss: Any) -
         private.fit(loss)
     finally:
         MEETING.reset(token)
-    assert private.steps_taken == min(12, options.get("limit", 12))
+    assert private.steps_taken == 12
+
+
+def test_a_rehearsal_waits_as_a_trial_does_and_goes_on_by_itself() -> None:
+    private = start(0, limit=2)
+    waited: list[Offer] = []
+
+    def meeting(offer: Offer) -> bool:
+        waited.append(offer)
+        return False
+
+    token = MEETING.set(meeting)
+    try:
+        private.fit(loss_of)
+    finally:
+        MEETING.reset(token)
+    assert len(waited) == 1
+    assert private.steps_taken == 2
 
 
 def test_a_loop_with_calls_between_its_steps_or_a_mode_of_its_own_goes_on_by_itself() -> None:
