@@ -14,13 +14,7 @@ import functools
 import sys
 from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    MemberDescriptorType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
@@ -30,26 +24,17 @@ __all__ = ["UnsureError", "program_of"]
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
 _VALUES = (torch.dtype, torch.device, torch.Size, enum.Enum)
-_SMALL = (
-    1024  # numbers of a tensor that is told by its contents; a larger one is told by its memory
-)
+_SMALL = 1024  # numbers of a tensor that is told by its contents; a larger one, by its memory
 _PARTS = 64  # of lists and tables
 _LIBRARIES = frozenset({"torch", "torchvision", "numpy", "privtune"})
 _HOOKS = tuple(name for name in vars(nn.Module()) if "hook" in name)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_NO_CODE = frozenset(
-    {
-        "__module__",
-        "__doc__",
-        "__dict__",
-        "__weakref__",
-        "__qualname__",
-        "__annotations__",
-        "__init__",
-    }
-    | {"__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
-    | {"_abc_impl", "__abstractmethods__"}
-)  # of a class: nothing that a pass runs
+_NO_CODE = frozenset((
+    "__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__", "__init__",
+    "__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__", "_abc_impl",
+    "__abstractmethods__",
+))  # fmt: skip
+"""Of a class: nothing that a pass runs."""
 
 
 class UnsureError(Exception):
@@ -80,30 +65,26 @@ class _Looking:
 
     def __init__(self, model: nn.Module) -> None:
         self._open: set[int] = {id(part) for part in model.modules()}
-
-    def value(self, value: Any) -> Hashable:
-        """Return what tells a value apart."""
-        if isinstance(value, _PLAIN):
-            return (type(value).__name__, repr(value))
-        if isinstance(value, _VALUES):
-            return (type(value).__name__, str(value))
-        looks: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
-            (ModuleType, self._library),
+        self._looks: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
+            (_PLAIN, repr),
+            (_VALUES, str),
+            (ModuleType, lambda module: _of_library(module.__name__)),
             (type, self._class),
             (BuiltinFunctionType, self._builtin),
             (FunctionType, self._function),
-            (functools.partial, self._partial),
+            (functools.partial, lambda call: self._each((call.func, call.args, call.keywords))),
             (torch.Tensor, self._tensor),
-            (nn.Module, self._criterion),
+            (nn.Module, lambda module: self.module(module, whole=False)),
             ((tuple, list, frozenset, set, dict), self._parts),
+            ((staticmethod, classmethod), lambda method: self.value(method.__func__)),
+            (property, lambda each: self.value(each.fget)),
         )
-        for kind, look in looks:
+
+    def value(self, value: Any) -> Hashable:
+        """Return what tells a value apart."""
+        for kind, look in self._looks:
             if isinstance(value, kind):
-                return look(value)
-        if isinstance(value, staticmethod | classmethod):
-            return (type(value).__name__, self.value(value.__func__))
-        if isinstance(value, property):
-            return ("property", self.value(value.fget))
+                return (type(value).__name__, look(value))
         raise UnsureError(type(value).__name__)
 
     def module(self, module: nn.Module, *, whole: bool) -> Hashable:
@@ -113,117 +94,90 @@ class _Looking:
             module: The module.
             whole: Whether it is what is trained: then what it holds is told by shape.
         """
+        if not whole and id(module) in self._open:
+            raise UnsureError("the model that is trained")
         first: dict[int, str] = {}
-        held: list[Hashable] = []
+        found: list[Hashable] = []
         for name, tensor in (
             *module.named_parameters(remove_duplicate=False),
             *module.named_buffers(remove_duplicate=False),
         ):
             if type(tensor) not in (nn.Parameter, torch.Tensor) or tensor._backward_hooks:
                 raise UnsureError(name)
-            shape = (tuple(tensor.shape), str(tensor.dtype), str(tensor.device))
-            content = () if whole else (self._tensor(tensor),)
-            alias = first.setdefault(id(tensor), name)
-            held.append((name, alias, *shape, tensor.requires_grad, *content))
-        parts: list[Hashable] = []
+            content = _shape(tensor) if whole else self._tensor(tensor)
+            found.append((name, first.setdefault(id(tensor), name), tensor.requires_grad, content))
         for name, part in module.named_modules(remove_duplicate=False):
             own = vars(part)
             if any(own.get(hooks) for hooks in _HOOKS):
                 raise UnsureError(f"hooks of {name}")
-            others = sorted(own.keys() - _OF_EVERY_MODULE)
-            parts.append(
-                (
-                    name,
-                    first.setdefault(id(part), name),
-                    self._class(type(part)),
-                    part.training,
-                    tuple((each, self.value(own[each])) for each in others),
-                )
-            )
-        return (tuple(held), tuple(parts))
+            alias, kind = first.setdefault(id(part), name), self._class(type(part))
+            others = self._each((n, own[n]) for n in sorted(own.keys() - _OF_EVERY_MODULE))
+            found.append((name, alias, kind, part.training, others))
+        return tuple(found)
 
-    def _criterion(self, module: nn.Module) -> Hashable:
-        if id(module) in self._open:
-            raise UnsureError("the model that is trained")
-        return self.module(module, whole=False)
-
-    def _library(self, module: ModuleType) -> Hashable:
-        if not _installed(module.__name__):
-            raise UnsureError(module.__name__)
-        return ("module", module.__name__)
-
-    def _class(self, kind: type) -> Hashable:
+    def _class(self, kind: Any) -> Hashable:
         if _installed(kind.__module__):
-            return ("class", kind.__module__, kind.__qualname__, id(kind))
-        return self._once(kind, self._own_class)
-
-    def _own_class(self, kind: Any) -> Hashable:
-        bases = tuple(self._class(base) for base in kind.__mro__[1:] if base is not object)
-        found = [
-            (name, self.value(part))
+            return (kind.__module__, kind.__qualname__, id(kind))
+        code = (
+            (name, part)
             for name, part in sorted(vars(kind).items())
             if name not in _NO_CODE and not isinstance(part, MemberDescriptorType)
-        ]
-        return (kind.__qualname__, bases, tuple(found))
+        )
+        bases = (base for base in kind.__mro__[1:] if base is not object)
+        return self._once(kind, lambda: (kind.__qualname__, self._each(bases), self._each(code)))
 
     def _builtin(self, function: Any) -> Hashable:
         owner = function.__self__
         if owner is not None and not isinstance(owner, ModuleType | type):
             raise UnsureError(function.__name__)
-        return ("built-in", id(function), function.__name__)
+        return (id(function), function.__name__)
 
     def _function(self, function: Any) -> Hashable:
         if _installed(function.__module__ or ""):
-            return ("function", function.__module__, function.__qualname__, id(function))
-        return self._once(function, self._own_function)
-
-    def _own_function(self, function: Any) -> Hashable:
-        cells = (_content(cell) for cell in function.__closure__ or ())
-        table = function.__globals__
-        names = [
-            (name, self.value(table[name]) if name in table else hasattr(builtins, name))
-            for name in _globals_of(function.__code__)
-        ]
-        return (
-            function.__code__,
-            tuple(self.value(cell) for cell in cells),
-            tuple(names),
-            self.value(function.__defaults__),
-            self.value(function.__kwdefaults__),
-            self.value({n: v for n, v in vars(function).items() if n != "__wrapped__"}),
+            return (function.__module__, function.__qualname__, id(function))
+        table, names = function.__globals__, _globals_of(function.__code__)
+        refers = (
+            [_content(cell) for cell in function.__closure__ or ()],
+            [(n, table[n] if n in table else hasattr(builtins, n)) for n in names],
+            function.__defaults__,
+            function.__kwdefaults__,
+            [(n, value) for n, value in vars(function).items() if n != "__wrapped__"],
         )
-
-    def _partial(self, call: functools.partial[Any]) -> Hashable:
-        return ("partial", *(self.value(part) for part in (call.func, call.args, call.keywords)))
+        return self._once(
+            function, lambda: (function.__code__, *(self._each(each or ()) for each in refers))
+        )
 
     def _tensor(self, tensor: torch.Tensor) -> Hashable:
         if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.requires_grad:
             raise UnsureError("a tensor with a gradient")
-        shape = (tuple(tensor.shape), str(tensor.dtype), str(tensor.device))
         if tensor.numel() <= _SMALL:
-            return (*shape, repr(tensor.tolist()))
-        return (*shape, id(tensor), 0 if tensor.is_inference() else tensor._version)
+            return (*_shape(tensor), repr(tensor.tolist()))
+        return (*_shape(tensor), id(tensor), 0 if tensor.is_inference() else tensor._version)
 
     def _parts(self, value: Any) -> Hashable:
         if len(value) > _PARTS or type(value) not in (tuple, list, frozenset, set, dict):
             raise UnsureError(type(value).__name__)
-        return self._once(value, self._own_parts) if value else (type(value).__name__,)
+        if isinstance(value, set | frozenset):
+            return frozenset(map(self.value, value))
+        parts = value.items() if isinstance(value, dict) else value
+        return self._once(value, lambda: self._each(parts)) if value else ()
 
-    def _own_parts(self, value: Any) -> Hashable:
-        parts: Iterable[Any] = value.items() if isinstance(value, dict) else value
-        found = [self.value(part) for part in parts]
-        name = type(value).__name__
-        return (name, frozenset(found) if isinstance(value, set | frozenset) else tuple(found))
+    def _each(self, values: Iterable[Any]) -> tuple[Hashable, ...]:
+        return tuple(map(self.value, values))
 
-    def _once(self, value: Any, look: Callable[[Any], Hashable]) -> Hashable:
+    def _once(self, value: Any, look: Callable[[], Hashable]) -> Hashable:
         """Look at a value, unless that is what is being looked at."""
         if id(value) in self._open:
             return "what holds this"
         self._open.add(id(value))
         try:
-            return look(value)
+            return look()
         finally:
             self._open.discard(id(value))
+
+
+def _shape(tensor: torch.Tensor) -> tuple[Hashable, ...]:
+    return (tuple(tensor.shape), str(tensor.dtype), str(tensor.device))
 
 
 def _content(cell: Any) -> Any:
@@ -235,16 +189,27 @@ def _content(cell: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _globals_of(code: CodeType) -> tuple[str, ...]:
-    """Return the names of globals that code reads, that of functions within it included."""
-    found = {
-        str(each.argval)
-        for each in dis.get_instructions(code)
-        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    }
+    """Return the names of globals that code reads, that of functions within it included.
+
+    Raises:
+        UnsureError: If it imports what is no library's.
+    """
+    found: set[str] = set()
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            found.add(str(each.argval))
+        elif each.opname == "IMPORT_NAME":
+            _of_library(str(each.argval))
     for part in code.co_consts:
         if isinstance(part, CodeType):
             found.update(_globals_of(part))
     return tuple(sorted(found))
+
+
+def _of_library(name: str) -> str:
+    if not _installed(name):
+        raise UnsureError(name)
+    return name
 
 
 def _installed(name: str) -> bool:

@@ -111,12 +111,13 @@ MEETING: ContextVar[Callable[[Offer], bool] | None] = ContextVar("MEETING", defa
 
 
 def plain_modes() -> bool:
-    """Say whether torch runs in this thread as it runs in any new one: no mode, no other device."""
+    """Say whether torch runs in this thread as it runs in any new one: no mode, no other device or type."""
     modes = _C._len_torch_function_stack() + _C._len_torch_dispatch_stack()
     begun: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     cuda = begun and torch.cuda.current_device() != 0
     cast = any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
     usual = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    usual = usual and torch.get_default_dtype() == torch.float32
     return usual and not (modes or cuda or cast)
 
 
@@ -293,14 +294,9 @@ class _Stack:
         for row, own in enumerate(owns):
             if SteppedAsOne.takes(own.optimizer, self._params.dtype):
                 kinds.setdefault(type(own.optimizer), []).append(row)
+        params = [loop._weights.params for loop in self._loops]
         as_one = [
-            (
-                rows,
-                SteppedAsOne(
-                    [owns[row].optimizer for row in rows],
-                    [self._loops[row]._weights.params for row in rows],
-                ),
-            )
+            (rows, SteppedAsOne([owns[k].optimizer for k in rows], [params[k] for k in rows]))
             for rows in kinds.values()
         ]
         moved: dict[int, torch.Tensor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -459,12 +460,21 @@ def test_a_model_that_changes_itself_is_not_trained_in_a_stack() -> None:
         lambda m, x, y: UNKNOWN.sum(),
         lambda m, x, y: HOLDER.factor,
         lambda m, x, y: LOCK,
+        lambda m, x, y: importing(),
+        lambda m, x, y: [HOLDER.factor for _ in x],
+        partial(cross_entropy, HOLDER),
     ],
-    ids=["weight", "object", "lock"],
+    ids=["weight", "object", "lock", "import", "inner", "partial"],
 )
 def test_programs_are_told_by_value_or_not_at_all(function: Any) -> None:
     with pytest.raises(UnsureError):
         program_of(mlp(), function)
+
+
+def importing() -> Any:
+    from tests.training.simple import blobs
+
+    return blobs
 
 
 UNKNOWN = nn.Parameter(torch.ones(3))
