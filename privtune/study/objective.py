@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from privtune.study._shown import ShownTrial, ShownTrials
     from privtune.study.lifecycle import Life
     from privtune.training.mechanism.records import RecordFacts
+    from privtune.training.own_loop.stacked import Offer
 
 __all__ = [
     "OBJECTIVE",
@@ -281,6 +282,7 @@ def rehearse(
     training = plan.training if plan.search is None else plan.search.trainings[0]
     point = {} if plan.search is None else plan.search.points[0]
     from privtune.training.engine.initialisation import Initialisation
+    from privtune.training.engine.stacks import STACK_BYTES
 
     def run(given: Mapping[str, Any], *, anew: bool = False) -> tuple[Trial, object]:
         """Call the function; anew, from other first weights and as far as its model."""
@@ -313,9 +315,9 @@ def rehearse(
 
     could_meet = False
 
-    def waits(_: object) -> bool:
+    def waits(offer: Offer) -> bool:
         nonlocal could_meet
-        could_meet = plan.is_sealed and stack != 1
+        could_meet = plan.is_sealed and stack != 1 and 2 * offer.held_bytes <= STACK_BYTES
         return False
 
     rehearsal = partial(run, {**plan.params, **point})

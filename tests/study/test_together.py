@@ -26,6 +26,7 @@ from privtune.strategies import Everything, PapernotSteinke, TrialResult
 from privtune.study import StudyInterruptedError, _together
 from privtune.study.failures import ArmStoppedError
 from privtune.study.objective import ObjectiveFiles, plan_objective, rehearse
+from privtune.training.engine import stacks as stacks_of
 from privtune.training.mechanism.streams import Streams
 from privtune.training.own_loop import stacked
 from privtune.training.own_loop.weights import LoopError
@@ -394,7 +395,9 @@ def test_what_must_not_meet_is_found_in_the_rehearsal_and_run_where_the_round_ru
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_an_objective_that_may_meet_is_rehearsed_so_and_one_that_does_not_wait_once() -> None:
+def test_an_objective_that_may_meet_is_rehearsed_so_and_any_other_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[tuple[str, bool]] = []
 
     def watched(trial: privtune.Trial, objective: Any) -> float:
@@ -414,6 +417,10 @@ def test_an_objective_that_may_meet_is_rehearsed_so_and_one_that_does_not_wait_o
         calls.clear()
         assert rehearse(partial(watched, objective=objective), plan, **options).stack == 1
         assert calls == one
+    calls.clear()  # two models do not fit beside each other: no third and fourth are made
+    monkeypatch.setattr(stacks_of, "STACK_BYTES", 1000)
+    assert rehearse(partial(watched, objective=small), plan).stack == 1
+    assert calls == one
 
 
 def test_an_interrupt_of_a_rehearsal_that_meets_is_no_answer() -> None:
