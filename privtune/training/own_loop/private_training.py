@@ -209,7 +209,7 @@ class PrivateTraining(Loop):
         if meeting is None or self._hooked is not None:
             return False
         packed = self._of_records(loss_of)
-        offer = Offer.of(self, loss_of, packed=packed, use=lambda: self._use(packed))
+        offer = Offer.of(self, loss_of, lambda: self._use(packed))
         return offer is not None and meeting(offer)
 
     # Which tensors hold something of the batches that the loop has read.

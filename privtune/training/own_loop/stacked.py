@@ -39,7 +39,6 @@ class Offer:
     Args:
         loop: The loop; no sample of it was drawn.
         loss_of: The loss of a record, as it was given.
-        packed: The same of records as the kernel sees them.
         use: Makes the loop's kernel of it, with the checks that a loop by itself makes; says whether it
             is another one than before.
         program: What tells model and loss apart, as they were when the loop came here.
@@ -49,22 +48,18 @@ class Offer:
 
     loop: Loop
     loss_of: LossOf
-    packed: LossOf
     use: Callable[[], bool]
     program: Hashable
     data: TensorData
     held_bytes: int
 
     @classmethod
-    def of(
-        cls, loop: Loop, loss_of: LossOf, *, packed: LossOf, use: Callable[[], bool]
-    ) -> Offer | None:
+    def of(cls, loop: Loop, loss_of: LossOf, use: Callable[[], bool]) -> Offer | None:
         """Return a loop as one that may share a stack, or None for one that goes on by itself.
 
         Args:
             loop: The loop.
             loss_of: The loss of a record, as it was given.
-            packed: The same of records as the kernel sees them.
             use: Makes its kernel.
         """
         data = getattr(loop._oracle._given, "stands_for", loop._oracle._given)
@@ -80,7 +75,7 @@ class Offer:
             return None
         state = _VECTORS * loop._weights.flat.nbytes
         fixed = sum(t.nbytes for t in loop._weights._still.values())
-        return cls(loop, loss_of, packed, use, program, data, state + fixed)
+        return cls(loop, loss_of, use, program, data, state + fixed)
 
     def stands(self) -> bool:
         """Say whether nothing that it refers to was changed by others while it waited."""
