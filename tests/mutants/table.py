@@ -578,12 +578,6 @@ _in(
         "    return True",
         f"{_TOGETHER}::test_what_must_not_meet_is_found_in_the_rehearsal_and_run_where_the_round_runs",
     ),
-    (
-        "a study within a trial joins the trial's round",
-        "token = MEETING.set(meeting)",
-        "token = MEETING.set(MEETING.get())",
-        f"{_TOGETHER}::test_a_round_within_a_trial_runs_by_itself",
-    ),
 )
 
 _in(
