@@ -138,7 +138,7 @@ class _ObjectiveTrainer:
     pruner: Any
     executor: Executor
     deadline: float
-    facts: Any = None
+    rehearsed: Any = None
 
     @property
     def independent(self) -> Any:
@@ -149,7 +149,13 @@ class _ObjectiveTrainer:
 
     def rehearse(self, plan: Plan) -> None:
         """Call the function once on made-up records."""
-        self.facts = rehearse(self.objective, plan, self.strategy, sampler=self.independent)
+        self.rehearsed = rehearse(
+            self.objective,
+            plan,
+            self.strategy,
+            sampler=self.independent,
+            stack=self.life.spec.compute.stack,
+        )
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the strategy as it was given, and its round."""
@@ -160,7 +166,8 @@ class _ObjectiveTrainer:
             self.objective,
             sampler=self.independent,
             deadline=self.deadline,
-            facts=self.facts,
+            facts=self.rehearsed.facts,
+            stack=self.rehearsed.stack,
         )
         return self.strategy, ObjectiveRound(
             kept=life.trials,

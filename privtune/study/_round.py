@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from privtune.study._trials import StudyTrials
     from privtune.tasks import Task, TaskData
 
-__all__ = ["TRIALS", "Files", "StudyRound", "TrialFiles", "work_on_rows"]
+__all__ = ["STACK", "TRIALS", "Files", "StudyRound", "TrialFiles", "work_on_rows"]
 
-_STACK = 16  # candidates that are trained together
+STACK = 16  # candidates that are trained together
 _CAUTIOUS = 4  # likewise, where a known score ends the round: what is trained after it is wasted
 _LOSSES = 3  # how often a round trains anew what its object store has lost, before it says so
 TRIALS, _FINAL = 10_000_000, 20_000_000  # first numbers of trainings with a name, above all rows
@@ -87,7 +87,7 @@ class Files(ABC):
         secrets: Mapping[int, bytes],
         scored: bool,
         alone: bool = True,
-    ) -> list[TrialResult]:
+    ) -> Iterable[TrialResult]:
         """Train some candidates; everything random in each derives from its secret.
 
         Args:
@@ -96,6 +96,9 @@ class Files(ABC):
             secrets: Their secrets.
             scored: Whether to score them.
             alone: Whether no other process may be at the same ones.
+
+        Returns:
+            A result a candidate, in any order, each as soon as it is done.
         """
 
     def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
@@ -144,7 +147,7 @@ class TrialFiles(Files):
     @property
     def at_once(self) -> int:
         """How many rows to take at once: those of a stack."""
-        return _STACK if self.compute.stack == "auto" else self.compute.stack
+        return STACK if self.compute.stack == "auto" else self.compute.stack
 
     @property
     def hardware(self) -> str:
@@ -351,7 +354,8 @@ class StudyRound:
             secrets = {number: self.streams.key("trial", number) for number in missing}
             trials = {number: named[name] for number, name in missing.items()}
             results = self.files.train(training, trials, secrets=secrets, scored=scored)
-            for name, result in zip(missing.values(), results, strict=True):
+            for result in results:
+                name = missing[result.index]
                 done[name] = replace(result, index=_number(name))
                 self.files.results.put(f"{name}.safetensors", pack_result(done[name]))
         return [done[name] for name in named]

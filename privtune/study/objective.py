@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from optuna.exceptions import TrialPruned
 
@@ -33,8 +33,9 @@ from privtune.strategies.everything import sampler_of
 from privtune.strategies.release import split
 from privtune.study._hints import searches_begin_at_hints
 from privtune.study._loop_data import SealedTrialError
-from privtune.study._round import TRIALS, Files, StudyRound, work_on_rows
+from privtune.study._round import STACK, TRIALS, Files, StudyRound, work_on_rows
 from privtune.study._shown import suggested
+from privtune.study._together import by_itself, can_meet, run_together
 from privtune.study.rehearsal import MadeAnew, check_saved, is_more_than_trained
 from privtune.study.split import Split
 from privtune.study.trial import Trial
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from privtune.study._shown import ShownTrial, ShownTrials
     from privtune.study.lifecycle import Life
     from privtune.training.mechanism.records import RecordFacts
+    from privtune.training.own_loop.stacked import Offer
 
 __all__ = [
     "OBJECTIVE",
@@ -127,6 +129,8 @@ class ObjectiveFiles(Files):
         live: Optuna's trials, where every trial is paid for, by number.
         shown: Opens Optuna's trials in a process of a worker, which draws by the plan's sampler.
         facts: Public ranges of whole numbers, as the rehearsal found them.
+        stack: How many trials to run at once, each in a thread of its own, so that those that are
+            alike are trained as one stack; 1 for one after the other.
     """
 
     objective: Objective
@@ -135,6 +139,14 @@ class ObjectiveFiles(Files):
     live: dict[int, ShownTrial] = field(default_factory=dict)
     shown: Callable[[], ShownTrials] | None = None
     facts: RecordFacts | None = None
+    stack: int | Literal["auto"] = "auto"
+
+    @property
+    def at_once(self) -> int:
+        """How many rows to take at once; trials that are shown may wait for each other's scores."""
+        if not self.plan.is_sealed:
+            return 1
+        return STACK if self.stack == "auto" else self.stack
 
     @classmethod
     def make(cls, life: Life, plan: Plan, objective: Objective, **rest: Any) -> ObjectiveFiles:
@@ -181,9 +193,10 @@ class ObjectiveFiles(Files):
         secrets: Mapping[int, bytes],
         scored: bool,
         alone: bool = True,
-    ) -> list[TrialResult]:
-        """Call the function for each trial."""
-        return [self._one(training, n, given, secrets[n]) for n, given in trials.items()]
+    ) -> Iterable[TrialResult]:
+        """Call the function for each trial; those that wait for each other share a stack."""
+        runs = [partial(self._one, training, n, p, secrets[n]) for n, p in trials.items()]
+        return run_together(runs) if self.at_once > 1 else map(by_itself, runs)
 
     def _one(
         self, training: TrainingPlan, number: int, given: Mapping[str, Any], secret: bytes
@@ -229,13 +242,27 @@ def _pruned(trial: Trial, number: int) -> TrialResult:
     return pruned(number, trial.params)
 
 
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a rehearsal has shown.
+
+    Args:
+        facts: The ranges of whole numbers that the loop showed.
+        stack: How many trials to run at once; 1 where they do not wait in ``fit``, or must not.
+    """
+
+    facts: RecordFacts | None
+    stack: int | Literal["auto"]
+
+
 def rehearse(
     objective: Objective,
     plan: Plan,
     strategy: Strategy | None = None,
     *,
     sampler: IndependentSampler | None = None,
-) -> RecordFacts | None:
+    stack: int | Literal["auto"] = "auto",
+) -> Rehearsed:
     """Call the function once on made-up records of the dataset's shapes, for two steps.
 
     What a program does wrong (a layer of a wrong size, a mean loss, a step that is skipped, a name
@@ -243,11 +270,11 @@ def rehearse(
     was looked at but for its shape. So is a hyperparameter that the strategy needs and the function
     does not suggest; a worker, whose driver has seen to that, gives no strategy.
 
-    Where the model holds more than what is trained, the function is called a second time, as far as it
+    Where the model holds more than what is trained, the function is called another time, as far as it
     makes its model: what would be released, loaded into that, must be what was trained.
 
-    Returns:
-        The ranges of whole numbers that the loop showed.
+    Where its trials could wait for each other in ``fit``, it is called twice more, as trials that do: in
+    threads, one while the other waits. If that fails, they are run one by one.
 
     Raises:
         PrivTuneError: Whatever a trial would be refused for.
@@ -255,6 +282,7 @@ def rehearse(
     training = plan.training if plan.search is None else plan.search.trainings[0]
     point = {} if plan.search is None else plan.search.points[0]
     from privtune.training.engine.initialisation import Initialisation
+    from privtune.training.engine.stacks import STACK_BYTES
 
     def run(given: Mapping[str, Any], *, anew: bool = False) -> tuple[Trial, object]:
         """Call the function; anew, from other first weights and as far as its model."""
@@ -285,7 +313,15 @@ def rehearse(
             finally:
                 trial.close()
 
-    trial, value = run({**plan.params, **point})
+    could_meet = False
+
+    def waits(offer: Offer) -> bool:
+        nonlocal could_meet
+        could_meet = plan.is_sealed and stack != 1 and 2 * offer.held_bytes <= STACK_BYTES
+        return False
+
+    rehearsal = partial(run, {**plan.params, **point})
+    trial, value = by_itself(rehearsal, waits)
     result, loop = trial.finish(value, 0), trial.loop
     if loop is not None and is_more_than_trained(loop.bare):
         try:
@@ -302,7 +338,8 @@ def rehearse(
             )
     if strategy is not None:
         check_given(strategy, trial.params)
-    return None if loop is None else loop.facts
+    together = could_meet and can_meet(rehearsal)
+    return Rehearsed(None if loop is None else loop.facts, stack if together else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,8 +364,9 @@ class ObjectiveRound(StudyRound):
         return {}
 
 
-def in_threads(files: Files, charge_id: str, jobs: int) -> Callable[[Rounds], None]:
+def in_threads(files: ObjectiveFiles, charge_id: str, jobs: int) -> Callable[[Rounds], None]:
     """Return what works through a round in threads: for a function that only this process knows."""
+    files = replace(files, stack=1)  # they wait for each other in one thread at a time
 
     def give(rounds: Rounds) -> None:
         with ThreadPoolExecutor(jobs) as pool:

@@ -306,7 +306,12 @@ def _files(life: Life, plan: Plan, compute: Compute) -> Files:
     shown = partial(life.trials.shown, plan.arm, life.sealed(plan.arm))
     # A random sampler asks for no scores: none need be read anew.
     blind = plan.details.get("sampler") == "random"
-    facts = rehearse(objective, plan)
+    found = rehearse(objective, plan, stack=compute.stack)
     return ObjectiveFiles.make(
-        life, plan, objective, facts=facts, shown=cache(shown) if blind else shown
+        life,
+        plan,
+        objective,
+        facts=found.facts,
+        stack=found.stack,
+        shown=cache(shown) if blind else shown,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -107,10 +107,10 @@ def run(objective: Objective, *, arm: str = "fixed", trials: int = 2) -> Verdict
         number: {} for number in range(1 if arm == "fixed" else trials)
     }
     try:
-        rehearse(bound, plan, _ARMS[arm][0])
+        files = replace(files, stack=rehearse(bound, plan, _ARMS[arm][0]).stack)
         charged = True
         secrets = {number: files.streams.key("trial", number) for number in numbers}
-        results = files.train(training, numbers, secrets=secrets, scored=arm != "fixed")
+        results = list(files.train(training, numbers, secrets=secrets, scored=arm != "fixed"))
     except Exception as error:
         return Verdict(error, charged)
     return Verdict(None, charged, tuple(results))

@@ -20,6 +20,7 @@ from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.transcript import Transcript
 
 __all__ = [
+    "STACK_BYTES",
     "Memory",
     "Trained",
     "longest_sample",
@@ -31,7 +32,7 @@ __all__ = [
 
 OnStep = Callable[[int, Mapping[str, torch.Tensor]], None]
 
-_STACK_BYTES = 128 * 2**20  # larger work spaces fall out of the caches, and stacking gains nothing
+STACK_BYTES = 128 * 2**20  # larger work spaces fall out of the caches, and stacking gains nothing
 _PIECE_BYTES = 256 * 2**20  # of one candidate's physical batch
 _LARGEST = 256
 _VECTORS = 8  # parameters, gradient, noise, and up to five vectors of a method's state
@@ -111,7 +112,7 @@ def stack_sizes(kernel: Kernel, memory: Memory, candidates: int, *, stack: int |
         Sizes of stacks, as even as can be, so that few shapes are captured.
     """
     if stack is None:
-        largest = min(_LARGEST, int(_STACK_BYTES / memory.candidate_bytes))
+        largest = min(_LARGEST, int(STACK_BYTES / memory.candidate_bytes))
         single = not isinstance(kernel, BatchedKernel) or kernel.convolves
         stack = 1 if single else max(1, largest)
     count = -(-candidates // stack)

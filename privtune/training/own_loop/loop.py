@@ -98,7 +98,8 @@ class Loop:
         self._weights = WatchedWeights(model, self.layout)
         flat = self._weights.flat
         local = local.to(flat.device)
-        streams = Streams(secret)
+        streams = self._streams = Streams(secret)
+        self._of_stack: Transcript | None = None
         self._records = _tensors_of(data)
         self._record_versions = [t._version for t in self._records]
         self._unit: str = getattr(local, "unit", "")
@@ -152,9 +153,9 @@ class Loop:
         """Let the method step by itself, or the loop's optimizer along its gradients."""
         self._method = method
         self._paces = rate_factors(method, given, self.schedule)
+        self._candidate = {name: value for name, value in given.items() if name not in SEARCHED}
         if held is None:
-            own = {name: value for name, value in given.items() if name not in SEARCHED}
-            self._state = method.init(self._weights.flat.clone().unsqueeze(0), [own])
+            self._state = method.init(self._weights.flat.clone().unsqueeze(0), [self._candidate])
         elif any(pace != 1.0 for pace in self._paces):
             raise InvalidInputError(
                 "schedule",
@@ -177,7 +178,7 @@ class Loop:
     @property
     def transcript(self) -> Transcript:
         """What was released so far."""
-        return self._oracle.transcripts()[0]
+        return self._oracle.transcripts()[0] if self._of_stack is None else self._of_stack
 
     @property
     def steps_taken(self) -> int:

@@ -27,6 +27,7 @@ from privtune.training.own_loop.hooked import HookedModel
 from privtune.training.own_loop.loop import Loop
 from privtune.training.own_loop.record_loss import numbers_in
 from privtune.training.own_loop.replay import Following, Recording, storage_of
+from privtune.training.own_loop.stacked import MEETING, Offer
 from privtune.training.own_loop.weights import LoopError
 
 __all__ = ["Batch", "PlanExhaustedError", "PrivateTraining"]
@@ -105,6 +106,11 @@ class PrivateTraining(Loop):
             raise PlanExhaustedError(
                 f"The plan charged {self.schedule.steps} steps and all of them are taken. More "
                 "steps need a plan of their own."
+            )
+        if self._of_stack is not None:
+            raise LoopError(
+                "The training was stopped in fit, and what was drawn for it is not drawn again. Let what "
+                "fit raises leave the function."
             )
         self._refuse_skipped()
         self.check()
@@ -185,11 +191,26 @@ class PrivateTraining(Loop):
             loss_of: The loss of one record: see :meth:`step`.
             on_step: Called after each step with the steps done and the steps planned: for a
                 learning-rate schedule, or for ``trial.report``.
+
+        Where trials of a round are trained together, this waits for the others, unless ``on_step`` is
+        given: those of one architecture and one loss are trained as one stack, each with its own
+        samples, noise and optimizer.
         """
+        if on_step is None and self._met(loss_of):
+            return
         for batch in self.batches():
             self.step(batch, loss_of)
             if on_step is not None:
                 on_step(self._taken, self.schedule.steps)
+
+    def _met(self, loss_of: LossOf) -> bool:
+        """Wait for other loops, where there is a meeting; say whether all was trained there."""
+        meeting = MEETING.get()
+        if meeting is None or self._hooked is not None:
+            return False
+        packed = self._of_records(loss_of)
+        offer = Offer.of(self, loss_of, lambda: self._use(packed))
+        return offer is not None and meeting(offer)
 
     # Which tensors hold something of the batches that the loop has read.
 
@@ -229,10 +250,7 @@ class PrivateTraining(Loop):
                     "value), so every record's loss hangs on all the others. Compute it from the "
                     "record inside loss_of, or take a public number."
                 )
-        if self._kernel.use(loss_of, self._refuse_foreign):
-            self._weights.check()
-            self._oracle.hold_to(self._kernel.facts(loss_of))
-            self._oracle.compute_at_once(self._physical or self._kernel.rows_at_once(self.schedule))
+        self._use(loss_of)
         self._oracle.drawn = opened.sample
         if self._own is not None:
             gradient = self._oracle.gradient(
@@ -250,6 +268,15 @@ class PrivateTraining(Loop):
             self._history.append(self._method.report(self._state))
         self._close_step()
         self._watch_after(opened)
+        return True
+
+    def _use(self, loss_of: LossOf) -> bool:
+        """Take the loss of the next step; say whether it is another one, whose records are looked at anew."""
+        if not self._kernel.use(loss_of, self._refuse_foreign):
+            return False
+        self._weights.check()
+        self._oracle.hold_to(self._kernel.facts(loss_of))
+        self._oracle.compute_at_once(self._physical or self._kernel.rows_at_once(self.schedule))
         return True
 
     # Opacus' form, step(losses): the loop reads the batch and hands back its losses.

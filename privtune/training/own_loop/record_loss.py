@@ -67,7 +67,7 @@ class RecordLossKernel:
         self.layout = layout
         self._all_classes = all_classes
         self._model, self._flat, self._x, self._y = model, flat, x, y
-        self._one_by_one = one_by_one
+        self.one_by_one = one_by_one
         self._kernel: Kernel | None = None
         self._meaning: Hashable = None
         self._modes = _Modes(model)
@@ -84,6 +84,11 @@ class RecordLossKernel:
     def drops(self) -> bool:
         """Whether a pass draws from the streams of dropout."""
         return self._current().drops
+
+    @property
+    def batched(self) -> BatchedKernel | None:
+        """What computes many records at once, where the loss that was taken is computed so."""
+        return self._kernel if isinstance(self._kernel, BatchedKernel) else None
 
     def use(self, loss_of: LossOf, allowed: Allowed = lambda *_: None) -> bool:
         """Take the loss of the next step.
@@ -154,7 +159,7 @@ class RecordLossKernel:
 
     def _make(self, loss_of: LossOf, allowed: Allowed) -> Kernel:
         self._refuse_memory(loss_of, allowed)
-        if self._one_by_one:
+        if self.one_by_one:
             return OneByOneKernel(self._model, loss_of, self._flat)
         try:
             kernel = BatchedKernel(
@@ -210,7 +215,7 @@ class RecordLossKernel:
     def _refuse_constants(self, recording: Recording) -> None:
         """Refuse weights that are not reached through the model that the loss is given."""
         own = {id(p) for p in self._model.parameters() if p.requires_grad}
-        if not self._one_by_one and any(id(t) in own for t in recording.sources()):
+        if not self.one_by_one and any(id(t) in own for t in recording.sources()):
             raise LoopError(
                 "loss_of reads a weight of the model that it did not reach through the model that it "
                 "was given, so it would be a constant. Reach weights through the first argument: "
