@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from privtune.training.engine import batched
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.fine_tuning import set_trainable
+from privtune.training.engine.layers.sums import pairs_of
+from privtune.training.engine.layers.transforms import Transformed
 from privtune.training.engine.layers.uses import CopyUse
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
 from privtune.training.mechanism.kernel import OfOutputs, Rows
@@ -452,3 +454,40 @@ def test_gram_norms_do_not_lose_to_cancellation():
         released = torch.cat([out["w"], out["b"]], dim=1).double().norm()
         worst = max(worst, float(released))
     assert worst <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-4])
+def test_a_transformed_norm_is_never_too_short(spread):
+    """Norms of float32 against those of gradients that are formed in float64, as they cancel."""
+    kernel, params, rows, _ = make("mlp relu in place", 2, 40, [40, 40])
+    program, uses = kernel._program(params, rows, ())
+    pairs = pairs_of(program(params, rows.x, rows.y))
+    with torch.no_grad():
+        own = {
+            name: values.double()
+            for use, (a, g) in zip(uses, pairs, strict=True)
+            for name, values in use.instantiate(a.double(), g.double()).items()
+        }
+        gradients = torch.cat([own[name] for name in kernel.layout.spans], dim=2)
+        # Centers next to one record: its three terms cancel the more, the less they are apart.
+        center = (gradients[:, 0] * (1.0 + spread * torch.randn_like(gradients[:, 0]))).float()
+        scale = 10.0 ** torch.empty_like(center).uniform_(-6.0, 2.0)
+        norms, _ = Transformed(uses, kernel.layout, CoordinateTransform(center, scale)).norms(pairs)
+        exact = ((gradients - center.double().unsqueeze(1)) / scale.double().unsqueeze(1)).norm(
+            dim=2
+        )
+    assert bool((norms[0].double() >= exact * (1.0 - 1e-6)).all())
+    assert bool((norms[0, :, 1:].double() <= exact[:, 1:] * 1.01).all())
+
+
+def test_products_that_torch_may_shorten_are_taken_in_float64():
+    kernel, params, rows, _ = make("mlp relu in place", 1, 4, [4])
+    program, uses = kernel._program(params, rows, ())
+    layout, flat = kernel.layout, torch.ones_like(params)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        sums = Transformed(uses, layout, CoordinateTransform(flat, flat))
+        _, saved = sums.norms(pairs_of(program(params, rows.x, rows.y)))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert {part.dtype for kept in saved for part in kept} == {torch.float64}

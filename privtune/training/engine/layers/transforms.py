@@ -1,9 +1,9 @@
 """Clipped sums of shifted and scaled gradients, ``(g - center) / scale``, coordinate by coordinate.
 
 A matrix used once by each record has the gradient ``g a^T``, an outer product. Its transformed norm
-is three matrix products, without the gradient itself:
-``Σ g² a² / s² - 2 Σ g a c / s² + Σ c² / s²``. They may nearly cancel, so they are done in float64.
-All other uses form their gradients.
+is three sums of products, without the gradient itself:
+``Σ g² a² / s² - 2 Σ g a c / s² + Σ c² / s²``. They may nearly cancel, so the norm is rounded up by
+all that their rounding can have taken away. All other uses form their gradients.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
+from privtune.training.engine.compute import full_precision
 from privtune.training.engine.layers.sums import Pairs
-from privtune.training.engine.layers.uses import LinearUse, Use, longest
+from privtune.training.engine.layers.uses import LOST, LinearUse, Saved, Use, longest
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.kernel import Layout
 
@@ -38,48 +40,78 @@ class Transformed:
     layout: Layout
     clipping: CoordinateTransform
 
-    def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[Parts]]:
+    @cached_property
+    def _wide(self) -> torch.dtype:
+        """The type that products are taken in: where torch may shorten those of float32, float64."""
+        full = full_precision(self.clipping.center.device)
+        return self.layout.dtype if full else torch.float64
+
+    @cached_property
+    def _center(self) -> torch.Tensor:
+        return self.clipping.center.to(self._wide)
+
+    @cached_property
+    def _scale(self) -> torch.Tensor:
+        return self.clipping.scale.to(self._wide)
+
+    def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[Saved]]:
         """Return the norms, ``[1, K, B]``, and what ``add`` needs."""
+        # What squares of float32 lose is added to factors: see ``uses``. From float64 nothing is lost.
+        lost = self._scale.new_tensor(0.0 if self._wide == torch.float64 else LOST)
+        # A larger weight is a longer norm: what has no weight left is not lost, either.
+        weight = self._scale.square().reciprocal_().add_(lost)
         split = self.layout.split
-        center, scale = split(self.clipping.center), split(self.clipping.scale)
-        squares, saved = [], []
+        center, weights, pulls = split(self._center), split(weight), split(weight * self._center)
+        squared = torch.zeros(pairs[0][1].shape[:2], dtype=self._wide, device=weight.device)
+        whole, cross, roundings = torch.zeros_like(squared), torch.zeros_like(squared), 0
+        saved = []
         for use, (a, g) in zip(self.uses, pairs, strict=True):
+            kept: Saved
             if _is_outer(use):
-                square, kept = _outer(use, a.double(), g.double(), center, scale)
+                kept = (a.to(self._wide), g.to(self._wide))
+                square_a, square_g = (torch.addcmul(lost, part, part) for part in kept)
+                whole += _products(use, square_a, square_g, weights)
+                cross += _products(use, *kept, pulls)
+                for name in use.names:
+                    whole += torch.linalg.vecdot(pulls[name], center[name]).unsqueeze(1)
+                roundings = max(roundings, a.shape[-1] + g.shape[-1])
             else:
-                kept = {
-                    name: (values - center[name].unsqueeze(1)) / scale[name].unsqueeze(1)
-                    for name, values in use.instantiate(a, g).items()
-                }
-                square = sum(
-                    (torch.linalg.vector_norm(v, dim=-1).double().square() for v in kept.values()),
-                    torch.zeros((), dtype=torch.float64, device=a.device),
-                )
-            squares.append(square)
+                kept = self._formed(use, a, g)
+                for values in kept:
+                    squared += torch.linalg.vector_norm(values, dim=-1).square_()
             saved.append(kept)
-        norms = torch.stack(squares).sum(dim=0).sqrt_()
+        # The three terms may nearly cancel: add the most that rounding can have taken away, with all
+        # its errors of one sign. Each term is a sum of products whose absolute values add up to
+        # ``whole`` at most, and no way to a result has more roundings than both sides and sixteen.
+        # That covers, too, what the sum of the released gradients loses where it nearly cancels.
+        slack = whole * ((roundings + 16) * torch.finfo(self._wide).eps)
+        norms = whole.sub_(cross, alpha=2.0).clamp_(min=0.0).add_(slack).add_(squared).sqrt_()
         norms.masked_fill_(norms > longest(self.layout.dtype), math.inf)
         return norms.to(self.layout.dtype).unsqueeze(0), saved
 
-    def add(self, coefficients: torch.Tensor, saved: Sequence[Parts], out: torch.Tensor) -> None:
+    def _formed(self, use: Use, a: torch.Tensor, g: torch.Tensor) -> Saved:
+        """Return the transformed gradients of a use, ``[K, B, n]``, in the order of its names."""
+        center, scale = self.layout.split(self._center), self.layout.split(self._scale)
+        own = use.instantiate(a, g)
+        return tuple(
+            (own[name] - center[name].unsqueeze(1)).div_(scale[name].unsqueeze(1))
+            for name in use.names
+        )
+
+    def add(self, coefficients: torch.Tensor, saved: Sequence[Saved], out: torch.Tensor) -> None:
         """Add the sums weighted by ``coefficients``, ``[K, B]``, to ``out``, ``[K, P]``."""
-        split = self.layout.split
-        targets = split(out)
-        center, scale = split(self.clipping.center), split(self.clipping.scale)
+        weights = coefficients.to(self._wide)
+        total = weights.sum(dim=1, keepdim=True)
+        targets, center, scale = map(self.layout.split, (out, self._center, self._scale))
         for use, kept in zip(self.uses, saved, strict=True):
             if not _is_outer(use):
-                for name, values in kept.items():
-                    targets[name].add_(torch.bmm(coefficients.unsqueeze(1), values).squeeze(1))
+                for name, values in zip(use.names, kept, strict=True):
+                    targets[name].add_(torch.bmm(weights.unsqueeze(1), values).squeeze(1))
                 continue
-            weights = coefficients.double()
-            scaled = kept["g"] * weights.unsqueeze(-1)
-            sums = {use.weight: torch.bmm(scaled.mT, kept["a"]).flatten(1)}
-            if use.bias is not None:
-                sums[use.bias] = scaled.sum(dim=1)
-            total = weights.sum(dim=1, keepdim=True)
+            sums = {name: center[name] * -total for name in use.names}
+            use.accumulate(weights, kept, sums)
             for name, values in sums.items():
-                shifted = values.sub_(center[name].double() * total)
-                targets[name].add_(shifted.div_(scale[name].double()).to(out.dtype))
+                targets[name].add_(values.div_(scale[name]))
 
 
 def _is_outer(use: Use) -> bool:
@@ -87,26 +119,14 @@ def _is_outer(use: Use) -> bool:
     return type(use) is LinearUse and use.form == "outer"
 
 
-def _outer(
-    use: Use, a: torch.Tensor, g: torch.Tensor, center: Parts, scale: Parts
-) -> tuple[torch.Tensor, Parts]:
-    """Return the squared norms, ``[K, B]``, of a matrix and its bias, rounded up."""
-    candidates, outputs, inputs = len(a), g.shape[-1], a.shape[-1]
-    shape = (candidates, outputs, inputs)
-    shift = center[use.weight].double().view(shape)
-    weight = scale[use.weight].double().view(shape).square().reciprocal_()
-    squares = (torch.bmm(g.square(), weight) * a.square()).sum(dim=-1)
-    cross = (torch.bmm(g, shift * weight) * a).sum(dim=-1)
-    fixed = (shift.square() * weight).sum(dim=(1, 2))
+def _products(use: Use, a: torch.Tensor, g: torch.Tensor, weight: Parts) -> torch.Tensor:
+    """Return ``g^T W a`` and what the bias adds to it, ``[K, B]``, for a matrix of weights ``W``."""
+    matrix = weight[use.weight].view(len(a), g.shape[-1], a.shape[-1])
+    # The shorter side is multiplied first: the same work, most of it in longer rows.
+    if g.shape[-1] <= a.shape[-1]:
+        total: torch.Tensor = torch.linalg.vecdot(torch.bmm(g, matrix), a)
+    else:
+        total = torch.linalg.vecdot(torch.bmm(a, matrix.mT), g)
     if use.bias is not None:
-        shift = center[use.bias].double()
-        weight = scale[use.bias].double().square().reciprocal_()
-        squares += torch.bmm(g.square(), weight.unsqueeze(-1)).squeeze(-1)
-        cross += torch.bmm(g, (shift * weight).unsqueeze(-1)).squeeze(-1)
-        fixed = fixed + (shift.square() * weight).sum(dim=1)
-    whole = squares + fixed.unsqueeze(1)
-    # The three terms may nearly cancel: add the most that rounding in float64 can have taken away,
-    # with all its errors of one sign.
-    slack = whole * (4.0 * (inputs + outputs) * torch.finfo(torch.float64).eps)
-    square = whole.sub_(2.0 * cross).clamp_(min=0.0).add_(slack)
-    return square, {"a": a, "g": g}
+        total += torch.linalg.vecdot(g, weight[use.bias].unsqueeze(1))
+    return total
