@@ -210,6 +210,14 @@ CASES = {
         ),
         image(4, 7, 7),
     ),
+    "conv2d bands": (
+        lambda: conv(nn.Conv2d(2, 3, 4, stride=(2, 1), padding=1), nn.ReLU(), flat=84),
+        image(2, 9, 8),
+    ),
+    "conv2d bands of one row": (
+        lambda: conv(nn.Conv2d(8, 3, 3, bias=False), nn.MaxPool2d(2, 1), flat=27),
+        image(8, 6, 6),
+    ),
     "conv2d grouped bias": (lambda: conv(nn.Conv2d(4, 4, 3, groups=4), flat=16), image(4, 4, 4)),
     "conv2d same": (lambda: conv(nn.Conv2d(2, 3, 3, padding="same"), flat=48), image(2, 4, 4)),
     "conv2d 1x1 ghost": (
@@ -384,7 +392,7 @@ def test_other_clippings(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["mlp relu in place", "conv2d 1x1 ghost", "linear sequence direct"]
+    "name", ["mlp relu in place", "conv2d 1x1 ghost", "conv2d bands", "linear sequence direct"]
 )
 def test_a_transform_does_not_lose_to_cancellation(name):
     """Centers next to the gradients and tiny scales: three large terms that nearly cancel."""
@@ -414,6 +422,10 @@ def test_layers_take_the_form_that_they_should():
     assert [use.form for use in kernel.plan.uses] == ["direct", "direct", "outer"]
     kernel, *_ = make("conv2d 1x1 ghost", 1, 2, [2])
     assert [use.form for use in kernel.plan.uses] == ["ghost", "outer"]
+    bands = {"conv2d bands": 2, "conv2d bands of one row": 3, "conv2d": 1}
+    for name, count in bands.items():
+        kernel, *_ = make(name, 1, 2, [2])
+        assert kernel.plan.uses[0].bands == count
 
 
 def test_unknown_and_repeated_uses_become_copies():
