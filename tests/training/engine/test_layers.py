@@ -11,7 +11,7 @@ from privtune.training.engine import batched
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.fine_tuning import set_trainable
 from privtune.training.engine.layers.sums import pairs_of
-from privtune.training.engine.layers.transforms import Transformed
+from privtune.training.engine.layers.transforms import Transformed, _Products
 from privtune.training.engine.layers.uses import CopyUse
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
 from privtune.training.mechanism.kernel import OfOutputs, Rows
@@ -485,10 +485,12 @@ def test_a_transformed_norm_is_never_too_short(spread):
         center = (gradients[:, 0] * (1.0 + spread * torch.randn_like(gradients[:, 0]))).float()
         scale = 10.0 ** torch.empty_like(center).uniform_(-6.0, 2.0)
         norms, _ = Transformed(uses, kernel.layout, CoordinateTransform(center, scale)).norms(pairs)
+        single, _ = _Products(uses, kernel.layout, center, scale).norms(pairs)  # in float32 alone
         exact = ((gradients - center.double().unsqueeze(1)) / scale.double().unsqueeze(1)).norm(
             dim=2
         )
-    assert bool((norms[0].double() >= exact * (1.0 - 1e-6)).all())
+    for found in (norms, single):
+        assert bool((found[0].double() >= exact * (1.0 - 1e-6)).all())
     assert bool((norms[0, :, 1:].double() <= exact[:, 1:] * 1.01).all())
 
 
@@ -502,4 +504,20 @@ def test_products_that_torch_may_shorten_are_taken_in_float64():
         _, saved = sums.norms(pairs_of(program(params, rows.x, rows.y)))
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert {part.dtype for kept in saved for part in kept} == {torch.float64}
+    assert {part.dtype for way in saved for kept in way for part in kept} == {torch.float64}
+
+
+def test_a_far_center_changes_no_bit_of_another_candidate():
+    """It is taken in float64, and the others as they are without it."""
+    kernel, params, rows, gradients = make("mlp relu in place", 2, 8, [8, 8])
+    scale = torch.full_like(params, 0.1)
+    near = 0.01 * torch.randn_like(params)
+    far = torch.stack([near[0], 50.0 * torch.randn_like(near[1])])
+    sums = []
+    for center in (near, far):
+        out = torch.zeros_like(params)
+        kernel.accumulate(params, rows, CoordinateTransform(center, scale), out=out)
+        sums.append(out)
+    assert torch.equal(sums[0][0], sums[1][0])
+    own = gradients[1].double()
+    close(sums[1][1], clipped_sum((own - far[1].double()) / 0.1, 1.0).float())

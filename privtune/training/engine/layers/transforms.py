@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -26,9 +25,15 @@ __all__ = ["Transformed"]
 Parts = Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True, eq=False)
+_FAR = 4.0
+"""Length of a center over the scale from which on float32 loses too much of what is left of a sum."""
+
+
 class Transformed:
     """The transformed gradients of one batch, most of them not formed.
+
+    Products are taken in float32 where torch keeps all of its digits and a center is near. Whether it
+    is, a candidate's own past releases say: no other candidate changes a bit of its result.
 
     Args:
         uses: The uses of all parameters.
@@ -36,39 +41,61 @@ class Transformed:
         clipping: Center and scale, ``[K, P]`` each.
     """
 
+    def __init__(self, uses: Sequence[Use], layout: Layout, clipping: CoordinateTransform) -> None:
+        center, scale = clipping.center, clipping.scale
+        self._far: torch.Tensor | None = None
+        types = [torch.float64]
+        if layout.dtype != torch.float64 and full_precision(center.device):
+            types = [layout.dtype]
+            far = ~(torch.linalg.vector_norm(center / scale, dim=1) <= _FAR)
+            if bool(far.any()):
+                types, self._far = [layout.dtype, torch.float64], far
+        self._ways = [_Products(uses, layout, center.to(t), scale.to(t)) for t in types]
+
+    def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[list[Saved]]]:
+        """Return the norms, ``[1, K, B]``, and what ``add`` needs."""
+        norms, saved = zip(*(way.norms(pairs) for way in self._ways), strict=True)
+        if self._far is None:
+            return norms[0], list(saved)
+        return torch.where(self._far.view(1, -1, 1), norms[1], norms[0]), list(saved)
+
+    def add(
+        self, coefficients: torch.Tensor, saved: Sequence[list[Saved]], out: torch.Tensor
+    ) -> None:
+        """Add the sums weighted by ``coefficients``, ``[K, B]``, to ``out``, ``[K, P]``."""
+        if self._far is None:
+            self._ways[0].add(coefficients, saved[0], out)
+            return
+        near, exact = torch.zeros_like(out), torch.zeros_like(out)
+        for way, kept, target in zip(self._ways, saved, (near, exact), strict=True):
+            way.add(coefficients, kept, target)
+        out += torch.where(self._far.unsqueeze(1), exact, near)
+
+
+@dataclass(frozen=True, eq=False)
+class _Products:
+    """Norms and sums by products in the type of center and scale, ``[K, P]`` each."""
+
     uses: Sequence[Use]
     layout: Layout
-    clipping: CoordinateTransform
-
-    @cached_property
-    def _wide(self) -> torch.dtype:
-        """The type that products are taken in: where torch may shorten those of float32, float64."""
-        full = full_precision(self.clipping.center.device)
-        return self.layout.dtype if full else torch.float64
-
-    @cached_property
-    def _center(self) -> torch.Tensor:
-        return self.clipping.center.to(self._wide)
-
-    @cached_property
-    def _scale(self) -> torch.Tensor:
-        return self.clipping.scale.to(self._wide)
+    center: torch.Tensor
+    scale: torch.Tensor
 
     def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[Saved]]:
         """Return the norms, ``[1, K, B]``, and what ``add`` needs."""
         # What squares of float32 lose is added to factors: see ``uses``. From float64 nothing is lost.
-        lost = self._scale.new_tensor(0.0 if self._wide == torch.float64 else LOST)
+        lost = self.scale.new_tensor(0.0 if self.center.dtype == torch.float64 else LOST)
         # A larger weight is a longer norm: what has no weight left is not lost, either.
-        weight = self._scale.square().reciprocal_().add_(lost)
+        weight = self.scale.square().reciprocal_().add_(lost)
         split = self.layout.split
-        center, weights, pulls = split(self._center), split(weight), split(weight * self._center)
-        squared = torch.zeros(pairs[0][1].shape[:2], dtype=self._wide, device=weight.device)
+        center, weights, pulls = split(self.center), split(weight), split(weight * self.center)
+        squared = torch.zeros(pairs[0][1].shape[:2], dtype=self.center.dtype, device=weight.device)
         whole, cross, roundings = torch.zeros_like(squared), torch.zeros_like(squared), 0
         saved = []
         for use, (a, g) in zip(self.uses, pairs, strict=True):
             kept: Saved
             if _is_outer(use):
-                kept = (a.to(self._wide), g.to(self._wide))
+                kept = (a.to(self.center.dtype), g.to(self.center.dtype))
                 square_a, square_g = (torch.addcmul(lost, part, part) for part in kept)
                 whole += _products(use, square_a, square_g, weights)
                 cross += _products(use, *kept, pulls)
@@ -84,14 +111,14 @@ class Transformed:
         # its errors of one sign. Each term is a sum of products whose absolute values add up to
         # ``whole`` at most, and no way to a result has more roundings than both sides and sixteen.
         # That covers, too, what the sum of the released gradients loses where it nearly cancels.
-        slack = whole * ((roundings + 16) * torch.finfo(self._wide).eps)
+        slack = whole * ((roundings + 16) * torch.finfo(self.center.dtype).eps)
         norms = whole.sub_(cross, alpha=2.0).clamp_(min=0.0).add_(slack).add_(squared).sqrt_()
         norms.masked_fill_(norms > longest(self.layout.dtype), math.inf)
         return norms.to(self.layout.dtype).unsqueeze(0), saved
 
     def _formed(self, use: Use, a: torch.Tensor, g: torch.Tensor) -> Saved:
         """Return the transformed gradients of a use, ``[K, B, n]``, in the order of its names."""
-        center, scale = self.layout.split(self._center), self.layout.split(self._scale)
+        center, scale = self.layout.split(self.center), self.layout.split(self.scale)
         own = use.instantiate(a, g)
         return tuple(
             (own[name] - center[name].unsqueeze(1)).div_(scale[name].unsqueeze(1))
@@ -100,9 +127,9 @@ class Transformed:
 
     def add(self, coefficients: torch.Tensor, saved: Sequence[Saved], out: torch.Tensor) -> None:
         """Add the sums weighted by ``coefficients``, ``[K, B]``, to ``out``, ``[K, P]``."""
-        weights = coefficients.to(self._wide)
+        weights = coefficients.to(self.center.dtype)
         total = weights.sum(dim=1, keepdim=True)
-        targets, center, scale = map(self.layout.split, (out, self._center, self._scale))
+        targets, center, scale = map(self.layout.split, (out, self.center, self.scale))
         for use, kept in zip(self.uses, saved, strict=True):
             if not _is_outer(use):
                 for name, values in zip(use.names, kept, strict=True):
