@@ -301,7 +301,7 @@ class BatchedKernel:
             if key not in self._loss_programs:
                 example = (params, *synthetic(rows.x[0], rows.y[0], key, params.device))
                 self._loss_programs[key] = capture_losses(
-                    self._module, self._loss_of, self.layout, example
+                    self._module, self._loss_of, self.layout, self.plan, example
                 )
             return self._loss_programs[key](params, rows.x, rows.y)[0]
 

@@ -12,11 +12,21 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = ["CompileError", "Compute", "check_device", "check_stack", "require_compiler"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "CompileError",
+    "Compute",
+    "check_device",
+    "check_stack",
+    "full_precision",
+    "require_compiler",
+]
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d{0,3}))?")
 
@@ -90,6 +100,17 @@ def check_device(device: str, *, here: bool = True) -> str:
         f"needs a CUDA device that is there, and {has}",
         "" if hidden is None else f"CUDA_VISIBLE_DEVICES is {hidden!r}.",
     )
+
+
+def full_precision(device: torch.device) -> bool:
+    """Say whether products of float32 keep all digits there: torch may be told to take fewer."""
+    import torch
+
+    backend = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
+    told = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
+    if told is None:  # before torch 2.9 one setting stands for all
+        return torch.get_float32_matmul_precision() == "highest"
+    return told in ("none", "ieee")
 
 
 def require_compiler() -> None:

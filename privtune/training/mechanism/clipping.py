@@ -66,7 +66,7 @@ class Clipping(ABC):
 
     def unclipped(self, norms: torch.Tensor) -> torch.Tensor:
         """Return 1 where a record is not scaled down, shape ``[K, B]``, given ``[G, K, B]``."""
-        return (self.coefficients(norms) >= 1.0).all(dim=0)
+        return (self.factors(norms) >= 1.0).all(dim=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +277,8 @@ def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Te
     column = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
     if column.ndim > 1 or column.numel() not in (1, candidates):
         raise InvalidInputError(name, tuple(column.shape), f"must be one number or {candidates}")
-    if not bool((column >= _SMALLEST).all()):
+    # Plain numbers are checked several times faster than tensors; what is no number is refused, too.
+    if not all(number >= _SMALLEST for number in column.reshape(-1).tolist()):
         raise InvalidInputError(name, value, f"must be at least {_SMALLEST:g}")
     column = column.expand(candidates)
     if not (isinstance(value, torch.Tensor) and value.is_inference()):

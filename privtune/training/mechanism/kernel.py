@@ -195,8 +195,7 @@ class Layout:
 
     def split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a flat ``[K, P]`` as views ``[K, n]``, one a parameter."""
-        parts = torch.split(flat, self.lengths, dim=1)
-        return dict(zip(self.spans, parts, strict=True))
+        return dict(zip(self.spans, flat.split_with_sizes(self.lengths, dim=1), strict=True))
 
     def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Concatenate one tensor a parameter into a flat vector of shape ``[P]``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -120,7 +121,7 @@ class StackOracle:
         gradient = self._gradient(drawn, params, clipping, noise_multiplier, halves=halves)
         half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
         scale = self._charge(drawn, "gaussian", count_noise_multiplier, half)
-        count = self._noisy(halves, scale, "gaussian")
+        count = self._noisy(halves.unsqueeze(0), scale, "gaussian").squeeze(0)
         return gradient, count / self._normaliser(drawn) + 0.5
 
     def losses(
@@ -137,7 +138,7 @@ class StackOracle:
             raise InvalidInputError("mechanism", mechanism, 'must be "gaussian" or "laplace"')
         drawn = self._own(sample)
         sensitivity = bound.detach().to("cpu", torch.float64).expand(self.candidates)
-        if not bool((sensitivity.isfinite() & (sensitivity > 0.0)).all()):
+        if not all(0.0 < limit < math.inf for limit in sensitivity.tolist()):
             raise InvalidInputError("bound", bound, "must be finite and above 0")
         totals = params[0].new_zeros(len(params), self.candidates)
         limit = bound.to(totals).unsqueeze(-1)
@@ -147,11 +148,9 @@ class StackOracle:
             usable = (torch.stack([mask for _, mask in found]) > 0) & values.isfinite()
             clipped = values.clamp_(min=0.0).minimum(limit)
             totals += torch.where(usable, clipped, 0.0).sum(dim=-1)
-        answers = []
-        for total in totals:
+        for _ in params:
             scale = self._charge(drawn, mechanism, noise_multiplier, sensitivity)
-            answers.append(self._noisy(total, scale, mechanism))
-        return torch.stack(answers) / self._normaliser(drawn)
+        return self._noisy(totals, scale, mechanism) / self._normaliser(drawn)
 
     def _losses(self, point: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of every row and the mask of those that count, ``[K, M]`` each."""
@@ -202,10 +201,11 @@ class StackOracle:
         self.nonfinite += (found.view(rows.mask.shape) & (rows.mask > 0).cpu()).sum(dim=1)
         return only(~found)
 
-    def _noisy(self, total: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
-        """Add noise to one number of each candidate."""
-        noise = self._noise.gaussian(1) if kind == "gaussian" else self._noise.laplace(1)
-        return add_noise(total.unsqueeze(1), noise, scale, self._noise.options).squeeze(1)
+    def _noisy(self, totals: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
+        """Add noise to numbers of each candidate, shape ``[n, K]``."""
+        draw = self._noise.gaussian if kind == "gaussian" else self._noise.laplace
+        noise = torch.cat([draw(1) for _ in totals], dim=1)
+        return add_noise(totals.T, noise, scale, self._noise.options).T
 
     def hold_to(self, facts: RecordFacts) -> None:
         """Hold every record that is fetched from here on to these facts."""
@@ -370,7 +370,7 @@ class StackOracle:
         self.gradient_evaluations += drawn.sizes
         out /= self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):
-            return out * clipping.scale + clipping.center
+            return torch.addcmul(clipping.center, out, clipping.scale)
         return out
 
     def _charge(

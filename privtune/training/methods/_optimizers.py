@@ -96,12 +96,14 @@ class AdamW:
         if self.weight_decay and not self.decoupled:
             gradient = gradient + self.weight_decay * params
         step = state.step + 1
-        first = self.beta1 * state.first + (1.0 - self.beta1) * gradient
-        second = self.beta2 * state.second + (1.0 - self.beta2) * gradient.square()
-        scale = (second / (1.0 - self.beta2**step)).sqrt() + self.stability
-        direction = first / (1.0 - self.beta1**step) / scale
+        first = state.first.lerp(gradient, 1.0 - self.beta1)
+        second = (self.beta2 * state.second).addcmul_(gradient, gradient, value=1.0 - self.beta2)
+        # Both corrections of the bias go into the divisor: every pass over the vectors counts.
+        bias = 1.0 - self.beta1**step
+        divisor = second.sqrt().mul_(bias / (1.0 - self.beta2**step) ** 0.5)
+        direction = first / divisor.add_(bias * self.stability)
         if self.weight_decay and self.decoupled:
-            direction = direction + self.weight_decay * params
+            direction.add_(params, alpha=self.weight_decay)
         return direction, Moments(first, second, step)
 
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +32,7 @@ __all__ = [
 _BOUND_CEILING = 1e6
 _BOUND_SHRINK = 0.5  # the bound at most halves at an update: a noisy sum may be far too small
 _SATURATED = 0.9  # losses above this part of their bound are flat because they were clipped
+Floats = npt.NDArray[np.floating]
 _DRIFT = 0.3  # relative change of slope and curvature from one update to the next
 
 
@@ -54,6 +59,9 @@ class Fit:
     curvature_variance: torch.Tensor
     fits: torch.Tensor
     step_rate: torch.Tensor
+
+
+_NAMES = tuple(field.name for field in fields(Fit))
 
 
 def fit_paper(fit: Fit, losses: torch.Tensor) -> Fit:
@@ -121,76 +129,85 @@ def fit_tracked(
     """
     import torch
 
-    reach = fit.reach
-    unknown = torch.isinf(fit.curvature_variance)
+    # Many operations on a few numbers: each costs torch several times what it costs NumPy.
+    own = SimpleNamespace(**{name: getattr(fit, name).cpu().numpy() for name in _NAMES})
+    seen, noise, limit = (values.cpu().numpy() for values in (losses, deviation, bound))
+    with np.errstate(all="ignore"):
+        found = _tracked(own, seen, noise, limit, rules)
+    return Fit(*(torch.from_numpy(values).to(losses) for values in found))
+
+
+def _tracked(
+    fit: SimpleNamespace, losses: Floats, deviation: Floats, bound: Floats, rules: Rules
+) -> list[Floats]:
+    """Do the arithmetic of ``fit_tracked``, with a fit of arrays; return the updated fields."""
+    reach, rate = fit.reach, fit.learning_rate
+    unknown = np.isinf(fit.curvature_variance)
     # A first difference of two noises has variance 2 deviation^2, a second one 1 + 1 + 4 = 6.
     noise = (deviation / reach) ** 2
     (slope, curvature), (slope_variance, curvature_variance) = _filter(
-        torch.stack([fit.slope, fit.curvature]),
-        torch.stack([fit.slope_variance, fit.curvature_variance]),
-        torch.stack(_coefficients(losses, reach)),
-        torch.stack([noise / 2.0, 6.0 * noise / reach**2]),
+        np.stack([fit.slope, fit.curvature]),
+        np.stack([fit.slope_variance, fit.curvature_variance]),
+        np.stack(_coefficients(losses, reach)),
+        np.stack([noise / 2.0, 6.0 * noise / reach**2]),
     )
-    visible = (curvature > rules.resolution * curvature_variance.sqrt()) & (curvature > 0)
-    doubt = rules.clear * slope_variance.sqrt()
+    visible = (curvature > rules.resolution * np.sqrt(curvature_variance)) & (curvature > 0)
+    doubt = rules.clear * np.sqrt(slope_variance)
     steady = (fit.fits > 0) & math.isfinite(rules.change)
     # The first fit goes where it points; the others no farther than there is evidence for.
-    best = torch.where(
+    best = np.where(
         steady,
-        fit.learning_rate.clamp((slope - doubt) / curvature, (slope + doubt) / curvature).clamp(
-            fit.learning_rate / rules.change, fit.learning_rate * rules.change
+        np.clip(
+            np.clip(rate, (slope - doubt) / curvature, (slope + doubt) / curvature),
+            rate / rules.change,
+            rate * rules.change,
         ),
         slope / curvature,
     )
-    good = visible & torch.isfinite(best) & (steady | (slope > doubt))
-    best = torch.where(good, best, fit.learning_rate)
+    good = visible & np.isfinite(best) & (steady | (slope > doubt))
+    best = np.where(good, best, rate)
     # The reach at which one probe by itself would show this curvature; never below the best rate.
-    needed = (rules.resolution * 6.0**0.5 * deviation / curvature).sqrt()
-    aim = torch.where(visible, torch.maximum(best, needed), rules.growth * reach)
+    needed = np.sqrt(rules.resolution * 6.0**0.5 * deviation / curvature)
+    aim = np.where(visible, np.maximum(best, needed), rules.growth * reach)
     # Never farther than was probed: beyond, the parabola is a guess.
-    rate = torch.minimum(best, torch.maximum(reach, fit.learning_rate))
-    fits = torch.where(good | (fit.fits > 0), fit.fits + 1, fit.fits)
+    rate = np.minimum(best, np.maximum(reach, rate))
+    fits = np.where(good | (fit.fits > 0), fit.fits + 1, fit.fits)
     step_rate = rate
     if rules.average:
-        mean = fit.step_rate * (rate / fit.step_rate) ** (1.0 / fits.clamp_min(1.0))
-        step_rate = torch.where(fits > 0, mean, rate)
-    updated = Fit(
-        learning_rate=rate,
-        reach=torch.minimum(aim, rules.growth * reach),
-        slope=slope,
-        slope_variance=slope_variance,
-        curvature=curvature,
-        curvature_variance=curvature_variance,
-        fits=fits,
-        step_rate=step_rate,
+        mean = fit.step_rate * (rate / fit.step_rate) ** (1.0 / np.maximum(fits, 1.0))
+        step_rate = np.where(fits > 0, mean, rate)
+    updated = (
+        rate,
+        np.minimum(aim, rules.growth * reach),
+        slope,
+        slope_variance,
+        curvature,
+        curvature_variance,
+        fits,
+        step_rate,
     )
-    finite = torch.isfinite(losses).all(dim=0)
+    finite = np.isfinite(losses).all(axis=0)
     seen = finite & (losses[1] < _SATURATED * bound)
-    kept = {
-        field.name: torch.where(seen, getattr(updated, field.name), getattr(fit, field.name))
-        for field in fields(fit)
-    }
+    kept = [
+        np.where(seen, new, getattr(fit, name)) for name, new in zip(_NAMES, updated, strict=True)
+    ]
     if rules.blind:
-        kept["reach"] = torch.where(finite & ~seen & unknown, rules.growth * reach, kept["reach"])
-    return Fit(**kept)
+        kept[1] = np.where(finite & ~seen & unknown, rules.growth * reach, kept[1])
+    return kept
 
 
-def _coefficients(losses: torch.Tensor, reach: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _coefficients(losses: Any, reach: Any) -> tuple[Any, Any]:
     """Return slope and curvature of the parabola through three losses."""
     backward, here, forward = losses
     slope = (backward - forward) / (2.0 * reach)
     return slope, (backward + forward - 2.0 * here) / reach**2
 
 
-def _filter(
-    mean: torch.Tensor, variance: torch.Tensor, seen: torch.Tensor, noise: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _filter(mean: Floats, variance: Floats, seen: Floats, noise: Floats) -> tuple[Floats, Floats]:
     """Take one step of a scalar Kalman filter whose state drifts in proportion to itself."""
-    import torch
-
     prior = variance + (_DRIFT * mean) ** 2
     # No prior, or no noise: take what was seen.
-    gain = torch.where(torch.isinf(prior) | (noise == 0.0), 1.0, prior / (prior + noise))
+    gain = np.where(np.isinf(prior) | (noise == 0.0), 1.0, prior / (prior + noise))
     return mean + gain * (seen - mean), gain * noise
 
 

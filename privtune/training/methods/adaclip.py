@@ -12,6 +12,7 @@ from privtune.training.methods._common import (
     candidate_column,
     check_fraction,
     check_positive,
+    descend,
     rows,
 )
 from privtune.training.methods._sampled import SampledGradient
@@ -115,21 +116,27 @@ class AdaCliP(SampledGradient):
         import torch
 
         total = state.deviation.sum(dim=1, keepdim=True)
-        scale = state.deviation.sqrt() * total.sqrt()
-        clipping = CoordinateTransform(center=state.mean, scale=scale)
+        clipping = CoordinateTransform(
+            center=state.mean, scale=state.deviation.sqrt().mul_(total.sqrt())
+        )
         gradient = self._gradient(oracle, state.params, clipping)
-        noise = self.noise_multiplier * scale / oracle.schedule.expected_batch_size
-        seen = (gradient - state.mean).square() - noise.square()
-        if self.per_record:
-            seen = seen * oracle.schedule.expected_batch_size
-        seen = torch.minimum(seen.clamp_min(self.smallest_variance), rows(state.largest_variance))
-        variance = self.deviation_decay * state.deviation.square()
-        variance = variance + (1.0 - self.deviation_decay) * seen
+        # Every pass over the vectors counts, so constants are gathered in numbers of candidates:
+        # b^2 is s times the sum of all s, and (5) is scaled before it is cut, not after.
+        batch = oracle.schedule.expected_batch_size
+        share = (1.0 - self.deviation_decay) * (batch if self.per_record else 1.0)
+        noise = (share * (self.noise_multiplier / batch) ** 2) * total
+        moved = gradient - state.mean
+        seen = (state.deviation * -noise).addcmul_(moved, moved, value=share)
+        cut = (1.0 - self.deviation_decay) * state.largest_variance
+        seen = torch.minimum(
+            seen.clamp_min_((1.0 - self.deviation_decay) * self.smallest_variance), rows(cut)
+        )
+        variance = seen.addcmul_(state.deviation, state.deviation, value=self.deviation_decay)
         return replace(
             state,
-            params=state.params - rows(state.learning_rate * oracle.pace) * gradient,
-            mean=self.mean_decay * state.mean + (1.0 - self.mean_decay) * gradient,
-            deviation=variance.sqrt(),
+            params=descend(state.params, state.learning_rate * oracle.pace, gradient),
+            mean=torch.add(state.mean, moved, alpha=1.0 - self.mean_decay),
+            deviation=variance.sqrt_(),
         )
 
     def report(self, state: AdaCliPState) -> Mapping[str, torch.Tensor]:

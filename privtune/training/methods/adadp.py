@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
 from privtune.training.methods._by_layer import LayerClipping
-from privtune.training.methods._common import candidate_column, check_nonnegative, check_positive
+from privtune.training.methods._common import (
+    candidate_column,
+    check_nonnegative,
+    check_positive,
+    descend,
+)
 from privtune.training.methods._common import rows as by_row
 from privtune.training.methods._sampled import SampledGradient
 
@@ -167,18 +172,17 @@ class ADADP(LayerClipping, SampledGradient):
 
     def _full_step(self, state: ADADPState, oracle: Oracle, rate: torch.Tensor) -> torch.Tensor:
         gradient = self._gradient(oracle, state.params, self.clip(state.max_grad_norm))
-        return state.params - by_row(rate * oracle.pace) * gradient
+        return descend(state.params, rate * oracle.pace, gradient)
 
     def _compare(self, state: ADADPState, oracle: Oracle) -> ADADPState:
         """Compare the full step with two half steps and adapt the learning rate."""
         import torch
 
-        middle = (state.origin + state.params) / 2
+        middle = state.origin.lerp(state.params, 0.5)
         gradient = self._gradient(oracle, middle, self.clip(state.max_grad_norm))
-        halves = middle - by_row(state.learning_rate * oracle.pace) / 2 * gradient
+        halves = descend(middle, state.learning_rate * oracle.pace / 2, gradient)
         # Equation (4.1): relative where a parameter is above 1, absolute below.
-        difference = (state.params - halves).abs() / state.params.abs().clamp_min(1.0)
-        error = difference.norm(dim=1)
+        error = (state.params - halves).div_(state.params.abs().clamp_min_(1.0)).norm(dim=1)
         tolerance = self._tolerance(state.params.shape[1], oracle.schedule.steps)
         factor = (tolerance / error).clamp(self.smallest_factor, self.largest_factor)
         params = state.params

@@ -48,6 +48,7 @@ from privtune.training.methods._common import (
     check_choice,
     check_nonnegative,
     check_positive,
+    descend,
     rows,
 )
 from privtune.training.methods._optimizers import SGD, AdamW, InnerOptimizer, Moments
@@ -341,7 +342,7 @@ class HyFreeDP(LayerClipping):
             state = self._refit(state, oracle, probe, direction)
         return replace(
             state,
-            params=state.params - rows(state.fit.step_rate * oracle.pace) * direction,
+            params=descend(state.params, state.fit.step_rate * oracle.pace, direction),
             moments=moments,
             step=state.step + 1,
         )

@@ -13,8 +13,8 @@ from privtune.training.methods._common import (
     candidate_column,
     check_nonnegative,
     check_positive,
+    descend,
     noise_scale_for,
-    rows,
 )
 from privtune.training.methods._optimizers import SGD
 from privtune.training.methods.dpsgd import DPSGDState
@@ -157,7 +157,7 @@ class QuantileClipping(LayerClipping):
         change = -self.norm_rate * (fraction - self.quantile)
         return replace(
             state,
-            params=state.params - rows(state.learning_rate * oracle.pace) * direction,
+            params=descend(state.params, state.learning_rate * oracle.pace, direction),
             max_grad_norm=(state.max_grad_norm * change.exp().to(state.max_grad_norm)).clamp(
                 *_NORM_RANGE
             ),

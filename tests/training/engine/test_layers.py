@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from privtune.training.engine import batched
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.fine_tuning import set_trainable
+from privtune.training.engine.layers.sums import pairs_of
+from privtune.training.engine.layers.transforms import Transformed, _Products
 from privtune.training.engine.layers.uses import CopyUse
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
 from privtune.training.mechanism.kernel import OfOutputs, Rows
@@ -208,6 +210,14 @@ CASES = {
         ),
         image(4, 7, 7),
     ),
+    "conv2d bands": (
+        lambda: conv(nn.Conv2d(2, 3, 4, stride=(2, 1), padding=1), nn.ReLU(), flat=84),
+        image(2, 9, 8),
+    ),
+    "conv2d bands of one row": (
+        lambda: conv(nn.Conv2d(8, 3, 3, bias=False), nn.MaxPool2d(2, 1), flat=27),
+        image(8, 6, 6),
+    ),
     "conv2d grouped bias": (lambda: conv(nn.Conv2d(4, 4, 3, groups=4), flat=16), image(4, 4, 4)),
     "conv2d same": (lambda: conv(nn.Conv2d(2, 3, 3, padding="same"), flat=48), image(2, 4, 4)),
     "conv2d 1x1 ghost": (
@@ -382,7 +392,7 @@ def test_other_clippings(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["mlp relu in place", "conv2d 1x1 ghost", "linear sequence direct"]
+    "name", ["mlp relu in place", "conv2d 1x1 ghost", "conv2d bands", "linear sequence direct"]
 )
 def test_a_transform_does_not_lose_to_cancellation(name):
     """Centers next to the gradients and tiny scales: three large terms that nearly cancel."""
@@ -412,6 +422,10 @@ def test_layers_take_the_form_that_they_should():
     assert [use.form for use in kernel.plan.uses] == ["direct", "direct", "outer"]
     kernel, *_ = make("conv2d 1x1 ghost", 1, 2, [2])
     assert [use.form for use in kernel.plan.uses] == ["ghost", "outer"]
+    bands = {"conv2d bands": 2, "conv2d bands of one row": 3, "conv2d": 1}
+    for name, count in bands.items():
+        kernel, *_ = make(name, 1, 2, [2])
+        assert kernel.plan.uses[0].bands == count
 
 
 def test_unknown_and_repeated_uses_become_copies():
@@ -452,3 +466,58 @@ def test_gram_norms_do_not_lose_to_cancellation():
         released = torch.cat([out["w"], out["b"]], dim=1).double().norm()
         worst = max(worst, float(released))
     assert worst <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-4])
+def test_a_transformed_norm_is_never_too_short(spread):
+    """Norms of float32 against those of gradients that are formed in float64, as they cancel."""
+    kernel, params, rows, _ = make("mlp relu in place", 2, 40, [40, 40])
+    program, uses = kernel._program(params, rows, ())
+    pairs = pairs_of(program(params, rows.x, rows.y))
+    with torch.no_grad():
+        own = {
+            name: values.double()
+            for use, (a, g) in zip(uses, pairs, strict=True)
+            for name, values in use.instantiate(a.double(), g.double()).items()
+        }
+        gradients = torch.cat([own[name] for name in kernel.layout.spans], dim=2)
+        # Centers next to one record: its three terms cancel the more, the less they are apart.
+        center = (gradients[:, 0] * (1.0 + spread * torch.randn_like(gradients[:, 0]))).float()
+        scale = 10.0 ** torch.empty_like(center).uniform_(-6.0, 2.0)
+        norms, _ = Transformed(uses, kernel.layout, CoordinateTransform(center, scale)).norms(pairs)
+        single, _ = _Products(uses, kernel.layout, center, scale).norms(pairs)  # in float32 alone
+        exact = ((gradients - center.double().unsqueeze(1)) / scale.double().unsqueeze(1)).norm(
+            dim=2
+        )
+    for found in (norms, single):
+        assert bool((found[0].double() >= exact * (1.0 - 1e-6)).all())
+    assert bool((norms[0, :, 1:].double() <= exact[:, 1:] * 1.01).all())
+
+
+def test_products_that_torch_may_shorten_are_taken_in_float64():
+    kernel, params, rows, _ = make("mlp relu in place", 1, 4, [4])
+    program, uses = kernel._program(params, rows, ())
+    layout, flat = kernel.layout, torch.ones_like(params)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        sums = Transformed(uses, layout, CoordinateTransform(flat, flat))
+        _, saved = sums.norms(pairs_of(program(params, rows.x, rows.y)))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert {part.dtype for way in saved for kept in way for part in kept} == {torch.float64}
+
+
+def test_a_far_center_changes_no_bit_of_another_candidate():
+    """It is taken in float64, and the others as they are without it."""
+    kernel, params, rows, gradients = make("mlp relu in place", 2, 8, [8, 8])
+    scale = torch.full_like(params, 0.1)
+    near = 0.01 * torch.randn_like(params)
+    far = torch.stack([near[0], 50.0 * torch.randn_like(near[1])])
+    sums = []
+    for center in (near, far):
+        out = torch.zeros_like(params)
+        kernel.accumulate(params, rows, CoordinateTransform(center, scale), out=out)
+        sums.append(out)
+    assert torch.equal(sums[0][0], sums[1][0])
+    own = gradients[1].double()
+    close(sums[1][1], clipped_sum((own - far[1].double()) / 0.1, 1.0).float())

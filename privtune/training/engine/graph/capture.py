@@ -237,14 +237,24 @@ def capture_tape(
     return polish(record(program, example), example), uses
 
 
-def capture_losses(module: nn.Module, loss_of: LossOf, layout: Layout, example: Tensors) -> Program:
+def capture_losses(
+    module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan, example: Tensors
+) -> Program:
     """Capture the forward pass alone, without dropout: ``(params, x, y)`` to losses ``[K, B]``."""
 
     def program(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Tensors:
         named = layout.unflatten(params)
         return (
             _run(
-                module, loss_of, named, copies={}, x=x, y=y, masks=None, deterministic=True
+                module,
+                loss_of,
+                named,
+                copies={},
+                x=x,
+                y=y,
+                masks=None,
+                deterministic=True,
+                all_classes=plan.all_classes,
             ).losses.detach(),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -13,7 +14,13 @@ from torch.nn import functional
 from privtune.training.engine.graph.tape import Handler, Watching, bind
 from privtune.training.engine.layers.fastops import cross_entropy, stacked_conv2d
 from privtune.training.engine.layers.recurrent import Tensors, run_gru, run_lstm, run_simple
-from privtune.training.engine.layers.uses import ConvUse, EmbeddingUse, LinearUse, cheaper_form
+from privtune.training.engine.layers.uses import (
+    ConvUse,
+    EmbeddingUse,
+    LinearUse,
+    bands_of,
+    cheaper_form,
+)
 
 __all__ = ["OPERATIONS"]
 
@@ -86,6 +93,7 @@ def _conv(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any], axes: 
         use = ConvUse(
             str(found[0]), found[1], form, kernel, stride, padding, dilation, groups, depth
         )
+        use = replace(use, bands=bands_of(use, images=a.shape[2], places=places, outputs=outputs))
     wrapped = mode.put(use, a, y)
     if axes == 1:
         wrapped = wrapped.squeeze(-2)

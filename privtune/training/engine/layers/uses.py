@@ -35,6 +35,7 @@ __all__ = [
     "LinearUse",
     "Saved",
     "Use",
+    "bands_of",
     "cheaper_form",
     "longest",
 ]
@@ -154,7 +155,9 @@ class ConvUse(LinearUse):
     """A convolution: a matrix used at every place of the output, on patches of the input.
 
     ``a`` is ``[K, B, n, C, H, W]`` and ``g`` is ``[K, B, n, O, H', W']``, for n images a record.
-    Patches are laid out with channels last, which makes unfolding a plain copy.
+    Patches are laid out with channels last, which makes unfolding a plain copy. In several *bands*
+    they are unfolded along the rows of an image alone: as many rows of pixels as the stride has lie
+    side by side, and a band of the kernel sees what the one before sees a row of places further up.
     """
 
     kernel: tuple[int, int]
@@ -164,6 +167,8 @@ class ConvUse(LinearUse):
     groups: int
     depth: int
     """Input channels of a group."""
+    bands: int = 1
+    """Bands of the kernel that gradients are taken by, in the direct form: see ``bands_of``."""
 
     def compact(self, a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Unfold images to patches, and lay out both as matrices."""
@@ -175,6 +180,14 @@ class ConvUse(LinearUse):
         x = x.contiguous()
         out_h, out_w = g.shape[-2:]
         (s_n, s_h, s_w, s_c), (kernel_h, kernel_w) = x.stride(), self.kernel
+        rows = g.permute(0, 1, 2, 4, 5, 3).reshape(*lead, -1, g.shape[3])
+        if self.bands > 1:
+            step_h, step_w = self.stride
+            size = (x.shape[0], out_h + self.bands - 1, out_w, kernel_w * s_w)
+            strides = (s_n, step_h * s_h, step_w * s_w, s_c)
+            first = x.storage_offset()
+            strips = [x.as_strided(size, strides, first + i * s_h) for i in range(step_h)]
+            return torch.cat(strips, dim=3).view(*lead, -1, step_h * size[3]), rows
         patches = x.as_strided(
             (x.shape[0], out_h, out_w, kernel_h, kernel_w, x.shape[3]),
             (
@@ -187,10 +200,15 @@ class ConvUse(LinearUse):
             ),
         )
         matrix = patches.reshape(*lead, -1, kernel_h * kernel_w * x.shape[3])
-        rows = g.permute(0, 1, 2, 4, 5, 3)
-        return super().compact(matrix, rows.reshape(*lead, -1, g.shape[3]))
+        return super().compact(matrix, rows)
 
     def _gradients(self, a: torch.Tensor, g: torch.Tensor) -> Saved:
+        if self.bands > 1:
+            places = g.shape[2]
+            width = (a.shape[2] - places) // (self.bands - 1)  # places of a row
+            parts = [a[:, :, i * width : i * width + places] for i in range(self.bands)]
+            weight = torch.cat([torch.matmul(g.mT, part) for part in parts], dim=-1).flatten(2)
+            return (weight,) if self.bias is None else (weight, g.sum(dim=2))
         if self.groups == 1:
             return super()._gradients(a, g)
         taps, outs = self.kernel[0] * self.kernel[1], g.shape[-1] // self.groups
@@ -294,6 +312,25 @@ def cheaper_form(places: int, inputs: int, outputs: int, *, rows: int) -> Form:
     if 4 * rows * inputs * outputs > _DIRECT_BYTES:
         return "ghost"
     return "ghost" if places**2 * (inputs + outputs) < 8 * inputs * outputs else "direct"
+
+
+def bands_of(use: ConvUse, *, images: int, places: int, outputs: int) -> int:
+    """Choose in how many bands a convolution's gradients are taken.
+
+    Args:
+        use: The convolution.
+        images: Images n of a record.
+        places: Places of the output, of all images.
+        outputs: Output channels.
+
+    Returns:
+        One, which is to unfold patches whole, unless copying them takes longer than multiplying
+        them, and a band is as wide as products are fast at: 16 to 64 columns, on CPU.
+    """
+    (height, width), step = use.kernel, use.stride[0]
+    plain = use.form == "direct" and use.groups == images == 1 and use.dilation == (1, 1)
+    fits = height % step == 0 and 16 <= step * width * use.depth <= 64
+    return height // step if plain and fits and places >= 4 * outputs else 1
 
 
 def longest(dtype: torch.dtype) -> float:
