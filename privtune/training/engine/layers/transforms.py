@@ -109,9 +109,11 @@ class _Products:
             saved.append(kept)
         # The three terms may nearly cancel: add the most that rounding can have taken away, with all
         # its errors of one sign. Each term is a sum of products whose absolute values add up to
-        # ``whole`` at most, and no way to a result has more roundings than both sides and sixteen.
+        # ``whole`` at most, and no way to a result has more roundings than both sides, four for each
+        # use that is added up, and sixteen.
         # That covers, too, what the sum of the released gradients loses where it nearly cancels.
-        slack = whole * ((roundings + 16) * torch.finfo(self.center.dtype).eps)
+        roundings += 4 * len(self.uses) + 16
+        slack = whole * (roundings * torch.finfo(self.center.dtype).eps)
         norms = whole.sub_(cross, alpha=2.0).clamp_(min=0.0).add_(slack).add_(squared).sqrt_()
         norms.masked_fill_(norms > longest(self.layout.dtype), math.inf)
         return norms.to(self.layout.dtype).unsqueeze(0), saved
