@@ -79,18 +79,17 @@ def explain(
     return replace(tree, lower=min(lower_bound(event, delta, adjacency=adjacency), tree.epsilon))
 
 
-def _node(
-    event: Event, delta: float, adjacency: Adjacency, siblings: tuple[Event, ...] | None
-) -> Explanation:
+def _node(event: Event, delta: float, adjacency: Adjacency, saved: float | None) -> Explanation:
     answer = epsilon(event, delta, adjacency=adjacency)
-    saved = None
-    if siblings is not None:
-        whole = epsilon(Composed((*siblings, event)), delta, adjacency=adjacency).epsilon
-        rest = epsilon(Composed(siblings), delta, adjacency=adjacency).epsilon
-        saved = max(whole - rest, 0.0) if math.isfinite(rest) else 0.0
-    children = []
     parts = entry(event).shown(event)
-    for i, child in enumerate(parts):
-        others = (*parts[:i], *parts[i + 1 :]) if isinstance(event, Composed) else None
-        children.append(_node(child, delta, adjacency, others))
+    made: dict[Event, Explanation] = {}  # equal parts are explained once
+    for i, part in enumerate(parts):
+        if part not in made:
+            own = None
+            if isinstance(event, Composed):
+                rest = Composed((*parts[:i], *parts[i + 1 :]))
+                left = epsilon(rest, delta, adjacency=adjacency).epsilon
+                own = max(answer.epsilon - left, 0.0) if math.isfinite(left) else 0.0
+            made[part] = _node(part, delta, adjacency, own)
+    children = [made[part] for part in parts]
     return Explanation(text(event), answer.epsilon, answer.method, saved, tuple(children))
