@@ -175,7 +175,7 @@ def test_every_event_is_answered(what):
 
 
 def test_what_is_beyond_the_lattice_says_so():
-    event = Composed([Gaussian(0.002), Laplace(1)])
+    event = Composed([Gaussian(1e-4), Laplace(1)])
     answer = epsilon(event, 1e-5)
     assert answer.method == "rdp"
     assert answer.to_dict()["bounds"]["pld"] == answer.reasons["pld"]
@@ -185,6 +185,14 @@ def test_what_is_beyond_the_lattice_says_so():
     assert alone.reasons["pld"].startswith("beyond the lattice: ")
     many = Composed([ApproximateDP(0.01 + i / 1e4, 1e-9) for i in range(65)] + [Gaussian(5)])
     assert "more than 64 different parts" in epsilon(many, 1e-5).reasons["pld"]
+
+
+def test_what_shows_nearly_every_record_is_still_composed():
+    """Under Q such losses hardly ever happen; the lattice begins where P does."""
+    alone = epsilon(Gaussian(0.002), 1e-5).epsilon
+    together = epsilon(Composed([Gaussian(0.002), Laplace(1)]), 1e-5)
+    assert together.method == "pld"
+    assert alone < together.epsilon < 1.001 * alone
 
 
 def test_a_bound_that_is_no_number_is_an_error():

@@ -101,7 +101,9 @@ def test_every_epsilon_follows_from_the_certificate(
         known.add(show_epsilon(alone.epsilon, 4))
     said = set(re.findall(r"ε = ([0-9]+(?:\.[0-9]+)?|∞)", exported[form]))
     assert said == known
-    assert len(known) > 3  # arms may cost the same to four digits
+    # The budget, what is spent, and arms, all of which may cost the same to four digits.
+    assert len(known) >= 3
+    assert len(certificate["charges"]) >= 3
 
 
 def test_tuning_is_said_to_be_accounted_for(exported: dict[str, str]) -> None:
