@@ -803,14 +803,20 @@ _in(
     ),
     (
         "a hundredth more than the budget is admitted",
-        "if cost <= budget.epsilon else None",
-        "if cost <= 1.01 * budget.epsilon else None",
+        "or _composed(events, budget).epsilon <= budget.epsilon",
+        "or _composed(events, budget).epsilon <= 1.01 * budget.epsilon",
+        f"{_ADMIT}::test_a_declared_block_is_the_budget_and_no_hundredth_more",
+    ),
+    (
+        "twice the budget is admitted by sums of curves",
+        "return quick <= budget.epsilon or",
+        "return quick <= 2.0 * budget.epsilon or",
         f"{_ADMIT}::test_a_declared_block_is_the_budget_and_no_hundredth_more",
     ),
     (
         "what was charged before is forgotten",
-        "_composed((*history.block.values(), *asked), budget)",
-        "_composed(tuple(asked), budget)",
+        "together = (*history.block.values(), *asked)",
+        "together = tuple(asked)",
         f"{_ADMIT}::test_a_declared_block_is_the_budget_and_no_hundredth_more",
     ),
     (
