@@ -14,7 +14,7 @@ __all__ = ["Blocks", "Ranked"]
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
-_TOLERANCE = 5e-4
+_TOLERANCE = 5e-4  # of an ε that is searched for
 _ROUNDS = 12
 
 
@@ -73,13 +73,13 @@ class Blocks:
         above, end = depth[self.marks[block]], self.marks[last]
         # The most Q-mass that what is above may have lies right above the group's last loss.
         taken = level[end] - np.interp(depth[end] - above, depth, level)
-        depth = above - self.ranked.excess
-        return Items(self.cells, taken, depth, priced=self._has_price)
+        own = above - self.ranked.excess
+        return Items(self.cells, taken, own, priced=self._has_price)
 
     def _weights(self) -> Floats:
         """Return the P-mass that each point of a block stands for."""
         weights = np.zeros(self.points.shape)
-        losses, count = self.ranked.losses, int(self.marks[-1])
+        losses, count = self.ranked.losses, self.end
         block = np.repeat(np.arange(self.points.shape[0]), np.diff(self.marks))
         half = (np.arange(count) > self.points[block, 1]).astype(np.int64)
         start, end = losses[self.points[block, half]], losses[self.points[block, half + 1]]
@@ -131,7 +131,7 @@ class Blocks:
         if price is not None:
             total += self.cells.charged(price)
         elif not self.priced:
-            total += float(self.ranked.charged(epsilon)[self.marks[-1] :].sum())
+            total += float(self.ranked.charged(epsilon)[self.end :].sum())
         return min(total + self.ranked.at_infinity, 1.0)
 
     def sharpened(self, epsilon: float, turns: int) -> Blocks:

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _ATOMS = 1280  # of the lattice on which the rearrangement is computed for a composition
-_LOOKS = 16  # at which that is looked for
+_LOOKS = 16  # places at which is looked how far out it matters
 _LEAST_DELTA = 1e-12  # down to which it is
 
 
