@@ -506,6 +506,12 @@ _in(
 _in(
     "training/mechanism/data.py",
     (
+        "what cannot be used stays in memory",
+        "if self.unusable is not None and bool(self.unusable.any()):",
+        "if False:",
+        f"{_UNUSABLE}::test_in_memory_zeros_are_put_in_place_once",
+    ),
+    (
         "a record of a dataset that breaks public facts counts",
         "lost = unread if broken is None else unread | broken",
         "lost = unread",

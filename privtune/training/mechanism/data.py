@@ -75,7 +75,8 @@ class TensorData:
         y: Targets, shape ``[N, ...]``.
         sealed_size: Whether N is private, as that of a Poisson subset is: it is then not compared
             with the schedule's records, and nothing divides by it.
-        unusable: True for records that contribute nothing, shape ``[N]``; None for none.
+        unusable: True for records that contribute nothing, shape ``[N]``; None for none. Zeros are put
+            in their place, once: what is fetched in every step is then not copied again.
         groups: The number of the unit (a person, a hospital) that each record belongs to, or is,
             whole numbers ``[N]``; None where records belong to nothing.
         unit: What one record is all rows of, as ``unit_records`` makes them; empty where it is a row.
@@ -100,6 +101,9 @@ class TensorData:
                 (len(self.x), len(self.y)),
                 "inputs and targets must have the same number of records, at least 1",
             )
+        if self.unusable is not None and bool(self.unusable.any()):
+            for name in ("x", "y"):
+                object.__setattr__(self, name, _replaced(getattr(self, name), self.unusable))
 
     def __len__(self) -> int:
         return len(self.x)
@@ -115,9 +119,7 @@ class TensorData:
 
     def fetch(self, index: torch.Tensor) -> Fetched:
         """Return the records at ``index``: see ``Data``."""
-        x, y = self.take(index)
-        lost = None if self.unusable is None else self.unusable[index]
-        return (x, y, None) if lost is None else (_replaced(x, lost), _replaced(y, lost), lost)
+        return (*self.take(index), None if self.unusable is None else self.unusable[index])
 
     def held_to(self, facts: RecordFacts) -> TensorData:
         """Hold every record to the facts: see ``Data``."""

@@ -1,13 +1,16 @@
 """What a user waits for: CPU seconds of commands, and of whole studies against Optuna + Opacus + MLflow.
 
     OMP_NUM_THREADS=1 python studies/benchmarks/end_to_end/run.py [--trials 4 16 64] [--rounds 3]
-        [--against OTHER_CHECKOUT] [--output FILE]
+        [--work digits-mlp] [--data mnist.npz] [--against OTHER_CHECKOUT] [--output FILE]
 
 Every figure is user and system time of a whole process tree, from the start of the interpreter to its
-end. Rounds run every competitor once, by turns; medians. `--against` runs the commands of another
-checkout in the same rounds: before and after. Each round starts from an empty folder.
+end; of commands the wall time, too. Rounds run every competitor once, by turns; medians. `--against`
+runs the commands of another checkout in the same rounds: before and after. Each round starts from an
+empty folder, and nothing is left out: the second round finds what the first kept in the cache.
 
-The competitor is `opacus_trials.py`, with each way of Opacus to compute gradients; the fastest counts.
+The competitor is `opacus_trials.py`, with each way of Opacus to compute gradients, the fastest counts,
+and without privacy (`plain`, which does not count). `imports` is what both need: the imports of torch,
+Optuna, MLflow with its database, and autodp, in one process, and nothing else.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,18 +43,23 @@ COMMANDS = (
     "budget show digits",
 )
 MODES = ("ghost", "hooks", "functorch")
+IMPORTS = (
+    "import torch, optuna, mlflow, autodp.autodp_core, mlflow.store.tracking.sqlalchemy_store;"
+    "optuna.create_study; optuna.storages.RDBStorage"
+)
+EPOCHS = {"digits-mlp": (20, 64), "mnist-mlp": (3, 512), "mnist-cnn": (1, 512)}  # and batch sizes
 LIBRARIES = ("torch", "opacus", "optuna", "mlflow-skinny", "numpy", "scipy")
 STUDY = """
-name: digits-{trials}
-task: digits-mlp
-budget: {{name: digits, epsilon: 8.0, delta: 1.0e-5}}
+name: race-{trials}
+task: {work}
+budget: {{name: race, epsilon: 8.0, delta: 1.0e-5}}
 space:
   learning_rate: {{type: float, low: 0.05, high: 5.0, log: true}}
   max_grad_norm: {{type: float, low: 0.1, high: 10.0, log: true}}
 arms:
   - {{name: selection, strategy: papernot-steinke, law: binomial, n: {trials}, mean_runs: {trials}}}
-epochs: 20
-expected_batch_size: 64
+epochs: {epochs}
+expected_batch_size: {batch}
 """
 
 
@@ -71,28 +80,34 @@ def spent(words: list[str], folder: Path, checkout: Path) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def commands(checkout: Path, found: dict[str, list[float]]) -> None:
+def commands(checkout: Path, found: dict[str, list[float]], walls: dict[str, list[float]]) -> None:
     """Run the commands on the demo's study, one after another."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         shutil.copy(SPEC, folder)
         for command in COMMANDS:
             words = ["-m", "privtune.cli", *command.split()]
+            start = time.perf_counter()
             found.setdefault(command, []).append(spent(words, folder, checkout))
+            walls.setdefault(command, []).append(time.perf_counter() - start)
 
 
-def studies(trials: int, found: dict[str, list[float]]) -> None:
+def studies(work: str, trials: int, found: dict[str, list[float]]) -> None:
     """Run so many trials from nothing to a release, by every competitor."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        (folder / "study.yaml").write_text(STUDY.format(trials=trials), encoding="utf-8")
+        epochs, batch = EPOCHS[work]
+        spec = STUDY.format(work=work, trials=trials, epochs=epochs, batch=batch)
+        (folder / "study.yaml").write_text(spec, encoding="utf-8")
         command = ["-m", "privtune.cli", "study"]
         ours = spent([*command, "create", "study.yaml"], folder, ROOT)
-        ours += spent([*command, "run", f"digits-{trials}"], folder, ROOT)
-    found.setdefault("privtune", []).append(ours)
-    for mode in MODES:
+        ours += spent([*command, "run", f"race-{trials}"], folder, ROOT)
+        found.setdefault("privtune", []).append(ours)
+        found.setdefault("imports", []).append(spent(["-c", IMPORTS], folder, ROOT))
+    for mode in (*MODES, "plain"):
         with tempfile.TemporaryDirectory() as place:
-            words = [str(HERE / "opacus_trials.py"), "--mode", mode, "--trials", str(trials)]
+            words = [str(HERE / "opacus_trials.py"), "--mode", mode, "--work", work]
+            words += ["--trials", str(trials)]
             found.setdefault(mode, []).append(spent(words, Path(place), ROOT))
 
 
@@ -106,17 +121,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, nargs="*", default=[4, 16, 64])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--work", choices=EPOCHS, default="digits-mlp")
+    parser.add_argument("--data", type=Path, help="MNIST's file, for its works")
     parser.add_argument("--against", type=Path)
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args(arguments)
     checkouts = {"now": ROOT} | ({"before": asked.against.resolve()} if asked.against else {})
+    if asked.data is not None:
+        os.environ["PRIVTUNE_DATA"] = str(asked.data.resolve())
     waits: dict[str, dict[str, list[float]]] = {name: {} for name in checkouts}
+    walls: dict[str, dict[str, list[float]]] = {name: {} for name in checkouts}
     races: dict[int, dict[str, list[float]]] = {trials: {} for trials in asked.trials}
     for _ in range(asked.rounds):
         for name, checkout in checkouts.items():
-            commands(checkout, waits[name])
+            commands(checkout, waits[name], walls[name])
         for trials in asked.trials:
-            studies(trials, races[trials])
+            studies(asked.work, trials, races[trials])
     document: dict[str, Any] = {
         "command": "run.py " + " ".join(sys.argv[1:] if arguments is None else arguments),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
@@ -125,6 +145,10 @@ def main(arguments: list[str] | None = None) -> int:
         "commands": {
             name: {command: summary(times) for command, times in found.items()}
             for name, found in waits.items()
+        },
+        "wall": {
+            name: {command: summary(times) for command, times in found.items()}
+            for name, found in walls.items()
         },
         "trials": {
             str(trials): {name: summary(times) for name, times in found.items()}
@@ -141,7 +165,10 @@ def main(arguments: list[str] | None = None) -> int:
     for command in COMMANDS if asked.rounds else ():
         print(
             f"{command:32}",
-            *(f"{n} {waits_of[command]['median']}" for n, waits_of in document["commands"].items()),
+            *(
+                f"{name} {waits_of[command]['median']}, wall {document['wall'][name][command]['median']}"
+                for name, waits_of in document["commands"].items()
+            ),
         )
     if asked.output is not None:
         asked.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

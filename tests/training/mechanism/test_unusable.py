@@ -248,6 +248,28 @@ def test_what_made_up_records_raise_too_is_no_records_fault() -> None:
         find_raising(RuntimeError("at first"), 4, attempt)
 
 
+def test_in_memory_zeros_are_put_in_place_once() -> None:
+    x, y = blobs(6)
+    given, lost = x.clone(), torch.tensor([False, True, False, False, True, False])
+    x[1] = torch.nan
+    data = TensorData(x, y).marked(lost)
+    others = data.part(torch.tensor([4, 0, 1]), sealed_size=False)
+    for found, places in (
+        (data.fetch(torch.arange(6)), range(6)),
+        (others.fetch(torch.arange(3)), (4, 0, 1)),
+    ):
+        assert found[2] is not None
+        assert found[2].tolist() == [bool(lost[i]) for i in places]
+        for row, place in enumerate(places):
+            expected = torch.zeros_like(given[place]) if lost[place] else given[place]
+            assert torch.equal(found[0][row], expected)
+            assert int(found[1][row]) == (0 if lost[place] else int(y[place]))
+    assert x[1].isnan().all()  # what was given stays as it is
+    assert torch.equal(x[4], given[4])
+    # Where none is lost nothing is copied, neither now nor in a step.
+    assert TensorData(x, y, unusable=torch.zeros(6, dtype=torch.bool)).x is x
+
+
 def test_a_dataset_marks_records_that_break_public_facts() -> None:
     data = DatasetData(Files("class"), facts=RecordFacts(targets=torch.tensor(3)))
     _, y, lost = data.fetch(torch.tensor([PLACE, 0, PLACE]))
