@@ -12,6 +12,7 @@ import sys
 import warnings
 
 from privtune import __version__
+from privtune.imports import OWN_PROCESS
 
 __all__ = ["main"]
 
@@ -25,7 +26,8 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"{__version__}\n")
         return
-    gc.freeze()  # see privtune.imports.libraries
+    gc.freeze()
+    OWN_PROCESS.set()
     try:
         # Schedulers stop a job with SIGTERM first: it is told how to go on like whoever sits there.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
