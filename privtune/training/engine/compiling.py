@@ -163,9 +163,16 @@ class CompiledSums:
 def _compile(program: Callable[..., Tensors], example: Tensors) -> Callable[..., Tensors]:
     """Capture a program and compile it in this process: no pool of workers is left behind."""
     from torch import _inductor
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    # Inductor looks graphs up in its cache on disk only where their shapes have a place to be guarded.
+    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
     with _inductor.config.patch({"compile_threads": 1}), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled: Callable[..., Tensors] = _inductor.compile(make_fx(program)(*example), [*example])
+        graph = make_fx(program)(*example)
+        with tracing(context):
+            compiled: Callable[..., Tensors] = _inductor.compile(graph, [*example])
     return compiled

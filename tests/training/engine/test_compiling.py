@@ -150,6 +150,26 @@ def test_dropout_and_whole_trainings_come_out_alike(monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.slow
+def test_a_graph_that_was_compiled_before_is_taken_from_disk(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    found = torch._dynamo.utils.counters["inductor"]
+
+    def program(x):
+        return ((x @ x.T).relu().sum(dim=1),)
+
+    example = torch.randn(5, 7)
+    outputs = []
+    for hits in (0, 1):
+        found.clear()
+        outputs.append(compiling._compile(program, (example,))(example)[0])
+        assert found["fxgraph_cache_hit"] == hits
+        assert found["fxgraph_cache_bypass"] == 0
+    assert torch.equal(*outputs)
+    torch.testing.assert_close(outputs[0], program(example)[0])
+
+
+@needs_compiler
 def test_a_wrong_program_does_not_pass(monkeypatch):
     """At the start it is an error; later on the stack is trained as it is, and that is said."""
     monkeypatch.setattr(
