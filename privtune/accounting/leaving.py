@@ -103,23 +103,24 @@ def _spectra(
 ) -> tuple[NDArray[np.int64], NDArray[np.complex128]]:
     """Return the frequencies that count in any composition, and its spectrum there in a row each."""
 
-    def logs(pmf: LossPmf, places: NDArray[np.int64] | slice) -> NDArray[np.complex128]:
-        found = transform(pmf, tilt, size)[0][places]
-        return np.asarray(np.log(np.where(np.abs(found) > _LEAST, found, _LEAST)))
-
     # What is left of the whole has copies of few parts less: at most `touched`, in any composition.
     less = np.maximum(counts[0] - counts, 0)
     touched, most = int((less > 0).sum(axis=1).max()), less.max(axis=0)
-    whole, largest = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1)
+    alive = np.arange(size // 2 + 1)
+    whole, largest = np.zeros(alive.size), np.zeros(alive.size)
+    found: list[tuple[NDArray[np.int64], NDArray[np.complexfloating]]] = []
     for pmf, count, gone in zip(pmfs, counts[0], most, strict=True):
-        if count:
-            size_of = -logs(pmf, slice(None)).real
-            whole += count * size_of
-            largest = np.maximum(largest, gone * size_of)
-    alive = np.flatnonzero(whole - touched * largest < _NEGLIGIBLE)
-    if alive.size * len(pmfs) > _MOST_NUMBERS:
-        raise GridError(f"{alive.size} frequencies of {len(pmfs)} parts")
-    return alive, np.exp(counts @ np.stack([logs(pmf, alive) for pmf in pmfs]))
+        spectrum = transform(pmf, tilt, size)[0][alive]
+        logs = np.log(np.where(np.abs(spectrum) > _LEAST, spectrum, _LEAST))
+        # No part raises what the others have left of a frequency.
+        whole, largest = whole - count * logs.real, np.maximum(largest, -gone * logs.real)
+        kept = whole - touched * largest < _NEGLIGIBLE
+        alive, whole, largest = alive[kept], whole[kept], largest[kept]
+        found.append((alive, logs[kept]))
+        if sum(places.size for places, _ in found) > _MOST_NUMBERS:
+            raise GridError(f"too many frequencies of {len(pmfs)} parts count")
+    rows = [logs[np.searchsorted(places, alive)] for places, logs in found]
+    return alive, np.exp(counts @ np.stack(rows))
 
 
 @dataclass(frozen=True)
