@@ -108,7 +108,7 @@ def _saved(
     together = _on_one_lattice(parts, distinct, whole, adjacency)
     for part, saved in zip(distinct, together, strict=True):
         # The lattice of the whole is too coarse for what is far less private, or nothing, without it.
-        if saved < 0.5 * whole.epsilon:
+        if saved <= 0.5 * whole.epsilon:
             yield max(saved, 0.0)
             continue
         at = parts.index(part)
@@ -129,7 +129,9 @@ def _on_one_lattice(
     left = [everything - less for less in gone]
     try:
         with np.errstate(all="ignore"):
-            first, *others = epsilons_on_one_lattice([everything, *left], whole.delta, whole.epsilon)
+            first, *others = epsilons_on_one_lattice(
+                [everything, *left], whole.delta, whole.epsilon
+            )
     except (GridError, ArithmeticError):
         return nothing
     # A single release has accounts of its own.

@@ -84,9 +84,9 @@ def _epsilons(pmfs: Sequence[LossPmf], counts: NDArray[np.int64], delta: float) 
     bottom, down = chernoff(lambda less: moment(tilt - less) - fixed, start, _OUTSIDE, most)
     end, first = max(lattice_cells(top, step), 1) + 1, min(-lattice_cells(bottom, step), 0)
     size = max(end - first, *(pmf.masses.size for pmf in pmfs))
-    total = int(counts[0].sum())
+    total = float(counts[0].astype(np.float64).sum())
     if size > MAX_SIZE or total * (2.0 + math.log2(size)) * 2.0**-53 > _ROUNDING:
-        raise GridError(f"{total} releases need {size} lattice points")
+        raise GridError(f"{total:.3g} releases need {size} lattice points")
     size = int(sp.fft.next_fast_len(size, True))
     alive, spectra = _spectra(pmfs, counts, tilt, size)
     origins = counts @ np.array([pmf.lowest for pmf in pmfs])
@@ -102,7 +102,6 @@ def _spectra(
     pmfs: Sequence[LossPmf], counts: NDArray[np.int64], tilt: float, size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.complex128]]:
     """Return the frequencies that count in any composition, and its spectrum there in a row each."""
-
     # What is left of the whole has copies of few parts less: at most `touched`, in any composition.
     less = np.maximum(counts[0] - counts, 0)
     touched, most = int((less > 0).sum(axis=1).max()), less.max(axis=0)
@@ -160,4 +159,6 @@ class _Laws:
             low, high = np.where(met, low, middle), np.where(met, middle, high)
         # Up to `high` from the point before the profile is a line in e^ε.
         share = (self.above(high, 0.0) - deltas) / self.above(high, 1.0)
-        return np.asarray(np.maximum((high + np.clip(np.log(share) / self.step, -1.0, 0.0)) * self.step, 0.0))
+        return np.asarray(
+            np.maximum((high + np.clip(np.log(share) / self.step, -1.0, 0.0)) * self.step, 0.0)
+        )
