@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from privtune.accounting.accountant import Guarantee, epsilon, lower_bound
 from privtune.accounting.algebra import Adjacency, Event, flatten
 from privtune.accounting.events import Composed
@@ -122,16 +120,13 @@ def _on_one_lattice(
 ) -> list[float]:
     """Return the same where the loss distributions decide what the whole costs, else NaN."""
     nothing = [math.nan] * len(distinct)
-    if whole.method != "pld" or not math.isfinite(whole.epsilon):
+    if whole.method != "pld" or len(parts) == 1 or not math.isfinite(whole.epsilon):
         return nothing
     everything = Counter(flatten(under(Composed(parts), adjacency)))
     gone = [Counter(flatten(under(part, adjacency))) for part in distinct]
     left = [everything - less for less in gone]
     try:
-        with np.errstate(all="ignore"):
-            first, *others = epsilons_on_one_lattice(
-                [everything, *left], whole.delta, whole.epsilon
-            )
+        first, *others = epsilons_on_one_lattice([everything, *left], whole.delta, whole.epsilon)
     except (GridError, ArithmeticError):
         return nothing
     # A single release has accounts of its own.

@@ -32,10 +32,11 @@ Floats = NDArray[np.float64]
 _FINENESS = 2.0  # of the lattice, which then adds about a thousandth of ε to each, alike
 _OUTSIDE = 60.0  # of the tilted whole a mass of at most exp(-60) is outside the window,
 _STILL = 30.0  # of what is left without a part at most exp(-30): it wraps around
+_STEEPEST = 0.5  # tilt times step: the saddle point of bounded losses is infinite
 _NEGLIGIBLE = 50.0  # frequencies below exp(-50) count nowhere
 _LEAST = 1e-300  # of a spectrum, of which there is a logarithm
 _MOST_NUMBERS = 2**23  # of all spectra, where they count
-_ROUNDING = 1e-6  # of a spectrum, at most
+_UNCLEAR = 1e-4  # of δ, that the rounding of a spectrum may take
 
 
 def epsilons_on_one_lattice(
@@ -50,16 +51,17 @@ def epsilons_on_one_lattice(
         near: About ε of the whole.
 
     Returns:
-        One for each composition, rounding apart the same as `event_pair` on that lattice: of the
-        whole a little above the reported one. NaN where the lattice of the whole says nothing.
+        One for each composition: what `event_pair` gives on that lattice, rounding apart. NaN where
+        what is left does not fit into the window of the whole, or is not known to have any ε.
 
     Raises:
         GridError: The whole does not fit on one lattice.
     """
     pairs, counts = pairs_on_one_lattice(compositions, delta, near, _FINENESS)
-    found = _epsilons([pair.remove for pair in pairs], counts, delta)
-    if not all(pair.remove is pair.add for pair in pairs):
-        found = np.maximum(found, _epsilons([pair.add for pair in pairs], counts, delta))
+    with np.errstate(all="ignore"):  # what leaves its range is NaN
+        found = _epsilons([pair.remove for pair in pairs], counts, delta)
+        if not all(pair.remove is pair.add for pair in pairs):
+            found = np.maximum(found, _epsilons([pair.add for pair in pairs], counts, delta))
     return [float(value) for value in found]
 
 
@@ -78,15 +80,15 @@ def _epsilons(pmfs: Sequence[LossPmf], counts: NDArray[np.int64], delta: float) 
 
     start = math.sqrt(2.0 * _OUTSIDE / max(sum(n * p.deviation**2 for p, n in parts), 1e-12))
     most = _NEGLIGIBLE / step
-    _, tilt = chernoff(moment, start, -math.log(delta), most)
+    _, tilt = chernoff(moment, start, -math.log(delta), _STEEPEST / step)
     base, fixed = moments(tilt), moment(tilt)
     top, up = chernoff(lambda more: moment(tilt + more) - fixed, start, _OUTSIDE, most)
     bottom, down = chernoff(lambda less: moment(tilt - less) - fixed, start, _OUTSIDE, most)
     end, first = max(lattice_cells(top, step), 1) + 1, min(-lattice_cells(bottom, step), 0)
     size = max(end - first, *(pmf.masses.size for pmf in pmfs))
-    total = float(counts[0].astype(np.float64).sum())
-    if size > MAX_SIZE or total * (2.0 + math.log2(size)) * 2.0**-53 > _ROUNDING:
-        raise GridError(f"{total:.3g} releases need {size} lattice points")
+    if size > MAX_SIZE:
+        raise GridError(f"the loss distribution needs {size} lattice points")
+    rounding = float(counts[0].astype(np.float64).sum()) * (2.0 + math.log2(size)) * 2.0**-53
     size = int(sp.fft.next_fast_len(size, True))
     alive, spectra = _spectra(pmfs, counts, tilt, size)
     origins = counts @ np.array([pmf.lowest for pmf in pmfs])
@@ -95,7 +97,7 @@ def _epsilons(pmfs: Sequence[LossPmf], counts: NDArray[np.int64], delta: float) 
     above = counts @ (moments(tilt + up) - base) - up * end * step
     below = counts @ (moments(tilt - down) - base) + down * (end - size) * step
     fits = (np.maximum(above, below) <= -_STILL) & (infinite < delta)
-    return np.where(fits, law.epsilons(delta - infinite), np.nan)
+    return np.where(fits, law.epsilons(delta - infinite, rounding), np.nan)
 
 
 def _spectra(
@@ -150,15 +152,20 @@ class _Laws:
         scale = self.log_scales - self.tilt * self.step * first
         return np.asarray(np.maximum(total, 0.0) * np.exp(np.minimum(scale, 700.0)))
 
-    def epsilons(self, deltas: Floats) -> Floats:
-        """Return the least ε >= 0 at which the finite losses leave δ."""
+    def epsilons(self, deltas: Floats, rounding: float) -> Floats:
+        """Return the least ε >= 0 at which the finite losses leave δ, NaN where rounding hides it."""
+
+        def is_clear(place: NDArray[np.int64]) -> NDArray[np.bool_]:
+            scale = self.log_scales - self.tilt * self.step * place
+            return np.asarray(scale + math.log(rounding) <= np.log(_UNCLEAR * deltas))
+
         low, high = np.full(deltas.size, -1), np.full(deltas.size, self.end)
         while int((high - low).max()) > 1:
             middle = (low + high) // 2
             met = self.above(middle, 0.0) - self.above(middle, 1.0) <= deltas
+            met &= is_clear(middle)
             low, high = np.where(met, low, middle), np.where(met, middle, high)
         # Up to `high` from the point before the profile is a line in e^ε.
         share = (self.above(high, 0.0) - deltas) / self.above(high, 1.0)
-        return np.asarray(
-            np.maximum((high + np.clip(np.log(share) / self.step, -1.0, 0.0)) * self.step, 0.0)
-        )
+        found = (high + np.clip(np.log(share) / self.step, -1.0, 0.0)) * self.step
+        return np.where(is_clear(np.maximum(low, 0)), np.maximum(found, 0.0), np.nan)

@@ -36,6 +36,7 @@ _MANY = 64  # different parts beyond which only the Rényi account is computed; 
 # composed in stages and do not count
 _CELLS = 2**17  # of a lattice, on which the losses or their sum are composed at once
 _DEVIATIONS = 24.0  # of a sum, that its lattice holds
+_MOST_CELLS, _MOST_MASSES = 2**19, 2**24  # where all is on one lattice: of a sum, of all parts
 _SHARE = 4e-3  # of ε, by which rounding may raise it on the coarsest lattice
 _JOINT = 0.01  # the same for releases that share a sample, which are composed before it is drawn
 _INNER_DELTA = 1e-6  # for which the lattice of an event inside another one is chosen
@@ -182,11 +183,16 @@ def pairs_on_one_lattice(
     """
     merged = [_merged(composition) for composition in compositions]
     step = _step_of(merged[0], sum(merged[0].values()), near, delta)
-    if _reach(merged[0]) > _CELLS * step:
-        raise GridError("it is composed in stages")
+    if _reach(merged[0]) > _MOST_CELLS * step:
+        raise GridError("the composition does not fit on one lattice")
     columns = list(dict.fromkeys(itertools.chain.from_iterable(merged)))
     counts = np.array([[parts.get(part, 0) for part in columns] for parts in merged])
-    pairs = [entry(part).pair(part, step / fineness, _PAIRS) for part in columns]
+    pairs, cells = [], 0
+    for part in columns:
+        pairs.append(entry(part).pair(part, step / fineness, _PAIRS))
+        cells += pairs[-1].remove.masses.size + pairs[-1].add.masses.size
+        if cells > _MOST_MASSES:
+            raise GridError(f"{len(columns)} parts need more than {_MOST_MASSES} lattice points")
     return pairs, counts
 
 
