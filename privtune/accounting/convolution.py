@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import scipy as sp
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from privtune.accounting.pmf import MAX_SIZE, GridError, LossPmf, lattice_cells
 
-__all__ = ["compose"]
+__all__ = ["chernoff", "compose", "log_moment", "transform"]
 
 Floats = NDArray[np.float64]
 _TAIL = 60.0  # windows leave out a probability below exp(-60); it is charged, not forgotten
@@ -26,7 +27,7 @@ _PLAIN = 256  # up to so many releases double precision suffices
 _BESIDE, _RAREST = 1e-6, 1e-16
 
 
-def _log_moment(parts: Sequence[tuple[LossPmf, int]], tilt: float) -> float:
+def log_moment(parts: Sequence[tuple[LossPmf, int]], tilt: float) -> float:
     """Return log Σ masses·exp(tilt·loss) of the whole composition."""
     total = 0.0
     for pmf, count in parts:
@@ -36,7 +37,7 @@ def _log_moment(parts: Sequence[tuple[LossPmf, int]], tilt: float) -> float:
     return total
 
 
-def _chernoff(
+def chernoff(
     moment: Callable[[float], float], start: float, tail: float, most: float
 ) -> tuple[float, float]:
     """Return (min over θ <= most of (moment(θ) + tail)/θ, the θ), by golden section on log θ.
@@ -104,15 +105,15 @@ def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> Los
     reach = sum(count * (pmf.masses.size - 1) for pmf, count in parts)
 
     def upper(theta: float) -> float:
-        return _log_moment(parts, theta)
+        return log_moment(parts, theta)
 
     if upper(0.0) <= -_TAIL:
         return LossPmf(step, 0, np.zeros(1), 1.0)
     start = math.sqrt(2.0 * _TAIL / max(_variance(parts), 1e-12))
     most = _NEGLIGIBLE / step  # a larger tilt leaves nothing of an atom beside the next one
-    top, theta = _chernoff(upper, start, _TAIL, most)
+    top, theta = chernoff(upper, start, _TAIL, most)
     bottom, rest = _bottom(parts, start, most)
-    _, theta = _chernoff(upper, theta, _TILT, most)
+    _, theta = chernoff(upper, theta, _TILT, most)
     # A measure tilted to the far tail reaches further up than P itself.
     top += _STRETCH * (top - sum(count * pmf.mean for pmf, count in parts))
     theta = _fitting_tilt(upper, theta, top)
@@ -139,12 +140,12 @@ def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> Los
 def _bottom(parts: Sequence[tuple[LossPmf, int]], start: float, most: float) -> tuple[float, float]:
     """Return minus a loss, and the most P-mass that lies below it."""
     # Q(loss < x) <= exp(-60), hence P(loss < x) <= exp(x - 60).
-    if _log_moment(parts, -1.0) > -_TAIL:
-        bottom, _ = _chernoff(lambda theta: _log_moment(parts, -1.0 - theta), start, _TAIL, most)
+    if log_moment(parts, -1.0) > -_TAIL:
+        bottom, _ = chernoff(lambda theta: log_moment(parts, -1.0 - theta), start, _TAIL, most)
         if bottom >= 0.0:
             return bottom, math.exp(-_TAIL - bottom)
     # Of Q hardly anything has a loss: P itself tells where it begins.
-    bottom, _ = _chernoff(lambda theta: _log_moment(parts, -theta), start, _TAIL, most)
+    bottom, _ = chernoff(lambda theta: log_moment(parts, -theta), start, _TAIL, most)
     return bottom, math.exp(-_TAIL)
 
 
@@ -193,6 +194,17 @@ def _variance(parts: Sequence[tuple[LossPmf, int]]) -> float:
     return sum(count * pmf.deviation**2 for pmf, count in parts)
 
 
+def transform(
+    pmf: LossPmf, tilt: float, size: int, real: type[np.floating[Any]] = np.float64
+) -> tuple[NDArray[np.complexfloating], float]:
+    """Return the spectrum of one tilted part, as from its first loss, and the log of its scale."""
+    exponent = pmf.log_masses + tilt * pmf.losses
+    shift = float(exponent.max())
+    tilted = np.exp(exponent - shift)
+    total = float(tilted.sum())
+    return sp.fft.rfft((tilted / total).astype(real), size), math.log(total) + shift
+
+
 def _tilted(
     parts: Sequence[tuple[LossPmf, int]], tilt: float, size: int, *, extended: bool
 ) -> tuple[Floats, float, float]:
@@ -200,27 +212,25 @@ def _tilted(
     # Raising to the power `count` multiplies the rounding of the transform by `count`, and is done
     # only where the result is not negligible.
     real, accuracy = (np.longdouble, _EXTENDED) if extended else (np.float64, _EPS)
-    logs: NDArray[np.complexfloating] | None = None
+    if not parts:
+        raise GridError("nothing to compose")
+    # Frequencies left out are below exp(-50) each: nothing beside the rounding of the others. No part
+    # raises what another one has left of them.
+    alive = np.arange(size // 2 + 1)
+    logs = np.zeros(alive.size, dtype=np.result_type(real, np.complex64))
     log_scale, forward = 0.0, 0.0
     for pmf, count in parts:
-        exponent = pmf.log_masses + tilt * pmf.losses
-        shift = float(exponent.max())
-        tilted = np.exp(exponent - shift)
-        total = float(tilted.sum())
-        log_scale += count * (math.log(total) + shift)
-        transform = sp.fft.rfft((tilted / total).astype(real), size)
+        found, log_total = transform(pmf, tilt, size, real)
+        log_scale += count * log_total
         forward += count * (2.0 + math.log2(size)) * accuracy
-        kept = np.abs(transform) > math.exp(-_NEGLIGIBLE / count)
-        term = np.full(transform.size, -np.inf, dtype=transform.dtype)
-        term[kept] = count * np.log(transform[kept])
-        logs = term if logs is None else logs + term
-    if logs is None:
-        raise GridError("nothing to compose")
-    spectrum = np.zeros(logs.size, dtype=np.complex128)
-    kept = logs.real > -_NEGLIGIBLE
-    spectrum[kept] = np.exp(logs[kept])
+        kept = np.abs(found[alive]) > math.exp(-_NEGLIGIBLE / count)
+        alive, logs = alive[kept], logs[kept]
+        logs = logs + count * np.log(found[alive])
+        kept = logs.real > -_NEGLIGIBLE
+        alive, logs = alive[kept], logs[kept]
+    spectrum = np.zeros(size // 2 + 1, dtype=np.complex128)
+    spectrum[alive] = np.exp(logs)
     values = np.asarray(sp.fft.irfft(spectrum, size))
     rounding = forward + (4.0 + 2.0 * math.log2(size)) * _EPS
-    # Frequencies left out are below exp(-50) each: nothing beside the rounding of the others.
     noise = rounding * float(np.linalg.norm(values)) / math.sqrt(size)
     return values, noise, log_scale

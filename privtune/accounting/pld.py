@@ -8,9 +8,13 @@ profile is then turned into a dominating pair on the lattice of the composition.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from privtune.accounting._checks import LARGEST
 from privtune.accounting.algebra import Event, flatten
@@ -25,13 +29,14 @@ from privtune.accounting.registry import entry
 from privtune.accounting.releases import Direction, loss_range
 from privtune.accounting.stages import composed_in_stages, release_count
 
-__all__ = ["default_step", "event_pair", "fine_pair", "no_pair", "tuners"]
+__all__ = ["default_step", "event_pair", "fine_pair", "no_pair", "pairs_on_one_lattice", "tuners"]
 
 _COARSE = 0.1  # lattice step over the deviation of one loss; adds about 5e-4 to ε, halved on demand
 _MANY = 64  # different parts beyond which only the Rényi account is computed; sampled Gaussians are
 # composed in stages and do not count
 _CELLS = 2**17  # of a lattice, on which the losses or their sum are composed at once
 _DEVIATIONS = 24.0  # of a sum, that its lattice holds
+_MOST_CELLS, _MOST_MASSES = 2**19, 2**24  # where all is on one lattice: of a sum, of all parts
 _SHARE = 4e-3  # of ε, by which rounding may raise it on the coarsest lattice
 _JOINT = 0.01  # the same for releases that share a sample, which are composed before it is drawn
 _INNER_DELTA = 1e-6  # for which the lattice of an event inside another one is chosen
@@ -106,9 +111,14 @@ def _staged_steps(
         return steps
     rough = 0.5 * rdp_epsilon(composed_curve(merged), _INNER_DELTA)
     once = _step_of(merged, sum(merged.values()), rough, _INNER_DELTA)
-    widest = max(loss_range(*kind, Direction.REMOVE)[1] for kind, _ in steps)
-    reach = max(widest, _DEVIATIONS * math.sqrt(_variance(merged)))
-    return steps if reach > _CELLS * once else []
+    return steps if _reach(merged) > _CELLS * once else []
+
+
+def _reach(merged: Mapping[Event, int]) -> float:
+    """Return the largest loss of one step, or of the sum."""
+    kinds = filter(None, (entry(part).sampled_gaussian(part) for part in merged))
+    widest = max((loss_range(*kind, Direction.REMOVE)[1] for kind in kinds), default=0.0)
+    return max(widest, _DEVIATIONS * math.sqrt(_variance(merged)))
 
 
 def _variance(parts: Mapping[Event, int]) -> float:
@@ -155,6 +165,35 @@ def event_pair(parts: Mapping[Event, int], step: float) -> Pair:
     """
     merged = tuple(_merged(parts).items())
     return _composed_pair(merged, step) if merged else Pair(nothing(step), nothing(step))
+
+
+def pairs_on_one_lattice(
+    compositions: Sequence[Mapping[Event, int]], delta: float, near: float, fineness: float
+) -> tuple[list[Pair], NDArray[np.int64]]:
+    """Return the pairs of all parts, and how often each is in each composition, a row for each.
+
+    Args:
+        compositions: What `flatten` returns; the lattice is that of the first one.
+        delta: For which the lattice is chosen.
+        near: About ε of the first one.
+        fineness: How many times finer the lattice is than it must be.
+
+    Raises:
+        GridError: The first one does not fit on one lattice.
+    """
+    merged = [_merged(composition) for composition in compositions]
+    step = _step_of(merged[0], sum(merged[0].values()), near, delta)
+    if _reach(merged[0]) > _MOST_CELLS * step:
+        raise GridError("the composition does not fit on one lattice")
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(merged)))
+    counts = np.array([[parts.get(part, 0) for part in columns] for parts in merged])
+    pairs, cells = [], 0
+    for part in columns:
+        pairs.append(entry(part).pair(part, step / fineness, _PAIRS))
+        cells += pairs[-1].remove.masses.size + pairs[-1].add.masses.size
+        if cells > _MOST_MASSES:
+            raise GridError(f"{len(columns)} parts need more than {_MOST_MASSES} lattice points")
+    return pairs, counts
 
 
 @lru_cache(maxsize=16)

@@ -1038,6 +1038,34 @@ _in(
     ),
 )
 
+_LEAVING = "tests/accounting/test_leaving.py"
+
+_in(
+    "accounting/leaving.py",
+    (
+        "what is left without a part has no frequency that the part alone hides",
+        "kept = whole - touched * largest < _NEGLIGIBLE",
+        "kept = whole < _NEGLIGIBLE",
+        f"{_LEAVING}::test_all_at_once_is_each_by_itself",
+    ),
+    (
+        "rounding is taken for a tail",
+        "            met &= is_clear(middle)\n",
+        "",
+        f"{_LEAVING}::test_all_at_once_is_each_by_itself",
+    ),
+)
+
+_in(
+    "accounting/explain.py",
+    (
+        "what little is left is read from the lattice of the whole",
+        "if saved <= 0.5 * whole.epsilon:",
+        "if saved <= whole.epsilon:",
+        f"{_LEAVING}::test_what_little_is_left_is_accounted_by_itself",
+    ),
+)
+
 _in(
     "accounting/registry.py",
     (
