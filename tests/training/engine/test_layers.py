@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from privtune.training.engine import batched
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.fine_tuning import set_trainable
+from privtune.training.engine.layers.fastops import stacked_linear
 from privtune.training.engine.layers.sums import pairs_of
 from privtune.training.engine.layers.transforms import Transformed, _Products
-from privtune.training.engine.layers.fastops import stacked_linear
 from privtune.training.engine.layers.uses import CopyUse
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
 from privtune.training.mechanism.kernel import OfOutputs, Rows
@@ -524,7 +524,7 @@ def test_a_far_center_changes_no_bit_of_another_candidate():
     close(sums[1][1], clipped_sum((own - far[1].double()) / 0.1, 1.0).float())
 
 
-@pytest.mark.parametrize("outputs, turned", [(1, True), (10, True), (16, False), (40, False)])
+@pytest.mark.parametrize(("outputs", "turned"), [(1, True), (10, True), (16, False), (40, False)])
 @pytest.mark.parametrize("biased", [True, False])
 def test_few_outputs_are_multiplied_as_their_transpose(outputs, turned, biased):
     torch.manual_seed(0)
