@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -26,7 +25,15 @@ from privtune.training.engine.graph.capture import (
     tape_of,
 )
 from privtune.training.engine.graph.polish import HELD, PEAK, Captured
-from privtune.training.engine.layers.sums import Pairs, add_sums, norms_of, pairs_of
+from privtune.training.engine.layers.sums import (
+    Pairs,
+    add_sums,
+    count,
+    nonfinite,
+    norms_of,
+    pairs_of,
+    without,
+)
 from privtune.training.engine.layers.transforms import Transformed
 from privtune.training.engine.layers.uses import ConvUse, Use
 from privtune.training.engine.self_check import KernelMismatchError, check_kernel
@@ -96,9 +103,9 @@ class BatchedKernel:
         refuse_coupling(self._module)
         self.layout = Layout(self._module)
         self._loss_of = loss_of
-        self._seen: Counter[tuple[int, int]] = Counter()
-        self._rare: dict[tuple[int, int], Tape] = {}
-        self._programs: dict[tuple[int, int], Tape] = {}
+        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._rare: dict[tuple[int, ...], Tape] = {}
+        self._programs: dict[tuple[int, ...], Tape] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
         self._compiled: CompiledSums | None = None
         self._low: Lowered | None = None
@@ -179,10 +186,10 @@ class BatchedKernel:
             return self._add(params, rows, masks, clipping, out=out, halves=halves)
         sums, norms = done
         with torch.inference_mode():
-            bad = _nonfinite(norms)
+            bad = nonfinite(norms)
             if bad is None:
                 out += sums
-                return _count(clipping, norms, rows, None, halves)
+                return count(clipping, norms, rows, None, halves)
         # Candidates with such records are computed again by book-keeping, which can leave records
         # out. All others keep the sums that they have: no record of one candidate changes a bit of
         # another's.
@@ -194,7 +201,7 @@ class BatchedKernel:
             out += torch.where(lost.unsqueeze(1), again, sums)
             if halves is not None and counted is not None:
                 kept = torch.zeros_like(halves)
-                _count(clipping, norms, rows, bad, kept)
+                count(clipping, norms, rows, bad, kept)
                 halves += torch.where(lost, counted, kept)
         return counts
 
@@ -214,6 +221,10 @@ class BatchedKernel:
         early = None if isinstance(program, Captured) else program(plain, rows.x, rows.y, *masks)
         with torch.inference_mode():
             tape = program(plain, rows.x, rows.y, *masks) if early is None else early
+            beside = self._beside(rows)
+            if beside is not None:
+                beside.append((params, tape[-1]))
+                tape = tape[:-1]
             pairs = pairs_of(tape)
             if isinstance(clipping, CoordinateTransform):
                 return self._transformed(
@@ -221,17 +232,15 @@ class BatchedKernel:
                 )
             layout, by_layer = self.layout, clipping.by_layer
             norms, saved = norms_of(uses, pairs, layout=layout, by_layer=by_layer)
-            bad = _nonfinite(norms)
+            bad = nonfinite(norms)
             if bad is None:
                 coefficients = clipping.factors(norms).mul_(rows.mask)
             else:
-                norms, saved = norms_of(
-                    uses, _without(pairs, bad), layout=layout, by_layer=by_layer
-                )
+                norms, saved = norms_of(uses, without(pairs, bad), layout=layout, by_layer=by_layer)
                 norms.masked_fill_(bad, torch.inf)
                 coefficients = clipping.coefficients(norms).mul_(rows.mask)
             add_sums(uses, saved, coefficients, layout.split(out), layout=layout)
-            return _count(clipping, norms, rows, bad, halves)
+            return count(clipping, norms, rows, bad, halves)
 
     @cached_property
     def row_bytes(self) -> tuple[float, float]:
@@ -305,28 +314,31 @@ class BatchedKernel:
                 )
             return self._loss_programs[key](params, rows.x, rows.y)[0]
 
+    def _beside(self, rows: Rows) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        """Return where losses of a gradient's pass go, if it has them: with no dropout, in all digits."""
+        return None if self.plan.sites or self._low is not None else rows.beside
+
     def _program(self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor]) -> Tape:
         """Return the program for the shape of ``rows``: captured once the shape is common."""
-        key = (rows.mask.shape[0], rows.mask.shape[1])
+        losses = self._beside(rows) is not None
+        shape = (rows.mask.shape[0], rows.mask.shape[1])
+        key = (*shape, 1) if losses else shape
         self._seen[key] += 1
-        if self._seen[key] <= _RARE or self._heavy(key):
+        every = (self._module, self._loss_of, self.layout, self.plan)
+        if self._seen[key] <= _RARE or self._heavy(shape):
             if key not in self._rare:
-                self._rare[key] = tape_of(
-                    self._module, self._loss_of, self.layout, self.plan, low=self._low
-                )
+                self._rare[key] = tape_of(*every, low=self._low, losses=losses)
             return self._rare[key]
         if key not in self._programs:
-            x, y = synthetic(rows.x[0], rows.y[0], key, params.device)
-            drawn = tuple(site.empty(key, params) for site in self.plan.sites)
+            x, y = synthetic(rows.x[0], rows.y[0], shape, params.device)
+            drawn = tuple(site.empty(shape, params) for site in self.plan.sites)
             # Not from the global generator, which a trial in another thread may be drawing from.
             own = torch.Generator(params.device).manual_seed(0)
             made_up = torch.randn(
                 params.shape, dtype=params.dtype, device=params.device, generator=own
             )
             example = (made_up, x, y, *drawn)
-            self._programs[key] = capture_tape(
-                self._module, self._loss_of, self.layout, self.plan, example, low=self._low
-            )
+            self._programs[key] = capture_tape(*every, example, low=self._low, losses=losses)
         return self._programs[key]
 
     def _masks(self, rows: Rows) -> tuple[torch.Tensor, ...]:
@@ -352,47 +364,15 @@ class BatchedKernel:
         """Clip ``(g - center) / scale``."""
         sums = Transformed(uses, self.layout, clipping)
         norms, saved = sums.norms(pairs)
-        bad = _nonfinite(norms)
+        bad = nonfinite(norms)
         if bad is not None:
-            norms, saved = sums.norms(_without(pairs, bad))
+            norms, saved = sums.norms(without(pairs, bad))
             norms.masked_fill_(bad, torch.inf)
         sums.add((clipping.coefficients(norms) * rows.mask)[0], saved, out)
-        return _count(clipping, norms, rows, bad, halves)
+        return count(clipping, norms, rows, bad, halves)
 
 
 def _plain(params: torch.Tensor) -> torch.Tensor:
     """Return the parameters laid out as captured graphs expect them."""
     params = params.detach().contiguous()
     return params if params.storage_offset() == 0 else params.clone()
-
-
-def _nonfinite(norms: torch.Tensor) -> torch.Tensor | None:
-    """Return which records have a norm that is not finite, ``[K, B]``, or None for none."""
-    if math.isfinite(norms.sum().item()):
-        return None
-    bad = ~norms.isfinite().all(dim=0)
-    return bad if bool(bad.any()) else None
-
-
-def _without(pairs: Pairs, bad: torch.Tensor) -> Pairs:
-    """Empty the rows of bad records; copies keep their layout, and so every other row its bits."""
-
-    def clean(tensor: torch.Tensor) -> torch.Tensor:
-        where = bad.view(*bad.shape, *(1 for _ in tensor.shape[2:]))
-        return tensor.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
-
-    return [(clean(a), clean(g)) for a, g in pairs]
-
-
-def _count(
-    clipping: Clipping,
-    norms: torch.Tensor,
-    rows: Rows,
-    bad: torch.Tensor | None,
-    halves: torch.Tensor | None,
-) -> torch.Tensor | None:
-    """Count unclipped records into ``halves``; return the number of bad records, if any."""
-    if halves is not None:
-        counted = (clipping.unclipped(norms).to(rows.mask) - 0.5) * rows.mask
-        halves += (counted if bad is None else counted.masked_fill(bad, 0.0)).sum(dim=1)
-    return None if bad is None else (bad & (rows.mask > 0)).sum(dim=1)

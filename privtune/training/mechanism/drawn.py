@@ -11,7 +11,7 @@ import torch
 
 from privtune.training.mechanism.kernel import Rows
 
-__all__ = ["Drawn", "rewind", "where"]
+__all__ = ["Drawn", "loss_sums", "rewind", "where"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,3 +35,21 @@ def rewind(rows: Rows, states: Sequence[torch.Tensor]) -> None:
 def where(kept: torch.Tensor, values: torch.Tensor, made_up: torch.Tensor) -> torch.Tensor:
     """Return the values of records that are kept, and what is made up in place of the others."""
     return torch.where(kept.view(*kept.shape, *(1 for _ in values.shape[2:])), values, made_up)
+
+
+def loss_sums(
+    found: Sequence[tuple[torch.Tensor, torch.Tensor]], limit: torch.Tensor
+) -> torch.Tensor:
+    """Return sums of losses, each held between 0 and a limit; those that are no number count nothing.
+
+    Args:
+        found: The losses of every row and the mask of those that count, ``[K, M]`` each; J of both.
+        limit: Shape ``[K, 1]``.
+
+    Returns:
+        Shape ``[J, K]``.
+    """
+    values = torch.stack([losses for losses, _ in found])
+    values = values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    held = values.clamp_(min=0.0).minimum(limit)
+    return held.mul_(torch.stack([mask for _, mask in found])).sum(dim=-1)

@@ -14,7 +14,7 @@ import torch
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
 from privtune.training.mechanism.data import Data, synthetic
-from privtune.training.mechanism.drawn import Drawn, rewind, where
+from privtune.training.mechanism.drawn import Drawn, loss_sums, rewind, where
 from privtune.training.mechanism.kernel import Kernel, Rows
 from privtune.training.mechanism.noise import NoiseSource, add_noise, noise_scale
 from privtune.training.mechanism.noise_options import NoiseOptions
@@ -71,7 +71,7 @@ class StackOracle:
         self._physical_rows = padded(physical_rows)
         self._noise = NoiseSource(streams, device, kernel.layout.dtype, noise)
         self._dropout = [s.generator("dropout", device=device) for s in streams]
-        self._scale: tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor] | None = None
+        self._scales: list[tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor]] = []
         self._log = StackTranscript(self.candidates)
         self._sampler = PoissonSampler(
             records=len(data),
@@ -101,10 +101,11 @@ class StackOracle:
         *,
         clipping: Clipping,
         noise_multiplier: float | torch.Tensor,
+        losses_follow: bool = False,
     ) -> torch.Tensor:
         """Release the noisy mean of the clipped per-sample gradients: see ``Oracle.gradient``."""
-        drawn = self._own(sample)
-        return self._gradient(drawn, params, clipping, noise_multiplier, halves=None)
+        own, noise = self._own(sample), noise_multiplier
+        return self._gradient(own, params, clipping, noise, halves=None, beside=losses_follow)
 
     def gradient_and_fraction(
         self,
@@ -143,17 +144,16 @@ class StackOracle:
         totals = params[0].new_zeros(len(params), self.candidates)
         limit = bound.to(totals).unsqueeze(-1)
         for rows in self._physical(drawn):
-            found = [self._losses(point, rows) for point in params]
-            values = torch.stack([losses for losses, _ in found])
-            usable = (torch.stack([mask for _, mask in found]) > 0) & values.isfinite()
-            clipped = values.clamp_(min=0.0).minimum(limit)
-            totals += torch.where(usable, clipped, 0.0).sum(dim=-1)
+            totals += loss_sums([self._losses(point, rows) for point in params], limit)
         for _ in params:
             scale = self._charge(drawn, mechanism, noise_multiplier, sensitivity)
         return self._noisy(totals, scale, mechanism) / self._normaliser(drawn)
 
     def _losses(self, point: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of every row and the mask of those that count, ``[K, M]`` each."""
+        for known, found in rows.beside or ():
+            if known is point:
+                return found, rows.mask
 
         def losses(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
             return self._kernel.losses(point, rows), rows.mask
@@ -165,10 +165,7 @@ class StackOracle:
     ) -> T:
         """Run a pass; where it raises, find the records that raise alone and run it without them.
 
-        Args:
-            rows: The records.
-            run: The pass. If it raises, it has changed nothing.
-            attempt: Runs the pass on some rows to see whether it raises; what it gives is dropped.
+        A pass that raises has changed nothing; what an attempt at some rows gives is dropped.
         """
         states = [s.get_state() for s in rows.dropout] if self._kernel.drops else []
         try:
@@ -191,7 +188,7 @@ class StackOracle:
         def only(kept: torch.Tensor) -> Rows:
             kept = kept.to(rows.mask.device).view(rows.mask.shape)
             own = (where(kept, rows.x, x), where(kept, rows.y, y))
-            return replace(rows, x=own[0], y=own[1], mask=rows.mask * kept)
+            return replace(rows, x=own[0], y=own[1], mask=rows.mask * kept, beside=None)
 
         def alone(kept: torch.Tensor) -> object:
             rewind(rows, states)
@@ -248,7 +245,7 @@ class StackOracle:
         self._noise.keep(index)
         self._dropout = [self._dropout[row] for row in index]
         self._log.keep(index)
-        self._scale = None
+        self._scales.clear()
 
     def transcripts(self) -> Sequence[Transcript]:
         """Return the K transcripts, one a candidate."""
@@ -270,8 +267,11 @@ class StackOracle:
         """Return the public number that means are divided by; never a realised size."""
         return drawn.rate * self.schedule.records
 
-    def _physical(self, drawn: Drawn) -> Iterator[Rows]:
-        """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time."""
+    def _physical(self, drawn: Drawn, *, beside: bool = False) -> Iterator[Rows]:
+        """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time.
+
+        Rows of a sample in one piece are kept, and ask for the losses beside a pass if they should.
+        """
         if drawn.fetched:
             yield drawn.fetched[0]
             return
@@ -279,6 +279,7 @@ class StackOracle:
             stop = start + self._physical_rows
             rows = self._fetch(drawn, start, stop)
             if start == 0 and stop >= drawn.index.shape[1]:
+                rows = replace(rows, beside=[]) if beside else rows
                 drawn.fetched.append(rows)
             yield rows
 
@@ -347,6 +348,7 @@ class StackOracle:
         noise_multiplier: float | torch.Tensor,
         *,
         halves: torch.Tensor | None,
+        beside: bool = False,
     ) -> torch.Tensor:
         """Release a noisy mean: the noise is laid down first, the clipped sums are added to it."""
         sensitivity = clipping.sensitivity(self.candidates)
@@ -361,7 +363,7 @@ class StackOracle:
         def attempt(rows: Rows) -> object:
             return self._kernel.accumulate(params, rows, clipping, out=torch.zeros_like(params))
 
-        for rows in self._physical(drawn):
+        for rows in self._physical(drawn, beside=beside):
             bad = self._guarded(rows, add, attempt)
             if bad is not None:
                 self.nonfinite += bad.cpu()
@@ -381,20 +383,18 @@ class StackOracle:
         sensitivity: torch.Tensor,
     ) -> torch.Tensor:
         """Write a release into the transcripts and return the scale of its noise, ``[K]``."""
-        known = self._scale
-        if (
-            known is None
-            or known[0] is not sensitivity
-            or isinstance(noise_multiplier, torch.Tensor)
-            or known[1] != noise_multiplier
-        ):
+        plain = not isinstance(noise_multiplier, torch.Tensor)
+        for known in self._scales:
+            if known[0] is sensitivity and plain and known[1] == noise_multiplier:
+                break
+        else:
             scale = noise_scale(noise_multiplier, sensitivity)
             own: float | tuple[float, ...]
             if isinstance(noise_multiplier, torch.Tensor):
                 own = tuple(noise_multiplier.double().expand(self.candidates).tolist())
             else:
                 own = float(noise_multiplier)
-            scale = scale.to(self._device, self._kernel.layout.dtype)
-            known = self._scale = (sensitivity, own, scale)
+            known = (sensitivity, own, scale.to(self._device, self._kernel.layout.dtype))
+            self._scales = [known, *self._scales[:1]]  # of a gradient, and of what is beside it
         self._log.record(drawn.number, kind, known[1])
         return known[2]

@@ -7,12 +7,9 @@ scale of its noise. All of it is post-processing of releases.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +29,6 @@ __all__ = [
 _BOUND_CEILING = 1e6
 _BOUND_SHRINK = 0.5  # the bound at most halves at an update: a noisy sum may be far too small
 _SATURATED = 0.9  # losses above this part of their bound are flat because they were clipped
-Floats = npt.NDArray[np.floating]
 _DRIFT = 0.3  # relative change of slope and curvature from one update to the next
 
 
@@ -129,71 +125,59 @@ def fit_tracked(
     """
     import torch
 
-    # Many operations on a few numbers: each costs torch several times what it costs NumPy.
-    own = SimpleNamespace(**{name: getattr(fit, name).cpu().numpy() for name in _NAMES})
-    seen, noise, limit = (values.cpu().numpy() for values in (losses, deviation, bound))
-    with np.errstate(all="ignore"):
-        found = _tracked(own, seen, noise, limit, rules)
-    return Fit(*(torch.from_numpy(values).to(losses) for values in found))
+    # Some forty operations on single numbers: each costs a library of arrays several times what it
+    # costs plain Python, also for a stack.
+    stacked = torch.stack([getattr(fit, name) for name in _NAMES])
+    known = zip(*stacked.tolist(), strict=True)
+    given = zip(known, losses.T.tolist(), deviation.tolist(), bound.tolist(), strict=True)
+    found = [_tracked(*own, rules) for own in given]
+    return Fit(*stacked.new_tensor(found).T.contiguous().unbind())
 
 
 def _tracked(
-    fit: SimpleNamespace, losses: Floats, deviation: Floats, bound: Floats, rules: Rules
-) -> list[Floats]:
-    """Do the arithmetic of ``fit_tracked``, with a fit of arrays; return the updated fields."""
-    reach, rate = fit.reach, fit.learning_rate
-    unknown = np.isinf(fit.curvature_variance)
-    # A first difference of two noises has variance 2 deviation^2, a second one 1 + 1 + 4 = 6.
-    noise = (deviation / reach) ** 2
-    (slope, curvature), (slope_variance, curvature_variance) = _filter(
-        np.stack([fit.slope, fit.curvature]),
-        np.stack([fit.slope_variance, fit.curvature_variance]),
-        np.stack(_coefficients(losses, reach)),
-        np.stack([noise / 2.0, 6.0 * noise / reach**2]),
-    )
-    visible = (curvature > rules.resolution * np.sqrt(curvature_variance)) & (curvature > 0)
-    doubt = rules.clear * np.sqrt(slope_variance)
-    steady = (fit.fits > 0) & math.isfinite(rules.change)
-    # The first fit goes where it points; the others no farther than there is evidence for.
-    best = np.where(
-        steady,
-        np.clip(
-            np.clip(rate, (slope - doubt) / curvature, (slope + doubt) / curvature),
-            rate / rules.change,
-            rate * rules.change,
-        ),
-        slope / curvature,
-    )
-    good = visible & np.isfinite(best) & (steady | (slope > doubt))
-    best = np.where(good, best, rate)
-    # The reach at which one probe by itself would show this curvature; never below the best rate.
-    needed = np.sqrt(rules.resolution * 6.0**0.5 * deviation / curvature)
-    aim = np.where(visible, np.maximum(best, needed), rules.growth * reach)
+    known: Sequence[float],
+    losses: Sequence[float],
+    deviation: float,
+    bound: float,
+    rules: Rules,
+) -> Sequence[float]:
+    """Do the arithmetic of ``fit_tracked`` for one candidate, on the fields of its fit in their order."""
+    rate, reach, slope, slope_variance, curvature, curvature_variance, fits, step_rate = known
+    farthest = rules.growth * reach
+    if not all(map(math.isfinite, losses)):
+        return known
+    if not losses[1] < _SATURATED * bound:
+        blind = rules.blind and math.isinf(curvature_variance)
+        return (rate, farthest if blind else reach, *known[2:])
+    try:
+        # A first difference of two noises has variance 2 deviation^2, a second one 1 + 1 + 4 = 6.
+        seen, noise = _coefficients(losses, reach), (deviation / reach) ** 2
+        slope, slope_variance = _filter(slope, slope_variance, seen[0], noise / 2.0)
+        curvature, curvature_variance = _filter(
+            curvature, curvature_variance, seen[1], 6.0 * noise / reach**2
+        )
+    except ArithmeticError:  # a reach beyond all numbers: nothing can be seen there
+        return known
+    best, aim, good = rate, farthest, False
+    if curvature > 0.0 and curvature > rules.resolution * math.sqrt(curvature_variance):
+        doubt = rules.clear * math.sqrt(slope_variance)
+        # The first fit goes where it points; the others no farther than there is evidence for.
+        if fits > 0.0 and math.isfinite(rules.change):
+            near = min(max(rate, (slope - doubt) / curvature), (slope + doubt) / curvature)
+            best, good = min(max(near, rate / rules.change), rate * rules.change), True
+        elif slope > doubt and math.isfinite(slope / curvature):
+            best, good = slope / curvature, True
+        # The reach at which one probe by itself would show this curvature; never below the best rate.
+        aim = max(best, math.sqrt(rules.resolution * 6.0**0.5 * deviation / curvature))
     # Never farther than was probed: beyond, the parabola is a guess.
-    rate = np.minimum(best, np.maximum(reach, rate))
-    fits = np.where(good | (fit.fits > 0), fit.fits + 1, fit.fits)
-    step_rate = rate
-    if rules.average:
-        mean = fit.step_rate * (rate / fit.step_rate) ** (1.0 / np.maximum(fits, 1.0))
-        step_rate = np.where(fits > 0, mean, rate)
-    updated = (
-        rate,
-        np.minimum(aim, rules.growth * reach),
-        slope,
-        slope_variance,
-        curvature,
-        curvature_variance,
-        fits,
-        step_rate,
-    )
-    finite = np.isfinite(losses).all(axis=0)
-    seen = finite & (losses[1] < _SATURATED * bound)
-    kept = [
-        np.where(seen, new, getattr(fit, name)) for name, new in zip(_NAMES, updated, strict=True)
-    ]
-    if rules.blind:
-        kept[1] = np.where(finite & ~seen & unknown, rules.growth * reach, kept[1])
-    return kept
+    rate = min(best, max(reach, rate))
+    fits += good or fits > 0.0
+    if not (rules.average and fits > 0.0):
+        step_rate = rate
+    elif step_rate > 0.0:
+        step_rate *= (rate / step_rate) ** (1.0 / fits)
+    reach = min(aim, farthest)
+    return rate, reach, slope, slope_variance, curvature, curvature_variance, fits, step_rate
 
 
 def _coefficients(losses: Any, reach: Any) -> tuple[Any, Any]:
@@ -203,11 +187,11 @@ def _coefficients(losses: Any, reach: Any) -> tuple[Any, Any]:
     return slope, (backward + forward - 2.0 * here) / reach**2
 
 
-def _filter(mean: Floats, variance: Floats, seen: Floats, noise: Floats) -> tuple[Floats, Floats]:
+def _filter(mean: float, variance: float, seen: float, noise: float) -> tuple[float, float]:
     """Take one step of a scalar Kalman filter whose state drifts in proportion to itself."""
     prior = variance + (_DRIFT * mean) ** 2
     # No prior, or no noise: take what was seen.
-    gain = np.where(np.isinf(prior) | (noise == 0.0), 1.0, prior / (prior + noise))
+    gain = 1.0 if math.isinf(prior) or noise == 0.0 else prior / (prior + noise)
     return mean + gain * (seen - mean), gain * noise
 
 
@@ -217,12 +201,12 @@ def next_bound(bound: torch.Tensor, losses: torch.Tensor, floor: float) -> torch
     Without the floor it may feed on itself: losses clipped to a bound that is too small sum to a
     smaller bound, and in the end the losses say nothing.
     """
-    import torch
-
-    total = losses.sum(dim=0)
-    least = (_BOUND_SHRINK * bound).clamp_min(floor)
-    updated = torch.maximum(total, least).clamp_max(_BOUND_CEILING)
-    return torch.where(torch.isfinite(total), updated, bound)
+    found = []
+    for own, seen in zip(bound.tolist(), losses.T.tolist(), strict=True):
+        total = sum(seen)
+        least = max(_BOUND_SHRINK * own, floor)
+        found.append(min(max(total, least), _BOUND_CEILING) if math.isfinite(total) else own)
+    return bound.new_tensor(found)
 
 
 def paper_bound(bound: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:

@@ -330,15 +330,17 @@ class HyFreeDP(LayerClipping):
     def update(self, state: HyFreeDPState, oracle: Oracle) -> HyFreeDPState:
         """Take one step; on every K-th, fit the learning rate first."""
         sample = oracle.sample()
+        due, same = state.step % self.interval == 0, self.loss_batch == "same"
         gradient = oracle.gradient(
             sample,
             state.params,
             clipping=self.normalise(self.stabilizer),
             noise_multiplier=self.gradient_noise_multiplier,
+            losses_follow=due and same,
         )
         direction, moments = self._inner().direction(state.moments, gradient, state.params)
-        if state.step % self.interval == 0:
-            probe = sample if self.loss_batch == "same" else oracle.sample()
+        if due:
+            probe = sample if same else oracle.sample()
             state = self._refit(state, oracle, probe, direction)
         return replace(
             state,

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from privtune.training.engine import batched
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.fine_tuning import set_trainable
+from privtune.training.engine.layers.fastops import stacked_linear
 from privtune.training.engine.layers.sums import pairs_of
 from privtune.training.engine.layers.transforms import Transformed, _Products
 from privtune.training.engine.layers.uses import CopyUse
@@ -521,3 +522,23 @@ def test_a_far_center_changes_no_bit_of_another_candidate():
     assert torch.equal(sums[0][0], sums[1][0])
     own = gradients[1].double()
     close(sums[1][1], clipped_sum((own - far[1].double()) / 0.1, 1.0).float())
+
+
+@pytest.mark.parametrize(("outputs", "turned"), [(1, True), (10, True), (16, False), (40, False)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_few_outputs_are_multiplied_as_their_transpose(outputs, turned, biased):
+    torch.manual_seed(0)
+    rows = torch.randn(3, 7, 5, dtype=torch.float64).requires_grad_()
+    w = torch.randn(3, outputs, 5, dtype=torch.float64)
+    b = torch.randn(3, outputs, dtype=torch.float64) if biased else None
+    y = stacked_linear(rows, w, b, one_place=True)
+    expected = torch.einsum("krd,kpd->krp", rows, w) + (0.0 if b is None else b.unsqueeze(1))
+    torch.testing.assert_close(y, expected)
+    assert (y.stride(1) == 1) == turned
+    several = stacked_linear(rows, w, b, one_place=False)
+    assert several.is_contiguous()
+    torch.testing.assert_close(several, expected)
+    back = torch.randn_like(y)
+    torch.testing.assert_close(
+        torch.autograd.grad(y, rows, back)[0], torch.einsum("krp,kpd->krd", back, w)
+    )

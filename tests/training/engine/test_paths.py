@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from privtune.errors import InvalidInputError
+from privtune.training.engine import batched
 from privtune.training.engine import train as engine
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.opacus_kernel import OpacusKernel
@@ -379,6 +380,45 @@ def test_dropout_has_a_stream_for_each_candidate():
     torch.testing.assert_close(whole.params, split.params, rtol=1e-4, atol=1e-5)
     other = fit(SimpleDPSGD(0.5), count=3, model=lambda: dropping().eval())
     assert not torch.allclose(whole.params, other.params, atol=1e-3)
+
+
+@pytest.mark.parametrize(("make", "passes"), [(mlp, 1), (dropping, 2)])
+@pytest.mark.parametrize("captured", [False, True])
+def test_losses_come_out_of_the_gradients_own_pass_where_nothing_is_dropped(
+    make, passes, captured, monkeypatch
+):
+    """They are those of a pass of their own, without dropout, and are released no other way."""
+    x, y = blobs()
+    kernel = BatchedKernel(make, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    monkeypatch.setattr(batched, "_RARE", 0 if captured else 10**6)
+    asked, own = [], kernel.losses
+    monkeypatch.setattr(kernel, "losses", lambda p, rows: asked.append(p) or own(p, rows))
+    flat = flatten_params(initial(bytes(32)))
+    params = torch.stack([flat, 2 * flat])
+    answers = []
+    for follow in (False, True):
+        oracle = StackOracle(
+            Schedule(200, 0.3, 4),
+            data=TensorData(x, y),
+            kernel=kernel,
+            streams=[Streams(s) for s in secrets(2)],
+            device=CPU,
+            physical_rows=400,
+        )
+        sample = oracle.sample()
+        gradient = oracle.gradient(
+            sample, params, clipping=Flat(0.5), noise_multiplier=1.0, losses_follow=follow
+        )
+        asked.clear()
+        losses = oracle.losses(
+            sample, [params, params / 2], bound=torch.full((2,), 9.0), noise_multiplier=0.1
+        )
+        assert len(asked) == (passes if follow else 2)
+        answers.append((gradient, losses))
+        looks = oracle.transcripts()[0].looks()
+        assert looks == {(0.3, (("gaussian", 0.1), ("gaussian", 0.1), ("gaussian", 1.0))): 1}
+    for one, other in zip(*answers, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
 def test_dropout_keeps_what_it_should():

@@ -170,6 +170,7 @@ def tape_of(
     plan: PassPlan,
     *,
     low: Lowered | None = None,
+    losses: bool = False,
 ) -> Tape:
     """Return the program that runs forward and backward pass.
 
@@ -179,10 +180,12 @@ def tape_of(
         layout: Where parameters lie.
         plan: How they are used.
         low: In what numbers to run, if not those of the parameters.
+        losses: Whether the program gives the losses, too.
 
     Returns:
         A program from ``(params [K, P], x, y, *masks)`` to ``(a, g)`` of every use, one after the
-        other, run as it is; and the list of uses, filled by its first run.
+        other, and then the losses ``[K, B]``, if asked for; run as it is. And the list of uses,
+        filled by its first run.
     """
     uses: list[Use] = []
 
@@ -218,6 +221,8 @@ def tape_of(
         uses[:] = [e.use for e in done.entries] + [CopyUse(name, None) for name in copies]
         inputs = [e.a for e in done.entries] + [copy.detach() for copy in copies.values()]
         found = [t for u, a, g in zip(uses, inputs, grads, strict=True) for t in u.compact(a, g)]
+        if losses:
+            found.append(done.losses.detach())
         return tuple(t.to(params.dtype) if t.is_floating_point() else t for t in found)
 
     return program, uses
@@ -231,9 +236,10 @@ def capture_tape(
     example: Tensors,
     *,
     low: Lowered | None = None,
+    losses: bool = False,
 ) -> Tape:
     """Capture the program of ``tape_of`` as a flat graph, for tensors like the example."""
-    program, uses = tape_of(module, loss_of, layout, plan, low=low)
+    program, uses = tape_of(module, loss_of, layout, plan, low=low, losses=losses)
     return polish(record(program, example), example), uses
 
 

@@ -12,7 +12,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional
 
 from privtune.training.engine.graph.tape import Handler, Watching, bind
-from privtune.training.engine.layers.fastops import cross_entropy, stacked_conv2d
+from privtune.training.engine.layers.fastops import cross_entropy, stacked_conv2d, stacked_linear
 from privtune.training.engine.layers.recurrent import Tensors, run_gru, run_lstm, run_simple
 from privtune.training.engine.layers.uses import (
     ConvUse,
@@ -36,8 +36,7 @@ def _linear(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     with temporarily_clear_interpreter_stack():
         lead, (outputs, inputs) = a.shape[:-1], w.shape[1:]
         a = a.reshape(*lead[:2], -1, inputs)
-        rows = a.flatten(1, 2)
-        y = torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), rows, w.mT)
+        y = stacked_linear(a.flatten(1, 2), w, b, one_place=a.shape[2] == 1)
         y = y.view(*lead[:2], -1, outputs)
         form = cheaper_form(a.shape[2], inputs, outputs, rows=lead[0] * lead[1])
     wrapped = mode.put(LinearUse(str(found[0]), found[1], form), a, y)

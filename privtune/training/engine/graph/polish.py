@@ -133,7 +133,8 @@ class _Recorder(fx.Interpreter):
                 value.dtype,
                 value.untyped_storage().nbytes(),
             )
-            fixed = n.op == "get_attr" or (n.op == "call_function" and n.target in _VIEWS)
+            kept = n.op == "call_function" and n.target in _VIEWS | _NOTHING
+            fixed = n.op == "get_attr" or kept
             fixed = fixed and all(source in self.constants for source in n.all_input_nodes)
             if fixed:
                 self.constants[n] = value

@@ -1,4 +1,4 @@
-"""Operations that beat their plain form on stacks: convolution, cross-entropy, embedding.
+"""Operations that beat their plain form on stacks: convolution, few outputs, cross-entropy.
 
 Each works on physical tensors ``[K, B, ...]``. Convolutions run candidate by candidate in a layout
 with channels last: on CPU that makes them and the pooling behind them several times faster.
@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["cross_entropy", "stacked_conv2d"]
+__all__ = ["cross_entropy", "stacked_conv2d", "stacked_linear"]
 
 _SMALL_CLASSES = 64  # up to here, softmax over the leading axis beats softmax over the last
+_FEW_OUTPUTS = 32  # up to here, whole vectors of outputs are what a product on CPU is fast at
+_VECTOR = 16  # numbers of float32 in one
 
 _LIBRARY: Any = torch.library.Library("privtune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
@@ -135,14 +137,49 @@ def stacked_conv2d(
     return y
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy of rows ``[R, C]`` with few classes, classes laid out first."""
+class _FewOutputs(torch.autograd.Function):
+    """A product taken as its transpose, and on the way back as it stands."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int | None
+        ctx: Any, rows: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None
     ) -> torch.Tensor:
-        rows = logits.t().contiguous()
+        ctx.save_for_backward(w)
+        turned = torch.bmm(w, rows.mT) if b is None else torch.baddbmm(b.unsqueeze(2), w, rows.mT)
+        return turned.mT
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (w,) = ctx.saved_tensors
+        return torch.bmm(grads[0], w), None, None
+
+
+def stacked_linear(
+    rows: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *, one_place: bool
+) -> torch.Tensor:
+    """Multiply K stacks of rows with K weights: ``[K, R, d]`` and ``[K, p, d]`` to ``[K, R, p]``.
+
+    On CPU a product whose rows are a few outputs that fill no whole vectors takes twice as long as
+    its transpose, whose rows are records. The result then lies with outputs first, as the
+    cross-entropy wants it; where a record has several ``places``, it could no longer be viewed as
+    one row of all of them.
+    """
+    outputs = w.shape[1]
+    if not (
+        one_place and outputs < _FEW_OUTPUTS and outputs % _VECTOR and rows.device.type == "cpu"
+    ):
+        return torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), rows, w.mT)
+    y: torch.Tensor = _FewOutputs.apply(rows, w, b)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Cross-entropy of ``[C, R]``: few classes, laid out first."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, targets: torch.Tensor, ignored: int | None
+    ) -> torch.Tensor:
         skip = None if ignored is None else targets == ignored
         if skip is not None:
             targets = targets.masked_fill(skip, 0)
@@ -157,7 +194,7 @@ class _CrossEntropy(torch.autograd.Function):
         p, targets, skip = ctx.saved_tensors
         scale = (grads[0] if skip is None else grads[0].masked_fill(skip, 0.0)).unsqueeze(0)
         gradient = p.scatter_add(0, targets.unsqueeze(0), torch.full_like(scale, -1.0))
-        return (gradient * scale).t(), None, None
+        return gradient * scale, None, None
 
 
 def cross_entropy(
@@ -170,7 +207,7 @@ def cross_entropy(
     classes = logits.shape[-1]
     if classes > _SMALL_CLASSES:
         return None
-    rows = logits.reshape(-1, classes)
+    rows = logits.movedim(-1, 0).reshape(classes, -1)
     losses: torch.Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, targets.reshape(-1), ignored
     )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from privtune.training.engine.layers.uses import Saved, Use
-from privtune.training.mechanism.kernel import Layout
+from privtune.training.mechanism.kernel import Layout, Rows
 
-__all__ = ["Pairs", "add_sums", "norms_of", "pairs_of"]
+if TYPE_CHECKING:
+    from privtune.training.mechanism.clipping import Clipping
+
+__all__ = ["Pairs", "add_sums", "count", "nonfinite", "norms_of", "pairs_of", "without"]
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """``(a, g)`` of every use: what went in, and the gradient of what came out."""
@@ -51,3 +56,35 @@ def add_sums(
     for use, kept in zip(uses, saved, strict=True):
         group = groups[layout.layer_of[use.weight] if len(groups) > 1 else 0]
         use.accumulate(group, kept, targets)
+
+
+def nonfinite(norms: torch.Tensor) -> torch.Tensor | None:
+    """Return which records have a norm that is not finite, ``[K, B]``, or None for none."""
+    if math.isfinite(norms.sum().item()):
+        return None
+    bad = ~norms.isfinite().all(dim=0)
+    return bad if bool(bad.any()) else None
+
+
+def without(pairs: Pairs, bad: torch.Tensor) -> Pairs:
+    """Empty the rows of bad records; copies keep their layout, and so every other row its bits."""
+
+    def clean(tensor: torch.Tensor) -> torch.Tensor:
+        where = bad.view(*bad.shape, *(1 for _ in tensor.shape[2:]))
+        return tensor.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
+
+    return [(clean(a), clean(g)) for a, g in pairs]
+
+
+def count(
+    clipping: Clipping,
+    norms: torch.Tensor,
+    rows: Rows,
+    bad: torch.Tensor | None,
+    halves: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """Count unclipped records into ``halves``; return the number of bad records, if any."""
+    if halves is not None:
+        counted = (clipping.unclipped(norms).to(rows.mask) - 0.5) * rows.mask
+        halves += (counted if bad is None else counted.masked_fill(bad, 0.0)).sum(dim=1)
+    return None if bad is None else (bad & (rows.mask > 0)).sum(dim=1)
