@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -96,6 +97,8 @@ class BatchedKernel:
         refuse_coupling(self._module)
         self.layout = Layout(self._module)
         self._loss_of = loss_of
+        # Held while the model itself runs: other weights are put into it. Programs need no lock.
+        self._running = threading.Lock()
         self._seen: Counter[tuple[int, int]] = Counter()
         self._rare: dict[tuple[int, int], Tape] = {}
         self._programs: dict[tuple[int, int], Tape] = {}
@@ -209,11 +212,13 @@ class BatchedKernel:
         halves: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """Add the clipped sums by the captured pass, and by book-keeping on its tape."""
-        plain = _plain(params)
-        program, uses = self._program(params, rows, masks)
-        early = None if isinstance(program, Captured) else program(plain, rows.x, rows.y, *masks)
+        inputs = (_plain(params), rows.x, rows.y, *masks)
+        with self._running:
+            program, uses = self._program(params, rows, masks)
+            early = None if isinstance(program, Captured) else program(*inputs)
+            uses = tuple(uses)
         with torch.inference_mode():
-            tape = program(plain, rows.x, rows.y, *masks) if early is None else early
+            tape = program(*inputs) if early is None else early
             pairs = pairs_of(tape)
             if isinstance(clipping, CoordinateTransform):
                 return self._transformed(
@@ -289,6 +294,11 @@ class BatchedKernel:
         return Counter() if self._compiled is None else self._compiled.seen
 
     @property
+    def threads_safely(self) -> bool:
+        """Whether stacks run side by side: passes soon are programs, and each takes one core."""
+        return self._compiled is None and not self._large
+
+    @property
     def convolves(self) -> bool:
         """Whether the model has convolutions, which run candidate by candidate."""
         return any(isinstance(use, ConvUse) for use in self.plan.uses)
@@ -298,11 +308,12 @@ class BatchedKernel:
         key = (rows.mask.shape[0], rows.mask.shape[1])
         params = _plain(params)
         with torch.no_grad():
-            if key not in self._loss_programs:
-                example = (params, *synthetic(rows.x[0], rows.y[0], key, params.device))
-                self._loss_programs[key] = capture_losses(
-                    self._module, self._loss_of, self.layout, self.plan, example
-                )
+            with self._running:
+                if key not in self._loss_programs:
+                    example = (params, *synthetic(rows.x[0], rows.y[0], key, params.device))
+                    self._loss_programs[key] = capture_losses(
+                        self._module, self._loss_of, self.layout, self.plan, example
+                    )
             return self._loss_programs[key](params, rows.x, rows.y)[0]
 
     def _program(self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor]) -> Tape:
