@@ -34,9 +34,7 @@ __all__ = [
 
 STACK_BYTES = 128 * 2**20  # larger work spaces fall out of the caches, and stacking gains nothing
 _ABREAST_BYTES = 512 * 2**20  # of all stacks that are trained side by side: memory, not caches
-_TURN_BYTES = (
-    2 * 2**20
-)  # a step that works on these takes about as long as threads wait for the interpreter
+_TURN_BYTES = 4 * 2**20  # a step on these takes about as long as threads wait for the interpreter
 _PIECE_BYTES = 256 * 2**20  # of one candidate's physical batch
 _LARGEST = 256
 _VECTORS = 8  # parameters, gradient, noise, and up to five vectors of a method's state
@@ -121,10 +119,11 @@ def threads_for(
     """
     if cores == 1 or not (isinstance(kernel, BatchedKernel) and kernel.threads_safely):
         return 1
-    together = candidates if stack is None else min(candidates, stack)
-    turns = together * memory.candidate_bytes / _TURN_BYTES
-    fit = int(_ABREAST_BYTES / memory.candidate_bytes)
-    return max(1, min(cores, together, fit, math.isqrt(int(turns))))
+    if stack is None:
+        stack = int((_ABREAST_BYTES if kernel.convolves else STACK_BYTES) / memory.candidate_bytes)
+    together = min(candidates, stack, _LARGEST)
+    turns = int(together * memory.candidate_bytes / _TURN_BYTES)
+    return max(1, min(cores, together, math.isqrt(turns)))
 
 
 def stack_sizes(
