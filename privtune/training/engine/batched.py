@@ -27,7 +27,7 @@ from privtune.training.engine.graph.capture import (
     tape_of,
 )
 from privtune.training.engine.graph.polish import HELD, PEAK, Captured
-from privtune.training.engine.layers.sums import Pairs, add_sums, norms_of, pairs_of
+from privtune.training.engine.layers.sums import Pairs, add_sums, norms_of, pairs_of, without
 from privtune.training.engine.layers.transforms import Transformed
 from privtune.training.engine.layers.uses import ConvUse, Use
 from privtune.training.engine.self_check import KernelMismatchError, check_kernel
@@ -230,9 +230,7 @@ class BatchedKernel:
             if bad is None:
                 coefficients = clipping.factors(norms).mul_(rows.mask)
             else:
-                norms, saved = norms_of(
-                    uses, _without(pairs, bad), layout=layout, by_layer=by_layer
-                )
+                norms, saved = norms_of(uses, without(pairs, bad), layout=layout, by_layer=by_layer)
                 norms.masked_fill_(bad, torch.inf)
                 coefficients = clipping.coefficients(norms).mul_(rows.mask)
             add_sums(uses, saved, coefficients, layout.split(out), layout=layout)
@@ -365,7 +363,7 @@ class BatchedKernel:
         norms, saved = sums.norms(pairs)
         bad = _nonfinite(norms)
         if bad is not None:
-            norms, saved = sums.norms(_without(pairs, bad))
+            norms, saved = sums.norms(without(pairs, bad))
             norms.masked_fill_(bad, torch.inf)
         sums.add((clipping.coefficients(norms) * rows.mask)[0], saved, out)
         return _count(clipping, norms, rows, bad, halves)
@@ -383,16 +381,6 @@ def _nonfinite(norms: torch.Tensor) -> torch.Tensor | None:
         return None
     bad = ~norms.isfinite().all(dim=0)
     return bad if bool(bad.any()) else None
-
-
-def _without(pairs: Pairs, bad: torch.Tensor) -> Pairs:
-    """Empty the rows of bad records; copies keep their layout, and so every other row its bits."""
-
-    def clean(tensor: torch.Tensor) -> torch.Tensor:
-        where = bad.view(*bad.shape, *(1 for _ in tensor.shape[2:]))
-        return tensor.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
-
-    return [(clean(a), clean(g)) for a, g in pairs]
 
 
 def _count(

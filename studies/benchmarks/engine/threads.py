@@ -22,7 +22,7 @@ from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 
-CASES = ["mlp-64:16", "mlp-64:32", "mlp-64:64", "mlp-256:16", "mlp-wide:8", "mlp-wide:16", "cnn:2", "cnn:8"]  # fmt: skip
+CASES = ["mlp-64:16", "mlp-64:64", "mlp-256:16", "mlp-256:64", "mlp-wide:8", "cnn:2", "cnn:8"]
 CANDIDATE = {"learning_rate": 0.1, "max_grad_norm": 1.0}
 
 

@@ -597,7 +597,8 @@ def test_measured_memory_stays_below_the_model(kind, candidates, threads):
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17)},
     )
     bound, grown = map(int, done.stdout.split())
-    assert bound / 4 < grown <= bound
+    # Stacks side by side are captured in turns; the bound counts a capture for each.
+    assert bound / (4 if threads == 1 else 12) < grown <= bound
 
 
 def test_what_is_frozen_must_be_the_same_every_time():

@@ -9,7 +9,7 @@ import torch
 from privtune.training.engine.layers.uses import Saved, Use
 from privtune.training.mechanism.kernel import Layout
 
-__all__ = ["Pairs", "add_sums", "norms_of", "pairs_of"]
+__all__ = ["Pairs", "add_sums", "norms_of", "pairs_of", "without"]
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """``(a, g)`` of every use: what went in, and the gradient of what came out."""
@@ -18,6 +18,16 @@ Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 def pairs_of(tape: Sequence[torch.Tensor]) -> Pairs:
     """Return the pairs of a tape, which holds them one after the other."""
     return list(zip(tape[::2], tape[1::2], strict=True))
+
+
+def without(pairs: Pairs, bad: torch.Tensor) -> Pairs:
+    """Empty the rows of bad records; copies keep their layout, and so every other row its bits."""
+
+    def clean(tensor: torch.Tensor) -> torch.Tensor:
+        where = bad.view(*bad.shape, *(1 for _ in tensor.shape[2:]))
+        return tensor.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
+
+    return [(clean(a), clean(g)) for a, g in pairs]
 
 
 def norms_of(
