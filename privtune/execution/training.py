@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
@@ -32,6 +31,7 @@ __all__ = [
     "model_of",
     "part_of",
     "pruned",
+    "seconds_per_step",
     "train_trials",
 ]
 
@@ -293,7 +293,20 @@ def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, steps: int) -
         on_step=lambda *_: clock.append(time.perf_counter()),
     )
     check_saved(task, trained.params[0].detach().cpu(), made_up)
-    # The median: some steps capture or allocate once, and are not what a step costs. The engine may
-    # split the stack, and then takes that many more steps.
+    return seconds_per_step(clock, steps=steps, threads=torch.get_num_threads()) / stack
+
+
+def seconds_per_step(clock: Sequence[float], *, steps: int, threads: int) -> float:
+    """Return what a step of all stacks takes, from when each step of each ended.
+
+    Args:
+        clock: When the first began, and when each step ended.
+        steps: Steps of each stack: the engine may have split what was to be timed.
+        threads: Most stacks that may have been trained side by side.
+    """
+    # The median: some steps capture or allocate once, and are not what a step costs. Of stacks side
+    # by side one step may end right after another's, so as many as there are are taken together.
     splits = (len(clock) - 1) / steps
-    return statistics.median(b - a for a, b in itertools.pairwise(clock)) * splits / stack
+    abreast = max(1, min(int(splits), threads))
+    taken = statistics.median(b - a for a, b in zip(clock, clock[abreast:], strict=False))
+    return taken * splits / abreast

@@ -11,7 +11,7 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.execution.files import pack_result, unpack_result
-from privtune.execution.training import part_of, train_trials
+from privtune.execution.training import part_of, seconds_per_step, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
 from privtune.training.engine import train as engine
 from privtune.training.engine.compute import CompileError, Compute
@@ -210,3 +210,14 @@ def test_the_plans_noise_is_what_runs() -> None:
         noise=NoiseOptions(source="chacha20", floating_point="grid"),
     )
     assert torch.equal(other.weights, direct.params[0])
+
+
+def test_a_step_is_timed_with_all_that_runs_beside_it() -> None:
+    alone = [0.0, 9.0, 10.0, 11.0, 12.0, 13.0]  # the first captures
+    assert seconds_per_step(alone, steps=5, threads=2) == 1.0
+    turns = [0.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0]
+    assert seconds_per_step(turns, steps=3, threads=1) == 2.0  # two stacks, one after the other
+    abreast = [0.0, *(step + late for step in range(1, 6) for late in (0.0, 0.25))]
+    assert seconds_per_step(abreast, steps=5, threads=2) == 1.0
+    four = [0.0, *(step + late for step in range(1, 9) for late in (0.0, 0.25))]
+    assert seconds_per_step(four, steps=4, threads=2) == 2.0  # and then two more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -103,6 +104,8 @@ class BatchedKernel:
         refuse_coupling(self._module)
         self.layout = Layout(self._module)
         self._loss_of = loss_of
+        # Held while the model itself runs: other weights are put into it. Programs need no lock.
+        self._running = threading.Lock()
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._rare: dict[tuple[int, ...], Tape] = {}
         self._programs: dict[tuple[int, ...], Tape] = {}
@@ -216,11 +219,13 @@ class BatchedKernel:
         halves: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """Add the clipped sums by the captured pass, and by book-keeping on its tape."""
-        plain = _plain(params)
-        program, uses = self._program(params, rows, masks)
-        early = None if isinstance(program, Captured) else program(plain, rows.x, rows.y, *masks)
+        inputs = (_plain(params), rows.x, rows.y, *masks)
+        with self._running:
+            program, uses = self._program(params, rows, masks)
+            early = None if isinstance(program, Captured) else program(*inputs)
+            uses = tuple(uses)
         with torch.inference_mode():
-            tape = program(plain, rows.x, rows.y, *masks) if early is None else early
+            tape = program(*inputs) if early is None else early
             beside = self._beside(rows)
             if beside is not None:
                 beside.append((params, tape[-1]))
@@ -298,6 +303,11 @@ class BatchedKernel:
         return Counter() if self._compiled is None else self._compiled.seen
 
     @property
+    def threads_safely(self) -> bool:
+        """Whether stacks run side by side: passes soon are programs, and each takes one core."""
+        return self._compiled is None and not self._large
+
+    @property
     def convolves(self) -> bool:
         """Whether the model has convolutions, which run candidate by candidate."""
         return any(isinstance(use, ConvUse) for use in self.plan.uses)
@@ -307,11 +317,12 @@ class BatchedKernel:
         key = (rows.mask.shape[0], rows.mask.shape[1])
         params = _plain(params)
         with torch.no_grad():
-            if key not in self._loss_programs:
-                example = (params, *synthetic(rows.x[0], rows.y[0], key, params.device))
-                self._loss_programs[key] = capture_losses(
-                    self._module, self._loss_of, self.layout, self.plan, example
-                )
+            with self._running:
+                if key not in self._loss_programs:
+                    example = (params, *synthetic(rows.x[0], rows.y[0], key, params.device))
+                    self._loss_programs[key] = capture_losses(
+                        self._module, self._loss_of, self.layout, self.plan, example
+                    )
             return self._loss_programs[key](params, rows.x, rows.y)[0]
 
     def _beside(self, rows: Rows) -> list[tuple[torch.Tensor, torch.Tensor]] | None:

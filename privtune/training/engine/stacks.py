@@ -1,11 +1,10 @@
-"""How many candidates to train at once, and how a stack of them runs from start to end."""
+"""How many candidates to train at once and side by side, and how a stack runs from start to end."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.checkpoint import Checkpoint, Middle
+from privtune.training.engine.threads import OnStep
 from privtune.training.mechanism.kernel import Kernel
 from privtune.training.mechanism.sampling import padded
 from privtune.training.mechanism.schedule import Schedule
@@ -22,17 +22,19 @@ from privtune.training.mechanism.transcript import Transcript
 __all__ = [
     "STACK_BYTES",
     "Memory",
+    "Split",
     "Trained",
     "longest_sample",
     "memory_model",
     "run_stack",
     "split",
     "stack_sizes",
+    "threads_for",
 ]
 
-OnStep = Callable[[int, Mapping[str, torch.Tensor]], None]
-
 STACK_BYTES = 128 * 2**20  # larger work spaces fall out of the caches, and stacking gains nothing
+_ABREAST_BYTES = 512 * 2**20  # of all stacks that are trained side by side: memory, not caches
+_TURN_BYTES = 4 * 2**20  # a step on these takes about as long as threads wait for the interpreter
 _PIECE_BYTES = 256 * 2**20  # of one candidate's physical batch
 _LARGEST = 256
 _VECTORS = 8  # parameters, gradient, noise, and up to five vectors of a method's state
@@ -64,7 +66,7 @@ class Memory:
         return self.state_bytes + self.rows * self.row_bytes
 
     def peak_bytes(self, candidates: int) -> int:
-        """Return a bound on what training a stack adds to the memory of a process.
+        """Return a bound on what training so many candidates at once adds to the memory of a process.
 
         Captures, what an allocator cannot give back, and a fixed amount are counted; the data, and
         Inductor where passes are compiled, are not.
@@ -98,7 +100,35 @@ def longest_sample(schedule: Schedule) -> int:
     return padded(min(schedule.records, math.ceil(mean + 6.0 * math.sqrt(mean) + 8.0)))
 
 
-def stack_sizes(kernel: Kernel, memory: Memory, candidates: int, *, stack: int | None) -> list[int]:
+def threads_for(
+    kernel: Kernel, memory: Memory, candidates: int, *, stack: int | None, cores: int
+) -> int:
+    """Say how many stacks to train side by side, each in a thread of its own.
+
+    Between two kernels of torch a thread holds the interpreter, which there is one of: a step lets t
+    threads run without waiting if it takes t times as long as what it does in there. So t threads are
+    worth it from t^2 such turns on; below, one stack of all candidates is faster.
+
+    Args:
+        kernel: The kernel: one that Inductor compiled, or of a model too large to be captured, uses
+            all cores for each product, and Opacus' hooks hold one model.
+        memory: The memory model.
+        candidates: How many there are.
+        stack: How many to train at once, or None to choose.
+        cores: Threads that torch may use; 1 where stacks have to be trained one after the other.
+    """
+    if cores == 1 or not (isinstance(kernel, BatchedKernel) and kernel.threads_safely):
+        return 1
+    if stack is None:
+        stack = int((_ABREAST_BYTES if kernel.convolves else STACK_BYTES) / memory.candidate_bytes)
+    together = min(candidates, stack, _LARGEST)
+    turns = int(together * memory.candidate_bytes / _TURN_BYTES)
+    return max(1, min(cores, together, math.isqrt(turns)))
+
+
+def stack_sizes(
+    kernel: Kernel, memory: Memory, candidates: int, *, stack: int | None, threads: int = 1
+) -> list[int]:
     """Split candidates into stacks.
 
     Args:
@@ -106,7 +136,8 @@ def stack_sizes(kernel: Kernel, memory: Memory, candidates: int, *, stack: int |
             convolutions on CPU, which run candidate by candidate and leave the caches.
         memory: The memory model.
         candidates: How many there are.
-        stack: How many to train at once, or None to choose.
+        stack: How many to train at once, in all threads together, or None to choose.
+        threads: How many stacks to train side by side.
 
     Returns:
         Sizes of stacks, as even as can be, so that few shapes are captured.
@@ -114,9 +145,29 @@ def stack_sizes(kernel: Kernel, memory: Memory, candidates: int, *, stack: int |
     if stack is None:
         largest = min(_LARGEST, int(STACK_BYTES / memory.candidate_bytes))
         single = not isinstance(kernel, BatchedKernel) or kernel.convolves
-        stack = 1 if single else max(1, largest)
-    count = -(-candidates // stack)
+        stack = 1 if single else largest
+    each = min(max(1, stack // threads), -(-candidates // threads))
+    count = -(-candidates // each)
+    count = min(candidates, -(-count // threads) * threads)  # no thread is left without at the end
     return [candidates // count + (i < candidates % count) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Split:
+    """How candidates are trained.
+
+    Args:
+        stacks: Candidates of each stack, by number.
+        threads: How many stacks are trained side by side.
+    """
+
+    stacks: list[list[int]]
+    threads: int
+
+    @property
+    def at_once(self) -> int:
+        """Most candidates that are trained at once: what ``Memory.peak_bytes`` is asked about."""
+        return sum(sorted(map(len, self.stacks))[-self.threads :])
 
 
 def split(
@@ -126,7 +177,8 @@ def split(
     steps: Sequence[int],
     stack: int | None,
     together: bool,
-) -> list[list[int]]:
+    cores: int,
+) -> Split:
     """Split candidates into stacks by number.
 
     Args:
@@ -137,16 +189,21 @@ def split(
         together: Whether candidates of unequal steps may share a stack. If not, those of each
             number of steps are split by themselves: a method that looks at the number of steps
             then sees the candidate's own.
+        cores: Threads that torch may use; 1 to train stacks one after the other.
     """
     groups: dict[int, list[int]] = {}
     for candidate, count in enumerate(steps):
         groups.setdefault(0 if together else count, []).append(candidate)
+    threads = max(
+        threads_for(kernel, memory, len(group), stack=stack, cores=cores)
+        for group in groups.values()
+    )
     stacks = []
     for group in groups.values():
         left = iter(group)
-        for size in stack_sizes(kernel, memory, len(group), stack=stack):
+        for size in stack_sizes(kernel, memory, len(group), stack=stack, threads=threads):
             stacks.append([next(left) for _ in range(size)])
-    return stacks
+    return Split(stacks, threads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,19 +227,6 @@ class Trained:
     snapshots: Mapping[int, torch.Tensor]
 
 
-@contextmanager
-def _sums_in_float32() -> Iterator[None]:
-    """Let no product of bfloat16 on CUDA add its parts in bfloat16: no self-check would bound that."""
-    flags = torch.backends.cuda.matmul
-    before = flags.allow_bf16_reduced_precision_reduction
-    flags.allow_bf16_reduced_precision_reduction = False
-    try:
-        yield
-    finally:
-        flags.allow_bf16_reduced_precision_reduction = before
-
-
-@_sums_in_float32()
 def run_stack(
     method: Any,
     state: Any,

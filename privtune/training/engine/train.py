@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,14 +22,14 @@ from privtune.training.engine.compute import check_device, check_stack
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.stacks import (
-    OnStep,
     Trained,
     longest_sample,
     memory_model,
     run_stack,
     split,
 )
-from privtune.training.mechanism.data import Data, fingerprint, targets_are_classes
+from privtune.training.engine.threads import Job, OnStep, side_by_side
+from privtune.training.mechanism.data import Data, TensorData, fingerprint, targets_are_classes
 from privtune.training.mechanism.kernel import (
     Kernel,
     Layout,
@@ -111,7 +113,8 @@ def train(
         candidates: Hyperparameters of each; ``schedule`` and ``warmup`` replace the method's own.
         secrets: 32 bytes a candidate; with them, its result does not depend on its stack.
         device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        stack: How many candidates to train at once, or ``"auto"``.
+        stack: How many candidates to train at once, or ``"auto"``. On CPU, stacks of data in memory
+            are trained side by side where that pays, in ``torch.get_num_threads()`` threads at most.
         compiled: Whether to compile what is common: seconds for each shape, then faster steps.
         precision: Of forward and backward pass, ``"float32"`` or ``"bfloat16"``; else float32.
         steps: Of each candidate, at most ``schedule.steps``, None for that; who is done leaves the
@@ -150,15 +153,26 @@ def train(
     facts = find_facts(lambda x, y: loss(kernel.module(x), y), *local.like, device=place)
     local = local.held_to(facts)
     memory = memory_model(kernel, longest=longest_sample(schedule))
-    stacks = split(
+    # A data set of a user's reads its records where it always did: in one thread.
+    in_memory = place.type == "cpu" and isinstance(local, TensorData)
+    division = split(
         kernel,
         memory,
         steps=counts,
         stack=None if stack == "auto" else stack,
         together=getattr(method, "open_ended", False),
+        cores=torch.get_num_threads() if in_memory else 1,
     )
-    outcomes: dict[int, Trained] = {}
-    for members in stacks:
+
+    # Before any thread runs: one that runs the model itself puts other weights into it, and these are
+    # held against it.
+    first = {
+        k: _initial(model, Streams(secrets[k]), kernel)
+        for k in (range(len(counts)) if division.threads > 1 else ())
+    }
+
+    def started(members: Sequence[int]) -> Job[list[Trained]]:
+        """Return the training of a stack, its models made and its state initialised."""
         streams = [Streams(secrets[k]) for k in members]
         oracle = StackOracle(
             dataclasses.replace(schedule, steps=max(counts[k] for k in members)),
@@ -169,7 +183,12 @@ def train(
             physical_rows=memory.piece,
             noise=noise,
         )
-        params = torch.stack([_initial(model, s, kernel) for s in streams]).to(place)
+        params = torch.stack(
+            [
+                first.pop(k) if k in first else _initial(model, s, kernel)
+                for k, s in zip(members, streams, strict=True)
+            ]
+        ).to(place)
         state = method.init(params, [left[k] for k in members])
         checkpoint = None
         if keeper is not None and len(candidates) == 1:
@@ -179,20 +198,39 @@ def train(
             )
             seen = kernel.seen if isinstance(kernel, BatchedKernel) else Counter[Shape]()
             checkpoint = Checkpoint(keeper, about, state, oracle, seen)
-        done = run_stack(
+        return partial(
+            run_stack,
             method,
             state,
             oracle,
             steps=[counts[k] for k in members],
             paces=[paces[k] for k in members],
-            on_step=on_step,
             snapshots_at=snapshots_at,
             checkpoint=checkpoint,
         )
-        outcomes.update(zip(members, done, strict=True))
+
+    with _sums_in_float32():
+        done = side_by_side(map(started, division.stacks), division.threads, on_step)
+    outcomes = {
+        k: o
+        for m, each in zip(division.stacks, done, strict=True)
+        for k, o in zip(m, each, strict=True)
+    }
     found = [outcomes[k] for k in range(len(counts))]
     _check_transcripts(method, schedule, found, counts)
     return _joined(found, schedule.steps)
+
+
+@contextmanager
+def _sums_in_float32() -> Iterator[None]:
+    """Let no product of bfloat16 on CUDA add its parts in bfloat16: no self-check would bound that."""
+    flags = torch.backends.cuda.matmul
+    before = flags.allow_bf16_reduced_precision_reduction
+    flags.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        flags.allow_bf16_reduced_precision_reduction = before
 
 
 def _check_transcripts(

@@ -7,6 +7,7 @@ L2 norm that one record can add to the clipped sum. A norm that is not finite ha
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -255,7 +256,14 @@ class CoordinateTransform(Clipping):
         return Flat.rule(norms, limits)
 
 
-_columns: dict[tuple[float, int], tuple[object, int, torch.Tensor]] = {}
+class _Columns(threading.local):
+    """Columns of a thread: stacks are trained side by side."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[float, int], tuple[object, int, torch.Tensor]] = {}
+
+
+_columns = _Columns()
 
 
 def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Tensor:
@@ -271,7 +279,8 @@ def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Te
     # The key of a tensor is its id, which is above 0; that of a plain number is the number negated,
     # which is below 0, since bounds are above it. So no number is taken for a tensor.
     key = (float(id(value)) if tensor else -float(value), candidates)
-    known = _columns.get(key)
+    columns = _columns.known
+    known = columns.get(key)
     if known is not None and (not tensor or (known[0] is value and known[1] == version)):
         return known[2]
     column = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
@@ -282,9 +291,9 @@ def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Te
         raise InvalidInputError(name, value, f"must be at least {_SMALLEST:g}")
     column = column.expand(candidates)
     if not (isinstance(value, torch.Tensor) and value.is_inference()):
-        while len(_columns) >= 16:
-            _columns.pop(next(iter(_columns)))
-        _columns[key] = (value, version, column)
+        while len(columns) >= 16:
+            columns.pop(next(iter(columns)))
+        columns[key] = (value, version, column)
     return column
 
 

@@ -25,6 +25,16 @@ def pairs_of(tape: Sequence[torch.Tensor]) -> Pairs:
     return list(zip(tape[::2], tape[1::2], strict=True))
 
 
+def without(pairs: Pairs, bad: torch.Tensor) -> Pairs:
+    """Empty the rows of bad records; copies keep their layout, and so every other row its bits."""
+
+    def clean(tensor: torch.Tensor) -> torch.Tensor:
+        where = bad.view(*bad.shape, *(1 for _ in tensor.shape[2:]))
+        return tensor.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
+
+    return [(clean(a), clean(g)) for a, g in pairs]
+
+
 def norms_of(
     uses: Sequence[Use], pairs: Pairs, *, layout: Layout, by_layer: bool
 ) -> tuple[torch.Tensor, list[Saved]]:

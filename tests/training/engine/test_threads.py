@@ -1,0 +1,308 @@
+"""Stacks that are trained side by side: the same results, one at a time where it must be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from privtune.training.engine import stacks, threads
+from privtune.training.engine import train as engine
+from privtune.training.engine.stacks import Memory, Split, split, stack_sizes, threads_for
+from privtune.training.engine.train import train
+from privtune.training.mechanism import clipping
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import DatasetData, TensorData
+from privtune.training.mechanism.kernel import FallbackWarning
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods.hyfreedp import HyFreeDP
+from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, mlp, secrets
+
+pytestmark = pytest.mark.quick
+
+STEPS = 40  # programs are captured on the way
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """Two threads for torch, and stacks side by side however small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(stacks, "_TURN_BYTES", 1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_pool(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a pool of threads")
+
+    monkeypatch.setattr(threads, "ThreadPoolExecutor", refuse)
+
+
+def run(
+    method=None,
+    count=8,
+    *,
+    model=mlp,
+    loss=cross_entropy,
+    data=None,
+    steps=STEPS,
+    counts=None,
+    **options,
+):
+    engine._kernels.clear()
+    return train(
+        method or SimpleDPSGD(1.0),
+        Schedule(200, 0.1, steps),
+        model=model,
+        loss=loss,
+        data=data or TensorData(*blobs()),
+        candidates=options.pop("candidates", good(count)),
+        secrets=secrets(count),
+        device="cpu",
+        steps=counts,
+        **options,
+    )
+
+
+def good(count):
+    return [{"learning_rate": 0.5, "max_grad_norm": 1.0}] * count
+
+
+def in_new_thread():
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+def dropping():
+    return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "candidates"),
+    [
+        (SimpleDPSGD(1.0), mlp, good(8)),
+        (SimpleDPSGD(1.0), dropping, good(8)),
+        (HyFreeDP(1.0, 1.0), mlp, [{}] * 8),
+    ],
+)
+def test_threads_change_no_bit_of_the_same_stacks(cores, method, model, candidates):
+    given = {"model": model, "candidates": candidates, "snapshots_at": (3, STEPS - 1)}
+    found = [run(method, **given) for _ in range(3)]
+    torch.set_num_threads(1)
+    apart, whole = run(method, stack=4, **given), run(method, **given)
+    for abreast in found:
+        assert torch.equal(abreast.params, apart.params)
+        assert abreast.transcripts == apart.transcripts == whole.transcripts
+        assert abreast.gradient_evaluations == apart.gradient_evaluations
+        for name, values in apart.report.items():
+            assert torch.equal(values, abreast.report[name])
+        for one, other in zip(abreast.snapshots, apart.snapshots, strict=True):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[step], other[step]) for step in one)
+    torch.testing.assert_close(apart.params, whole.params, rtol=1e-3, atol=1e-4)
+
+
+def test_unequal_steps_keep_their_candidates(cores):
+    counts = [3, 7, 3, 5, 7, 7]
+    whole = run(count=6, steps=7)
+    found = run(count=6, steps=7, counts=counts)
+    assert (~found.report["learning_rate"].isnan()).sum(dim=0).tolist() == counts
+    full = [k for k, count in enumerate(counts) if count == 7]
+    torch.testing.assert_close(found.params[full], whole.params[full], rtol=1e-4, atol=1e-6)
+
+
+def test_code_of_a_user_stays_in_the_calling_thread(cores):
+    where = {"model": set(), "step": set(), "loss": set()}
+    shares = set()
+
+    def here():
+        return threading.current_thread().name.partition("_")[0]
+
+    def model():
+        where["model"].add(here())
+        return mlp()
+
+    def loss(outputs, targets):
+        where["loss"].add(here())
+        if here() == "privtune-stack":
+            shares.add(torch.get_num_threads())
+        return cross_entropy(outputs, targets)
+
+    steps = []
+
+    def on_step(step, report):
+        where["step"].add(here())
+        steps.append((step, len(report["learning_rate"])))
+
+    run(model=model, loss=loss, on_step=on_step)
+    assert where["model"] == where["step"] == {here()}
+    assert where["loss"] == {here(), "privtune-stack"}  # it is captured where it is needed
+    assert shares == {1}
+    assert sorted(steps) == sorted((step, 4) for step in range(STEPS) for _ in range(2))
+
+
+def test_the_model_itself_runs_in_one_thread_at_a_time(cores):
+    inside, most = [], []
+
+    def loss(outputs, targets):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.002)
+        inside.pop()
+        return cross_entropy(outputs, targets)
+
+    run(loss=loss)
+    assert max(most) == 1
+
+
+@dataclass(frozen=True)
+class Failing(SimpleDPSGD):
+    """Fails at the third step of the stack that begins with a learning rate of 9."""
+
+    updates: list[float] = field(default_factory=list)
+
+    def update(self, state, oracle):
+        self.updates.append(float(state.learning_rate[0]))
+        if self.updates.count(9.0) == 3:
+            raise ValueError("the third")
+        return super().update(state, oracle)
+
+
+def all_is_as_before():
+    assert not [t for t in threading.enumerate() if t.name.startswith("privtune-stack")]
+    assert torch.get_num_threads() == in_new_thread() == 2
+
+
+def test_an_error_stops_the_others_and_is_raised(cores):
+    flag = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    candidates = good(4) + [{"learning_rate": 9.0, "max_grad_norm": 1.0}] * 4
+    method = Failing()
+    with pytest.raises(ValueError, match="the third"):
+        run(method, candidates=candidates, steps=5000)
+    assert 0 < method.updates.count(0.5) < 5000
+    assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction == flag
+    all_is_as_before()
+
+
+def test_an_interrupt_of_the_caller_stops_all(cores):
+    def on_step(step, report):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(steps=5000, on_step=on_step)
+    all_is_as_before()
+
+
+def test_what_threads_change_is_put_back(cores):
+    flag = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    drawn = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        torch.manual_seed(0)
+        run(steps=3)
+        drawn.append(torch.get_rng_state())
+    assert torch.equal(*drawn)
+    assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction == flag
+    all_is_as_before()
+
+
+def test_one_thread_means_no_pool(cores, no_pool):
+    torch.set_num_threads(1)
+    run(steps=3)
+    torch.set_num_threads(2)
+    run(count=1, steps=3)
+    run(stack=1, steps=3)
+    run(data=DatasetData(TensorDataset(*blobs())), steps=3)
+    with pytest.raises(AssertionError, match="a pool of threads"):
+        run(steps=3)
+
+
+def test_a_model_that_only_opacus_takes_uses_no_pool(cores, no_pool):
+    class Deciding(nn.Module):
+        """Control flow that depends on a parameter."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.linear(x) * (2.0 if float(self.linear.bias.detach().norm()) > 1e9 else 1.0)
+
+    with pytest.warns(FallbackWarning, match="one by one through Opacus"):
+        run(model=Deciding, steps=2)
+
+
+def kernel(model=mlp):
+    return engine.choose_kernel(
+        model,
+        engine.OfOutputs(cross_entropy),
+        TensorData(*blobs()),
+        torch.device("cpu"),
+        Schedule(200, 0.1, 1),
+    )
+
+
+def memory(mebibytes):
+    return Memory(0.0, 0.0, int(mebibytes * 2**20), 8, 8)
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(12, 3)
+    )
+
+
+def test_threads_follow_the_work_of_a_step():
+    def of(mebibytes, candidates, *, model=mlp, stack=None, cores=64):
+        one = memory(mebibytes)
+        return threads_for(kernel(model), one, candidates, stack=stack, cores=cores)
+
+    assert of(0.01, 100) == 1  # threads would wait for the interpreter
+    assert of(0.25, 16, cores=2) == 1
+    assert of(0.25, 64, cores=2) == 2
+    assert of(11.0, 8, cores=2) == 2
+    assert of(0.25, 10_000) == of(0.25, 256) <= 8
+    assert of(60.0, 8) == 2  # 128 MiB
+    assert of(300.0, 8) == 1
+    # Convolutions run candidate by candidate: in as many threads as 512 MiB hold.
+    assert of(60.0, 4, model=convolutional) == 4
+    assert of(60.0, 16, model=convolutional) == 8
+    assert of(60.0, 16, model=convolutional, stack=2) == 2
+    assert of(60.0, 16, model=convolutional, stack=1) == 1
+    assert of(300.0, 16, model=convolutional) == 1
+
+
+def test_side_by_side_is_as_many_at_once_as_one_after_the_other():
+    for count in (8, 9, 33, 100):
+        for mebibytes in (0.25, 3.0, 11.0):
+            one = memory(mebibytes)
+            for each in (2, 3, 8):
+                sizes = stack_sizes(kernel(), one, count, stack=None, threads=each)
+                assert sum(sizes) == count
+                assert max(sizes) - min(sizes) <= 1
+                assert len(sizes) % each == 0 or len(sizes) == count
+                at_once = Split([[0] * size for size in sizes], each).at_once
+                assert at_once <= max(each, stacks.STACK_BYTES / one.candidate_bytes, each)
+    found = split(kernel(), memory(11.0), steps=[4] * 20, stack=6, together=True, cores=2)
+    assert found.threads == 2
+    assert [len(members) for members in found.stacks] == [3, 3, 3, 3, 2, 2, 2, 2]
+    assert found.at_once == 6
+    assert sorted(k for members in found.stacks for k in members) == list(range(20))
+
+
+def test_bounds_are_kept_by_thread():
+    """What clipping keeps of the last bounds is thrown out while others of a training look it up."""
+    Flat(torch.ones(2)).sensitivity(2)
+    assert clipping._columns.known
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(lambda: dict(clipping._columns.known)).result()
