@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _TIMED = 8  # candidates in the stack that a dry run times
+_LONG, _FEW = 0.5, 3  # seconds that its steps may take, and how many of longer ones it times
 
 _COMPUTE = Compute()
 
@@ -240,7 +241,7 @@ def dry_run(
         plan: The arm's plan.
         task: Gives the shapes.
         compute: Where, how many at once. Compiling is only tried: it does not pay in a few steps.
-        steps: How many steps to time.
+        steps: How many steps to time at most.
         parts: What candidates may train of the model, each as likely; empty for what the task says.
 
     Returns:
@@ -272,28 +273,38 @@ def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, steps: int) -
         made_up_inputs(records, task.input_shape, task.tokens),
         _made_up_targets(task, records, generator),
     )
-    # What a step costs hangs on its gradients, not on the method or the learning rate. A round
-    # trains its candidates in stacks, so a stack is timed.
-    stack = max(1, min(_TIMED, round(plan.expected_runs)))
-    clock = [time.perf_counter()]
     model, reduce = reduced(task, made_up)
-    trained = train(
-        FixedDPSGD(noise_multiplier=1.0),
-        Schedule(records, rate, steps),
-        model=model,
-        loss=task.loss,
-        data=reduce(made_up),
-        candidates=[{"learning_rate": 1e-3, "max_grad_norm": 1.0}] * stack,
-        secrets=[index.to_bytes(32, "big") for index in range(stack)],
-        device=compute.device,
-        stack=compute.stack,
-        compiled=compute.compiled,
-        precision=task.precision,
-        noise=plan.training.noise,
-        on_step=lambda *_: clock.append(time.perf_counter()),
-    )
-    check_saved(task, trained.params[0].detach().cpu(), made_up)
-    return seconds_per_step(clock, steps=steps, threads=torch.get_num_threads()) / stack
+
+    def timed(candidates: int, steps: int) -> tuple[torch.Tensor, list[float]]:
+        """Return the first one's weights, and when the first step began and each ended."""
+        clock = [time.perf_counter()]
+        # What a step costs hangs on its gradients, not on the method or the learning rate.
+        trained = train(
+            FixedDPSGD(noise_multiplier=1.0),
+            Schedule(records, rate, steps),
+            model=model,
+            loss=task.loss,
+            data=reduce(made_up),
+            candidates=[{"learning_rate": 1e-3, "max_grad_norm": 1.0}] * candidates,
+            secrets=[index.to_bytes(32, "big") for index in range(candidates)],
+            device=compute.device,
+            stack=compute.stack,
+            compiled=compute.compiled,
+            precision=task.precision,
+            noise=plan.training.noise,
+            on_step=lambda *_: clock.append(time.perf_counter()),
+        )
+        return trained.params[0].detach().cpu(), clock
+
+    weights, look = timed(1, 2)
+    check_saved(task, weights, made_up)
+    # A round trains its candidates in stacks, so a stack is timed; where steps are long stacks gain
+    # nothing, and a few steps tell.
+    threads = torch.get_num_threads()
+    stack = max(1, min(_TIMED, round(plan.expected_runs)))
+    if (look[2] - look[1]) * stack * steps > _LONG:
+        stack, steps = min(stack, threads), min(steps, _FEW)
+    return seconds_per_step(timed(stack, steps)[1], steps=steps, threads=threads) / stack
 
 
 def seconds_per_step(clock: Sequence[float], *, steps: int, threads: int) -> float:

@@ -22,6 +22,8 @@ from privtune.training.engine.compute import check_device, check_stack
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.stacks import (
+    Memory,
+    Split,
     Trained,
     longest_sample,
     memory_model,
@@ -135,17 +137,11 @@ def train(
     **Guarantee**: each candidate's parameters and report are an output of the mechanism that
     ``method.event(schedule)`` describes; no candidate's data or divergence touches another's bits.
     """
-    if len(candidates) != len(secrets) or not candidates:
-        raise InvalidInputError(
-            "secrets", f"{len(secrets)} of them", "must be one for each candidate, at least 1"
-        )
+    _check_secrets(candidates, secrets)
     stack, place = check_stack(stack), torch.device(check_device(device))
     local = data.to(place)
     counts = _steps(schedule, steps, len(candidates))
-    paces = [
-        rate_factors(method, candidate, dataclasses.replace(schedule, steps=count))
-        for candidate, count in zip(candidates, counts, strict=True)
-    ]
+    paces = _paces(method, schedule, candidates, counts)
     left = [{n: v for n, v in candidate.items() if n not in SEARCHED} for candidate in candidates]
     kernel = choose_kernel(
         model, OfOutputs(loss), local, place, schedule, compiled=compiled, precision=precision
@@ -153,23 +149,12 @@ def train(
     facts = find_facts(lambda x, y: loss(kernel.module(x), y), *local.like, device=place)
     local = local.held_to(facts)
     memory = memory_model(kernel, longest=longest_sample(schedule))
-    # A data set of a user's reads its records where it always did: in one thread.
-    in_memory = place.type == "cpu" and isinstance(local, TensorData)
-    division = split(
-        kernel,
-        memory,
-        steps=counts,
-        stack=None if stack == "auto" else stack,
-        together=getattr(method, "open_ended", False),
-        cores=torch.get_num_threads() if in_memory else 1,
-    )
+    division = _division(method, kernel, memory, counts, stack=stack, data=local, device=place)
 
     # Before any thread runs: one that runs the model itself puts other weights into it, and these are
     # held against it.
-    first = {
-        k: _initial(model, Streams(secrets[k]), kernel)
-        for k in (range(len(counts)) if division.threads > 1 else ())
-    }
+    early = range(len(counts)) if division.threads > 1 else ()
+    first = {k: _initial(model, Streams(secrets[k]), kernel) for k in early}
 
     def started(members: Sequence[int]) -> Job[list[Trained]]:
         """Return the training of a stack, its models made and its state initialised."""
@@ -192,12 +177,10 @@ def train(
         state = method.init(params, [left[k] for k in members])
         checkpoint = None
         if keeper is not None and len(candidates) == 1:
+            about = (method, oracle.schedule, candidates, noise, fingerprint(local), kernel.module)
             own = streams[0].key("checkpoint").hex()
-            about = repr(
-                (own, method, oracle.schedule, candidates, noise, fingerprint(local), kernel.module)
-            )
             seen = kernel.seen if isinstance(kernel, BatchedKernel) else Counter[Shape]()
-            checkpoint = Checkpoint(keeper, about, state, oracle, seen)
+            checkpoint = Checkpoint(keeper, repr((own, *about)), state, oracle, seen)
         return partial(
             run_stack,
             method,
@@ -211,14 +194,42 @@ def train(
 
     with _sums_in_float32():
         done = side_by_side(map(started, division.stacks), division.threads, on_step)
-    outcomes = {
-        k: o
-        for m, each in zip(division.stacks, done, strict=True)
-        for k, o in zip(m, each, strict=True)
-    }
-    found = [outcomes[k] for k in range(len(counts))]
+    found = _in_order(division.stacks, done)
     _check_transcripts(method, schedule, found, counts)
     return _joined(found, schedule.steps)
+
+
+def _division(
+    method: Method[Any],
+    kernel: Kernel,
+    memory: Memory,
+    counts: Sequence[int],
+    *,
+    stack: int | Literal["auto"],
+    data: Data,
+    device: torch.device,
+) -> Split:
+    """Return how candidates are trained."""
+    # A data set of a user's reads its records where it always did: in one thread.
+    in_memory = device.type == "cpu" and isinstance(data, TensorData)
+    return split(
+        kernel,
+        memory,
+        steps=counts,
+        stack=None if stack == "auto" else stack,
+        together=getattr(method, "open_ended", False),
+        cores=torch.get_num_threads() if in_memory else 1,
+    )
+
+
+def _in_order(stacks: Sequence[Sequence[int]], done: Sequence[Sequence[Trained]]) -> list[Trained]:
+    """Return what was trained in stacks by the number of each candidate."""
+    pairs = [
+        pair
+        for numbers, each in zip(stacks, done, strict=True)
+        for pair in zip(numbers, each, strict=True)
+    ]
+    return [outcome for _, outcome in sorted(pairs, key=lambda pair: pair[0])]
 
 
 @contextmanager
@@ -263,6 +274,23 @@ def losses_of(
     mask = flat.new_ones(1, records)
     rows = Rows(x.unsqueeze(0), y.unsqueeze(0), [records], mask, [torch.Generator()])
     return kernel.losses(flat, rows)[0]
+
+
+def _check_secrets(candidates: Sequence[Candidate], secrets: Sequence[bytes]) -> None:
+    if len(candidates) != len(secrets) or not candidates:
+        raise InvalidInputError(
+            "secrets", f"{len(secrets)} of them", "must be one for each candidate, at least 1"
+        )
+
+
+def _paces(
+    method: Method[Any], schedule: Schedule, candidates: Sequence[Candidate], counts: Sequence[int]
+) -> list[tuple[float, ...]]:
+    """Return the factors of each candidate's learning rate, step by step."""
+    return [
+        rate_factors(method, candidate, dataclasses.replace(schedule, steps=count))
+        for candidate, count in zip(candidates, counts, strict=True)
+    ]
 
 
 def _steps(schedule: Schedule, steps: Sequence[int] | None, candidates: int) -> list[int]:

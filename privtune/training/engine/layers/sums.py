@@ -76,16 +76,6 @@ def nonfinite(norms: torch.Tensor) -> torch.Tensor | None:
     return bad if bool(bad.any()) else None
 
 
-def without(pairs: Pairs, bad: torch.Tensor) -> Pairs:
-    """Empty the rows of bad records; copies keep their layout, and so every other row its bits."""
-
-    def clean(tensor: torch.Tensor) -> torch.Tensor:
-        where = bad.view(*bad.shape, *(1 for _ in tensor.shape[2:]))
-        return tensor.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
-
-    return [(clean(a), clean(g)) for a, g in pairs]
-
-
 def count(
     clipping: Clipping,
     norms: torch.Tensor,
