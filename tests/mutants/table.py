@@ -1052,12 +1052,6 @@ _in(
         "kept = whole < _NEGLIGIBLE",
         f"{_LEAVING}::test_all_at_once_is_each_by_itself",
     ),
-    (
-        "rounding is taken for a tail",
-        "            met &= is_clear(middle)\n",
-        "",
-        f"{_LEAVING}::test_all_at_once_is_each_by_itself",
-    ),
 )
 
 _in(
