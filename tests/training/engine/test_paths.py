@@ -393,7 +393,7 @@ def test_losses_come_out_of_the_gradients_own_pass_where_nothing_is_dropped(
     monkeypatch.setattr(batched, "_RARE", 0 if captured else 10**6)
     asked, own = [], kernel.losses
     monkeypatch.setattr(kernel, "losses", lambda p, rows: asked.append(p) or own(p, rows))
-    flat = flatten_params(initial(bytes(32)))
+    flat = flatten_params(initial(bytes(32), make))
     params = torch.stack([flat, 2 * flat])
     answers = []
     for follow in (False, True):
