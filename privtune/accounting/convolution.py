@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from privtune.accounting.pmf import MAX_SIZE, GridError, LossPmf, lattice_cells
 
-__all__ = ["chernoff", "compose", "log_moment", "transform"]
+__all__ = ["chernoff", "compose", "log_moment", "transform", "variance"]
 
 Floats = NDArray[np.float64]
 _TAIL = 60.0  # windows leave out a probability below exp(-60); it is charged, not forgotten
@@ -109,7 +109,7 @@ def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> Los
 
     if upper(0.0) <= -_TAIL:
         return LossPmf(step, 0, np.zeros(1), 1.0)
-    start = math.sqrt(2.0 * _TAIL / max(_variance(parts), 1e-12))
+    start = math.sqrt(2.0 * _TAIL / max(variance(parts), 1e-12))
     most = _NEGLIGIBLE / step  # a larger tilt leaves nothing of an atom beside the next one
     top, theta = chernoff(upper, start, _TAIL, most)
     bottom, rest = _bottom(parts, start, most)
@@ -190,7 +190,8 @@ def _exponent_rounding(parts: Sequence[tuple[LossPmf, int]], tilt: float) -> flo
     return 4.0 * _EPS * abs(tilt) * reach
 
 
-def _variance(parts: Sequence[tuple[LossPmf, int]]) -> float:
+def variance(parts: Sequence[tuple[LossPmf, int]]) -> float:
+    """Return the variance of the loss of the whole composition."""
     return sum(count * pmf.deviation**2 for pmf, count in parts)
 
 

@@ -22,7 +22,7 @@ import scipy as sp
 from numpy.typing import NDArray
 
 from privtune.accounting.algebra import Event
-from privtune.accounting.convolution import chernoff, log_moment, transform
+from privtune.accounting.convolution import chernoff, log_moment, transform, variance
 from privtune.accounting.pld import pairs_on_one_lattice
 from privtune.accounting.pmf import MAX_SIZE, GridError, LossPmf, lattice_cells
 
@@ -78,7 +78,7 @@ def _epsilons(pmfs: Sequence[LossPmf], counts: NDArray[np.int64], delta: float) 
     def moments(tilt: float) -> Floats:
         return np.array([log_moment([(pmf, 1)], tilt) for pmf in pmfs])
 
-    start = math.sqrt(2.0 * _OUTSIDE / max(sum(n * p.deviation**2 for p, n in parts), 1e-12))
+    start = math.sqrt(2.0 * _OUTSIDE / max(variance(parts), 1e-12))
     most = _NEGLIGIBLE / step
     _, tilt = chernoff(moment, start, -math.log(delta), _STEEPEST / step)
     base, fixed = moments(tilt), moment(tilt)

@@ -274,6 +274,7 @@ def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, steps: int) -
         _made_up_targets(task, records, generator),
     )
     model, reduce = reduced(task, made_up)
+    data = reduce(made_up)
 
     def timed(candidates: int, steps: int) -> tuple[torch.Tensor, list[float]]:
         """Return the first one's weights, and when the first step began and each ended."""
@@ -284,7 +285,7 @@ def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, steps: int) -
             Schedule(records, rate, steps),
             model=model,
             loss=task.loss,
-            data=reduce(made_up),
+            data=data,
             candidates=[{"learning_rate": 1e-3, "max_grad_norm": 1.0}] * candidates,
             secrets=[index.to_bytes(32, "big") for index in range(candidates)],
             device=compute.device,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -224,12 +225,9 @@ def _division(
 
 def _in_order(stacks: Sequence[Sequence[int]], done: Sequence[Sequence[Trained]]) -> list[Trained]:
     """Return what was trained in stacks by the number of each candidate."""
-    pairs = [
-        pair
-        for numbers, each in zip(stacks, done, strict=True)
-        for pair in zip(numbers, each, strict=True)
-    ]
-    return [outcome for _, outcome in sorted(pairs, key=lambda pair: pair[0])]
+    numbers, outcomes = chain.from_iterable(stacks), chain.from_iterable(done)
+    found = dict(zip(numbers, outcomes, strict=True))
+    return [found[number] for number in range(len(found))]
 
 
 @contextmanager

@@ -230,19 +230,23 @@ def test_any_shape(candidates, width, inputs, places, seed):
         torch.testing.assert_close(out[k], clipped_sum(own, 0.3), rtol=1e-4, atol=1e-5)
 
 
+def oracle_of_two(kernel, x, y, *, schedule=None, physical_rows=400):
+    return StackOracle(
+        schedule or Schedule(200, 0.3, 4),
+        data=TensorData(x, y),
+        kernel=kernel,
+        streams=[Streams(s) for s in secrets(2)],
+        device=CPU,
+        physical_rows=physical_rows,
+    )
+
+
 def test_pieces_of_a_batch_change_nothing():
     x, y = blobs()
     kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     answers = []
     for rows in (8, 400):
-        oracle = StackOracle(
-            Schedule(200, 0.3, 4),
-            data=TensorData(x, y),
-            kernel=kernel,
-            streams=[Streams(s) for s in secrets(2)],
-            device=CPU,
-            physical_rows=rows,
-        )
+        oracle = oracle_of_two(kernel, x, y, physical_rows=rows)
         params = flatten_params(initial(bytes(32))).expand(2, -1)
         gradient, fraction = oracle.gradient_and_fraction(
             oracle.everything(),
@@ -270,14 +274,7 @@ def test_pieces_of_a_batch_change_nothing():
 def test_noise_multipliers_of_their_own():
     x, y = blobs()
     kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
-    oracle = StackOracle(
-        Schedule(200, 1e-9, 1),
-        data=TensorData(x, y),
-        kernel=kernel,
-        streams=[Streams(s) for s in secrets(2)],
-        device=CPU,
-        physical_rows=64,
-    )
+    oracle = oracle_of_two(kernel, x, y, schedule=Schedule(200, 1e-9, 1))
     gradient = oracle.gradient(
         oracle.sample(),
         torch.zeros(2, kernel.layout.size),
@@ -397,14 +394,7 @@ def test_losses_come_out_of_the_gradients_own_pass_where_nothing_is_dropped(
     params = torch.stack([flat, 2 * flat])
     answers = []
     for follow in (False, True):
-        oracle = StackOracle(
-            Schedule(200, 0.3, 4),
-            data=TensorData(x, y),
-            kernel=kernel,
-            streams=[Streams(s) for s in secrets(2)],
-            device=CPU,
-            physical_rows=400,
-        )
+        oracle = oracle_of_two(kernel, x, y)
         sample = oracle.sample()
         gradient = oracle.gradient(
             sample, params, clipping=Flat(0.5), noise_multiplier=1.0, losses_follow=follow

@@ -46,6 +46,8 @@ _VIEWS = frozenset(
     }
 )
 
+_UNCHANGING = _VIEWS | _NOTHING  # what reads the storage of its input
+
 # The same operations, called without the detour over the dispatcher's Python object.
 _DIRECT: dict[Any, Callable[..., Any]] = {
     _aten.add.Tensor: torch.add,
@@ -133,7 +135,7 @@ class _Recorder(fx.Interpreter):
                 value.dtype,
                 value.untyped_storage().nbytes(),
             )
-            kept = n.op == "call_function" and n.target in _VIEWS | _NOTHING
+            kept = n.op == "call_function" and n.target in _UNCHANGING
             fixed = n.op == "get_attr" or kept
             fixed = fixed and all(source in self.constants for source in n.all_input_nodes)
             if fixed:
@@ -266,7 +268,7 @@ def _fold_views(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> None:
     base: dict[fx.Node, fx.Node] = {}
     made: dict[tuple[fx.Node, _Geometry], fx.Node] = {}
     for node in list(graph.nodes):
-        if node.op != "call_function" or node.target not in _VIEWS | _NOTHING:
+        if node.op != "call_function" or node.target not in _UNCHANGING:
             continue
         source = node.args[0]
         if not isinstance(source, fx.Node) or node not in geometry or source not in geometry:
