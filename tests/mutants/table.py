@@ -47,6 +47,7 @@ _CONTRACT = "tests/training/methods/test_contract.py"
 _ENGINE = "tests/training/engine/test_engine.py"
 _NORMS = "tests/training/engine/test_extreme_norms.py"
 _PATHS = "tests/training/engine/test_paths.py"
+_DEVICE = "tests/training/engine/test_device.py"
 _LOOP = "tests/training/own_loop/test_own_loop.py"
 _STACKED = "tests/training/own_loop/test_stacked.py"
 _TOGETHER = "tests/study/test_together.py"
@@ -99,6 +100,12 @@ _in(
         f"{_ORACLE}::test_a_bound_that_is_written_over_is_read_anew",
     ),
     (
+        "a bound that nobody looked at hides all, without noise",
+        "column.masked_fill(~(column >= _SMALLEST), math.nan)",
+        "column.masked_fill(~(column >= _SMALLEST), 0.0)",
+        f"{_DEVICE}::test_a_bound_that_is_none_is_no_number_where_nobody_looks",
+    ),
+    (
         "a bound that float32 cannot see is taken",
         "_SMALLEST = 1e-15",
         "_SMALLEST = 0.0",
@@ -119,6 +126,18 @@ _in(
         "multiplier * bound if multiplier else 0.0",
         "0.5 * multiplier * bound if multiplier else 0.0",
         f"{_ORACLE}::test_every_release_has_its_noise",
+    ),
+    (
+        "half the noise far away",
+        "multipliers * sensitivity, 0.0)",
+        "0.5 * multipliers * sensitivity, 0.0)",
+        f"{_DEVICE}::test_noise_far_away_is_as_loud",
+    ),
+    (
+        "tails that nobody looked at are the generator's own",
+        "torch.where(found.abs() > tails.EDGE, own, found)",
+        "found",
+        f"{_TAILS}::test_tails_keep_signs_and_all_else",
     ),
     (
         "a negative multiplier is taken",
@@ -209,6 +228,12 @@ _in(
 _in(
     "training/mechanism/tails.py",
     (
+        "half as many tails as may be needed",
+        "    return count\n",
+        "    return count // 2\n",
+        f"{_TAILS}::test_more_tails_are_sent_than_are_ever_needed",
+    ),
+    (
         "noise ends where the generator of float32 ends",
         "EDGE = 4.5\n",
         "EDGE = 5.9\n",
@@ -222,8 +247,8 @@ _in(
     ),
     (
         "tails begin further out than they are cut",
-        "special.ndtr(-EDGE))",
-        "special.ndtr(-EDGE - 0.5))",
+        "_fine(uniform, size) * special.ndtr(-EDGE))",
+        "_fine(uniform, size) * special.ndtr(-EDGE - 0.5))",
         _TAILS,
     ),
     (

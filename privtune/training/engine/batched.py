@@ -30,16 +30,17 @@ from privtune.training.engine.layers.sums import (
     Pairs,
     add_sums,
     count,
+    emptied,
     nonfinite,
     norms_of,
     pairs_of,
-    without,
 )
 from privtune.training.engine.layers.transforms import Transformed
 from privtune.training.engine.layers.uses import ConvUse, Use
 from privtune.training.engine.self_check import KernelMismatchError, check_kernel
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.data import synthetic
+from privtune.training.mechanism.device import looks_freely
 from privtune.training.mechanism.kernel import Layout, LossOf, Rows
 
 if TYPE_CHECKING:
@@ -237,11 +238,11 @@ class BatchedKernel:
                 )
             layout, by_layer = self.layout, clipping.by_layer
             norms, saved = norms_of(uses, pairs, layout=layout, by_layer=by_layer)
-            bad = nonfinite(norms)
+            bad = nonfinite(norms, look=looks_freely(norms.device))
             if bad is None:
                 coefficients = clipping.factors(norms).mul_(rows.mask)
             else:
-                norms, saved = norms_of(uses, without(pairs, bad), layout=layout, by_layer=by_layer)
+                saved = emptied(saved, bad)
                 norms.masked_fill_(bad, torch.inf)
                 coefficients = clipping.coefficients(norms).mul_(rows.mask)
             add_sums(uses, saved, coefficients, layout.split(out), layout=layout)
@@ -375,9 +376,9 @@ class BatchedKernel:
         """Clip ``(g - center) / scale``."""
         sums = Transformed(uses, self.layout, clipping)
         norms, saved = sums.norms(pairs)
-        bad = nonfinite(norms)
+        bad = nonfinite(norms, look=looks_freely(norms.device))
         if bad is not None:
-            norms, saved = sums.norms(without(pairs, bad))
+            saved = [emptied(kept, bad) for kept in saved]
             norms.masked_fill_(bad, torch.inf)
         sums.add((clipping.coefficients(norms) * rows.mask)[0], saved, out)
         return count(clipping, norms, rows, bad, halves)

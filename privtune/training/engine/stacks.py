@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.checkpoint import Checkpoint, Middle
 from privtune.training.engine.threads import OnStep
+from privtune.training.mechanism.device import sent
 from privtune.training.mechanism.kernel import Kernel
 from privtune.training.mechanism.sampling import padded
 from privtune.training.mechanism.schedule import Schedule
@@ -261,9 +263,11 @@ def run_stack(
         first, state, history = kept.step, kept.state, list(kept.history)
         snapshots[0].update(kept.snapshots)
     level = all(pace == 1.0 for each in paces for pace in each)
+    by_step = [] if level else list(zip_longest(*paces, fillvalue=1.0))
+    factors = sent(torch.tensor(by_step, dtype=state.params.dtype), state.params.device)
     for step in range(first, max(steps)):
         if not level:
-            oracle.pace = state.params.new_tensor([paces[k][step] for k in alive])
+            oracle.pace = factors[step]
         state = method.update(state, oracle)
         history.append(method.report(state))
         if on_step is not None:
@@ -294,6 +298,7 @@ def run_stack(
         if left:
             state = _rows_of(state, left, len(alive))
             oracle.keep(left)
+            factors = factors if level else factors[:, left]
         alive = [alive[row] for row in left]
     return [outcomes[k] for k in range(len(steps))]
 

@@ -10,9 +10,10 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
+from privtune.training.mechanism.device import looks_freely, sent
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ class Clipping(ABC):
 
     @abstractmethod
     def sensitivity(self, candidates: int) -> torch.Tensor:
-        """Return the sensitivity of each candidate's sum, shape ``[K]``, float64."""
+        """Return the sensitivity of each candidate's sum, shape ``[K]``, float64: where its bounds lie."""
 
     @abstractmethod
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
@@ -257,20 +258,23 @@ class CoordinateTransform(Clipping):
 
 
 class _Columns(threading.local):
-    """Columns of a thread: stacks are trained side by side."""
+    """Columns of a thread, and where they are needed: stacks are trained side by side."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[float, int], tuple[object, int, torch.Tensor]] = {}
+        self.there: dict[tuple[int, torch.device, torch.dtype], tuple[torch.Tensor, ...]] = {}
 
 
 _columns = _Columns()
+_KEPT = 16
 
 
 def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Tensor:
     """Turn a bound into float64 of shape ``[K]`` and check that it is above 0.
 
     The same bound is asked for twice a step, for thousands of steps: the last few are kept. A
-    tensor counts as the same as long as nothing was written into it.
+    tensor counts as the same as long as nothing was written into it. Where looking at it would make
+    wait, a bound that is none becomes NaN, and so does all that is clipped by it or hidden by its noise.
     """
     import torch
 
@@ -283,20 +287,33 @@ def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Te
     known = columns.get(key)
     if known is not None and (not tensor or (known[0] is value and known[1] == version)):
         return known[2]
-    column = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    column = torch.as_tensor(value, dtype=torch.float64).detach()
     if column.ndim > 1 or column.numel() not in (1, candidates):
         raise InvalidInputError(name, tuple(column.shape), f"must be one number or {candidates}")
+    if not looks_freely(column.device):
+        column = column.masked_fill(~(column >= _SMALLEST), math.nan)
     # Plain numbers are checked several times faster than tensors; what is no number is refused, too.
-    if not all(number >= _SMALLEST for number in column.reshape(-1).tolist()):
+    elif not all(number >= _SMALLEST for number in column.reshape(-1).tolist()):
         raise InvalidInputError(name, value, f"must be at least {_SMALLEST:g}")
     column = column.expand(candidates)
     if not (isinstance(value, torch.Tensor) and value.is_inference()):
-        while len(columns) >= 16:
-            columns.pop(next(iter(columns)))
+        _make_room(columns)
         columns[key] = (value, version, column)
     return column
 
 
 def _as_rows(column: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Turn float64 ``[K]`` into the type and device of ``like`` and shape ``[K, 1]``."""
-    return column.to(like).unsqueeze(1)
+    import torch
+
+    there, key = _columns.there, (id(column), like.device, like.dtype)
+    if key not in there or there[key][0] is not column:
+        _make_room(there)
+        with torch.inference_mode(mode=False):  # kept for those who are not in that mode, too
+            there[key] = (column, sent(column.to(like.dtype), like.device).unsqueeze(1))
+    return there[key][1]
+
+
+def _make_room(known: dict[Any, Any]) -> None:
+    while len(known) >= _KEPT:
+        known.pop(next(iter(known)))

@@ -18,6 +18,7 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism import tails
+from privtune.training.mechanism.device import looks_freely, sent
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.streams import (
     Streams,
@@ -43,21 +44,27 @@ def noise_scale(noise_multiplier: float | torch.Tensor, sensitivity: torch.Tenso
         noise_multiplier: At least 0; a float, or shape ``[K]``.
         sensitivity: Shape ``[K]``, float64.
 
+    Returns:
+        On the device of ``sensitivity``. Where looking would make wait, that is not looked at: an
+        infinite one gives an infinite scale, of which no number is left.
+
     Raises:
         InvalidInputError: If a multiplier is negative or not finite, or noise is asked for without
             a finite sensitivity.
     """
-    # A few plain numbers: Python checks them several times faster than torch does.
-    bounds = sensitivity.tolist()
     if isinstance(noise_multiplier, torch.Tensor):
-        own = noise_multiplier.double().expand(len(bounds)).tolist()
+        own = noise_multiplier.double().expand(len(sensitivity)).tolist()
     else:
-        own = [float(noise_multiplier)] * len(bounds)
+        own = [float(noise_multiplier)] * len(sensitivity)
     if not all(math.isfinite(multiplier) and multiplier >= 0.0 for multiplier in own):
         raise InvalidInputError(
             "noise_multiplier", noise_multiplier, "must be a finite number of at least 0"
         )
-    pairs = list(zip(own, bounds, strict=True))
+    if not looks_freely(sensitivity.device):
+        multipliers = sent(torch.tensor(own, dtype=torch.float64), sensitivity.device)
+        return torch.where(multipliers > 0.0, multipliers * sensitivity, 0.0)
+    # A few plain numbers: Python checks them several times faster than torch does.
+    pairs = list(zip(own, sensitivity.tolist(), strict=True))
     if not all(multiplier == 0.0 or math.isfinite(bound) for multiplier, bound in pairs):
         raise InvalidInputError(
             "sensitivity", "infinite", "must be finite where noise is added", "Clip the gradients."
@@ -186,7 +193,8 @@ class NoiseSource:
         out = block.flatten(1)
         if kind == "laplace":
             for row, source in zip(out, sources, strict=True):
-                row.copy_(torch.from_numpy(tails.laplace(source.uniform, len(row))))
+                drawn = torch.from_numpy(tails.laplace(source.uniform, len(row)))
+                row.copy_(sent(drawn, self._device))
         elif self.options.floating_point == "four-draws":
             parts = out.new_empty(len(sources), 4 * out.shape[1])
             _gaussian(parts, sources)
@@ -202,12 +210,8 @@ def _gaussian(out: torch.Tensor, sources: Sequence[_Source]) -> None:
     Rows are searched while they are in a cache: several together, or one in parts. So the order in
     which a row's values are found hangs on its length alone.
     """
-    if out.device.type != "cpu" or out.dtype not in (torch.float32, torch.float64):
-        for row, source in zip(out, sources, strict=True):
-            source.gaussian(row)
-            if places := (row.abs() > tails.EDGE).nonzero().flatten().tolist():
-                drawn = torch.tensor([source.beyond() for _ in places]).to(row)
-                row[places] = drawn.copysign(row[places])
+    if not looks_freely(out.device) or out.dtype not in (torch.float32, torch.float64):
+        _gaussian_unseen(out, sources)
         return
     values, width = out.numpy().reshape(-1), out.shape[1]
     rows = max(1, tails.TOGETHER // width)
@@ -220,6 +224,22 @@ def _gaussian(out: torch.Tensor, sources: Sequence[_Source]) -> None:
             for place, value in tails.cut(part).items():
                 source = sources[(start + place) // width]
                 part[place] = math.copysign(source.beyond(), value)
+
+
+def _gaussian_unseen(out: torch.Tensor, sources: Sequence[_Source]) -> None:
+    """Do the same without looking at a value: as many tails are sent as all but surely suffice.
+
+    Which of them are taken says where ``out`` lies beyond the edge, never their own size. More places
+    than there are tails occur with a probability of 2^-128; what is left keeps the generator's tail.
+    """
+    many = min(tails.most_beyond(out.shape[1]), out.shape[1])
+    for row, source in zip(out, sources, strict=True):
+        source.gaussian(row)
+    drawn = torch.tensor([[source.beyond() for _ in range(many)] for source in sources])
+    places = out.abs().topk(many, dim=1).indices
+    found = out.gather(1, places)
+    own = sent(drawn.to(out.dtype), out.device).copysign(found)
+    out.scatter_(1, places, torch.where(found.abs() > tails.EDGE, own, found))
 
 
 class _Source(ABC):
@@ -309,7 +329,7 @@ class _ChaCha20(_Source):
         radius = np.sqrt(-2.0 * np.log(1.0 - uniform[:half]))
         angle = (2.0 * math.pi) * uniform[half:]
         values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-        out.copy_(torch.from_numpy(values[: len(out)]))
+        out.copy_(sent(torch.from_numpy(values[: len(out)]), out.device))
 
     def uniform(self, size: int) -> tails.Floats:
         if self._used + 8 * size > _KEYSTREAM:

@@ -14,6 +14,7 @@ import torch
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
 from privtune.training.mechanism.data import Data, synthetic
+from privtune.training.mechanism.device import sent
 from privtune.training.mechanism.drawn import Drawn, loss_sums, rewind, where
 from privtune.training.mechanism.kernel import Kernel, Rows
 from privtune.training.mechanism.noise import NoiseSource, add_noise, noise_scale
@@ -64,7 +65,7 @@ class StackOracle:
         self.candidates = len(streams)
         self.pace: torch.Tensor | float = 1.0
         self.gradient_evaluations = np.zeros(self.candidates, dtype=np.int64)
-        self.nonfinite = torch.zeros(self.candidates, dtype=torch.long)
+        self.nonfinite = torch.zeros(self.candidates, dtype=torch.long, device=device)
         self._data = self._given = data
         self._kernel = kernel
         self._device = device
@@ -83,15 +84,14 @@ class StackOracle:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""
         index, sizes = self._sampler()
         mask = np.arange(index.shape[1]) < sizes[:, None]
-        return self._open(
-            self.schedule.sample_rate, torch.from_numpy(index), torch.from_numpy(mask), sizes
-        )
+        own, kept = (sent(torch.from_numpy(part), self._device) for part in (index, mask))
+        return self._open(self.schedule.sample_rate, own, kept, sizes)
 
     def everything(self) -> Sample:
         """Return the sample that holds every record, for full-batch methods."""
         records = len(self._data)
-        index = torch.arange(records).expand(self.candidates, records)
-        mask = torch.ones((), dtype=torch.bool).expand(self.candidates, records)
+        index = torch.arange(records, device=self._device).expand(self.candidates, records)
+        mask = index >= 0
         return self._open(1.0, index, mask, np.full(self.candidates, records))
 
     def gradient(
@@ -195,7 +195,8 @@ class StackOracle:
             return attempt(only(kept))
 
         found = find_raising(error, rows.mask.numel(), alone)
-        self.nonfinite += (found.view(rows.mask.shape) & (rows.mask > 0).cpu()).sum(dim=1)
+        found = found.to(self._device)
+        self.nonfinite += (found.view(rows.mask.shape) & (rows.mask > 0)).sum(dim=1)
         return only(~found)
 
     def _noisy(self, totals: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
@@ -216,7 +217,7 @@ class StackOracle:
         """Return where all streams are, what was counted and what was released, by name."""
         found = {
             "evaluations": torch.from_numpy(self.gradient_evaluations.copy()),
-            "nonfinite": self.nonfinite.clone(),
+            "nonfinite": self.nonfinite.to("cpu", copy=True),
             **{f"dropout.{k}": stream.get_state() for k, stream in enumerate(self._dropout)},
         }
         for name, part in self._parts().items():
@@ -226,7 +227,7 @@ class StackOracle:
     def go_to(self, position: Tensors) -> None:
         """Go on from a position that an oracle of the same streams was at, and draw nothing twice."""
         self.gradient_evaluations = position["evaluations"].numpy()
-        self.nonfinite = position["nonfinite"]
+        self.nonfinite = position["nonfinite"].to(self._device)
         for k, stream in enumerate(self._dropout):
             stream.set_state(position[f"dropout.{k}"])
         for name, part in self._parts().items():
@@ -255,8 +256,7 @@ class StackOracle:
         self, rate: float, index: torch.Tensor, mask: torch.Tensor, sizes: npt.NDArray[np.int64]
     ) -> Drawn:
         number = self._log.open_sample(rate)
-        mask = mask.to(self._device, self._kernel.layout.dtype)
-        return Drawn(rate, number, index.to(self._device), mask, sizes)
+        return Drawn(rate, number, index, mask.to(self._kernel.layout.dtype), sizes)
 
     def _own(self, sample: Sample) -> Drawn:
         if not isinstance(sample, Drawn):
@@ -305,7 +305,7 @@ class StackOracle:
             mask = torch.nn.functional.pad(mask, missing)
         x, y, lost = self._data.fetch(index.reshape(-1))
         if lost is not None:
-            self.nonfinite += ((mask > 0) & lost.view(index.shape)).sum(dim=1).cpu()
+            self.nonfinite += ((mask > 0) & lost.view(index.shape)).sum(dim=1)
             mask = mask * ~lost.view(index.shape)
         sizes = (
             drawn.sizes
@@ -366,7 +366,7 @@ class StackOracle:
         for rows in self._physical(drawn, beside=beside):
             bad = self._guarded(rows, add, attempt)
             if bad is not None:
-                self.nonfinite += bad.cpu()
+                self.nonfinite += bad.to(self._device)
         if wide:
             out = add_noise(out, noise, scale, self._noise.options)
         self.gradient_evaluations += drawn.sizes
@@ -388,13 +388,13 @@ class StackOracle:
             if known[0] is sensitivity and plain and known[1] == noise_multiplier:
                 break
         else:
-            scale = noise_scale(noise_multiplier, sensitivity)
+            scale = noise_scale(noise_multiplier, sensitivity).to(self._kernel.layout.dtype)
             own: float | tuple[float, ...]
             if isinstance(noise_multiplier, torch.Tensor):
                 own = tuple(noise_multiplier.double().expand(self.candidates).tolist())
             else:
                 own = float(noise_multiplier)
-            known = (sensitivity, own, scale.to(self._device, self._kernel.layout.dtype))
+            known = (sensitivity, own, sent(scale, self._device))
             self._scales = [known, *self._scales[:1]]  # of a gradient, and of what is beside it
         self._log.record(drawn.number, kind, known[1])
         return known[2]

@@ -10,6 +10,7 @@ Numbers in, numbers out; the source of uniform numbers is the caller's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +18,16 @@ import numpy.typing as npt
 from scipy import special
 from scipy.linalg import blas
 
-__all__ = ["EDGE", "TOGETHER", "Floats", "cut", "gaussian", "gaussian_tail", "laplace"]
+__all__ = [
+    "EDGE",
+    "TOGETHER",
+    "Floats",
+    "cut",
+    "gaussian",
+    "gaussian_tail",
+    "laplace",
+    "most_beyond",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -72,6 +82,17 @@ def cut(values: npt.NDArray[np.float32] | Floats) -> dict[int, float]:
         found[place] = float(values[place])
         values[place] = 0.0
     return found
+
+
+def most_beyond(size: int) -> int:
+    """Return how many of ``size`` normal values lie beyond ``EDGE`` at most, but for odds of 2^-128.
+
+    By Chernoff's bound for a binomial law of mean m: ``P(X >= n) <= exp(n - m) (m / n)^n``.
+    """
+    mean, count = 2.0 * size * float(special.ndtr(-EDGE)), 1
+    while count <= mean or count * math.log(count / mean) - count + mean < 128.0 * math.log(2.0):
+        count += max(1, count // 64)
+    return count
 
 
 def _signed(uniform: Uniform, values: Floats) -> Floats:

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from privtune.accounting.reach import GAUSSIAN_REACH, LAPLACE_REACH
-from privtune.training.mechanism import tails
+from privtune.training.mechanism import noise, tails
 from privtune.training.mechanism.noise import NoiseSource
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.streams import Streams
@@ -22,6 +22,13 @@ OPTIONS = [
     NoiseOptions(floating_point="grid"),
     NoiseOptions(floating_point="four-draws"),
 ]
+
+
+@pytest.fixture(params=["looked at", "not looked at"])
+def looks(request, monkeypatch):
+    """On a device that a look would make wait for, tails are placed without one."""
+    if request.param == "not looked at":
+        monkeypatch.setattr(noise, "looks_freely", lambda device: False)
 
 
 def zeros(size):
@@ -103,6 +110,7 @@ def test_the_source_has_values_that_its_generator_cannot_give():
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.usefixtures("looks")
 def test_what_is_drawn_again_has_the_right_law(options, monkeypatch):
     """With an edge at half a deviation most values are: their law, their signs, their place."""
     monkeypatch.setattr(tails, "EDGE", 0.5)
@@ -117,6 +125,7 @@ def test_what_is_drawn_again_has_the_right_law(options, monkeypatch):
 
 
 @pytest.mark.quick
+@pytest.mark.usefixtures("looks")
 def test_tails_keep_signs_and_all_else(monkeypatch):
     plain = NoiseSource([Streams(bytes(32))], CPU).gaussian(70_000)
     monkeypatch.setattr(tails, "EDGE", 2.0)
@@ -129,6 +138,7 @@ def test_tails_keep_signs_and_all_else(monkeypatch):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.usefixtures("looks")
 def test_tails_do_not_depend_on_the_stack(options, monkeypatch):
     monkeypatch.setattr(tails, "EDGE", 1.5)
 
@@ -142,6 +152,15 @@ def test_tails_do_not_depend_on_the_stack(options, monkeypatch):
     together.keep([1, 3])
     for size in (5000, 40_000, 7):
         assert torch.equal(together.gaussian(size)[1], alone.gaussian(size)[0])
+
+
+def test_more_tails_are_sent_than_are_ever_needed():
+    """Against the exact binomial law, and without sending many times as many."""
+    chance = 2.0 * stats.norm.sf(tails.EDGE)
+    for size in (1, 7, 10**3, 2**14, 10**6, 10**8):
+        many = tails.most_beyond(size)
+        assert stats.binom.logsf(many, size, chance) <= -128.0 * math.log(2.0)
+        assert many <= 20 + 2.5 * chance * size + 15.0 * math.sqrt(chance * size)
 
 
 def test_other_types_have_tails_too(monkeypatch):

@@ -14,7 +14,7 @@ from privtune.training.mechanism.kernel import Layout, Rows
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
 
-__all__ = ["Pairs", "add_sums", "count", "nonfinite", "norms_of", "pairs_of", "without"]
+__all__ = ["Pairs", "add_sums", "count", "emptied", "nonfinite", "norms_of", "pairs_of"]
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """``(a, g)`` of every use: what went in, and the gradient of what came out."""
@@ -23,16 +23,6 @@ Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 def pairs_of(tape: Sequence[torch.Tensor]) -> Pairs:
     """Return the pairs of a tape, which holds them one after the other."""
     return list(zip(tape[::2], tape[1::2], strict=True))
-
-
-def without(pairs: Pairs, bad: torch.Tensor) -> Pairs:
-    """Empty the rows of bad records; copies keep their layout, and so every other row its bits."""
-
-    def clean(tensor: torch.Tensor) -> torch.Tensor:
-        where = bad.view(*bad.shape, *(1 for _ in tensor.shape[2:]))
-        return tensor.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
-
-    return [(clean(a), clean(g)) for a, g in pairs]
 
 
 def norms_of(
@@ -68,12 +58,34 @@ def add_sums(
         use.accumulate(group, kept, targets)
 
 
-def nonfinite(norms: torch.Tensor) -> torch.Tensor | None:
-    """Return which records have a norm that is not finite, ``[K, B]``, or None for none."""
-    if math.isfinite(norms.sum().item()):
+def nonfinite(norms: torch.Tensor, *, look: bool = True) -> torch.Tensor | None:
+    """Return which records have a norm that is not finite, ``[K, B]``, or None for none.
+
+    Args:
+        norms: Shape ``[G, K, B]``.
+        look: Whether to look if there are any; otherwise the answer is never None.
+    """
+    if look and math.isfinite(norms.sum().item()):
         return None
     bad = ~norms.isfinite().all(dim=0)
-    return bad if bool(bad.any()) else None
+    return bad if not look or bool(bad.any()) else None
+
+
+def emptied(saved: Sequence[Saved], bad: torch.Tensor) -> list[Saved]:
+    """Put zeros in place of what bad records, ``[K, B]``, left for the sums.
+
+    Copies keep their layout, and so every other record its bits.
+    """
+
+    def clean(kept: torch.Tensor) -> torch.Tensor:
+        if not kept.is_floating_point():
+            return kept  # indices: what is looked up there is weighted by zero
+        places = kept.shape[1] // bad.shape[1]  # each record has one, or all of its places in a row
+        rows = bad.repeat_interleave(places, dim=1) if places > 1 else bad
+        where = rows.view(*rows.shape, *(1 for _ in kept.shape[2:]))
+        return kept.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
+
+    return [tuple(map(clean, each)) for each in saved]
 
 
 def count(

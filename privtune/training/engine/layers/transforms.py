@@ -18,6 +18,7 @@ from privtune.training.engine.compute import full_precision
 from privtune.training.engine.layers.sums import Pairs
 from privtune.training.engine.layers.uses import LOST, LinearUse, Saved, Use, longest
 from privtune.training.mechanism.clipping import CoordinateTransform
+from privtune.training.mechanism.device import looks_freely
 from privtune.training.mechanism.kernel import Layout
 
 __all__ = ["Transformed"]
@@ -48,7 +49,7 @@ class Transformed:
         if layout.dtype != torch.float64 and full_precision(center.device):
             types = [layout.dtype]
             far = ~(torch.linalg.vector_norm(center / scale, dim=1) <= _FAR)
-            if bool(far.any()):
+            if not looks_freely(far.device) or bool(far.any()):
                 types, self._far = [layout.dtype, torch.float64], far
         self._ways = [_Products(uses, layout, center.to(t), scale.to(t)) for t in types]
 
@@ -84,7 +85,7 @@ class _Products:
     def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[Saved]]:
         """Return the norms, ``[1, K, B]``, and what ``add`` needs."""
         # What squares of float32 lose is added to factors: see ``uses``. From float64 nothing is lost.
-        lost = self.scale.new_tensor(0.0 if self.center.dtype == torch.float64 else LOST)
+        lost = self.scale.new_full((), 0.0 if self.center.dtype == torch.float64 else LOST)
         # A larger weight is a longer norm: what has no weight left is not lost, either.
         weight = self.scale.square().reciprocal_().add_(lost)
         split = self.layout.split

@@ -1,0 +1,28 @@
+"""Between the host and what computes: a step that never waits for an answer keeps a device busy.
+
+On CPU a number can be looked at as soon as it is there. On a GPU looking at one means to wait until
+all that was asked for before it is done, and to leave the GPU without work until more is asked for.
+So where looking makes wait, a step looks at nothing: what it would decide by a number it computes
+for both cases, and what the host draws is sent ahead of the step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["looks_freely", "sent"]
+
+
+def looks_freely(device: torch.device) -> bool:
+    """Say whether looking at a number that lies on a device makes nobody wait."""
+    return device.type == "cpu"
+
+
+def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return values on a device; who sends them from the host does not wait until they are there."""
+    if looks_freely(device) or not looks_freely(values.device):
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
