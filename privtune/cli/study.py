@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,13 +17,13 @@ from privtune.cli._common import (
     changes_table,
     console,
     emit_json,
-    patience,
 )
+from privtune.cli._specs import opened, planning
 from privtune.cli.sync import sync
 from privtune.imports import libraries
 
 if TYPE_CHECKING:
-    from privtune.study import Study, StudySpec
+    from privtune.study import Study
 
 __all__ = ["app"]
 
@@ -56,7 +54,7 @@ def create(
     parsed = StudySpec.from_file(spec)
     if artifacts is not None:
         parsed = StudySpec.parse({**parsed.model_dump(mode="json"), "artifacts": artifacts})
-    with _planning(parsed):
+    with planning(parsed):
         study = Study.create(parsed, storage)
     try:
         if as_json:
@@ -98,7 +96,7 @@ def plan(
     from privtune.study.planning import advice as advice_on
 
     parsed = StudySpec.from_file(spec)
-    with _planning(parsed):
+    with planning(parsed):
         planned = plan_study(parsed)
         advised = advice_on(planned) if advice else None
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
@@ -154,19 +152,11 @@ def plan(
         console().print(changes_table(advised))
 
 
-@contextmanager
-def _planning(spec: StudySpec) -> Iterator[None]:
-    """Say on stderr what planning does if it takes long, and that a task's data is not here."""
-    if spec.task is not None and (absent := spec.load_task().look()):
-        typer.echo(absent, err=True)
-    arms = ", ".join(arm.name for arm in spec.arms)
-    with patience(f"Planning {arms}: their noise is calibrated to one target"):
-        yield
-
-
 @app.command()
 def run(  # noqa: PLR0917 (the command line passes them by name)
-    name: Name,
+    name: Annotated[
+        str, typer.Argument(help="Name of the study; or its spec, a YAML file, to create it first.")
+    ],
     storage: Storage = DEFAULT_STORAGE,
     mlflow: Annotated[bool, typer.Option(help="Log releases to MLflow.")] = True,
     jobs: Annotated[int, typer.Option(help="Worker processes for sealed rounds.")] = 1,
@@ -196,7 +186,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
         from privtune.cli._progress import run_study
         from privtune.cli._tables import comparison_document, print_comparison
 
-        study = _load(name, storage)
+        study = opened(name, storage)
     try:
         run_study(
             study,

@@ -44,6 +44,46 @@ def test_a_plan_draws_ten_examples_and_shows_trades(cli: Cli, tmp_path: Path) ->
     assert document["arms"][2]["guarantee"]["epsilon"] in (None, "inf")
 
 
+def test_a_spec_is_created_and_run_at_once(cli: Cli, tmp_path: Path, at: tuple[str, str]) -> None:
+    spec = write(tmp_path, arms=[OPEN])
+    done = cli("study", "run", spec, *at, "--no-mlflow")
+    assert done.code == 0, done.err
+    assert "open" in done.out
+    spent = json.loads(cli("budget", "show", "toy", *at, "--json").out)
+    # The same file again is the same study, which is finished; nothing is charged twice.
+    again = cli("study", "run", spec, *at, "--no-mlflow")
+    assert again.code == 1
+    assert "is finished" in again.err
+    assert json.loads(cli("budget", "show", "toy", *at, "--json").out) == spent
+
+
+def test_a_spec_that_was_changed_is_not_the_study_that_is_there(
+    cli: Cli, tmp_path: Path, at: tuple[str, str]
+) -> None:
+    assert cli("study", "create", write(tmp_path, arms=[OPEN]), *at).code == 0
+    spec = write(tmp_path, arms=[{**OPEN, "trials": 3}], epochs=3)
+    refused = cli("study", "run", spec, *at, "--no-mlflow")
+    assert refused.code == 1
+    assert "created with other arms, epochs than toy.yaml has now" in refused.err
+    assert "privtune study run toy." in refused.err
+    assert refused.err.count("\n") == 1
+    done = cli("study", "run", write(tmp_path, arms=[OPEN]), *at, "--no-mlflow")
+    assert done.code == 0, done.err
+
+
+def test_what_is_run_may_be_named_like_a_file(
+    cli: Cli, tmp_path: Path, at: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("study", "create", write(tmp_path, name="odd.yaml", arms=[OPEN]), *at).code == 0
+    assert cli("study", "run", "odd.yaml", *at, "--no-mlflow").code == 0
+    missing = cli("study", "run", "none.yaml", *at)
+    assert missing.code == 1
+    assert "none.yaml" in missing.err
+    broken = tmp_path / "broken.yml"
+    broken.write_text("name: [")
+    assert cli("study", "run", str(broken), *at).err.count("\n") == 1
+
+
 def test_an_oracle_needs_its_flag(cli: Cli, tmp_path: Path, at: tuple[str, str]) -> None:
     spec = write(tmp_path, arms=[OPEN, ORACLE])
     assert cli("study", "create", spec, *at).code == 0

@@ -99,10 +99,8 @@ def studies(work: str, trials: int, found: dict[str, list[float]]) -> None:
         epochs, batch = EPOCHS[work]
         spec = STUDY.format(work=work, trials=trials, epochs=epochs, batch=batch)
         (folder / "study.yaml").write_text(spec, encoding="utf-8")
-        command = ["-m", "privtune.cli", "study"]
-        ours = spent([*command, "create", "study.yaml"], folder, ROOT)
-        ours += spent([*command, "run", f"race-{trials}"], folder, ROOT)
-        found.setdefault("privtune", []).append(ours)
+        command = ["-m", "privtune.cli", "study", "run", "study.yaml"]
+        found.setdefault("privtune", []).append(spent(command, folder, ROOT))
         found.setdefault("imports", []).append(spent(["-c", IMPORTS], folder, ROOT))
     for mode in (*MODES, "plain"):
         with tempfile.TemporaryDirectory() as place:

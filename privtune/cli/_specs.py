@@ -1,0 +1,54 @@
+"""Specs at the command line: planned with a word on what takes long, and made into studies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from privtune.cli._common import patience
+
+if TYPE_CHECKING:
+    from privtune.study import Study, StudySpec
+
+__all__ = ["opened", "planning"]
+
+
+@contextmanager
+def planning(spec: StudySpec) -> Iterator[None]:
+    """Say on stderr what planning does if it takes long, and that a task's data is not here."""
+    if spec.task is not None and (absent := spec.load_task().look()):
+        typer.echo(absent, err=True)
+    arms = ", ".join(arm.name for arm in spec.arms)
+    with patience(f"Planning {arms}: their noise is calibrated to one target"):
+        yield
+
+
+def opened(name: str, storage: str) -> Study:
+    """Return the study of a name, or of a spec: created unless it was, by the very same one."""
+    from privtune.errors import PrivTuneError
+    from privtune.study import Study, StudyExistsError, StudySpec, study_names
+
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        return Study(name, storage)
+    if not path.is_file() and name in study_names(storage):
+        return Study(name, storage)
+    spec = StudySpec.from_file(path)
+    try:
+        with planning(spec):
+            return Study.create(spec, storage)
+    except StudyExistsError:
+        study = Study(spec.name, storage)
+    stored, given = (each.model_dump(mode="json") for each in (study.spec, spec))
+    if differing := sorted(key for key in given if given[key] != stored[key]):
+        study.close()
+        raise PrivTuneError(
+            f"Study {spec.name!r} exists already, and was created with other {', '.join(differing)} than "
+            f"{path.name} has now. Go on with it as it was planned: privtune study run {spec.name}. Or "
+            "give the spec another name."
+        )
+    return study
