@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.ledger.errors import LedgerSchemaError
-from privtune.ledger.schema import HEAD, VERSION_TABLE, metadata
+from privtune.ledger.schema import HEAD, VERSION_TABLE, metadata, version
 from privtune.ledger.storage import Storage
 
 __all__ = ["prepare", "schema_version", "upgrade", "upgrade_storage"]
@@ -59,7 +59,10 @@ def upgrade(storage: Storage, *, create: bool = False) -> tuple[str | None, str]
             return found, HEAD
         if found is not None and (create or not _is_older(found)):
             _refuse(storage, found)
-        _run(connection)
+        if found is None:
+            _create(connection)
+        else:
+            _run(connection)
     return found, HEAD
 
 
@@ -103,8 +106,15 @@ def _is_older(version: str) -> bool:
     return version.isdigit() and int(version) < int(HEAD)
 
 
+def _create(connection: Connection) -> None:
+    """Make what all migrations make, at once: see ``tests/ledger/test_migrations.py``."""
+    metadata.create_all(connection, checkfirst=False)
+    version.create(connection, checkfirst=False)
+    connection.execute(sa.insert(version).values(version_num=HEAD))
+
+
 def _run(connection: Connection) -> None:
-    # Imported here: opening a ledger that is up to date should not pay for Alembic.
+    # Imported here: only an older ledger should pay for Alembic.
     from alembic import command
     from alembic.config import Config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import (
+    DDL,
     CheckConstraint,
     Column,
     Double,
@@ -15,6 +16,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    event,
 )
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "rounds",
     "studies",
     "tasks",
+    "version",
 ]
 
 HEAD = "0005"
@@ -36,6 +39,14 @@ HEAD = "0005"
 
 VERSION_TABLE = "privtune_schema"
 """Where Alembic notes the schema's version. Optuna uses Alembic's default name for its own."""
+
+version = Table(
+    VERSION_TABLE,
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+)
+"""As Alembic makes it. It is no part of the schema that it counts the versions of."""
 
 metadata = MetaData()
 
@@ -64,6 +75,24 @@ entries = Table(
     CheckConstraint("seq > 0", name="privtune_entries_seq"),
 )
 """The logs, append-only: triggers refuse every update and delete."""
+
+_TRIGGERS = {
+    "sqlite": [
+        f"CREATE TRIGGER privtune_entries_no_{verb} BEFORE {verb} ON privtune_entries\n"
+        "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+        for verb in ("UPDATE", "DELETE")
+    ],
+    "postgresql": [
+        "CREATE FUNCTION privtune_append_only() RETURNS trigger LANGUAGE plpgsql AS $$\n"
+        "BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$",
+        "CREATE TRIGGER privtune_entries_append_only BEFORE UPDATE OR DELETE OR TRUNCATE\n"
+        "ON privtune_entries EXECUTE FUNCTION privtune_append_only()",
+    ],
+}
+for _dialect, _statements in _TRIGGERS.items():
+    for _statement in _statements:
+        trigger = DDL(_statement)  # type: ignore[no-untyped-call]
+        event.listen(entries, "after_create", trigger.execute_if(dialect=_dialect))
 
 rounds = Table(
     "privtune_rounds",

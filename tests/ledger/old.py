@@ -28,6 +28,7 @@ def make_old(url: str) -> str:
     with (
         mock.patch.object(migrate, "HEAD", "0001"),
         mock.patch.object(migrate, "metadata", sa.MetaData()),
+        mock.patch.object(migrate, "_create", migrate._run),
         Ledger(url) as ledger,
     ):
         ledger.create_budget(Budget(3.0, 1e-5, name="campaign"))

@@ -19,6 +19,7 @@ from privtune.ledger import (
     LedgerCorruptedError,
     LedgerSchemaError,
     Rounds,
+    migrate,
     upgrade_storage,
     verify,
 )
@@ -44,6 +45,51 @@ def test_the_migrations_make_the_tables_that_the_program_uses(ledger_url: str) -
                 assert compiled == column.type.compile(connection.dialect), column
             keys = inspector.get_pk_constraint(table.name)["constrained_columns"]
             assert keys == [column.name for column in table.primary_key.columns]
+
+
+def _catalogue(connection: sa.Connection) -> dict[str, object]:
+    """Everything that the database knows of our tables, but for the order of columns."""
+    inspector = sa.inspect(connection)
+    tables = {}
+    for name in sorted(n for n in inspector.get_table_names() if n.startswith("privtune_")):
+        tables[name] = {
+            "columns": sorted(str(column) for column in inspector.get_columns(name)),
+            "key": str(inspector.get_pk_constraint(name)),
+            "foreign": sorted(map(str, inspector.get_foreign_keys(name))),
+            "checks": sorted(map(str, inspector.get_check_constraints(name))),
+            "indexes": sorted(map(str, inspector.get_indexes(name))),
+            "unique": sorted(map(str, inspector.get_unique_constraints(name))),
+        }
+    if connection.dialect.name == "sqlite":
+        query = "SELECT name, sql FROM sqlite_master WHERE type NOT IN ('table', 'index')"
+    else:
+        query = (
+            "SELECT tgname, pg_get_triggerdef(t.oid) || pg_get_functiondef(tgfoid) FROM pg_trigger t"
+            " WHERE NOT tgisinternal"
+        )
+    found = connection.execute(sa.text(query)).all()
+    rest = {name: " ".join(text.split()) for name, text in found}
+    versions = connection.execute(sa.text(f"SELECT * FROM {VERSION_TABLE}")).all()
+    return {"tables": tables, "triggers": rest, "version": [tuple(row) for row in versions]}
+
+
+def test_a_new_ledger_is_what_all_migrations_make(ledger_url: str) -> None:
+    """The one is made at once, the other step by step: neither may know what the other lacks."""
+    with Ledger(ledger_url) as ledger:
+        storage = ledger.log.storage
+        with storage.read() as connection:
+            new = _catalogue(connection)
+        with storage.write() as connection:
+            metadata.drop_all(connection)
+            connection.execute(sa.text(f"DROP TABLE {VERSION_TABLE}"))
+            if storage.dialect == "postgresql":
+                connection.execute(sa.text("DROP FUNCTION privtune_append_only"))
+        with storage.write() as connection:
+            migrate._run(connection)
+        with storage.read() as connection:
+            assert _catalogue(connection) == new
+    assert len(new["triggers"]) == (2 if storage.dialect == "sqlite" else 1)
+    assert new["version"] == [(HEAD,)]
 
 
 def test_an_older_ledger_says_how_to_upgrade(ledger_url: str) -> None:
