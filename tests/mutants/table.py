@@ -510,9 +510,9 @@ _in(
 _in(
     "training/mechanism/data.py",
     (
-        "what cannot be used stays in memory",
-        "if self.unusable is not None and bool(self.unusable.any()):",
-        "if False:",
+        "what cannot be used is fetched",
+        "if self.unusable is None or not bool(self.unusable.any()):",
+        "if True:",
         f"{_UNUSABLE}::test_in_memory_zeros_are_put_in_place_once",
     ),
     (
