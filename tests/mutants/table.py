@@ -317,6 +317,12 @@ _in(
 _in(
     "training/mechanism/stack_oracle.py",
     (
+        "losses of a gradient's pass are released as those at other parameters",
+        "if same_bits(known, point):",
+        "if True:",
+        f"{_PATHS}::test_losses_are_those_at_the_parameters_as_they_are_when_asked",
+    ),
+    (
         "means are divided by the realised size",
         "return drawn.rate * self.schedule.records",
         "return max(1.0, float(drawn.sizes.max()))",
