@@ -1068,6 +1068,12 @@ _in(
         "if saved <= whole.epsilon:",
         f"{_LEAVING}::test_what_little_is_left_is_accounted_by_itself",
     ),
+    (
+        "savings are read from a lattice that is too coarse for the whole",
+        "if not abs(first - whole.epsilon) <= _KNOWN * whole.epsilon:",
+        "if False:",
+        f"{_LEAVING}::test_where_the_common_lattice_is_too_coarse_for_the_whole_each_rest_is_accounted",
+    ),
 )
 
 _in(
