@@ -17,6 +17,8 @@ from privtune.accounting.registry import entry, text, under
 
 __all__ = ["Explanation", "explain"]
 
+_KNOWN = 1e-3  # of ε, that the common lattice may add to the whole
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -128,6 +130,9 @@ def _on_one_lattice(
     try:
         first, *others = epsilons_on_one_lattice([everything, *left], whole.delta, whole.epsilon)
     except (GridError, ArithmeticError):
+        return nothing
+    # Few large atoms want a finer lattice, on which the whole was accounted.
+    if not abs(first - whole.epsilon) <= _KNOWN * whole.epsilon:
         return nothing
     # A single release has accounts of its own.
     return [

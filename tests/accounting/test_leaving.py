@@ -160,6 +160,18 @@ def test_where_no_distribution_is_composed_each_rest_is_accounted():
     assert tree.children[0].saved == tree.epsilon - left.epsilon
 
 
+def test_where_the_common_lattice_is_too_coarse_for_the_whole_each_rest_is_accounted():
+    large, small = ApproximateDP(3.526, 1e-20), steps(0.0077, 6.68, 42)
+    parts = [Gaussian(64.26), Gaussian(58.26), large, small]
+    delta = 1.4577e-6
+    tree = explain(Composed(parts), delta)
+    assert epsilons_on_one_lattice(without(parts), delta, tree.epsilon)[0] > 1.02 * tree.epsilon
+    for i, part in enumerate(tree.children):
+        left = epsilon(Composed((*parts[:i], *parts[i + 1 :])), delta)
+        assert part.saved == tree.epsilon - left.epsilon
+    assert tree.children[3].saved < 1e-3 * tree.epsilon  # on the common one it seemed 2% of ε
+
+
 def test_a_selection_that_is_left_alone_has_its_own_account():
     best = PrivateSelection(steps(0.02, 1.0, 300), Geometric(5))
     tree = explain(Composed([best, Laplace(20.0)]), 1e-5)

@@ -342,6 +342,12 @@ _in(
 _in(
     "training/mechanism/stack_oracle.py",
     (
+        "losses of a gradient's pass are released as those at other parameters",
+        "if same_bits(known, point):",
+        "if True:",
+        f"{_PATHS}::test_losses_are_those_at_the_parameters_as_they_are_when_asked",
+    ),
+    (
         "means are divided by the realised size",
         "return drawn.rate * self.schedule.records",
         "return max(1.0, float(drawn.sizes.max()))",
@@ -535,9 +541,9 @@ _in(
 _in(
     "training/mechanism/data.py",
     (
-        "what cannot be used stays in memory",
-        "if self.unusable is not None and bool(self.unusable.any()):",
-        "if False:",
+        "what cannot be used is fetched",
+        "if self.unusable is None or not bool(self.unusable.any()):",
+        "if True:",
         f"{_UNUSABLE}::test_in_memory_zeros_are_put_in_place_once",
     ),
     (
@@ -1086,6 +1092,12 @@ _in(
         "if saved <= 0.5 * whole.epsilon:",
         "if saved <= whole.epsilon:",
         f"{_LEAVING}::test_what_little_is_left_is_accounted_by_itself",
+    ),
+    (
+        "savings are read from a lattice that is too coarse for the whole",
+        "if not abs(first - whole.epsilon) <= _KNOWN * whole.epsilon:",
+        "if False:",
+        f"{_LEAVING}::test_where_the_common_lattice_is_too_coarse_for_the_whole_each_rest_is_accounted",
     ),
 )
 

@@ -37,6 +37,23 @@ def test_nor_than_that_in_a_file_of_the_version_before(results: Results) -> None
     Split(results).check(SPLIT, TRAIN)
 
 
+@pytest.mark.parametrize("values", [2, 2**40])  # 2: equal by chance, told by their memory alone
+def test_training_records_are_found_whichever_of_them_cannot_be_used(
+    results: Results, values: int
+) -> None:
+    x = torch.randint(values, (300, 4), generator=torch.Generator().manual_seed(0))
+    y, lost = torch.zeros(300, dtype=torch.long), torch.zeros(300, dtype=torch.bool)
+    lost[::40] = True
+    whole, some = TensorData(x, y), TensorData(x[:100], y[:100])
+    for train, validation in (
+        (whole.marked(lost), some),
+        (whole, some.marked(lost[:100])),
+        (whole.marked(lost), some.marked(lost[:100])),
+    ):
+        with pytest.raises(SplitError, match="validation records are training records"):
+            Split(results).check(validation, train)
+
+
 def test_packed_records_of_one_memory_are_found(results: Results) -> None:
     tokens, labels = torch.zeros(40, 3).long(), torch.zeros(40).long()
     train = in_memory({"input_ids": tokens, "labels": labels})

@@ -229,7 +229,7 @@ class BatchedKernel:
             tape = program(*inputs) if early is None else early
             beside = self._beside(rows)
             if beside is not None:
-                beside.append((params, tape[-1]))
+                beside.append((params.clone(), tape[-1]))
                 tape = tape[:-1]
             pairs = pairs_of(tape)
             if isinstance(clipping, CoordinateTransform):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
+import threading
+from collections import Counter, UserDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,11 +55,7 @@ from privtune.training.methods._rate_schedule import SEARCHED, rate_factors
 if TYPE_CHECKING:
     from privtune.training.methods._base import Candidate, Method
 
-__all__ = [
-    "TrainingResult",
-    "losses_of",
-    "train",
-]
+__all__ = ["TrainingResult", "losses_of", "train"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,7 +351,13 @@ def choose_kernel(
 
 _LOW = {"float32": None, "bfloat16": torch.bfloat16}
 _KERNELS = 4  # what was captured for a model is kept for the next trial of it
-_kernels: dict[Hashable, BatchedKernel] = {}
+
+
+class _OfThread(UserDict[Hashable, BatchedKernel], threading.local):
+    """Kernels by what they are for; of each thread its own, as a kernel's model serves one training."""
+
+
+_kernels = _OfThread()
 
 
 def _joined(outcomes: Sequence[Trained], steps: int) -> TrainingResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -75,8 +76,9 @@ class TensorData:
         y: Targets, shape ``[N, ...]``.
         sealed_size: Whether N is private, as that of a Poisson subset is: it is then not compared
             with the schedule's records, and nothing divides by it.
-        unusable: True for records that contribute nothing, shape ``[N]``; None for none. Zeros are put
-            in their place, once: what is fetched in every step is then not copied again.
+        unusable: True for records that contribute nothing, shape ``[N]``; None for none. Zeros are
+            fetched in their place; ``x`` and ``y`` stay as they were given, since whether two data
+            share records is told by these.
         groups: The number of the unit (a person, a hospital) that each record belongs to, or is,
             whole numbers ``[N]``; None where records belong to nothing.
         unit: What one record is all rows of, as ``unit_records`` makes them; empty where it is a row.
@@ -101,16 +103,21 @@ class TensorData:
                 (len(self.x), len(self.y)),
                 "inputs and targets must have the same number of records, at least 1",
             )
-        if self.unusable is not None and bool(self.unusable.any()):
-            for name in ("x", "y"):
-                object.__setattr__(self, name, _replaced(getattr(self, name), self.unusable))
 
     def __len__(self) -> int:
         return len(self.x)
 
+    @cached_property
+    def _usable(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets with zeros for what cannot be used: copied once, not in every step."""
+        if self.unusable is None or not bool(self.unusable.any()):
+            return self.x, self.y
+        return _replaced(self.x, self.unusable), _replaced(self.y, self.unusable)
+
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the records at ``index``: ``index_select`` is 5 times faster than ``x[i]``."""
-        return self.x.index_select(0, index), self.y.index_select(0, index)
+        x, y = self._usable
+        return x.index_select(0, index), y.index_select(0, index)
 
     @property
     def like(self) -> tuple[torch.Tensor, torch.Tensor]:

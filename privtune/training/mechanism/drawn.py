@@ -11,7 +11,7 @@ import torch
 
 from privtune.training.mechanism.kernel import Rows
 
-__all__ = ["Drawn", "loss_sums", "rewind", "where"]
+__all__ = ["Drawn", "loss_sums", "rewind", "same_bits", "where"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,12 @@ def rewind(rows: Rows, states: Sequence[torch.Tensor]) -> None:
 def where(kept: torch.Tensor, values: torch.Tensor, made_up: torch.Tensor) -> torch.Tensor:
     """Return the values of records that are kept, and what is made up in place of the others."""
     return torch.where(kept.view(*kept.shape, *(1 for _ in values.shape[2:])), values, made_up)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors of one type hold the same, also where that is no number."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    return torch.equal(one.detach().view(whole), other.detach().view(whole))
 
 
 def loss_sums(

@@ -15,7 +15,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
 from privtune.training.mechanism.data import Data, synthetic
 from privtune.training.mechanism.device import sent
-from privtune.training.mechanism.drawn import Drawn, loss_sums, rewind, where
+from privtune.training.mechanism.drawn import Drawn, loss_sums, rewind, same_bits, where
 from privtune.training.mechanism.kernel import Kernel, Rows
 from privtune.training.mechanism.noise import NoiseSource, add_noise, noise_scale
 from privtune.training.mechanism.noise_options import NoiseOptions
@@ -152,7 +152,7 @@ class StackOracle:
     def _losses(self, point: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of every row and the mask of those that count, ``[K, M]`` each."""
         for known, found in rows.beside or ():
-            if known is point:
+            if same_bits(known, point):
                 return found, rows.mask
 
         def losses(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:

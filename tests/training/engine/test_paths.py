@@ -411,6 +411,35 @@ def test_losses_come_out_of_the_gradients_own_pass_where_nothing_is_dropped(
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
+def test_losses_are_those_at_the_parameters_as_they_are_when_asked():
+    x, y = blobs()
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    found = []
+    for follow in (False, True):
+        oracle = oracle_of_two(kernel, x, y)
+        params, sample = torch.zeros(2, kernel.layout.size), oracle.sample()
+        options = {"clipping": Flat(0.5), "noise_multiplier": 0.0}
+        step = oracle.gradient(sample, params, **options, losses_follow=follow)
+        for change in (params.sub_, params.data.sub_):
+            change(step)
+            options = {"bound": torch.full((2,), 9.0), "noise_multiplier": 0.0}
+            found.append(oracle.losses(sample, [params], **options))
+    torch.testing.assert_close(found[:2], found[2:], rtol=1e-6, atol=1e-7)
+    assert (found[1] < found[0] - 1e-3).all()
+
+
+def test_losses_of_a_stack_come_the_same_way_where_one_candidate_has_diverged(monkeypatch):
+    x, y = blobs()
+    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    monkeypatch.setattr(kernel, "losses", None)
+    oracle, params = oracle_of_two(kernel, x, y), torch.zeros(2, kernel.layout.size)
+    params[1] = torch.nan
+    sample = oracle.sample()
+    oracle.gradient(sample, params, clipping=Flat(0.5), noise_multiplier=0.0, losses_follow=True)
+    losses = oracle.losses(sample, [params], bound=torch.full((2,), 9.0), noise_multiplier=0.0)
+    assert losses[0, 0] > 0.0 == losses[0, 1]
+
+
 def test_dropout_keeps_what_it_should():
     """The mean clipped sum over masks of a linear model is that of the model without dropout."""
     torch.manual_seed(0)

@@ -47,7 +47,12 @@ def no_pool(monkeypatch):
     monkeypatch.setattr(threads, "ThreadPoolExecutor", refuse)
 
 
-def run(
+def run(method=None, count=8, **options):
+    engine._kernels.clear()
+    return again(method, count, **options)
+
+
+def again(
     method=None,
     count=8,
     *,
@@ -58,7 +63,6 @@ def run(
     counts=None,
     **options,
 ):
-    engine._kernels.clear()
     return train(
         method or SimpleDPSGD(1.0),
         Schedule(200, 0.1, steps),
@@ -162,6 +166,32 @@ def test_the_model_itself_runs_in_one_thread_at_a_time(cores):
 
     run(loss=loss)
     assert max(most) == 1
+
+
+def test_trainings_in_threads_of_a_user_share_no_model():
+    """While one runs its model, with weights of a step in it, another begins with the same model."""
+    within, go = threading.Event(), threading.Event()
+    stepped = set()
+
+    def loss(outputs, targets):
+        if threading.current_thread() in stepped:
+            within.set()
+            assert go.wait(60)
+        return cross_entropy(outputs, targets)
+
+    def on_step(step, report):
+        stepped.add(threading.current_thread())
+
+    alone = again(count=2, loss=loss, steps=3)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(again, count=2, loss=loss, steps=3, on_step=on_step)
+        try:
+            assert within.wait(60)
+            second = again(count=2, loss=loss, steps=3)
+        finally:
+            go.set()
+        assert torch.equal(first.result().params, alone.params)
+    assert torch.equal(second.params, alone.params)
 
 
 @dataclass(frozen=True)

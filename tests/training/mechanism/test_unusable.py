@@ -266,8 +266,11 @@ def test_in_memory_zeros_are_put_in_place_once() -> None:
             assert int(found[1][row]) == (0 if lost[place] else int(y[place]))
     assert x[1].isnan().all()  # what was given stays as it is
     assert torch.equal(x[4], given[4])
+    assert data.x is x
+    assert data.y is y
+    assert data._usable is data._usable
     # Where none is lost nothing is copied, neither now nor in a step.
-    assert TensorData(x, y, unusable=torch.zeros(6, dtype=torch.bool)).x is x
+    assert TensorData(x, y, unusable=torch.zeros(6, dtype=torch.bool))._usable[0] is x
 
 
 def test_a_dataset_marks_records_that_break_public_facts() -> None:
