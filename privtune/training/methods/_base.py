@@ -50,7 +50,8 @@ class Method(Protocol[S]):
     """A DP training method with its noise fixed by a plan: a frozen dataclass.
 
     The fields are what the plan fixes for every candidate (noise multipliers, intervals, momentum).
-    What differs between candidates is passed to ``init``.
+    What differs between candidates is passed to ``init``. Nothing is kept in the method itself: one
+    method trains several stacks, each in a thread of its own.
 
     Example:
         What a study does, without its oracle's noise and clipping:
