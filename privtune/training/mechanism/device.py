@@ -25,4 +25,4 @@ def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return values on a device; who sends them from the host does not wait until they are there."""
     if looks_freely(device) or not looks_freely(values.device):
         return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
+    return values.contiguous().pin_memory().to(device, non_blocking=True)

@@ -235,7 +235,7 @@ def _gaussian_unseen(out: torch.Tensor, sources: Sequence[_Source]) -> None:
     many = min(tails.most_beyond(out.shape[1]), out.shape[1])
     for row, source in zip(out, sources, strict=True):
         source.gaussian(row)
-    drawn = torch.tensor([[source.beyond() for _ in range(many)] for source in sources])
+    drawn = torch.tensor([[s.beyond() for _ in range(many)] for s in sources], dtype=torch.float64)
     places = out.abs().topk(many, dim=1).indices
     found = out.gather(1, places)
     own = sent(drawn.to(out.dtype), out.device).copysign(found)

@@ -137,6 +137,16 @@ def test_tails_keep_signs_and_all_else(monkeypatch):
     assert torch.equal(plain.sign(), again.sign())
 
 
+@pytest.mark.usefixtures("looks")
+def test_tails_of_wide_noise_are_as_fine_as_the_rest(monkeypatch):
+    monkeypatch.setattr(tails, "EDGE", 1.0)
+    options = NoiseOptions(floating_point="grid")
+    values = NoiseSource([Streams(bytes(32))], CPU, options=options).gaussian(20_000)
+    coarse = (values == values.float().double())[values.abs() > 1.0]
+    assert len(coarse) > 5000
+    assert int(coarse.sum()) < 10
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.usefixtures("looks")
 def test_tails_do_not_depend_on_the_stack(options, monkeypatch):
