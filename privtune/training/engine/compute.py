@@ -10,6 +10,9 @@ import re
 import shutil
 import sys
 import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,6 +29,7 @@ __all__ = [
     "check_stack",
     "full_precision",
     "require_compiler",
+    "sums_in_float32",
 ]
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d{0,3}))?")
@@ -111,6 +115,33 @@ def full_precision(device: torch.device) -> bool:
     if told is None:  # before torch 2.9 one setting stands for all
         return torch.get_float32_matmul_precision() == "highest"
     return told in ("none", "ieee")
+
+
+_sums = threading.Lock()
+_summing: list[
+    bool
+] = []  # of each training that is under way, what the setting was before the first
+
+
+@contextmanager
+def sums_in_float32() -> Iterator[None]:
+    """Let no product of bfloat16 on CUDA add its parts in bfloat16: no self-check would bound that.
+
+    The setting is the process's: of trainings in several threads the last one puts it back.
+    """
+    import torch
+
+    flags = torch.backends.cuda.matmul
+    with _sums:
+        _summing.append(_summing[0] if _summing else flags.allow_bf16_reduced_precision_reduction)
+        flags.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        with _sums:
+            before = _summing.pop()
+            if not _summing:
+                flags.allow_bf16_reduced_precision_reduction = before
 
 
 def require_compiler() -> None:

@@ -6,8 +6,7 @@ import dataclasses
 import math
 import threading
 from collections import Counter, UserDict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -20,7 +19,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.checkpoint import Checkpoint, Keeper
 from privtune.training.engine.compiling import Shape
-from privtune.training.engine.compute import check_device, check_stack
+from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.stacks import (
@@ -190,7 +189,7 @@ def train(
             checkpoint=checkpoint,
         )
 
-    with _sums_in_float32():
+    with sums_in_float32():
         done = side_by_side(map(started, division.stacks), division.threads, on_step)
     found = _in_order(division.stacks, done)
     _check_transcripts(method, schedule, found, counts)
@@ -225,18 +224,6 @@ def _in_order(stacks: Sequence[Sequence[int]], done: Sequence[Sequence[Trained]]
     numbers, outcomes = chain.from_iterable(stacks), chain.from_iterable(done)
     found = dict(zip(numbers, outcomes, strict=True))
     return [found[number] for number in range(len(found))]
-
-
-@contextmanager
-def _sums_in_float32() -> Iterator[None]:
-    """Let no product of bfloat16 on CUDA add its parts in bfloat16: no self-check would bound that."""
-    flags = torch.backends.cuda.matmul
-    before = flags.allow_bf16_reduced_precision_reduction
-    flags.allow_bf16_reduced_precision_reduction = False
-    try:
-        yield
-    finally:
-        flags.allow_bf16_reduced_precision_reduction = before
 
 
 def _check_transcripts(

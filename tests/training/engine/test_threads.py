@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from privtune.training.engine import stacks, threads
 from privtune.training.engine import train as engine
+from privtune.training.engine.compute import sums_in_float32
 from privtune.training.engine.stacks import Memory, Split, split, stack_sizes, threads_for
 from privtune.training.engine.train import train
 from privtune.training.mechanism import clipping
@@ -192,6 +193,22 @@ def test_trainings_in_threads_of_a_user_share_no_model():
             go.set()
         assert torch.equal(first.result().params, alone.params)
     assert torch.equal(second.params, alone.params)
+
+
+def test_the_setting_for_sums_stands_until_the_last_training_ends():
+    flags = torch.backends.cuda.matmul
+    flag = flags.allow_bf16_reduced_precision_reduction
+    flags.allow_bf16_reduced_precision_reduction = True
+    first, second = sums_in_float32(), sums_in_float32()
+    try:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)  # not the one that began last
+        assert not flags.allow_bf16_reduced_precision_reduction
+        second.__exit__(None, None, None)
+        assert flags.allow_bf16_reduced_precision_reduction
+    finally:
+        flags.allow_bf16_reduced_precision_reduction = flag
 
 
 @dataclass(frozen=True)
