@@ -91,13 +91,15 @@ class PoissonSampler:
         """Draw a block of samples: one line of ``steps * records`` coin flips a candidate."""
         line = self._steps * self._records
         drawn = [_successes(line, self._rate, rng) for rng in self._rngs]
-        steps = [places // self._records for places in drawn]
-        sizes = np.stack([np.bincount(s, minlength=self._steps) for s in steps], axis=1)
-        index = np.zeros((self._steps, len(drawn), padded(int(sizes.max()))), dtype=np.int64)
-        for k, (places, step) in enumerate(zip(drawn, steps, strict=True)):
-            starts = np.cumsum(sizes[:, k]) - sizes[:, k]
-            within = np.arange(len(places)) - starts[step]
-            index[step, k, within] = places - step * self._records
+        starts = np.arange(self._steps) * self._records
+        upto = [np.searchsorted(places, starts + self._records) for places in drawn]
+        sizes: Indices = np.stack(upto, axis=1)
+        sizes[1:] -= sizes[:-1].copy()
+        width = padded(int(sizes.max()))
+        index = np.zeros((self._steps, len(drawn), width), dtype=np.int64)
+        there = np.arange(width) < sizes[:, :, None]
+        for k, places in enumerate(drawn):
+            index[:, k][there[:, k]] = places - np.repeat(starts, sizes[:, k])
         widths = [padded(int(n)) for n in sizes.max(axis=1)]
         return [
             (part[:, :width], own) for part, width, own in zip(index, widths, sizes, strict=True)
