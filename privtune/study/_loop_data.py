@@ -123,6 +123,14 @@ def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:
     """
     from privtune.training.methods import AutomaticClipping, FixedDPSGD
 
+    try:
+        max_grad_norm = float(max_grad_norm)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(
+            "max_grad_norm",
+            type(max_grad_norm).__name__,
+            "must be one number, which bounds the gradient of a record as a whole",
+        ) from error
     if isinstance(method, AutomaticClipping) and not (method.momentum or method.weight_decay):
         return method.normalise(method.stabilizer)
     if isinstance(method, FixedDPSGD) and not (method.momentum or method.weight_decay):

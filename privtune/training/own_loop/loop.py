@@ -310,7 +310,7 @@ class Loop:
 
 def _uncompiled(model: nn.Module) -> nn.Module:
     """Return what ``torch.compile`` has wrapped: passes of single records are compiled otherwise."""
-    inner = model._modules.get("_orig_mod")
+    inner: nn.Module | None = getattr(model, "_orig_mod", None)
     return model if inner is None else inner
 
 

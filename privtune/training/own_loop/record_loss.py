@@ -31,7 +31,9 @@ Allowed = Callable[[Recording, torch.Tensor], None]
 
 _SMALL = 2**24  # up to this many records times weights a sample is computed in one pass
 _HELD = (*PLAIN, torch.Tensor, list, tuple, dict)
-_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_EVERY_MODULE = frozenset(vars(nn.Module())) - {
+    "training", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+}  # fmt: skip
 _PATIENCE = 8  # after this many changes of the loss a warning says that each costs a capture
 
 

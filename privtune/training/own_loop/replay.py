@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from privtune.training.own_loop.weights import LoopError
+from privtune.training.own_loop.weights import LoopError, overlaps, storage_of
 
 __all__ = ["HELD", "Following", "Held", "Recording", "overlaps", "storage_of"]
 
@@ -55,6 +55,9 @@ class Held:
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return storage_of(tensor) in self._kept
+
+    def __deepcopy__(self, _: object) -> Held:
+        return self  # of the process, whoever copies a loop
 
     def add(self, tensor: torch.Tensor) -> None:
         """Note a tensor's memory, by a weak reference: until it is dropped, its number is not reused."""
@@ -327,11 +330,6 @@ class Recording(_Watching):  # type: ignore[no-untyped-call]
         return found
 
 
-def storage_of(tensor: torch.Tensor) -> int:
-    """Return what tells the memory behind a tensor apart, as long as it lives."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
@@ -351,16 +349,6 @@ def _told(tensor: torch.Tensor, whole: bool) -> Hashable:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim == 0 and value.is_floating_point()
-
-
-def overlaps(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Say whether two tensors lie in the same memory, or in parts of it that overlap."""
-    if storage_of(one) != storage_of(other):
-        return False
-    (a, b), (c, d) = (
-        (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in (one, other)
-    )
-    return a < d and c < b
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

@@ -137,6 +137,14 @@ def the_models_own(_: Any) -> Made:
     return plain, lambda n, model: setattr(model.settings, "beta", 0.8**n)
 
 
+def a_hook(_: Any) -> Made:
+    def listen(n: int, model: Any) -> None:
+        if n == 14:
+            model.register_forward_hook(lambda module, inputs, out: 2.0 * out)
+
+    return plain, listen
+
+
 def trained(make: Callable[[Any], Made], *, one_by_one: bool) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 4, generator=generator), torch.arange(8) % 3
@@ -172,6 +180,7 @@ def trained(make: Callable[[Any], Made], *, one_by_one: bool) -> torch.Tensor:
         a_teacher("loaded"),
         a_teacher("replaced"),
         the_models_own,
+        a_hook,
     ],
 )
 def test_what_changes_from_step_to_step_is_captured_anew(make: Callable[[Any], Made]) -> None:
