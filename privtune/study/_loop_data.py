@@ -39,11 +39,18 @@ def records_of(data: Any, part: str) -> Any:
     """Return the records of a dataset; as they are where a training sees all of them."""
     from torch.utils.data import Dataset
 
-    if part == "all" and isinstance(data, Dataset) and not hasattr(data, "tensors"):
+    if part == "all" and isinstance(data, Dataset) and _whole(data) is data:
         from privtune.training.mechanism.data import DatasetData
 
         return DatasetData(data)
     return in_memory(data)
+
+
+def _whole(data: Any) -> Any:
+    """Return the tensors that a ``TensorDataset`` is; a class of one's own is what its items are."""
+    from torch.utils.data import TensorDataset
+
+    return data.tensors if type(data) is TensorDataset else data
 
 
 def in_memory(data: Any) -> Any:
@@ -59,7 +66,7 @@ def in_memory(data: Any) -> Any:
 
     if isinstance(data, TensorData):
         return data
-    whole = getattr(data, "tensors", data)
+    whole = _whole(data)
     several = isinstance(whole, tuple) and len(whole) > 1
     if several and len(whole) == 2 and not isinstance(whole[0], Mapping | tuple):
         try:
@@ -96,7 +103,7 @@ def to_score(data: Any) -> TensorData:
     from privtune.training.mechanism.packing import TARGETS
 
     found: TensorData = in_memory(data)
-    tree, whole = found.tree, getattr(data, "tensors", data)
+    tree, whole = found.tree, _whole(data)
     names = tree.names if tree else tuple(whole) if isinstance(whole, Mapping) else ()
     if (names and not set(names) & set(TARGETS)) or (tree and not names and tree.size > 2):
         raise InvalidInputError(
@@ -116,6 +123,14 @@ def clipping_of(method: Method[Any], max_grad_norm: float) -> Clipping:
     """
     from privtune.training.methods import AutomaticClipping, FixedDPSGD
 
+    try:
+        max_grad_norm = float(max_grad_norm)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(
+            "max_grad_norm",
+            type(max_grad_norm).__name__,
+            "must be one number, which bounds the gradient of a record as a whole",
+        ) from error
     if isinstance(method, AutomaticClipping) and not (method.momentum or method.weight_decay):
         return method.normalise(method.stabilizer)
     if isinstance(method, FixedDPSGD) and not (method.momentum or method.weight_decay):

@@ -36,7 +36,13 @@ from privtune.study._loop_data import SealedTrialError
 from privtune.study._round import STACK, TRIALS, Files, StudyRound, work_on_rows
 from privtune.study._shown import suggested
 from privtune.study._together import by_itself, can_meet, run_together
-from privtune.study.rehearsal import MadeAnew, check_saved, is_more_than_trained
+from privtune.study.rehearsal import (
+    MadeAnew,
+    Rehearsal,
+    check_saved,
+    is_more_than_trained,
+    refuse_other_ways,
+)
 from privtune.study.split import Split
 from privtune.study.trial import Trial
 from privtune.study.user_training import DPSGD, Validation, objective_task
@@ -273,6 +279,9 @@ def rehearse(
     Where the model holds more than what is trained, the function is called another time, as far as it
     makes its model: what would be released, loaded into that, must be what was trained.
 
+    Where its loop reads batches, the function is called once more, on other made-up records: what it
+    computes losses by, and steps along, must be the same.
+
     Where its trials could wait for each other in ``fit``, it is called twice more, as trials that do: in
     threads, one while the other waits. If that fails, they are run one by one.
 
@@ -284,10 +293,10 @@ def rehearse(
     from privtune.training.engine.initialisation import Initialisation
     from privtune.training.engine.stacks import STACK_BYTES
 
-    def run(given: Mapping[str, Any], *, anew: bool = False) -> tuple[Trial, object]:
-        """Call the function; anew, from other first weights and as far as its model."""
+    def run(given: Mapping[str, Any], kind: Rehearsal = "steps") -> tuple[Trial, object]:
+        """Call the function; as far as its model, from other first weights."""
         streams = Streams(bytes(32))
-        with Initialisation(Streams(bytes([anew] * 32))) as initialisation:
+        with Initialisation(Streams(bytes([kind == "model"] * 32))) as initialisation:
             trial = Trial(
                 plan,
                 training,
@@ -297,7 +306,7 @@ def rehearse(
                 given=given,
                 sampler=sampler,
                 initialised=initialisation.done,
-                rehearsal="model" if anew else "steps",
+                rehearsal=kind,
             )
             try:
                 return trial, objective(trial)
@@ -323,9 +332,12 @@ def rehearse(
     rehearsal = partial(run, {**plan.params, **point})
     trial, value = by_itself(rehearsal, waits)
     result, loop = trial.finish(value, 0), trial.loop
+    known = {**plan.params, **point, **trial.params}
+    if loop is not None and loop.has_read:
+        refuse_other_ways(loop, lambda kind: by_itself(partial(run, known, kind))[0].loop)
     if loop is not None and is_more_than_trained(loop.bare):
         try:
-            run({**plan.params, **point, **trial.params}, anew=True)
+            run(known, "model")
         except MadeAnew as made:
             check_saved(
                 loop.bare, made.model, split(result.weights, result.shapes), loop.calls.last

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -11,11 +11,23 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.data import Data, Fetched
     from privtune.training.mechanism.records import RecordFacts
+    from privtune.training.own_loop.private_training import PrivateTraining
 
-__all__ = ["REHEARSED_STEPS", "MadeAnew", "check_saved", "is_more_than_trained", "made_up"]
+__all__ = [
+    "REHEARSED_STEPS",
+    "MadeAnew",
+    "Rehearsal",
+    "check_saved",
+    "is_more_than_trained",
+    "made_up",
+]
 
 REHEARSED_STEPS = 2
 """How many steps a rehearsal takes: what works once may fail on what the first has left behind."""
+
+
+Rehearsal = Literal["steps", "others", "model"]
+"""Two steps; the same on other made-up records; or the model alone is made."""
 
 
 class _MadeUp:
@@ -26,12 +38,16 @@ class _MadeUp:
         y: Targets of a record, likewise.
         size: How many records these are.
         stands_for: The dataset, of which nothing is read: a loop that reads it is refused.
+        seed: What they are made up from.
     """
 
     sealed_size = True
 
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, size: int, stands_for: Data) -> None:
+    def __init__(
+        self, x: torch.Tensor, y: torch.Tensor, size: int, stands_for: Data, seed: int
+    ) -> None:
         self._x, self._y, self._size, self.stands_for = x, y, size, stands_for
+        self._seed = seed
         self.unit = getattr(stands_for, "unit", "")
         self.tree = getattr(stands_for, "tree", None)
 
@@ -42,7 +58,8 @@ class _MadeUp:
         """Return as many made-up records as were asked for."""
         from privtune.training.mechanism.data import synthetic
 
-        x, y = synthetic(self._x, self._y, (1, max(1, len(index))), self._x.device)
+        shape = (1, max(1, len(index)))
+        x, y = synthetic(self._x, self._y, shape, self._x.device, seed=self._seed)
         return x[0, : len(index)], y[0, : len(index)]
 
     @property
@@ -60,7 +77,8 @@ class _MadeUp:
 
     def to(self, device: torch.device) -> _MadeUp:
         """Return the same on a device."""
-        return _MadeUp(self._x.to(device), self._y.to(device), self._size, self.stands_for)
+        x, y = self._x.to(device), self._y.to(device)
+        return _MadeUp(x, y, self._size, self.stands_for, self._seed)
 
     def head(self, size: int) -> Any:
         """Return the first few, in memory."""
@@ -71,9 +89,9 @@ class _MadeUp:
         return TensorData(*self.take(torch.arange(size)), unit=self.unit)
 
 
-def made_up(data: Data, records: int) -> _MadeUp:
+def made_up(data: Data, records: int, *, seed: int = 0) -> _MadeUp:
     """Return as many made-up records like those of ``data``: of their shapes and types."""
-    return _MadeUp(*data.like, records, data)
+    return _MadeUp(*data.like, records, data, seed)
 
 
 class MadeAnew(BaseException):
@@ -159,3 +177,22 @@ def check_saved(
                 "What is trained of the model does not reach its outputs, so no training changes what it "
                 "says. Train other parts of it. Nothing was charged."
             )
+
+
+def refuse_other_ways(
+    loop: PrivateTraining, again: Callable[[Rehearsal], PrivateTraining | None]
+) -> None:
+    """Refuse a loop whose steps hang on the records that it has read by another way than torch.
+
+    Args:
+        loop: It was rehearsed.
+        again: Rehearses it again.
+    """
+    other = again("others")
+    if other is None or other.programs == loop.programs:
+        return
+    same = again(
+        "steps"
+    )  # what differs from itself (a draw without a seed) need not hang on records
+    if same is not None and same.programs == loop.programs:
+        loop.refuse_other_programs(other)

@@ -24,6 +24,7 @@ __all__ = ["Split", "SplitError"]
 
 _DIGEST = "validation.sha256"
 _ROWS = 4096
+_CHANCE = 0.1  # of distinct records, more than this share is not among others by chance
 _SEED = 20_190_705  # of the multipliers of the hash: public, so that no two runs disagree
 
 
@@ -48,9 +49,11 @@ class Split:
     def check(self, validation: TensorData, train: Data) -> None:
         """Refuse another split than that of the trials before, and one of training records.
 
+        Of training records that are read one by one, 4,096 are looked at.
+
         Raises:
-            SplitError: If it is another, shares memory with the training records, or most of its
-                records are among them (where those are all but distinct, so that it is no chance).
+            SplitError: If it is another, shares memory with the training records, or more than a tenth
+                of its records are among them (where those are all but distinct, so that it is no chance).
         """
         parts = (
             validation.x,
@@ -66,7 +69,7 @@ class Split:
             if hasattr(train, "x"):
                 for one, other in product(_inputs(validation), _inputs(train)):
                     _refuse_shared(one, other)
-                _check_apart(validation.x, train.x)
+            _check_apart(validation.x, train)
             _check_units_apart(validation, train)
             self._known[key] = tuple(map(weakref.ref, parts))
 
@@ -97,15 +100,30 @@ def _refuse_shared(validation: torch.Tensor, train: torch.Tensor) -> None:
         raise SplitError(_NOT_APART)
 
 
-def _check_apart(validation: torch.Tensor, train: torch.Tensor) -> None:
-    if validation.dtype != train.dtype or validation.shape[1:] != train.shape[1:]:
+def _check_apart(validation: torch.Tensor, train: Data) -> None:
+    known = _inputs_of(train)
+    if validation.dtype != known.dtype or validation.shape[1:] != known.shape[1:]:
         return
-    rows = _hashes(train)
+    rows = _hashes(known)
     distinct = np.unique(rows)
     if len(distinct) < 0.99 * len(rows):
         return  # few values are possible: equal records are different persons'
-    if np.isin(_hashes(validation), distinct).mean() > 0.5:
+    found = int(np.isin(_hashes(validation), distinct).sum())
+    share = found * (len(train) / len(known)) / len(validation)
+    if share > 0.5 or (share > _CHANCE and found > 3):
         raise SplitError(_NOT_APART)
+
+
+def _inputs_of(train: Data) -> torch.Tensor:
+    """Return the inputs of the training records, or of some that are spread over them."""
+    if hasattr(train, "x"):
+        inputs: torch.Tensor = train.x
+        return inputs
+    import torch
+
+    index = torch.arange(min(len(train), _ROWS)) * len(train) // min(len(train), _ROWS)
+    x, _, lost = train.fetch(index.to(train.like[0].device))
+    return x if lost is None else x[~lost]
 
 
 def _check_units_apart(validation: TensorData, train: Data) -> None:

@@ -18,7 +18,7 @@ from privtune.study._loop_data import (
     to_score,
 )
 from privtune.study._suggestions import Suggestions
-from privtune.study.rehearsal import REHEARSED_STEPS, MadeAnew, made_up
+from privtune.study.rehearsal import REHEARSED_STEPS, MadeAnew, Rehearsal, made_up
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import SEARCHED
 
@@ -48,8 +48,7 @@ class Trial(Suggestions):
         live: Optuna's trial, where every trial is paid for.
         split: What the round knows of its validation split.
         initialised: Told when the model is made.
-        rehearsal: Whether records are made up, before the charge, and two steps are taken, or the
-            model alone is made.
+        rehearsal: What of a rehearsal this is, before the charge, on made-up records.
         facts: Public ranges of whole numbers, as the rehearsal found them.
 
     Example:
@@ -98,7 +97,7 @@ class Trial(Suggestions):
         live: ShownTrial | None = None,
         split: Split | None = None,
         initialised: Callable[[], None] = lambda: None,
-        rehearsal: Literal["", "steps", "model"] = "",
+        rehearsal: Rehearsal | Literal[""] = "",
         facts: RecordFacts | None = None,
     ) -> None:
         super().__init__(streams, given, sampler, live)
@@ -175,7 +174,8 @@ class Trial(Suggestions):
         method = self._training.method
         own = optimizer is None
         if self._rehearsal:
-            data = made_up(data, self._training.schedule.records)
+            seed = int(self._rehearsal == "others")
+            data = made_up(data, self._training.schedule.records, seed=seed)
         else:
             data = part_of(data, self._training.part, self._plan.rate, self._subset)
             self._train = data

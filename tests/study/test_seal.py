@@ -120,7 +120,7 @@ def test_a_function_whose_trials_are_paid_for_may_print(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path).optimize(talking, strategy=Fixed(), **ARM)
-    assert capfd.readouterr().out.count(WORD) == 2 * 3, "in the rehearsal and in the trial"
+    assert capfd.readouterr().out.count(WORD) == 3 * 3, "in two rehearsals and in the trial"
 
 
 @pytest.mark.parametrize("observer", [None, NullObserver()])

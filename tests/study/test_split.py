@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import Dataset, TensorDataset
 
-from privtune.study._loop_data import in_memory
+from privtune.study._loop_data import in_memory, records_of, to_score
 from privtune.study._results import Results
 from privtune.study.split import Split, SplitError
-from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.data import DatasetData, TensorData
 
 TRAIN, SPLIT, OTHER = (
     TensorData(torch.full((8, 2), value), torch.zeros(8, dtype=torch.long))
@@ -88,3 +91,52 @@ def test_another_split_in_the_memory_of_the_one_before_is_found(results: Results
     numbers += 1.0
     with pytest.raises(SplitError, match="different validation records"):
         split.check(TensorData(torch.from_numpy(numbers), y), TRAIN)
+
+
+class _Halved(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A data set that changes what it holds as it is read, and holds more than it gives."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, size: int) -> None:
+        self.tensors, self._size = (x, y), size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return 0.5 * self.tensors[0][index], self.tensors[1][index]
+
+
+class _HalvedToo(TensorDataset):
+    def __getitem__(self, index: Any) -> Any:
+        return 0.5 * self.tensors[0][index], self.tensors[1][index]
+
+
+def test_records_are_what_a_data_set_gives_not_the_tensors_that_it_holds() -> None:
+    x, y = torch.randn(6, 2), torch.zeros(6, dtype=torch.long)
+    assert torch.equal(in_memory(TensorDataset(x, y)).x, x)
+    assert torch.equal(in_memory(_HalvedToo(x, y)).x, 0.5 * x)
+    for part in ("all", "tuning"):
+        data = records_of(_Halved(x, y, 4), part)
+        assert len(data) == 4
+        assert torch.equal(data.fetch(torch.arange(4))[0], 0.5 * x[:4])
+    assert torch.equal(to_score(_Halved(x, y, 4)).x, 0.5 * x[:4])
+
+
+@pytest.mark.parametrize(("factor", "refused"), [(0.5, True), (1.0, False)])
+def test_training_records_that_are_read_one_by_one_are_no_split(
+    results: Results, factor: float, refused: bool
+) -> None:
+    x, y = torch.randn(5000, 2), torch.zeros(5000, dtype=torch.long)
+    split, validation = Split(results), TensorData(factor * x[::8], y[::8].clone())
+    with pytest.raises(SplitError, match="are training") if refused else nullcontext():
+        split.check(validation, DatasetData(_Halved(x, y, 5000)))
+
+
+@pytest.mark.parametrize(("shared", "refused"), [(2, False), (8, False), (20, True), (80, True)])
+def test_more_records_than_by_chance_are_not_shared(
+    results: Results, shared: int, refused: bool
+) -> None:
+    x, y = torch.randn(400, 3), torch.zeros(400, dtype=torch.long)
+    validation = torch.cat([x[:shared], torch.randn(100 - shared, 3)])
+    with pytest.raises(SplitError) if refused else nullcontext():
+        Split(results).check(TensorData(validation, y[:100].clone()), TensorData(x, y))

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from optuna.exceptions import TrialPruned
 from torch import nn
+from torch.utils.data import Dataset
 
 from privtune.study.trial import Trial
-from tests.zoo.trap import Toy, Trap, begin, entering, linear, plain, sgd
+from tests.zoo.trap import Pair, Toy, Trap, begin, entering, linear, plain, sgd
 
 __all__ = ["TRIALS"]
 
@@ -101,6 +102,34 @@ def _training_rows(trial: Trial, data: Toy) -> float:
 def _both(trial: Trial, data: Toy) -> float:
     train = tuple(torch.cat([t[:30], v]) for t, v in zip(data.train, data.validation, strict=True))
     return trial.score(_fitted(trial, data, train=train), data.validation)
+
+
+class _Items(Dataset[Any]):
+    """Training records that are read one by one."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+
+    def __len__(self) -> int:
+        return len(self._pair[0])
+
+    def __getitem__(self, index: int) -> Pair:
+        return self._pair[0][index], self._pair[1][index]
+
+
+@_trap("refused", "a training data set, scored", "They were charged as disjoint.", when="after")
+def _training_set(trial: Trial, data: Toy) -> float:
+    model = _fitted(trial, data, train=_Items(data.train))
+    return trial.score(model, tuple(t[:30].clone() for t in data.train))
+
+
+@_trap(
+    "refused", "a fifth of the split in the training set", "They were charged as disjoint.",
+    when="after",
+)  # fmt: skip
+def _fifth(trial: Trial, data: Toy) -> float:
+    pairs = zip(data.train, data.validation, strict=True)
+    return trial.score(_fitted(trial, data), tuple(torch.cat([a[:6], b[:24]]) for a, b in pairs))
 
 
 @_trap("refused", "a new split in every trial", "One split was charged.", when="after")

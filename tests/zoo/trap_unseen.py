@@ -115,14 +115,16 @@ def _weighted(trial: Trial, data: Toy) -> float:
     return trial.score(model, data.validation)
 
 
-@_undecidable("a running number of the batches in Python", "critical", "It has left torch.")
+@_undecidable(
+    "a number of the batches that is used later", "critical", "A rehearsal takes two steps."
+)
 def _number(trial: Trial, data: Toy) -> float:
     model, _, private = begin(trial, data)
     scale = 1.0
-    for x, y in private.batches():
+    for number, (x, y) in enumerate(private.batches()):
         losses = plain(private.model, x, y)
+        private.step(losses / scale if number == LATE else losses)
         scale = 0.9 * scale + 0.1 * float(losses.mean())
-        private.step(losses / scale)
     return trial.score(model, data.validation)
 
 

@@ -15,6 +15,7 @@ from privtune.study.user_training import DPSGD, Validation
 from tests.zoo.trap import HELD_OUT, RECORDS, Objective, Toy, Trap
 from tests.zoo.trap_harmless import HARMLESS
 from tests.zoo.trap_losses import LOSSES
+from tests.zoo.trap_numbers import NUMBERS
 from tests.zoo.trap_samples import SAMPLES
 from tests.zoo.trap_trials import TRIALS
 from tests.zoo.trap_unseen import UNSEEN
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TRAPS", "Verdict", "run"]
 
-TRAPS: tuple[Trap, ...] = (*LOSSES, *SAMPLES, *WEIGHTS, *HARMLESS, *UNSEEN, *TRIALS)
+TRAPS: tuple[Trap, ...] = (*LOSSES, *SAMPLES, *WEIGHTS, *HARMLESS, *UNSEEN, *TRIALS, *NUMBERS)
 """Every trap."""
 
 LOOP = DPSGD(records=RECORDS, epochs=1, expected_batch_size=12)

@@ -311,20 +311,28 @@ def fingerprint(data: Data) -> str:
 
 
 def synthetic(
-    x: torch.Tensor, y: torch.Tensor, shape: tuple[int, int], device: torch.device
+    x: torch.Tensor, y: torch.Tensor, shape: tuple[int, int], device: torch.device, *, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make records of the shape and type of the rows of ``x`` and ``y`` that hold no data."""
-    generator = torch.Generator().manual_seed(0)
+    """Make records of the shape and type of the rows of ``x`` and ``y`` that hold no data.
+
+    Those of another seed than 0 differ from those of 0 in all that one may count or measure of them.
+    """
+    generator = torch.Generator().manual_seed(seed)
 
     def size(like: torch.Tensor) -> torch.Size:
         return torch.Size((*shape, *like.shape[1:]))
 
     def counted(like: torch.Tensor) -> torch.Tensor:
-        return (torch.arange(size(like).numel()) % 2).view(size(like)).to(device, like.dtype)
+        bits = torch.arange(size(like).numel()) % 2
+        if seed:
+            bits = torch.randint(2, bits.shape, generator=generator)
+        return bits.view(size(like)).to(device, like.dtype)
 
     floating = x.dtype.is_floating_point
     inputs = (
-        torch.randn(size(x), generator=generator).to(device, x.dtype) if floating else counted(x)
+        (torch.randn(size(x), generator=generator) * (0.5 if seed else 1.0)).to(device, x.dtype)
+        if floating
+        else counted(x)
     )
     floating = y.dtype.is_floating_point
     targets = (

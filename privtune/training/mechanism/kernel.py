@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from privtune.errors import InvalidInputError
 
@@ -150,6 +152,19 @@ class Kernel(Protocol):
         ...
 
 
+def _refuse_shared(named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Refuse parameters that were tied by their memory: each would be trained by itself."""
+    spans = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in named if p.nbytes)
+    for (_, end, one), (start, _, other) in itertools.pairwise(spans):
+        if 0 < start < end:
+            raise InvalidInputError(
+                "model",
+                f"{one} and {other}",
+                "must not share memory, as other.data = one.data makes them: they would be trained apart",
+                "Tie the parameter itself: other = one.",
+            )
+
+
 class Layout:
     """Where each trainable parameter lies in a flat vector: the order of ``named_parameters``.
 
@@ -157,7 +172,8 @@ class Layout:
         module: The model; parameters that do not require gradients are left out.
 
     Raises:
-        InvalidInputError: If nothing is trainable, or parameters are not of one floating type.
+        InvalidInputError: If nothing is trainable, parameters are not of one floating type or have no
+            shape yet, or two of them lie in the same memory.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -166,6 +182,14 @@ class Layout:
             raise InvalidInputError(
                 "model", type(module).__name__, "must have a trainable parameter"
             )
+        if any(isinstance(p, UninitializedParameter) for _, p in named):
+            raise InvalidInputError(
+                "model",
+                type(module).__name__,
+                "must have the shapes of all its parameters",
+                "Run a lazy layer once on a made-up record, before the optimizer is made.",
+            )
+        _refuse_shared(named)
         if len({p.dtype for _, p in named}) != 1 or not named[0][1].dtype.is_floating_point:
             raise InvalidInputError(
                 "model", type(module).__name__, "must have parameters of one floating type"

@@ -53,6 +53,12 @@ class Batch:
         """Give inputs, then targets; or a tuple's entries, or a dict's names."""
         return iter(self._known())
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a batch has no {name!r}: read it as x, y = batch, or as its records are, batch['labels'] "
+            "or model(**batch). Its tensors are where the model is, and stay in it."
+        )
+
     def __len__(self) -> int:
         return 2 if self._tree is None else self._tree.size
 

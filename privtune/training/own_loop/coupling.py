@@ -90,7 +90,7 @@ def refuse_coupled(
         others = torch.ones(size, dtype=torch.bool)
         others[replaced] = False
         source = left[torch.arange(len(replaced)) % len(left)]
-        x, y = recording.x.detach().clone(), recording.y.detach().clone()
+        x, y = (part.clone() for part in recording.given)
         x[replaced], y[replaced] = x[source], y[source]
         found = recording.replay(x, y, losses)
         others = others.to(found.device)

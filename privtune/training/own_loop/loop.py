@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from privtune.training.methods._rate_schedule import SEARCHED, rate_factors
 from privtune.training.own_loop.batch import OpenSample
 from privtune.training.own_loop.optimizer import UserOptimizer, checked
 from privtune.training.own_loop.record_loss import RecordLossKernel
-from privtune.training.own_loop.replay import Following, Held
+from privtune.training.own_loop.replay import HELD, Following, Recording, storage_of
 from privtune.training.own_loop.weights import LoopError, WatchedWeights
 
 __all__ = ["Loop"]
@@ -140,7 +140,9 @@ class Loop:
         self._checked_at = _checked_at(streams, self._steps)
         self._choices = streams.generator("checks")
         self._draws = streams.generator("loop", device=flat.device)
-        self._held = Held()
+        self._held = HELD
+        self.has_read = False
+        self.programs: list[Hashable] = []
         self._after: Following | None = None
 
     def _follow(
@@ -235,6 +237,24 @@ class Loop:
             if not stopped:
                 self.transcript.check_whole(event)
 
+    def refuse_other_programs(self, other: Loop) -> None:
+        """Refuse losses, or settings of the optimizer, that hang on records by another way than torch.
+
+        Args:
+            other: The loop of another rehearsal, from the same weights on other made-up records.
+
+        Raises:
+            LoopError: If it computed its losses by another program, or with other numbers.
+        """
+        if self.programs != other.programs:
+            raise LoopError(
+                "The losses, or the optimizer's settings, hang on the records of a batch by a way that "
+                "no check can follow: a number, a choice or an array that has left torch (float(...), "
+                ".item(), .tolist(), NumPy). So one record moves the others' gradients. Compute them in "
+                "torch, record by record, as private.step(batch, loss_of) does, or prepare each record "
+                "in the dataset."
+            )
+
     def _stop_after(self) -> None:
         if self._after is not None:
             after, self._after = self._after, None
@@ -259,7 +279,18 @@ class Loop:
                 "them: call private.step once for every batch, in order."
             )
 
+    def _note(self, recording: Recording, losses: torch.Tensor) -> None:
+        """Keep, in a rehearsal, by what program losses were computed: see ``refuse_other_programs``."""
+        if self._rehearsed and (self._own is not None or self._taken == 0):
+            self.programs.append(recording.program(losses, storage_of(self._weights.flat)))
+
     def _descend(self, own: UserOptimizer, gradient: torch.Tensor) -> None:
+        if (
+            self._rehearsed
+        ):  # of made-up records nothing is learned: what follows hangs on none of them
+            gradient = torch.full_like(gradient, 1e-3)
+            numbers = (v for g in own.optimizer.param_groups for v in g.values())
+            self.programs.append(tuple(v for v in numbers if isinstance(v, int | float | tuple)))
         parts = torch.split(gradient, self.layout.lengths)
         for parameter, part in zip(self._weights.params, parts, strict=True):
             parameter.grad = part.view_as(parameter)
@@ -279,7 +310,7 @@ class Loop:
 
 def _uncompiled(model: nn.Module) -> nn.Module:
     """Return what ``torch.compile`` has wrapped: passes of single records are compiled otherwise."""
-    inner = model._modules.get("_orig_mod")
+    inner: nn.Module | None = getattr(model, "_orig_mod", None)
     return model if inner is None else inner
 
 

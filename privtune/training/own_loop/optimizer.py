@@ -33,6 +33,13 @@ class UserOptimizer:
 
 def checked(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer, if it holds exactly the trainable parameters."""
+    if isinstance(optimizer, type) or not hasattr(optimizer, "register_step_pre_hook"):
+        raise InvalidInputError(
+            "optimizer",
+            getattr(optimizer, "__name__", type(optimizer).__name__),
+            "must be one optimizer of torch's, made over the model's parameters, or None",
+            "Groups of parameters go into one; a scheduler is stepped beside it.",
+        )
     trainable = {id(p) for p in model.parameters() if p.requires_grad}
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held != trainable:

@@ -229,6 +229,7 @@ class PrivateTraining(Loop):
 
     def _refuse_foreign(self, recording: Recording, losses: torch.Tensor) -> None:
         refuse_foreign(recording, losses, earlier=self._held.alive(), records=self._records)
+        self._note(recording, losses)
 
     # The form step(batch, loss_of): the loop hands over the loss of one record.
 
@@ -303,6 +304,7 @@ class PrivateTraining(Loop):
                 self._hook()
         except InvalidInputError as error:
             self._unhookable = error
+        self.has_read = True
         if opened.sample is None:
             opened.sample = self._oracle.sample()
             self._total.zero_()
@@ -354,6 +356,7 @@ class PrivateTraining(Loop):
                 generator=self._choices,
             )
             self._remember(opened.recording)
+            self._note(opened.recording, losses)
             if self._rehearsed:
                 self._refuse_sizes(opened.recording, losses)
         total, bad = self._hook().clipped_sum(

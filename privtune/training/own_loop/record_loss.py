@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import _C, nn
+from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
@@ -18,6 +18,7 @@ from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.kernel import Kernel, Layout, LossOf, Rows, say_once
 from privtune.training.mechanism.records import RecordFacts, find_facts
 from privtune.training.mechanism.schedule import Schedule
+from privtune.training.own_loop.meaning import PLAIN, is_constant, meaning_of
 from privtune.training.own_loop.replay import Recording
 from privtune.training.own_loop.weights import LoopError
 
@@ -28,12 +29,11 @@ __all__ = ["RecordLossKernel", "numbers_in"]
 
 Allowed = Callable[[Recording, torch.Tensor], None]
 
-_DEPTH = 3
 _SMALL = 2**24  # up to this many records times weights a sample is computed in one pass
-_PLAIN = (int, float, complex, str, bytes, bool, type(None))
-_HELD = (*_PLAIN, torch.Tensor, list, tuple, dict)
-_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
-_LOOKED_INTO = 64  # lists and tables of at most this many parts are compared part by part
+_HELD = (*PLAIN, torch.Tensor, list, tuple, dict)
+_EVERY_MODULE = frozenset(vars(nn.Module())) - {
+    "training", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+}  # fmt: skip
 _PATIENCE = 8  # after this many changes of the loss a warning says that each costs a capture
 
 
@@ -114,7 +114,7 @@ class RecordLossKernel:
                 "captured anew, which costs more than a step. Pass what changes as a tensor."
             )
         self._kernel = self._make(loss_of, allowed)
-        self._meaning, self._modes = _meaning(loss_of, _DEPTH), _Modes(self._model)
+        self._meaning, self._modes = self._told(loss_of), _Modes(self._model)
         self._known, self._settled = loss_of, _settled(loss_of)
         return True
 
@@ -122,7 +122,10 @@ class RecordLossKernel:
         """Say whether a function means what the last one meant; quickly where it is that one."""
         if loss_of is self._known and self._settled is not None:
             return all(table.get(name) is value for table, name, value in self._settled)
-        return _meaning(loss_of, _DEPTH) == self._meaning
+        return self._told(loss_of) == self._meaning
+
+    def _told(self, loss_of: LossOf) -> Hashable:
+        return meaning_of(loss_of, trained=(self._flat.untyped_storage()._cdata,))
 
     def facts(self, loss_of: LossOf) -> RecordFacts:
         """Return what is public about records, as far as model and loss show it."""
@@ -232,14 +235,16 @@ class _Modes:
     def __init__(self, model: nn.Module) -> None:
         self._plain: list[tuple[dict[str, Any], int, list[tuple[str, Any]]]] = []
         self._held: list[tuple[dict[str, Any], str, Hashable]] = []
+        own_code = (p.forward for p in model.modules() if not is_constant(type(p)))
+        self._code = [(forward, meaning_of(forward)) for forward in own_code]
         for part in model.modules():
             own = {n: v for n, v in vars(part).items() if n not in _EVERY_MODULE}
-            plain = [(name, value) for name, value in own.items() if isinstance(value, _PLAIN)]
+            plain = [(name, value) for name, value in own.items() if isinstance(value, PLAIN)]
             self._plain.append((vars(part), len(vars(part)), plain))
             self._held += [
-                (vars(part), name, _meaning(value, 0))
+                (vars(part), name, meaning_of(value, 0))
                 for name, value in own.items()
-                if isinstance(value, _HELD) and not isinstance(value, _PLAIN)
+                if isinstance(value, _HELD) and not isinstance(value, PLAIN)
             ]
 
     def same(self) -> bool:
@@ -251,13 +256,15 @@ class _Modes:
                 now = table.get(name)
                 if now is not value and now != value:
                     return False
-        return all(_meaning(table.get(name), 0) == held for table, name, held in self._held)
+        if any(meaning_of(forward) != known for forward, known in self._code):
+            return False
+        return all(meaning_of(table.get(name), 0) == held for table, name, held in self._held)
 
 
 def numbers_in(loss_of: LossOf) -> set[float]:
     """Return the numbers that a function refers to, a few levels down."""
     found: set[float] = set()
-    waiting: list[Any] = [_meaning(loss_of, _DEPTH)]
+    waiting: list[Any] = [meaning_of(loss_of)]
     while waiting:
         part = waiting.pop()
         if isinstance(part, tuple):
@@ -268,42 +275,9 @@ def numbers_in(loss_of: LossOf) -> set[float]:
 
 
 def _settled(value: Any) -> list[tuple[dict[str, Any], str, object]] | None:
-    """Return all that a plain function refers to, if that is modules, classes and built-ins alone."""
+    """Return all that a plain function refers to, if that is of libraries alone."""
     if not isinstance(value, FunctionType) or value.__closure__ or value.__defaults__:
         return None
     table = value.__globals__
     found = [(table, name, table.get(name)) for name in value.__code__.co_names]
-    fixed = (ModuleType, type, BuiltinFunctionType, type(None))
-    return found if all(isinstance(part, fixed) for _, _, part in found) else None
-
-
-def _meaning(value: Any, depth: int) -> Hashable:
-    """Return what tells two functions apart: code, and what it refers to, a few levels down."""
-    if isinstance(value, _PLAIN):
-        return (type(value).__name__, value)
-    if isinstance(value, torch.Tensor) and _C._functorch.is_functorch_wrapped_tensor(value):
-        return "what a pass left behind"
-    if isinstance(value, torch.Tensor):
-        return (id(value), 0 if value.is_inference() else value._version)
-    if isinstance(value, tuple | frozenset | list) and len(value) <= _LOOKED_INTO:
-        return (id(value), *(_meaning(part, depth) for part in value))
-    if isinstance(value, dict) and len(value) <= _LOOKED_INTO:
-        return (id(value), *((str(key), _meaning(part, depth)) for key, part in value.items()))
-    if isinstance(value, list | dict):
-        return (id(value), len(value))
-    if isinstance(value, MethodType):
-        return (_meaning(value.__func__, depth), id(value.__self__))
-    if not isinstance(value, FunctionType) or depth == 0:
-        return id(value)
-    cells = (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))
-    names = (value.__globals__.get(name) for name in value.__code__.co_names)
-    parts = (*cells, *names, *(value.__defaults__ or ()))
-    return (value.__code__, *(_meaning(part, depth - 1) for part in parts))
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+    return found if all(part is None or is_constant(part) for _, _, part in found) else None

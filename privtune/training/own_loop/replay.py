@@ -8,7 +8,8 @@ the replaced ones.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from privtune.training.own_loop.weights import LoopError
+from privtune.training.own_loop.weights import LoopError, overlaps, storage_of
 
-__all__ = ["Following", "Held", "Recording", "overlaps", "storage_of"]
+__all__ = ["HELD", "Following", "Held", "Recording", "overlaps", "storage_of"]
 
 _aten = torch.ops.aten
 _SHAPES_ALONE = frozenset(
@@ -50,19 +51,29 @@ class Held:
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
+        self._lock = threading.Lock()
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return storage_of(tensor) in self._kept
 
+    def __deepcopy__(self, _: object) -> Held:
+        return self  # of the process, whoever copies a loop
+
     def add(self, tensor: torch.Tensor) -> None:
         """Note a tensor's memory, by a weak reference: until it is dropped, its number is not reused."""
         weak = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._kept[storage_of(tensor)] = weak
+        with self._lock:
+            self._kept[storage_of(tensor)] = weak
 
     def alive(self) -> set[int]:
         """Return the storages that are kept by anybody; forget the others."""
-        self._kept = {key: weak for key, weak in self._kept.items() if not weak.expired()}
-        return set(self._kept)
+        with self._lock:
+            self._kept = {key: weak for key, weak in self._kept.items() if not weak.expired()}
+            return set(self._kept)
+
+
+HELD = Held()
+"""Of all loops of this process: a trial may not look at what another has kept of its batches, either."""
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -126,12 +137,13 @@ class Recording(_Watching):  # type: ignore[no-untyped-call]
 
     Args:
         x: Inputs of the batch.
-        y: Targets of the batch.
+        y: Targets of the batch; a copy of both, as they were, is ``given``.
     """
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         super().__init__()
         self.x, self.y = x, y
+        self.given = (x.detach().clone(), y.detach().clone())
         self.calls: list[_Call] = []
         self._made: set[int] = set()
         self._before: dict[int, torch.UntypedStorage] = {}
@@ -248,6 +260,36 @@ class Recording(_Watching):  # type: ignore[no-untyped-call]
                     found.add(place)
         return found
 
+    def program(self, losses: torch.Tensor, weights: int) -> tuple[Hashable, ...]:
+        """Return what the losses were computed by: operations, and what they read beside the batch.
+
+        Args:
+            losses: Made by it.
+            weights: The storage of the weights, which are not looked at.
+        """
+        needed, found = {storage_of(losses)}, list[Hashable]()
+        known = {storage_of(self.x): -1, storage_of(self.y): -1, weights: -1}
+        for place, call in enumerate(self.calls):
+            for tensor in (*_tensors(call.out), *call.written):
+                known.setdefault(storage_of(tensor), place)
+        for place, call in reversed(list(enumerate(self.calls))):
+            written = (*_tensors(call.out), *call.written)
+            if needed.isdisjoint(map(storage_of, written)):
+                continue
+            looked_at = call.func.overloadpacket not in _SHAPES_ALONE
+            if looked_at:
+                needed.update(map(storage_of, _tensors(call.flat)))
+            told = (
+                _told(value, looked_at and known.get(storage_of(value), place) >= place)
+                if isinstance(value, torch.Tensor)
+                else repr(value)
+                if isinstance(value, int | float | complex)
+                else type(value).__name__
+                for value in call.flat
+            )
+            found.append((str(call.func), *told))
+        return tuple(found)
+
     def replay(self, x: torch.Tensor, y: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
         """Return the losses of another batch of the same shape, computed in the same way."""
         known: dict[int, Any] = {id(self.x): x, id(self.y): y}
@@ -288,27 +330,25 @@ class Recording(_Watching):  # type: ignore[no-untyped-call]
         return found
 
 
-def storage_of(tensor: torch.Tensor) -> int:
-    """Return what tells the memory behind a tensor apart, as long as it lives."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    return (value for value in values if isinstance(value, torch.Tensor))
+
+
+def _told(tensor: torch.Tensor, whole: bool) -> Hashable:
+    """Return what tells a tensor's contents apart, where they are to be looked at."""
+    if not whole or tensor.is_complex():
+        return None
+    numbers = tensor.detach().double().nan_to_num().flatten()
+    places = torch.arange(len(numbers), dtype=numbers.dtype, device=numbers.device)
+    return (float(numbers.sum()), float(torch.dot(numbers, places.cos())))
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim == 0 and value.is_floating_point()
-
-
-def overlaps(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Say whether two tensors lie in the same memory, or in parts of it that overlap."""
-    if storage_of(one) != storage_of(other):
-        return False
-    (a, b), (c, d) = (
-        (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in (one, other)
-    )
-    return a < d and c < b
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

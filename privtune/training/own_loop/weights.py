@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.mechanism.kernel import Layout
 
-__all__ = ["LoopError", "WatchedWeights"]
+__all__ = ["LoopError", "WatchedWeights", "overlaps", "storage_of"]
 
 _COPIED = 2**18  # up to this many weights are compared with a copy; more, by their squared length
 _SHARE = 1 / 8  # share of the releases, drawn at random, after which the length is compared
@@ -26,6 +26,21 @@ _SHARE = 1 / 8  # share of the releases, drawn at random, after which the length
 
 class LoopError(PrivTuneError):
     """A loop did something that its plan did not charge. What was charged stays; nothing is released."""
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return what tells the memory behind a tensor apart, as long as it lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def overlaps(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors lie in the same memory, or in parts of it that overlap."""
+    if storage_of(one) != storage_of(other):
+        return False
+    (a, b), (c, d) = (
+        (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in (one, other)
+    )
+    return a < d and c < b
 
 
 class WatchedWeights:
@@ -45,6 +60,7 @@ class WatchedWeights:
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self._layout = layout
         named = dict(model.named_parameters())
+        _refuse_unfit(model, [p for n, p in named.items() if n in layout.shapes])
         self.params = [named[name] for name in layout.shapes]
         self.flat = layout.flatten({n: p.detach() for n, p in named.items() if n in layout.shapes})
         with torch.no_grad():
@@ -63,7 +79,7 @@ class WatchedWeights:
         self._places = [
             (table, name, held)
             for module in model.modules()
-            for table in (module._parameters, module._buffers)
+            for table in (module._parameters, module._buffers, module._modules)
             for name, held in table.items()
         ]
         self._ids = [id(held) for _, _, held in self._places]  # not reused: they are kept
@@ -145,6 +161,28 @@ class WatchedWeights:
         return bool(torch.equal(self.flat.isnan(), self._copy.isnan())) and bool(
             torch.equal(self.flat.nan_to_num(), self._copy.nan_to_num())
         )
+
+
+def _refuse_unfit(model: nn.Module, trained: Sequence[torch.Tensor]) -> None:
+    """Refuse a model whose weights would not be the ones that it runs with."""
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        raise InvalidInputError(
+            "model",
+            type(model).__name__,
+            "must be Python's own, not scripted or traced by torch.jit",
+            "Pass the module that was scripted; script what is released.",
+        )
+    own = {id(p) for p in trained}
+    held = [*model.named_parameters(), *model.named_buffers()]
+    held += [(n, v) for m in model.modules() for n, v in vars(m).items() if torch.is_tensor(v)]
+    for name, tensor in held:
+        if id(tensor) not in own and any(overlaps(tensor, p) for p in trained):
+            raise InvalidInputError(
+                "model",
+                name,
+                "must not be a view of a parameter that is trained: it would stay as it is now",
+                "Take it from the parameter in forward.",
+            )
 
 
 def _length(flat: torch.Tensor) -> float:

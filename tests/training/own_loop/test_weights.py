@@ -9,7 +9,15 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from privtune.errors import InvalidInputError
+from privtune.study._loop_data import clipping_of
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import Layout
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import FixedDPSGD
+from privtune.training.own_loop.optimizer import checked
+from privtune.training.own_loop.private_training import PrivateTraining
 from privtune.training.own_loop.weights import LoopError, WatchedWeights
 
 pytestmark = pytest.mark.quick
@@ -54,6 +62,10 @@ def by_part(m):
     m.append(nn.Linear(3, 3))
 
 
+def by_other_part(m):
+    m[1] = nn.Identity()
+
+
 def by_parameter(m):
     m.register_parameter("late", nn.Parameter(torch.ones(1)))
 
@@ -81,7 +93,7 @@ def by_optimizer(m):
 
 WAYS = [
     by_method, by_data, by_numpy, by_state, by_assignment, by_buffer, by_new_buffer, by_part,
-    by_parameter, by_removal, by_freezing, by_type, by_norm, by_optimizer,
+    by_other_part, by_parameter, by_removal, by_freezing, by_type, by_norm, by_optimizer,
 ]  # fmt: skip
 
 
@@ -124,3 +136,86 @@ def test_weights_that_are_not_numbers_equal_themselves():
         watched.flat.fill_(float("nan"))
         watched.accept()
         watched.check()
+
+
+class Tied(nn.Module):
+    """Layers that are tied by their memory, or by a view that is kept beside them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+        if how == "memory":
+            self.other.weight.data = self.one.weight.data
+        elif how == "part":
+            self.other.bias.data = self.one.weight.data[1]
+        elif how == "view":
+            self.kept = self.one.weight.detach()
+        elif how == "buffer":
+            self.register_buffer("kept", self.one.weight.detach().T)
+        else:
+            self.other.weight = self.one.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.other(self.one(x))
+        return out
+
+
+def begun(model: nn.Module) -> PrivateTraining:
+    return PrivateTraining(
+        model,
+        TensorData(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)),
+        schedule=Schedule(4, 1.0, 1),
+        method=FixedDPSGD(0.0),
+        optimizer=torch.optim.SGD(model.parameters(), 1.0),
+        clipping=Flat(1.0),
+        secret=bytes(32),
+    )
+
+
+@pytest.mark.parametrize("how", ["memory", "part", "view", "buffer"])
+def test_weights_that_would_come_apart_are_refused(how: str) -> None:
+    with pytest.raises(InvalidInputError, match="memory" if how in ("memory", "part") else "view"):
+        begun(Tied(how))
+    begun(Tied("parameter")).close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_without_shapes_or_of_torchscript_is_refused_in_a_sentence() -> None:
+    with pytest.raises(InvalidInputError, match="a lazy layer once"):
+        begun(nn.Sequential(nn.LazyLinear(3)))
+    with pytest.raises(InvalidInputError, match=r"torch\.jit"):
+        begun(torch.jit.script(nn.Linear(3, 3)))
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, {"loss": 1.0}, (1.0, 2.0)])
+def test_a_loss_that_is_no_tensor_is_refused_in_a_sentence(returned: object) -> None:
+    private = begun(nn.Linear(3, 3))
+    with pytest.raises(InvalidInputError, match=f"{type(returned).__name__}.*one number"):
+        private.fit(lambda m, x, y: returned)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    "optimizer", [[], torch.optim.SGD, nn.Linear(3, 3).parameters(), "adam"], ids=str
+)
+def test_what_is_no_optimizer_is_refused_in_a_sentence(optimizer: object) -> None:
+    with pytest.raises(InvalidInputError, match="must be one optimizer"):
+        checked(optimizer, nn.Linear(3, 3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("norm", [None, [1.0, 1.0], "one"])
+def test_what_is_no_bound_is_refused_in_a_sentence(norm: object) -> None:
+    with pytest.raises(InvalidInputError, match="must be one number"):
+        clipping_of(FixedDPSGD(1.0), norm)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_is_taken_for_another_says_how_it_is_read() -> None:
+    private = begun(nn.Linear(3, 3))
+    for batch in private.batches():
+        with pytest.raises(AttributeError, match=r"'pop': read it as x, y = batch"):
+            batch.pop("labels")
+        private.step(batch, lambda m, x, y: m(x).sum(1))
+
+
+def test_a_copy_of_a_loop_trains_nothing() -> None:
+    with pytest.raises(LoopError, match="was replaced"):
+        copy.deepcopy(begun(nn.Linear(3, 3))).fit(lambda m, x, y: m(x).sum(1))

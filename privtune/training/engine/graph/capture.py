@@ -357,9 +357,10 @@ def _one(
     named = named if low is None else {**low.fixed, **named}
     own = {f"model.{name}": tensor for name, tensor in named.items()}
     value: torch.Tensor = functional_call(whole, own, (x.unsqueeze(0), y.unsqueeze(0)))
-    if value.numel() != 1:
+    given = tuple(value.shape) if torch.is_tensor(value) else type(value).__name__
+    if not torch.is_tensor(value) or value.numel() != 1:
         raise InvalidInputError(
-            "loss", tuple(value.shape), "must be one number for one record, shape (1,)"
+            "loss", given, "must be one number for one record, a tensor of shape (1,)"
         )
     return value.reshape(())
 

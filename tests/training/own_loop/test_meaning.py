@@ -1,0 +1,202 @@
+"""What a captured pass takes for constant is what its loss, and its model, refer to at every step."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import flatten_params
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import FixedDPSGD
+from privtune.training.own_loop.meaning import meaning_of
+from privtune.training.own_loop.private_training import PrivateTraining
+
+STEPS = 20  # a pass is captured after 12 of one shape
+
+pytestmark = pytest.mark.filterwarnings("ignore:loss_of, or what it refers to")
+
+Made = tuple[Any, Callable[[int, Any], object]]
+"""A loss, and what changes after a step what it refers to."""
+
+
+def plain(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(m(x), y, reduction="none")
+
+
+class Settings:
+    beta = 1.0
+
+
+class Criterion:
+    def __init__(self) -> None:
+        self.beta = 1.0
+
+    def __call__(self, m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.beta * plain(m, x, y)
+
+    def of(self, m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self(m, x, y)
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.settings = nn.Linear(4, 3), SimpleNamespace(beta=1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(self.settings.beta * x)
+        return out
+
+
+def of_settings(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return Settings.beta * plain(m, x, y)
+
+
+def a_namespace(_: Any) -> Made:
+    own = SimpleNamespace(beta=1.0)
+    return lambda m, x, y: own.beta * plain(m, x, y), lambda n, _: setattr(own, "beta", 0.8**n)
+
+
+def a_class(_: Any) -> Made:
+    Settings.beta = 1.0
+    return of_settings, lambda n, _: setattr(Settings, "beta", 0.8**n)
+
+
+def a_callable(_: Any) -> Made:
+    own = Criterion()
+    return own, lambda n, _: setattr(own, "beta", 0.8**n)
+
+
+def a_method(_: Any) -> Made:
+    own = Criterion()
+    return own.of, lambda n, _: setattr(own, "beta", 0.8**n)
+
+
+def a_partial(_: Any) -> Made:
+    own = {"beta": 1.0}
+
+    def loss(m: Any, x: torch.Tensor, y: torch.Tensor, own: Any) -> torch.Tensor:
+        return own["beta"] * plain(m, x, y)
+
+    return functools.partial(loss, own=own), lambda n, _: own.update(beta=0.8**n)
+
+
+def an_array(_: Any) -> Made:
+    own = np.ones(3)
+    return lambda m, x, y: float(own[0]) * plain(m, x, y), lambda n, _: own.fill(0.8**n)
+
+
+def a_tensor_rebound(_: Any) -> Made:
+    own = torch.ones(())
+    return lambda m, x, y: own * plain(m, x, y), lambda n, _: setattr(own, "data", own.data * 0.8)
+
+
+def steps_taken(private: Any) -> Made:
+    held: dict[str, Any] = {}
+
+    def loss(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return 0.8 ** held["private"].steps_taken * plain(m, x, y)
+
+    held["private"] = private
+    return loss, lambda *_: None
+
+
+def a_teacher(how: str) -> Callable[[Any], Made]:
+    def made(_: Any) -> Made:
+        torch.manual_seed(3)
+        own = SimpleNamespace(teacher=nn.Linear(4, 3).requires_grad_(False))
+
+        def follow(n: int, _: Any) -> None:
+            state = {name: 0.5 * t for name, t in own.teacher.state_dict().items()}
+            if how == "rebound":
+                for name, p in own.teacher.named_parameters():
+                    p.data = state[name]
+            elif how == "loaded":
+                own.teacher.load_state_dict(state, assign=True)
+            else:
+                own.teacher = copy.deepcopy(own.teacher)
+                own.teacher.load_state_dict(state)
+
+        return lambda m, x, y: plain(m, x, y) + (m(x) - own.teacher(x)).square().sum(1), follow
+
+    return made
+
+
+def the_models_own(_: Any) -> Made:
+    return plain, lambda n, model: setattr(model.settings, "beta", 0.8**n)
+
+
+def a_hook(_: Any) -> Made:
+    def listen(n: int, model: Any) -> None:
+        if n == 14:
+            model.register_forward_hook(lambda module, inputs, out: 2.0 * out)
+
+    return plain, listen
+
+
+def trained(make: Callable[[Any], Made], *, one_by_one: bool) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(8, 4, generator=generator), torch.arange(8) % 3
+    torch.manual_seed(1)
+    model = Part()
+    private = PrivateTraining(
+        model,
+        TensorData(x, y),
+        schedule=Schedule(8, 1.0, STEPS),
+        method=FixedDPSGD(0.0),
+        optimizer=torch.optim.SGD(model.parameters(), 1.0),
+        clipping=Flat(0.5),
+        secret=bytes(32),
+        one_by_one=one_by_one,
+    )
+    loss, change = make(private)
+    private.fit(loss, on_step=lambda done, _: change(done, model))
+    return flatten_params(model)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        a_namespace,
+        a_class,
+        a_callable,
+        a_method,
+        a_partial,
+        an_array,
+        a_tensor_rebound,
+        steps_taken,
+        a_teacher("rebound"),
+        a_teacher("loaded"),
+        a_teacher("replaced"),
+        the_models_own,
+        a_hook,
+    ],
+)
+def test_what_changes_from_step_to_step_is_captured_anew(make: Callable[[Any], Made]) -> None:
+    found, expected = (trained(make, one_by_one=alone) for alone in (False, True))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_no_code_reads_is_no_part_of_a_meaning() -> None:
+    own = SimpleNamespace(beta=1.0, step=0, itself=None)
+    own.itself = own
+
+    def loss(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return own.beta * plain(m, x, y)
+
+    before = meaning_of(loss)
+    own.step = 1
+    assert meaning_of(loss) == before
+    own.beta = 0.5
+    assert meaning_of(loss) != before
