@@ -195,7 +195,9 @@ def test_a_loss_that_is_no_tensor_is_refused_in_a_sentence(returned: object) -> 
 
 
 @pytest.mark.parametrize(
-    "optimizer", [[], torch.optim.SGD, nn.Linear(3, 3).parameters(), "adam"], ids=str
+    "optimizer",
+    [[], torch.optim.SGD, nn.Linear(3, 3).parameters(), "adam"],
+    ids=["none", "a class", "parameters", "a name"],
 )
 def test_what_is_no_optimizer_is_refused_in_a_sentence(optimizer: object) -> None:
     with pytest.raises(InvalidInputError, match="must be one optimizer"):
