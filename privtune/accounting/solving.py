@@ -47,7 +47,7 @@ def solve_decreasing(
         while high_value > target:
             low, low_value = high, high_value
             ratio = high_value / target if math.isfinite(high_value) else 4.0
-            high *= min(max(min(ratio, 1e6) ** steep, 1.0 + 2.0 * tolerance) ** stride, 16.0)
+            high *= _power(max(min(ratio, 1e6) ** steep, 1.0 + 2.0 * tolerance), stride)
             stride *= 3.0  # where the function is flat, its ratio says little
             if high > LARGEST:
                 raise impossible()
@@ -56,7 +56,7 @@ def solve_decreasing(
         while low_value <= target:
             high, high_value = low, low_value
             ratio = target / low_value if low_value > 0.0 else 4.0
-            low /= min(max(min(ratio, 1e6) ** steep, 1.0 + 2.0 * tolerance) ** stride, 16.0)
+            low /= _power(max(min(ratio, 1e6) ** steep, 1.0 + 2.0 * tolerance), stride)
             stride *= 3.0
             if low < SMALLEST:
                 return high
@@ -83,3 +83,8 @@ def solve_decreasing(
         else:
             high, high_value = middle, value
     return high
+
+
+def _power(base: float, stride: float) -> float:
+    """Return ``base ** stride``, 16 at most; floats do not hold what strides grow to."""
+    return 16.0 if stride * math.log(base) > 3.0 else min(base**stride, 16.0)

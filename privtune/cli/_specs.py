@@ -33,7 +33,7 @@ def opened(name: str, storage: str) -> Study:
     from privtune.study import Study, StudyExistsError, StudySpec, study_names
 
     path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
+    if path.suffix.lower() not in (".yaml", ".yml"):
         return Study(name, storage)
     if not path.is_file() and name in study_names(storage):
         return Study(name, storage)

@@ -156,6 +156,6 @@ def _check(where: str, entry: Listed, context: PlanningContext) -> None:
         raise InvalidInputError(
             f"parameters of {where!r}", PART, "is searched by the space, for all candidates alike"
         )
-    drawn = dict.fromkeys(_drawn(entry, context), 1.0)
-    require_parameters(where, method, {**drawn, **entry.parameters})
+    drawn = {name: context.space[name] for name in _drawn(entry, context)}
+    require_parameters(where, method, entry.parameters, drawn)
     require_adjacency(where, method, entry.options, context)

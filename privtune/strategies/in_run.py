@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
@@ -16,6 +16,7 @@ from privtune.strategies.plan import Plan
 from privtune.strategies.trainings import TrainingPlan
 from privtune.tasks._fine_tuning import PART, check_part, for_candidate
 from privtune.training.methods import METHODS
+from privtune.training.methods._common import check_hyperparameter
 from privtune.training.methods._rate_schedule import SEARCHED, check_given
 
 if TYPE_CHECKING:
@@ -186,35 +187,47 @@ def budgeted(
     )
 
 
-def require_parameters(arm: str, method: type[Method[Any]], given: Mapping[str, Any]) -> None:
+def require_parameters(
+    arm: str,
+    method: type[Method[Any]],
+    given: Mapping[str, Any],
+    drawn: Mapping[str, object] = MappingProxyType({}),
+) -> None:
     """Check that exactly the hyperparameters are given that the method leaves to the user.
 
+    Args:
+        arm: Name of the arm.
+        method: The training method.
+        given: Hyperparameters held fixed.
+        drawn: The laws that the others are drawn from.
+
     Raises:
-        InvalidInputError: Naming what is missing, what is too much, and what is no number above 0.
+        InvalidInputError: Naming what is missing, what is too much, and what cannot be trained with.
     """
     needed = set(method.parameters)
     check_given(given)
     if PART in given:
         check_part(given[PART])
     given = {name: value for name, value in given.items() if name not in (*SEARCHED, PART)}
-    if missing := sorted(needed - set(given)):
+    names = {*given, *drawn}
+    if missing := sorted(needed - names):
         raise InvalidInputError(
             f"parameters of arm {arm!r}",
-            sorted(given),
+            sorted(names),
             f"method {method.name!r} also needs {', '.join(missing)}",
         )
-    if extra := sorted(set(given) - needed):
+    if extra := sorted(names - needed):
         raise InvalidInputError(
             f"parameters of arm {arm!r}",
             extra,
             f"method {method.name!r} takes {', '.join([*sorted(needed), *SEARCHED, PART])} and no others",
         )
     for name, value in given.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0.0 < value < math.inf:
-            raise InvalidInputError(
-                f"{name} of arm {arm!r}", value, "must be a finite number above 0"
-            )
+        check_hyperparameter(f"{name} of arm {arm!r}", name, value)
+    for name, law in drawn.items():
+        ends = [getattr(law, end) for end in ("low", "high") if hasattr(law, end)]
+        for value in getattr(law, "choices", ends):
+            check_hyperparameter(f"space.{name}", name, value)
 
 
 def require_adjacency(

@@ -68,12 +68,9 @@ class Searching:
             raise InvalidInputError(
                 f"parameters of arm {self.arm!r}", overlap, "are searched by the space as well"
             )
-        searched = [name for name in context.space if name not in CHANGING]
-        require_parameters(
-            self.arm,
-            method_class(self.method),
-            {**self.parameters, **dict.fromkeys(set(searched) - {*SEARCHED, PART}, 1.0)},
-        )
+        others = {*CHANGING, *SEARCHED, PART}
+        drawn = {name: law for name, law in context.space.items() if name not in others}
+        require_parameters(self.arm, method_class(self.method), self.parameters, drawn)
         check_space(context.space)
 
 

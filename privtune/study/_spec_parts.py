@@ -10,7 +10,7 @@ from privtune.accounting import Adjacency
 from privtune.ledger import RECORD, Budget, check_unit
 from privtune.names import check_name
 from privtune.strategies import Strategy, make_strategy
-from privtune.study._spec_words import checked
+from privtune.study._spec_words import NUMBER, checked
 
 __all__ = ["STORED", "ArmSpec", "BudgetSpec", "Name"]
 
@@ -43,8 +43,8 @@ class BudgetSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Name
-    epsilon: float = Field(gt=0, allow_inf_nan=False)
-    delta: float = Field(gt=0, lt=1)
+    epsilon: Annotated[float, NUMBER] = Field(gt=0, allow_inf_nan=False)
+    delta: Annotated[float, NUMBER] = Field(gt=0, lt=1)
     adjacency: Adjacency = Adjacency.ADD_REMOVE
     unit: str = RECORD
 
@@ -78,7 +78,7 @@ class ArmSpec(BaseModel):
 
     name: Name
     strategy: str
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    weight: Annotated[float, NUMBER] = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     def to_strategy(self) -> Strategy:
         """Build the strategy; its options are checked here.

@@ -14,7 +14,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -102,10 +102,21 @@ class Life(Standing):
     """
 
     def delete(self) -> None:
-        """Delete the study, its trials and its models. Its charges are the ledger's and stay."""
-        self.trials.delete(list(self.rows()))
-        note_deleted(self.ledger.log, self.budget, self.name)
-        self._store.delete(self._row)
+        """Delete the study, its trials and its models. Its charges are the ledger's and stay.
+
+        Raises:
+            StudyBusyError: If another process runs it: what that trains would be lost.
+        """
+        arms = list(self.rows())
+        with ExitStack() as held:
+            with suppress(OSError):  # where no lock can be put, nobody has one
+                for arm in arms:
+                    with self.alone(arm):
+                        pass
+                held.enter_context(self.alone())
+            self.trials.delete(arms)
+            note_deleted(self.ledger.log, self.budget, self.name)
+            self._store.delete(self._row)
 
     def check_results(self) -> None:
         """Try where large results go, before anything is charged."""

@@ -26,6 +26,7 @@ from privtune.strategies import PlanningContext, Reporting, Scoring
 from privtune.study._objects import check_address
 from privtune.study._spec_parts import STORED, ArmSpec, BudgetSpec, Name
 from privtune.study._spec_words import NUMBER, Space, checked, sentence
+from privtune.study._yaml import read_yaml
 from privtune.tasks import Task, get_task
 from privtune.tasks.stages import TaskStage, make_stage, staged_task
 from privtune.training.engine.compute import Compute, check_device, require_compiler
@@ -225,7 +226,7 @@ class StudySpec(BaseModel):
             ('digits-demo', ['fixed', 'papernot-steinke', 'hyfreedp'])
         """
         try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+            data = read_yaml(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise SpecError(f"Cannot read {path}: {error.strerror}.") from error
         except (yaml.YAMLError, ValueError, OverflowError) as error:

@@ -107,6 +107,11 @@ def test_root_finding_through_infinities_and_zeros():
     assert 3.3 <= found <= 3.3 * (1 + 2e-4)
 
 
+def test_root_finding_ends_where_nothing_meets_the_target():
+    with pytest.raises(PrivTuneError, match="no"):
+        solve_decreasing(lambda _: 1.0, 1e-300, 1e-4, lambda: PrivTuneError("no"))
+
+
 def test_no_more_noise_than_opacus_asks_for():
     ours = calibrate(steps(0.01, 1.0, 1000), epsilon=1.0, delta=1e-5).scale
     with warnings.catch_warnings():

@@ -71,6 +71,11 @@ def test_a_spec_that_was_changed_is_not_the_study_that_is_there(
     assert done.code == 0, done.err
 
 
+def test_a_spec_may_be_called_in_capitals(cli: Cli, tmp_path: Path, at: tuple[str, str]) -> None:
+    spec = Path(write(tmp_path, arms=[OPEN])).rename(tmp_path / "TOY.YAML")
+    assert cli("study", "run", str(spec), *at, "--no-mlflow").code == 0
+
+
 def test_what_is_run_may_be_named_like_a_file(
     cli: Cli, tmp_path: Path, at: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

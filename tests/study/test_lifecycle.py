@@ -20,7 +20,7 @@ import pytest
 
 import privtune
 from privtune.ledger import Ledger, verify
-from privtune.study import Study, StudyFinishedError
+from privtune.study import Study, StudyFinishedError, study_names
 from tests.ledger.campaigns import processes
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
 from tests.study import driven
@@ -244,6 +244,28 @@ def test_a_second_runner_is_told_in_one_sentence(tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) == 1
     assert charges(storage, "toy") == []
     assert len(other.run()) == 3
+
+
+@pytest.mark.parametrize("arm", [None, "defaults"])
+def test_what_is_being_run_is_not_deleted(url: str, arm: str | None) -> None:
+    """Else a run that is charged already would end at rows that are gone."""
+    study = Study.create(toy_spec(name="kept", arms=toy_spec().model_dump()["arms"][:1]), url)
+    with (
+        study._life.alone(arm),
+        pytest.raises(privtune.PrivTuneError, match="run by another process"),
+    ):
+        Study("kept", url).delete()
+    assert [arm.state for arm in study.status()] == ["planned"]
+    study.delete()
+    assert "kept" not in study_names(url)
+
+
+def test_a_study_is_deleted_where_its_folder_cannot_be_made(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'privtune.db'}"
+    study = Study.create(toy_spec(), storage)
+    (tmp_path / "privtune-artifacts").write_text("a file is in the way")
+    study.delete()
+    assert study_names(storage) == []
 
 
 def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:

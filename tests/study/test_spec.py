@@ -10,6 +10,7 @@ from privtune.ledger import Budget, Ledger, UnitMismatchError, verify_certificat
 from privtune.spaces import SearchSpace
 from privtune.strategies import Fixed
 from privtune.study import DPSGD, SpecError, Study, StudySpec, plan_study, study_names
+from privtune.study._yaml import read_yaml
 from privtune.study.objective import plan_objective
 from privtune.tasks import TaskDataError
 from privtune.training.engine.compute import CompileError, Compute
@@ -220,6 +221,36 @@ def test_a_spec_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
     bad.write_text("arms: [")
     with pytest.raises(SpecError, match="is not YAML"):
         StudySpec.from_file(bad)
+
+
+def test_a_spec_file_says_nothing_twice(tmp_path: Path) -> None:
+    """PyYAML takes the last of two values: a budget of 40 where somebody else reads 4."""
+    spec = tmp_path / "twice.yaml"
+    for text, key in (
+        ("name: toy\nbudget: {name: toy, epsilon: 4, epsilon: 40}", "epsilon"),
+        ("epochs: 3\nname: toy\nepochs: 30", "epochs"),
+    ):
+        spec.write_text(text)
+        with pytest.raises(SpecError, match=f"is not YAML: {key} stands twice in one mapping"):
+            StudySpec.from_file(spec)
+
+
+def test_a_spec_file_may_change_what_it_takes_from_elsewhere() -> None:
+    a, b = {"x": 1}, {"x": 2, "y": 0.001}
+    text = "{a: &a {x: 1}, b: &b {<<: *a, x: 2, y: 1e-3}, c: {<<: *b}, d: {<<: *b, x: 3}}"
+    assert read_yaml(text) == {"a": a, "b": b, "c": b, "d": {**b, "x": 3}}
+
+
+def test_numbers_with_an_exponent_need_no_point() -> None:
+    """PyYAML takes 1e-3 for text, which a categorical takes too."""
+    assert read_yaml("[1e-3, -1E+5, 1.e3, 0.5e-3, 1e5x, e5]") == [
+        1e-3,
+        -1e5,
+        1e3,
+        5e-4,
+        "1e5x",
+        "e5",
+    ]
 
 
 def test_noise_is_said_in_the_spec_and_in_the_charge(storage: str) -> None:

@@ -41,6 +41,8 @@ WRONG: list[tuple[Any, str]] = [
     ({"epsilon": 7.0}, "epsilon: must be at most the budget's, 6, of which it is a part, not 7"),
     ({"budget": "digits"}, "budget: must be a mapping of names to values, not 'digits'"),
     ({"budget": {**BUDGET, "epsilon": -1}}, "budget.epsilon: must be above 0"),
+    ({"budget": {**BUDGET, "epsilon": True}}, "budget.epsilon: must be a number, not true"),
+    ({"arms": [{**ARM, "weight": True}]}, "arms.0.weight: must be a number, not true"),
     ({"budget": {**BUDGET, "adjacency": "x"}}, "budget.adjacency: must be 'add-remove' or"),
     ({"budget": {**BUDGET, "unit": "2 or 3"}}, "budget.unit: must be 1 to 40 letters"),
     ({"budget": {"name": "b"}}, "budget.epsilon: is missing"),

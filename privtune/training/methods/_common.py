@@ -20,6 +20,7 @@ __all__ = [
     "candidate_column",
     "check_choice",
     "check_fraction",
+    "check_hyperparameter",
     "check_nonnegative",
     "check_positive",
     "descend",
@@ -74,6 +75,24 @@ def check_positive(name: str, value: float) -> None:
     """Refuse a field that is not a finite number above 0."""
     if not (math.isfinite(value) and value > 0.0):
         raise InvalidInputError(name, value, "must be a finite number above 0")
+
+
+_NORMS = (1e-15, 1e30)  # float32 sees no norm below 1e-19, and holds no noise above 3e38
+
+
+def check_hyperparameter(where: str, name: str, value: object) -> None:
+    """Refuse a value that no training can begin with: one that fails after the charge is paid for.
+
+    Args:
+        where: Where it stands, for the message.
+        name: Of the hyperparameter.
+        value: Its value.
+    """
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not 0.0 < number < math.inf:
+        raise InvalidInputError(where, value, "must be a finite number above 0")
+    if name == "max_grad_norm" and not _NORMS[0] <= number <= _NORMS[1]:
+        raise InvalidInputError(where, value, "must be from {:g} to {:g}".format(*_NORMS))
 
 
 def check_nonnegative(name: str, value: float) -> None:

@@ -10,6 +10,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._common import (
     check_fraction,
+    check_hyperparameter,
     check_nonnegative,
     check_positive,
 )
@@ -47,7 +48,7 @@ class FreeGradient(LayerClipping, SampledGradient):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_grad_norm is not None:
-            check_positive("max_grad_norm", self.max_grad_norm)
+            check_hyperparameter("max_grad_norm", "max_grad_norm", self.max_grad_norm)
 
     def _clipping(self) -> Clipping:
         return self.normalise() if self.max_grad_norm is None else self.clip(self.max_grad_norm)

@@ -11,6 +11,7 @@ from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._common import (
     build,
     candidate_column,
+    check_hyperparameter,
     check_nonnegative,
     check_positive,
     descend,
@@ -88,7 +89,7 @@ class QuantileClipping(LayerClipping):
         check_nonnegative("noise_multiplier", self.noise_multiplier)
         check_nonnegative("count_noise_multiplier", self.count_noise_multiplier)
         check_positive("norm_rate", self.norm_rate)
-        check_positive("max_grad_norm", self.max_grad_norm)
+        check_hyperparameter("max_grad_norm", "max_grad_norm", self.max_grad_norm)
         if not 0.0 < self.quantile < 1.0:
             raise InvalidInputError("quantile", self.quantile, "must lie in (0, 1)")
         self._optimizer()
