@@ -16,7 +16,7 @@ import yaml
 
 from privtune.accounting import Composed, epsilon
 from privtune.cli.catalogue import strategies as list_strategies
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger
 from privtune.strategies import (
     EntryPointError,
@@ -240,7 +240,7 @@ def test_a_needed_hyperparameter_is_missed_while_planning() -> None:
     kept = make_strategy("subsampled-tuning", arm="a", options={**options, "extrapolation": "keep"})
     assert plan_arm(kept, context({}), epsilon=2.0).arm == "a"
     words = {**BOTH, "learning_rate": {"type": "categorical", "choices": [0.1, "fast"]}}
-    with pytest.raises(StrategyError, match="learning_rate = 'fast'"):
+    with pytest.raises(InvalidInputError, match="learning_rate = 'fast'"):
         plan_arm(
             make_strategy("subsampled-tuning", arm="a", options={}), context(words), epsilon=2.0
         )

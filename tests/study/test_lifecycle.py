@@ -249,14 +249,15 @@ def test_a_second_runner_is_told_in_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arm", [None, "defaults"])
 def test_what_is_being_run_is_not_deleted(url: str, arm: str | None) -> None:
     """Else a run that is charged already would end at rows that are gone."""
-    study = Study.create(toy_spec(name="kept", arms=toy_spec().model_dump()["arms"][:1]), url)
-    with (
-        study._life.alone(arm),
-        pytest.raises(privtune.PrivTuneError, match="run by another process"),
-    ):
-        Study("kept", url).delete()
-    assert [arm.state for arm in study.status()] == ["planned"]
-    study.delete()
+    spec = toy_spec(name="kept", arms=toy_spec().model_dump()["arms"][:1])
+    with closing(Study.create(spec, url)) as study, closing(Study("kept", url)) as other:
+        with (
+            study._life.alone(arm),
+            pytest.raises(privtune.PrivTuneError, match="run by another process"),
+        ):
+            other.delete()
+        assert [arm.state for arm in study.status()] == ["planned"]
+        study.delete()
     assert "kept" not in study_names(url)
 
 
