@@ -5,7 +5,9 @@ The search ends on a point at which the reporting function itself was evaluated,
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +17,7 @@ from privtune.accounting.accountant import epsilon as report
 from privtune.accounting.algebra import Adjacency, Event
 from privtune.accounting.bounds import quick_epsilon
 from privtune.accounting.events import Composed
-from privtune.accounting.hints import Search
+from privtune.accounting.hints import Search, ends, target_moves
 from privtune.accounting.registry import scaled
 from privtune.accounting.solving import LARGEST, SMALLEST, solve_decreasing
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -177,8 +179,9 @@ def _near(
     """Return a factor found on coarse lattices and confirmed by the accountant, or None.
 
     The logarithm of ε is nearly a line in the logarithm of the factor. Its slope is learnt on a
-    coarse lattice, its place on a finer one and then from the accountant itself, whose answer
-    counts: within the accuracy and on the safe side, or nothing.
+    coarse lattice, its place on a finer one (or both from a search for another target) and then
+    from the accountant itself, whose answer counts: within the accuracy and on the safe side, or
+    nothing.
     """
 
     def height(scale: float, fineness: float) -> float:
@@ -188,7 +191,12 @@ def _near(
             return math.nan
         return math.log(value / target) if value > 0.0 else -math.inf
 
-    place, slope = _coarsely(height)
+    what = _shape(event, delta)
+    before = ends().get(what)
+    if before is None:
+        place, slope = _coarsely(height)
+    else:
+        place, slope = before[0] + _bounded((math.log(target) - before[1]) / before[2]), before[2]
     below = 0.5 * accuracy * -slope
     last = None
     for _ in range(_ANSWERS):
@@ -200,6 +208,7 @@ def _near(
             return None
         now = math.log(value / target)
         if -2.0 * below <= now and value <= target:
+            ends()[what] = place, math.log(value), slope
             return scale
         if last is not None and abs(place - last[0]) > _APART:
             slope = (now - last[1]) / (place - last[0])
@@ -210,6 +219,11 @@ def _near(
         below = 0.5 * accuracy * -slope
         place += _bounded(-(now + below) / slope)
     return None
+
+
+def _shape(event: Event, delta: float) -> tuple[str, float]:
+    """Tell events apart by all but their noise: what a factor for one says about that of another."""
+    return re.sub(r'("noise_multiplier": )[^,}]+', r"\1", json.dumps(event.to_dict())), delta
 
 
 def _coarsely(height: Callable[[float, float], float]) -> tuple[float, float]:
@@ -311,6 +325,7 @@ def share_budget(
             f"epsilon = {target:g} at delta = {level:g}."
         )
 
+    @target_moves()
     def searched() -> float:
         return solve_decreasing(
             total,
@@ -318,7 +333,7 @@ def share_budget(
             1e-3,
             impossible,
             start=math.sqrt(len(arms)) * max(shares),
-            steep=1.03,
+            steep=1.0,
             enough=1.0 - 1e-3,
         )
 

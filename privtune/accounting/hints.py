@@ -1,4 +1,4 @@
-"""Where earlier searches ended: the next search for the same noise looks there first.
+"""Where earlier searches ended: the next search for the same noise, or nearly the same, looks there first.
 
 A hint is never believed. The function that reports is evaluated at it, and it counts only where that
 meets the target, and by little: whoever writes a wrong hint costs a search, never a guarantee.
@@ -9,16 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import ChainMap
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["Hints", "Search", "given"]
+__all__ = ["Ends", "Hints", "Search", "ends", "given", "target_moves"]
 
 Hints = MutableMapping[str, float]
 """The place at which a search ended, by the digest of what was searched for."""
 
+Ends = dict[object, tuple[float, ...]]
+"""What is known of the end of a search, by what was searched for but for the target."""
+
 _hints: ContextVar[Hints | None] = ContextVar("hints", default=None)
+_ends: ContextVar[Ends | None] = ContextVar("ends", default=None)
 
 
 @contextmanager
@@ -29,6 +34,22 @@ def given(hints: Hints) -> Iterator[None]:
         yield
     finally:
         _hints.reset(token)
+
+
+@contextmanager
+def target_moves() -> Iterator[None]:
+    """Let searches within, for the same at one target after another, begin where the last ended."""
+    token = _ends.set({})
+    try:
+        yield
+    finally:
+        _ends.reset(token)
+
+
+def ends() -> Ends:
+    """Return the ends of searches for other targets, for this one to look at and to leave its own in."""
+    kept = _ends.get()
+    return {} if kept is None else kept
 
 
 class Search:
@@ -48,9 +69,15 @@ class Search:
         """Return where an earlier search ended, if the function is as near to the target there."""
         hints = _hints.get()
         place = None if hints is None else hints.get(self._key)
-        if place is None or not (math.isfinite(place) and place > 0.0):
+        if hints is None or place is None or not (math.isfinite(place) and place > 0.0):
             return None
-        return place if (1.0 - self._near) * target <= function(place) <= target else None
+        tried: dict[str, float] = {}  # searches for a target that does not count leave nothing
+        with given(ChainMap(tried, hints)):
+            value = function(place)
+        if not (1.0 - self._near) * target <= value <= target:
+            return None
+        hints.update(tried)
+        return place
 
     def end(
         self, function: Callable[[float], float], target: float, search: Callable[[], float]

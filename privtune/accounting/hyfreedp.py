@@ -19,7 +19,7 @@ from privtune.accounting.algebra import Event
 from privtune.accounting.bounds import quick_epsilon
 from privtune.accounting.calibration import CalibrationError, calibrate
 from privtune.accounting.events import Composed, Gaussian, Joint, Laplace, PoissonSampled, Repeated
-from privtune.accounting.hints import Search
+from privtune.accounting.hints import Search, ends
 from privtune.accounting.solving import solve_decreasing
 from privtune.errors import InvalidInputError
 
@@ -204,7 +204,7 @@ def hyfreedp_noise(
         found = quick_epsilon(event(kind, loss_noise), delta, target, 1.0)
         return cost(kind, loss_noise) if found is None else found
 
-    def ends(noise: float, kind: str) -> HyFreeNoise:
+    def ended(noise: float, kind: str) -> HyFreeNoise:
         made = event(kind, noise)
         return HyFreeNoise(gradient_noise, noise, kind, made, report(made, delta))
 
@@ -213,16 +213,21 @@ def hyfreedp_noise(
     for kind, search in searches.items():
         hint = search.ended(lambda x, kind=kind: cost(kind, x), target)  # type: ignore[misc]
         if hint is not None:
-            return ends(hint, kind)
+            return ended(hint, kind)
     # One lattice says which kind needs less noise, about how much, and how little ε falls with it.
     kind = "separate" if loss_batch == "auto" else loss_batch
-    near = solve_decreasing(lambda x: rough(kind, x), target, 1e-2, impossible, steep=_STEEP)
+    other = (*what[:3], delta, loss_batch, factor, mechanism)  # this search at other targets
+    (start,) = ends().get(other, (1.0,))
+    near = solve_decreasing(
+        lambda x: rough(kind, x), target, 1e-2, impossible, start=start, steep=_STEEP
+    )
     if loss_batch == "auto" and rough("same", near) <= target:
         kind = "same"
         near = solve_decreasing(
             lambda x: rough(kind, x), target, 1e-2, impossible, start=near, steep=_STEEP
         )
     noise = solve_decreasing(
-        lambda x: cost(kind, x), target, 1e-4, impossible, start=near, steep=_STEEP
+        lambda x: cost(kind, x), target, 1e-3, impossible, start=near, steep=_STEEP
     )
-    return ends(searches[kind].keep(noise), kind)
+    ends()[other] = (noise,)
+    return ended(searches[kind].keep(noise), kind)

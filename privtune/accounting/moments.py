@@ -7,6 +7,7 @@ matrices in log space whose size is bounded.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -22,9 +23,8 @@ _SIDE = 64  # terms at either end of a binomial sum that are computed one by one
 _CELLS = 2**17  # of one matrix: 1 MB
 
 
-@lru_cache(maxsize=1)
-def _log_factorial() -> Floats:
-    return np.asarray(sp.special.gammaln(np.arange(1.0, 4098.0)))
+def _log_factorial(n: NDArray[np.int64]) -> Floats:
+    return np.asarray(sp.special.gammaln(n + 1.0))
 
 
 def sampled_gaussian_curve(rate: float, noise_multiplier: float, orders: Floats) -> Floats:
@@ -65,57 +65,91 @@ def sampled_gaussian_curves(rates: Floats, noise_multipliers: Floats, orders: Fl
         )
     sigmas = noise_multipliers[rest]
     factors = np.stack([np.log(rates[rest]), np.log1p(-rates[rest]), 0.5 / sigmas**2], axis=1)
-    for j in np.flatnonzero(whole):
-        values[rest, j] = _whole(factors, sigmas, int(orders[j]))
+    sides = _SIDE * 2.0 ** np.ceil(np.log2(np.maximum(4.0 * sigmas**2 / _SIDE, 1.0)))
+    sides = np.minimum(sides, 2.0 * orders[-1])  # more terms than that there are not
+    for side in np.unique(sides):
+        alike = rest[sides == side]
+        values[np.ix_(alike, whole)] = _whole(
+            factors[sides == side], tuple(orders[whole].astype(int).tolist()), int(side)
+        )
     # log of a moment near 1 is known to 1e-15 only; that rounding is charged, never refunded.
     values[rest] = np.maximum(values[rest], 0.0) + 4e-15 / (orders - 1.0)
     return values
 
 
-@lru_cache(maxsize=1024)
-def _terms(order: int, side: int) -> tuple[Floats, Floats, int]:
-    """Return what multiplies the factors, log C(n, k), and how many terms are left out between."""
-    if 2 * side + 2 <= order:
-        k = np.concatenate([np.arange(side + 1), np.arange(order - side, order + 1)])
-    else:
-        k = np.arange(order + 1)
-    log_factorial = _log_factorial()
-    if order >= log_factorial.size:
-        log_factorial = sp.special.gammaln(np.arange(1.0, order + 2.0))
-    log_choose = log_factorial[order] - log_factorial[k] - log_factorial[order - k]
-    return (
-        np.stack([k, order - k, k * (k - 1.0)]).astype(np.float64),
-        log_choose,
-        order + 1 - k.size,
-    )
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """Terms of the sums of orders whose sums are about as long, and are cut alike or not at all.
+
+    Args:
+        place: Of the orders among all.
+        multipliers: What multiplies the three factors, shape ``[3, orders, terms]``.
+        log_choose: log C(n, k), ``[orders, terms]``; -inf where an order has no such term.
+        between: How many terms of each order are left out in the middle.
+        order: Less 1, what the logarithm is divided by.
+    """
+
+    place: NDArray[np.int64]
+    multipliers: Floats
+    log_choose: Floats
+    between: Floats
+    order: Floats
 
 
-def _whole(factors: Floats, sigmas: Floats, order: int) -> Floats:
-    """Return the divergence at one whole order, noise multipliers ascending.
+@lru_cache(maxsize=64)
+def _terms(orders: tuple[int, ...], side: int) -> list[_Terms]:
+    """Return the terms of all orders: both ends of a sum, or all of it where these meet."""
+    groups: dict[int, list[int]] = {}
+    for place, order in enumerate(orders):
+        cut = 2 * side + 2 <= order
+        groups.setdefault(0 if cut else order.bit_length(), []).append(place)
+    found = []
+    for length, places in groups.items():
+        n = np.array([orders[place] for place in places])[:, None]
+        if length:
+            k = np.arange(int(n.max()) + 1)[None, :]
+        else:
+            ends = np.arange(side + 1)
+            k = np.concatenate([np.broadcast_to(ends, (n.size, ends.size)), n - ends[::-1]], axis=1)
+        is_term = k <= n
+        k, rest = np.where(is_term, k, 0), np.where(is_term, n - k, 0)
+        log_choose = _log_factorial(n) - _log_factorial(k) - _log_factorial(rest)
+        found.append(
+            _Terms(
+                np.array(places),
+                np.stack([k, rest, k * (k - 1.0)]).astype(np.float64),
+                np.where(is_term, log_choose, -np.inf),
+                (n[:, 0] + 1.0) - is_term.sum(axis=1),
+                n[:, 0] - 1.0,
+            )
+        )
+    return found
+
+
+def _whole(factors: Floats, orders: tuple[int, ...], side: int) -> Floats:
+    """Return the divergence at whole orders, a row for each row of factors.
 
     The logarithms of the terms are convex in k where `k (n-k)/n >= σ²`, as then the second
     difference of `log C(n, k)`, at least `-(1/k + 1/(n-k))`, is outweighed by that of
     `k (k-1)/2σ²`. Between two such points every term is at most the larger of the terms at these
     points. So only both ends of the sum are computed term by term, `4σ²` terms and 64 at least.
     """
-    result = np.empty(sigmas.size)
-    start = 0
-    while start < sigmas.size:
-        end = min(start + max(_CELLS // (2 * _SIDE + 1), 1), sigmas.size)
-        side = _SIDE
-        while side < min(4.0 * sigmas[end - 1] ** 2, order):
-            side *= 2
-        multipliers, log_choose, between = _terms(order, side)
-        width = log_choose.size
-        end = min(end, start + max(_CELLS // width, 1))
-        terms = factors[start:end] @ multipliers
-        terms += log_choose
-        top = terms.max(axis=1)
-        inner = np.maximum(terms[:, width // 2 - 1], terms[:, width // 2]) - top
-        terms -= top[:, None]
-        moment = np.exp(terms, out=terms).sum(axis=1) + between * np.exp(inner)
-        result[start:end] = (top + np.log(moment)) / (order - 1.0)
-        start = end
+    result = np.empty((factors.shape[0], len(orders)))
+    for group in _terms(orders, side):
+        rows = max(_CELLS // group.log_choose.size, 1)
+        for start in range(0, factors.shape[0], rows):
+            own = factors[start : start + rows]
+            # One product after the other: what a row is does not hang on how many there are.
+            terms = own[:, 0, None, None] * group.multipliers[0]
+            terms += own[:, 1, None, None] * group.multipliers[1]
+            terms += own[:, 2, None, None] * group.multipliers[2]
+            terms += group.log_choose
+            top = terms.max(axis=2)
+            middle = terms.shape[2] // 2
+            inner = np.maximum(terms[..., middle - 1], terms[..., middle]) - top
+            terms -= top[..., None]
+            moment = np.exp(terms, out=terms).sum(axis=2) + group.between * np.exp(inner)
+            result[start : start + rows, group.place] = (top + np.log(moment)) / group.order
     return result
 
 

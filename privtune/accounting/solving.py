@@ -39,25 +39,35 @@ def solve_decreasing(
         steep: About how much faster than the function x changes there, relatively.
         enough: A share of the target that is met well enough.
     """
-    low, high, stride = start, start, 1.0
+    aim = 0.5 * (1.0 + enough) * target
+    seen: list[tuple[float, float]] = []  # the points on the side that is left
+
+    def outward(x: float, value: float) -> float:
+        """Return how far to go from a point, as a factor; further each time it was not enough."""
+        seen.append((x, value))
+        ratio = max(value / aim, aim / value) if 0.0 < value < math.inf else 4.0
+        power, stride, least = steep, 3.0 ** (len(seen) - 1), 1.0 + 2.0 * tolerance
+        if enough < 1.0 and len(seen) <= 3:  # a band is met by a secant, where an edge is not
+            power, stride, least = _slope(*seen[-2:], usual=steep), 1.0, 1.0
+        return _power(max(min(ratio, 1e6) ** power, least), stride)
+
+    low, high = start, start
     low_value = high_value = function(start)
     if enough * target <= high_value <= target:
         return start
     if high_value > target:
         while high_value > target:
             low, low_value = high, high_value
-            ratio = high_value / target if math.isfinite(high_value) else 4.0
-            high *= _power(max(min(ratio, 1e6) ** steep, 1.0 + 2.0 * tolerance), stride)
-            stride *= 3.0  # where the function is flat, its ratio says little
+            high *= outward(high, high_value)
             if high > LARGEST:
                 raise impossible()
             high_value = function(high)
     else:
         while low_value <= target:
             high, high_value = low, low_value
-            ratio = target / low_value if low_value > 0.0 else 4.0
-            low /= _power(max(min(ratio, 1e6) ** steep, 1.0 + 2.0 * tolerance), stride)
-            stride *= 3.0
+            if enough < 1.0 and enough * target <= high_value:
+                return high
+            low /= outward(low, low_value)
             if low < SMALLEST:
                 return high
             low_value = function(low)
@@ -66,16 +76,15 @@ def solve_decreasing(
         width = math.log(high / low)
         if width <= tolerance or enough * target <= high_value < target:
             break
-        above, below = low_value / target, high_value / target
+        above, below = low_value / aim, high_value / aim
         # A secant that did not halve the interval in two steps is no guide.
         straight = math.isfinite(above) and below > 0.0 and width < 0.5 * widths[-2]
         root = width * math.log(above) / math.log(above / below) if straight else 0.5 * width
         widths.append(width)
         # Near an end, so that the other side of the root is found within the tolerance.
-        if straight and width - root < 0.9 * tolerance:
-            root = width - 0.9 * tolerance
-        elif straight:
-            root = max(root + 0.2 * tolerance, 0.9 * tolerance)
+        if straight and enough == 1.0:
+            near = width - 0.9 * tolerance
+            root = near if root > near else max(root + 0.2 * tolerance, 0.9 * tolerance)
         middle = low * math.exp(root)
         value = function(middle)
         if value > target:
@@ -83,6 +92,15 @@ def solve_decreasing(
         else:
             high, high_value = middle, value
     return high
+
+
+def _slope(*seen: tuple[float, float], usual: float) -> float:
+    """Return how much faster than the function x changes between two points, relatively."""
+    (x, value), (other, beyond) = seen[0], seen[-1]
+    if not 0.0 < beyond < math.inf or not 0.0 < value < math.inf or value == beyond:
+        return usual
+    found = math.log(other / x) / math.log(value / beyond)
+    return found if 0.25 * usual < found < 4.0 * usual else usual
 
 
 def _power(base: float, stride: float) -> float:

@@ -25,6 +25,7 @@ from privtune.accounting import (
     scale_noise,
     share_budget,
 )
+from privtune.accounting.hints import ends, target_moves
 from privtune.accounting.solving import solve_decreasing
 from privtune.errors import InvalidInputError, PrivTuneError
 from tests.accounting.helpers import counted, events, steps
@@ -173,3 +174,45 @@ def test_weights_give_proportions():
 def test_the_answer_meets_the_target_and_a_little_less_does_not(function, target):
     found = solve_decreasing(function, target, 1e-4, lambda: PrivTuneError("no"))
     assert function(found) <= target < function(found / (1.0 + 1.01e-4))
+
+
+@pytest.mark.parametrize(
+    ("function", "most"),
+    [
+        (lambda x: 2.5 / x, 2),  # as steep as it is taken to be
+        (lambda x: 2.5 / x**0.9 + 0.1, 4),
+        (lambda x: 0.7 / x**1.1, 4),
+        (lambda x: math.inf if x < 2.0 else 2.5 / x, 7),
+        (lambda x: math.ceil(1000.0 / x) / 1000.0, 8),
+    ],
+)
+def test_a_band_below_the_target_is_met_by_few_points(function, most):
+    calls = []
+
+    def counted(x):
+        calls.append(x)
+        return function(x)
+
+    found = solve_decreasing(
+        counted, 1.0, 1e-3, lambda: PrivTuneError("no"), start=1.3, steep=1.0, enough=0.999
+    )
+    assert 0.999 <= function(found) <= 1.0
+    assert len(calls) <= most
+
+
+def test_a_search_for_another_target_begins_where_the_last_ended():
+    event = steps(0.05, 1.0, 400)
+
+    def asked(*targets):
+        with counted() as work:
+            found = [calibrate(event, epsilon=target, delta=1e-5).scale for target in targets]
+        return found, work.transformed
+
+    (cold, _), twice = asked(2.0, 2.2)
+    with target_moves():
+        (warm, other), after = asked(2.0, 2.2)
+    assert warm == cold
+    assert after < 0.9 * twice
+    answer = epsilon(scale_noise(event, other), 1e-5).epsilon
+    assert 2.2 * (1 - 3e-4) <= answer <= 2.2
+    assert ends() == {}

@@ -1061,14 +1061,20 @@ _in(
     "accounting/hints.py",
     (
         "a hint is believed",
-        "return place if (1.0 - self._near) * target <= function(place) <= target else None",
-        "return place",
+        "if not (1.0 - self._near) * target <= value <= target:",
+        "if False:",
         "tests/study/test_hints.py",
     ),
     (
         "a hint is believed that promises more than the target",
-        "<= function(place) <= target else",
-        "<= function(place) else",
+        "* target <= value <= target:",
+        "* target <= value:",
+        "tests/study/test_hints.py",
+    ),
+    (
+        "searches for a target that does not count leave their ends",
+        "with given(ChainMap(tried, hints)):",
+        "with given(hints):",
         "tests/study/test_hints.py",
     ),
 )

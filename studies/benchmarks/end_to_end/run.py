@@ -68,6 +68,7 @@ def spent(words: list[str], folder: Path, checkout: Path) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     own = {"PYTHONPATH": str(checkout), "PRIVTUNE_STORAGE": "sqlite:///privtune.db"}
     own |= {"OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
+    own |= {"PYTHONDONTWRITEBYTECODE": ""}  # a checkout is compiled once, as what pip installs is
     subprocess.run(
         [sys.executable, *words],
         cwd=folder,
