@@ -16,7 +16,7 @@ from privtune.training.engine.checkpoint import Checkpoint, Middle
 from privtune.training.engine.threads import OnStep
 from privtune.training.mechanism.device import sent
 from privtune.training.mechanism.kernel import Kernel
-from privtune.training.mechanism.sampling import padded
+from privtune.training.mechanism.sampling import GRANULE, padded
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.transcript import Transcript
@@ -26,6 +26,7 @@ __all__ = [
     "Memory",
     "Split",
     "Trained",
+    "granule",
     "longest_sample",
     "memory_model",
     "run_stack",
@@ -41,6 +42,8 @@ _PIECE_BYTES = 256 * 2**20  # of one candidate's physical batch
 _LARGEST = 256
 _VECTORS = 8  # parameters, gradient, noise, and up to five vectors of a method's state
 _SLACK = 1.6  # allocators hold on to free memory in pieces too small to be used again: 1.36 seen
+_CAPTURE_SECONDS = 0.03  # a shape's capture, and its first steps without one
+_BYTE_SECONDS = 2e-10  # of a step, for each byte that it works on
 _FIXED_BYTES = 32 * 2**20  # programs, kernels and pools of the libraries, whatever is trained
 
 
@@ -100,6 +103,25 @@ def longest_sample(schedule: Schedule) -> int:
     """
     mean = schedule.expected_batch_size
     return padded(min(schedule.records, math.ceil(mean + 6.0 * math.sqrt(mean) + 8.0)))
+
+
+def granule(schedule: Schedule, row_bytes: float, candidates: int) -> int:
+    """Return what physical sizes are to be multiples of: a power of two, from the plan alone.
+
+    Half of it fills up in every step; a shape is captured for each multiple that occurs, among sizes
+    some six deviations apart. The sum of both is least at the root. A short training of a small net
+    would else take longer to capture its shapes than to train.
+
+    Args:
+        schedule: The schedule.
+        row_bytes: What a step works on for each record of a candidate.
+        candidates: How many are trained together.
+    """
+    mean = schedule.expected_batch_size
+    filling = 0.5 * schedule.steps * candidates * row_bytes * _BYTE_SECONDS
+    best = math.sqrt(6.0 * math.sqrt(mean) * _CAPTURE_SECONDS / max(filling, 1e-300))
+    most = max(min(best, 0.5 * mean) / GRANULE, 1.0)
+    return int(GRANULE * 2 ** math.floor(math.log2(most)))
 
 
 def threads_for(

@@ -26,6 +26,7 @@ from privtune.training.engine.stacks import (
     Memory,
     Split,
     Trained,
+    granule,
     longest_sample,
     memory_model,
     run_stack,
@@ -165,6 +166,8 @@ def train(
             physical_rows=memory.piece,
             noise=noise,
         )
+        together = granule(oracle.schedule, memory.row_bytes, len(members))
+        oracle.compute_at_once(memory.piece, together)
         params = torch.stack(
             [
                 first.pop(k) if k in first else _initial(model, s, kernel)

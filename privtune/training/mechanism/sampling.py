@@ -55,6 +55,8 @@ class PoissonSampler:
         steps = math.ceil(_BLOCK / max(1.0, rate * records))
         self._steps = min(steps, _MAX_STEPS)
         self._ready: list[tuple[Indices, Indices]] = []
+        self.granule = GRANULE
+        """What the widths of samples are multiples of, from the next block that is drawn."""
 
     def __call__(self) -> tuple[Indices, Indices]:
         """Return the next samples: indices ``[K, width]``, ascending, and sizes ``[K]``.
@@ -95,27 +97,31 @@ class PoissonSampler:
         upto = [np.searchsorted(places, starts + self._records) for places in drawn]
         sizes: Indices = np.stack(upto, axis=1)
         sizes[1:] -= sizes[:-1].copy()
-        width = padded(int(sizes.max()))
+        width = padded(int(sizes.max()), self.granule)
         index = np.zeros((self._steps, len(drawn), width), dtype=np.int64)
         there = np.arange(width) < sizes[:, :, None]
         for k, places in enumerate(drawn):
             index[:, k][there[:, k]] = places - np.repeat(starts, sizes[:, k])
-        widths = [padded(int(n)) for n in sizes.max(axis=1)]
+        widths = [padded(int(n), self.granule) for n in sizes.max(axis=1)]
         return [
             (part[:, :width], own) for part, width, own in zip(index, widths, sizes, strict=True)
         ]
 
 
-def padded(rows: int) -> int:
+def padded(rows: int, granule: int = GRANULE) -> int:
     """Return the physical size for ``rows`` records: few sizes occur, a sixteenth apart at most.
 
     Every size that occurs is captured once, so there should be few; every row that fills up costs
     as much as a record, so they should be close.
+
+    Args:
+        rows: How many there are.
+        granule: What the size is a multiple of, if that is more than a sixteenth.
     """
-    step = GRANULE
+    step = granule
     while step * 16 < rows:
         step *= 2
-    return max(GRANULE, -(-rows // step) * step)
+    return max(granule, -(-rows // step) * step)
 
 
 def _successes(line: int, rate: float, rng: np.random.Generator) -> Indices:

@@ -209,9 +209,9 @@ class StackOracle:
         """Hold every record that is fetched from here on to these facts."""
         self._data = self._given.held_to(facts)
 
-    def compute_at_once(self, rows: int) -> None:
-        """Compute at most this many rows of a candidate at once from here on."""
-        self._physical_rows = padded(rows)
+    def compute_at_once(self, rows: int, granule: int) -> None:
+        """Compute at most this many rows of a candidate at once, in multiples of a granule."""
+        self._physical_rows, self._sampler.granule = padded(rows), granule
 
     def position(self) -> Tensors:
         """Return where all streams are, what was counted and what was released, by name."""

@@ -277,7 +277,8 @@ class PrivateTraining(Loop):
             return False
         self._weights.check()
         self._oracle.hold_to(self._kernel.facts(loss_of))
-        self._oracle.compute_at_once(self._physical or self._kernel.rows_at_once(self.schedule))
+        rows, multiple = self._kernel.rows_at_once(self.schedule)
+        self._oracle.compute_at_once(self._physical or rows, multiple)
         return True
 
     # Opacus' form, step(losses): the loop reads the batch and hands back its losses.

@@ -13,10 +13,11 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.graph.capture import run_one
 from privtune.training.engine.one_by_one import OneByOneKernel
-from privtune.training.engine.stacks import longest_sample, memory_model
+from privtune.training.engine.stacks import granule, longest_sample, memory_model
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.kernel import Kernel, Layout, LossOf, Rows, say_once
 from privtune.training.mechanism.records import RecordFacts, find_facts
+from privtune.training.mechanism.sampling import GRANULE
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.own_loop.meaning import PLAIN, is_constant, meaning_of
 from privtune.training.own_loop.replay import Recording
@@ -132,12 +133,15 @@ class RecordLossKernel:
         device = self._flat.device
         return find_facts(lambda x, y: loss_of(self._model, x, y), self._x, self._y, device=device)
 
-    def rows_at_once(self, schedule: Schedule) -> int:
-        """Return how many records to compute at once, where the loop does not say."""
+    def rows_at_once(self, schedule: Schedule) -> tuple[int, int]:
+        """Return how many records to compute at once, where the loop does not say, in what multiples."""
         kernel, longest = self._current(), max(longest_sample(schedule), 1024)
-        if isinstance(kernel, OneByOneKernel) or longest * self.layout.size <= _SMALL:
-            return longest
-        return memory_model(kernel, longest=longest).piece
+        if isinstance(kernel, OneByOneKernel):
+            return longest, GRANULE
+        if longest * self.layout.size <= _SMALL:
+            return longest, granule(schedule, 4.0 * self.layout.size, 1)
+        memory = memory_model(kernel, longest=longest)
+        return memory.piece, granule(schedule, memory.row_bytes, 1)
 
     def accumulate(
         self,

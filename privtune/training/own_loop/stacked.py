@@ -17,7 +17,7 @@ from torch import _C
 from torch.optim import optimizer as optimizers
 
 from privtune.training.engine.batched import BatchedKernel
-from privtune.training.engine.stacks import longest_sample, memory_model, stack_sizes
+from privtune.training.engine.stacks import granule, longest_sample, memory_model, stack_sizes
 from privtune.training.mechanism.clipping import Automatic, Clipping, EqualByLayer, Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import LossOf, same_fixed
@@ -209,7 +209,8 @@ def train_stack(offers: Sequence[Offer]) -> list[Exception | None]:
     left = iter(offers)
     found: list[Exception | None] = []
     for size in sizes:
-        found += _Stack(offers[0], [next(left) for _ in range(size)], kernel).train()
+        together = granule(leader.schedule, memory.row_bytes, size)
+        found += _Stack(offers[0], [next(left) for _ in range(size)], kernel, together).train()
     return found
 
 
@@ -220,9 +221,12 @@ class _Stack:
         first: The loop whose kernel computes all passes; it need not be one of them.
         offers: The loops.
         kernel: The leader's kernel.
+        multiple: What physical sizes are multiples of.
     """
 
-    def __init__(self, first: Offer, offers: Sequence[Offer], kernel: BatchedKernel) -> None:
+    def __init__(
+        self, first: Offer, offers: Sequence[Offer], kernel: BatchedKernel, multiple: int
+    ) -> None:
         leader = first.loop
         self._loops = [offer.loop for offer in offers]
         self._failed: list[Exception | None] = [None] * len(offers)
@@ -236,6 +240,7 @@ class _Stack:
             physical_rows=leader._oracle._physical_rows,
             noise=leader._oracle._noise.options,
         )
+        self._oracle.compute_at_once(leader._oracle._physical_rows, multiple)
         self._params = torch.empty(
             (len(offers), leader.layout.size),
             dtype=leader.layout.dtype,

@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from privtune.errors import InvalidInputError
+from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.stacks import granule
 from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import flatten_params, load_params
+from privtune.training.mechanism.sampling import GRANULE, padded
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import TranscriptMismatchError
 from privtune.training.methods.hyfreedp import HyFreeDP
@@ -140,3 +143,33 @@ def test_checkpoints_are_steps_of_the_schedule_and_end_with_the_last(steps):
     assert chosen[-1] == steps - 1
     assert list(chosen) == sorted(set(chosen))
     assert chosen[0] >= 0
+
+
+def sizes_of(steps, candidates, row_bytes, batch=64):
+    """Return the multiple of physical sizes, and how many of them occur within six deviations."""
+    schedule = Schedule(2000, batch / 2000, steps)
+    multiple = granule(schedule, row_bytes, candidates)
+    spread = range(max(1, round(batch - 3 * batch**0.5)), round(batch + 3 * batch**0.5))
+    return multiple, len({padded(n, multiple) for n in spread})
+
+
+def test_short_trainings_of_small_nets_have_few_shapes_and_long_ones_close_sizes():
+    assert sizes_of(300, 1, 3e3) == (32, 2)
+    assert sizes_of(20_000, 16, 3e3)[0] == GRANULE
+    assert sizes_of(100, 1, 2e5, batch=256)[0] <= 32  # convolutions: what fills up is a step's time
+    multiples = [sizes_of(10**n, 4, 3e3)[0] for n in range(1, 7)]
+    assert multiples == sorted(multiples, reverse=True)
+    assert all(multiple <= 32 for multiple in multiples)
+
+
+def test_a_training_computes_the_sizes_that_its_length_pays_for(monkeypatch):
+    seen, own = [], BatchedKernel.accumulate
+    monkeypatch.setattr(
+        BatchedKernel,
+        "accumulate",
+        lambda self, params, rows, *a, **k: (
+            seen.append(rows.mask.shape[1]) or own(self, params, rows, *a, **k)
+        ),
+    )
+    run(SimpleDPSGD(1.0), candidates=good(1), secrets_=secrets(1), steps=60, rate=0.3)
+    assert set(seen[-60:]) <= {48, 64, 80}  # in multiples of eight there would be seven

@@ -9,12 +9,13 @@ polished graph must give the same bits as the captured one on the example, or it
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
+
+from privtune.training.engine.graph.record import Recorded
 
 __all__ = ["HELD", "PEAK", "Captured", "polish"]
 
@@ -104,10 +105,11 @@ class Captured:
 
     Args:
         graph: The graph.
+        meta: What is known of it.
     """
 
-    def __init__(self, graph: fx.GraphModule) -> None:
-        self.meta = graph.meta
+    def __init__(self, graph: fx.GraphModule, meta: dict[str, int]) -> None:
+        self.meta = meta
         self._run: Callable[..., tuple[torch.Tensor, ...]] = graph.forward
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -118,8 +120,8 @@ class Captured:
 class _Recorder(fx.Interpreter):
     """Runs a graph and notes the geometry of every tensor."""
 
-    def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__(graph, garbage_collect_values=False)
+    def __init__(self, recorded: Recorded) -> None:
+        super().__init__(recorded.root, garbage_collect_values=False, graph=recorded.graph)
         self.geometry: dict[fx.Node, _Geometry] = {}
         self.constants: dict[fx.Node, torch.Tensor] = {}
 
@@ -143,41 +145,37 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-def polish(graph: fx.GraphModule, example: tuple[torch.Tensor, ...]) -> Captured:
+def polish(recorded: Recorded, example: tuple[torch.Tensor, ...]) -> Captured:
     """Return a graph with folded views and direct calls.
 
     Args:
-        graph: A captured graph of functional calls.
+        recorded: A captured graph of functional calls.
         example: Inputs; later inputs must have the same shapes and be contiguous from the start
             of their storage.
     """
+    root, graph, twins = recorded.root, fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.output(graph.graph_copy(recorded.graph, twins))
     with torch.no_grad():
-        recorder = _Recorder(graph)
+        recorder = _Recorder(recorded)
         expected = recorder.run(*example)
-        polished = deepcopy(
-            graph, {id(held): held for held in graph.buffers()}
-        )  # no copy of weights
-        twins = dict(zip(graph.graph.nodes, polished.graph.nodes, strict=True))
-        geometry = {twins[node]: g for node, g in recorder.geometry.items()}
+        geometry = {twins[node]: g for node, g in recorder.geometry.items() if node in twins}
         ones = {twins[n] for n, value in recorder.constants.items() if bool((value == 1).all())}
-        _drop_ones(polished.graph, geometry, ones)
-        _fold_views(polished.graph, geometry)
-        polished.graph.eliminate_dead_code()
-        _write_over(polished.graph, geometry)
-        for node in polished.graph.nodes:
+        _drop_ones(graph, geometry, ones)
+        _fold_views(graph, geometry)
+        graph.eliminate_dead_code()
+        _write_over(graph, geometry)
+        for node in graph.nodes:
             if node.op == "call_function" and node.target in _DIRECT:
                 node.target = _DIRECT[node.target]
                 node.kwargs = {k: v for k, v in node.kwargs.items() if k != "pin_memory"}
-        _fold_constants(polished, geometry, example[0].device)
-        polished.graph.eliminate_dead_code()
-        polished.recompile()
+        _fold_constants(root, graph, geometry, example[0].device)
+        graph.eliminate_dead_code()
+        polished = fx.GraphModule(root, graph)
         found = polished(*example)
-    peak = _peak(graph.graph, recorder.geometry)
     held = {g.storage: g.bytes for g in recorder.geometry.values()}
-    polished.meta[PEAK] = graph.meta[PEAK] = peak
-    polished.meta[HELD] = graph.meta[HELD] = sum(held.values())
+    meta = {PEAK: _peak(recorded.graph, recorder.geometry), HELD: sum(held.values())}
     same = all(torch.equal(f, e) or f.isnan().any() for f, e in zip(found, expected, strict=True))
-    return Captured(polished if same else graph)
+    return Captured(polished if same else fx.GraphModule(root, recorded.graph), meta)
 
 
 def _peak(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> int:
@@ -250,17 +248,17 @@ def _write_over(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> None:
 
 
 def _fold_constants(
-    module: fx.GraphModule, geometry: dict[fx.Node, _Geometry], device: torch.device
+    root: nn.Module, graph: fx.Graph, geometry: dict[fx.Node, _Geometry], device: torch.device
 ) -> None:
     """Fill tensors of a constant once, not in every run."""
-    for number, node in enumerate(list(module.graph.nodes)):
+    for number, node in enumerate(list(graph.nodes)):
         if node.target is torch.full_like and node in geometry:
             known = geometry[node]
             value = torch.full(known.size, node.args[1], dtype=known.dtype, device=device)
             name = f"_filled{number}"
-            module.register_buffer(name, value)
-            with module.graph.inserting_after(node):
-                node.replace_all_uses_with(module.graph.get_attr(name))
+            root.register_buffer(name, value)
+            with graph.inserting_after(node):
+                node.replace_all_uses_with(graph.get_attr(name))
 
 
 def _fold_views(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> None:

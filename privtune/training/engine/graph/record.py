@@ -7,6 +7,7 @@ captures of a study.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
@@ -14,13 +15,26 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["record"]
+__all__ = ["Recorded", "record"]
 
 Tensors = tuple[torch.Tensor, ...]
 _ONES = torch.ops.aten.ones_like.default
 
 
-def record(program: Callable[..., Tensors], example: Tensors) -> fx.GraphModule:
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A graph, and what holds its constants. To write it as a module takes longer than to run it."""
+
+    root: nn.Module
+    graph: fx.Graph
+
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        """Run the graph, call by call."""
+        found: Tensors = fx.Interpreter(self.root, graph=self.graph).run(*inputs)
+        return found
+
+
+def record(program: Callable[..., Tensors], example: Tensors) -> Recorded:
     """Return the graph of what a program does with tensors like these.
 
     Args:
@@ -35,14 +49,14 @@ def record(program: Callable[..., Tensors], example: Tensors) -> fx.GraphModule:
     with recording:
         found = program(*example)
     recording.graph.output(tuple(recording.node(tensor) for tensor in found))
-    module = fx.GraphModule(recording.root, recording.graph)
+    recorded = Recorded(recording.root, recording.graph)
     others = tuple(t.flip(0) + 1 if t.is_floating_point() else t.clone() for t in example)
     with torch.no_grad():
-        expected, replayed = program(*others), module(*others)
+        expected, replayed = program(*others), recorded(*others)
     for one, other in zip(expected, replayed, strict=True):
         if not torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise RuntimeError("what the model does depends on more than the shapes of its inputs")
-    return module
+    return recorded
 
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -52,6 +66,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.root = fx.Graph(), nn.Module()
         self._nodes: dict[int, fx.Node] = {}
+        self._whole: set[Any] = set()  # calls that are not made of others
         self._kept: list[torch.Tensor] = []  # else another tensor could take the identity of one
         for place, tensor in enumerate(inputs):
             self._keep(tensor, self.graph.placeholder(f"input_{place}"))
@@ -70,10 +85,12 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one call, and note it."""
         named = dict(kwargs or {})
-        with self:
-            parts = func.decompose(*args, **named)
-        if parts is not NotImplemented:
-            return parts
+        if func not in self._whole:
+            with self:
+                parts = func.decompose(*args, **named)
+            if parts is not NotImplemented:
+                return parts
+            self._whole.add(func)
         made = func(*args, **named)
         if func is _ONES:
             self._constant(made)
