@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism import tails
+from privtune.training.mechanism.channels import channels_last
 from privtune.training.mechanism.data import TensorData, synthetic
 from privtune.training.mechanism.kernel import Loss
 from privtune.training.mechanism.metrics import (
@@ -234,12 +235,20 @@ def _sums(
     device = next((p.device for p in model.parameters()), data.x.device)
     order = 1 if plan.mechanism == "laplace" else 2
 
+    made_up = tuple(part[0] for part in synthetic(*data.like, (1, 2), device))
+    weights = channels_last(model)
+
     def outputs_of(x: torch.Tensor) -> torch.Tensor:
         # On a copy of the buffers: what a forward pass writes there (running statistics) must not
         # reach the next record.
         own = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        outputs: torch.Tensor = functional_call(model, own, (x,))
+        outputs: torch.Tensor = functional_call(model, {**own, **weights}, (x,))
         return outputs
+
+    try:
+        outputs_of(made_up[0][:1])
+    except Exception:
+        weights.clear()  # a view asks for channels first; whatever else it is is raised below
 
     def mean(outputs: torch.Tensor, targets: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         # Of rows that are each held to the bound, so it is held to it, too.
@@ -261,7 +270,6 @@ def _sums(
             return held.where((targets >= 0) & (targets < outputs.shape[1]), 0.0)
         return held.where(targets.isfinite(), 0.0) if metric.takes == "numbers" else held
 
-    made_up = tuple(part[0] for part in synthetic(*data.like, (1, 2), device))
     _check_shapes(outputs_of(made_up[0][:1]), made_up[1][:1], metric, loss, units=bool(data.unit))
     facts = find_facts(
         lambda x, y: _parts(metric, outputs_of(x), y, loss, units=bool(data.unit)),

@@ -82,8 +82,7 @@ class StackOracle:
 
     def sample(self) -> Sample:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""
-        index, sizes = self._sampler()
-        mask = np.arange(index.shape[1]) < sizes[:, None]
+        index, sizes, mask = self._sampler.masked()
         own, kept = (sent(torch.from_numpy(part), self._device) for part in (index, mask))
         return self._open(self.schedule.sample_rate, own, kept, sizes)
 

@@ -165,6 +165,37 @@ def test_a_model_that_mixes_records_mixes_nothing(make: Any) -> None:
     assert before == pytest.approx(-sum(each) / 60, rel=1e-5)
 
 
+class Pictured(nn.Module):
+    """A net with convolutions, which notes where the channels of what it pools lie."""
+
+    def __init__(self, *, views: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 2), nn.Conv2d(4, 6, 2)
+        self.views = views
+        self.steps: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.first, self.second):
+            x = layer(x).relu()
+            self.steps.append(x.stride(1))
+        if self.views:  # which channels that lie last do not have
+            return x.view(len(x), -1)
+        return F.max_pool2d(x, 2, 1).flatten(1)
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_channels_lie_last_where_a_model_has_no_view_of_them(views: bool) -> None:
+    torch.manual_seed(1)
+    model = Pictured(views=views).eval()
+    pictures = TensorData(torch.randn(60, 1, 5, 5), torch.randint(6, (60,)))
+    with torch.no_grad():
+        plain = cross_entropy(model(pictures.x), pictures.y).clamp(0.0, 0.7).mean()
+    model.steps.clear()
+    assert exact(LOSS, model, pictures) == pytest.approx(-float(plain), rel=1e-5)
+    assert (set(model.steps[-2:]) == {1}) == (not views)
+    assert model.second.weight.is_contiguous()
+
+
 def test_a_model_is_left_as_it_was() -> None:
     model = Mixing().train()
     model.inner[1].eval()

@@ -147,7 +147,11 @@ class LinearUse(Use):
 
     def _add_product(self, g: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
         """Add ``g^T a``, of ``[K, n, p]`` and ``[K, n, d]``, to ``out``, ``[K, p*d]``."""
-        out.view(len(out), g.shape[-1], a.shape[-1]).baddbmm_(g.mT, a)
+        place = out.view(len(out), g.shape[-1], a.shape[-1])
+        if place.is_contiguous():
+            place.baddbmm_(g.mT, a)
+        else:  # parts of long rows: a product that is added in place would be copied there and back
+            place.add_(torch.bmm(g.mT, a))
 
 
 @dataclass(frozen=True)
