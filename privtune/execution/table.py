@@ -174,7 +174,6 @@ def _at_once(results: Iterable[Handed]) -> Iterator[list[Handed]]:
 
 def _hand_in(rounds: Rounds, results: Sequence[Handed], enough: float | None) -> None:
     """Hand in results; what was prepared for those that came second is deleted."""
-
     for done, is_first in zip(results, _accepted(rounds, results, enough), strict=True):
         if not is_first and done.drop is not None:
             done.drop()

@@ -266,9 +266,7 @@ def dry_run(
     )
 
 
-def _seconds_per_step(
-    plan: Plan, task: Task, *, compute: Compute, stack: int, steps: int
-) -> float:
+def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, stack: int, steps: int) -> float:
     """Train a stack on made-up records, hold what is saved against it; return a candidate's step."""
     import torch
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 __all__ = ["StudyRow", "insert_new"]
@@ -46,7 +45,11 @@ def insert_new(connection: Connection, table: sa.Table, row: Mapping[str, Any]) 
 
 @cache
 def _insertion(dialect: str, table: sa.Table, columns: frozenset[str]) -> Any:
-    insert: Any = sqlite.insert if dialect == "sqlite" else postgresql.insert
-    values = {name: sa.bindparam(name) for name in sorted(columns)}
+    insert: Any
+    if dialect == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert
+    else:
+        from sqlalchemy.dialects.postgresql import insert
+    values: dict[str, Any] = {name: sa.bindparam(name) for name in sorted(columns)}
     statement = insert(table).values(values).on_conflict_do_nothing()
     return statement.execution_options(preserve_rowcount=True)

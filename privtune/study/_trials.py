@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 from optuna.distributions import distribution_to_json
 
+from privtune.imports import unsearched
 from privtune.ledger.failures import translated
 from privtune.ledger.storage import Storage
 from privtune.spaces import inside
@@ -110,7 +111,7 @@ class StudyTrials:
     def _database(self) -> optuna.storages.RDBStorage:
         # Opened when trials are read or kept: a study that is only looked at needs none of it.
         url = self._home.url.render_as_string(hide_password=False)
-        with translated(self._home.safe_url):
+        with translated(self._home.safe_url), unsearched():
             return optuna.storages.RDBStorage(url, engine_kwargs=self._home.options_for_others)
 
     @cached_property
@@ -151,13 +152,14 @@ def add_trials(
     their parameters agree is not asked again.
     """
     from optuna.storages._rdb import models
-    from sqlalchemy.orm import Session
 
-    with Session(storage.engine) as session, session.begin():
+    with storage.scoped_session() as session, session.begin():
         # Optuna's lock: whoever adds a trial counts those that are there for its number.
         held = models.StudyModel.find_or_raise_by_id(study, session, for_update=True)
         for number, trial in enumerate(trials, models.TrialModel.count(session, held)):
-            value, kind = models.TrialValueModel.value_to_stored_repr(trial.value)
+            # Optuna stores infinite scores by their kind.
+            score = -math.inf if trial.value is None else trial.value
+            value, kind = models.TrialValueModel.value_to_stored_repr(score)
             session.add(
                 models.TrialModel(
                     study_id=study,
