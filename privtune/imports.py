@@ -7,13 +7,23 @@ import gc
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = ["OWN_PROCESS", "find_extra", "find_function", "lazily", "libraries"]
+__all__ = [
+    "OWN_PROCESS",
+    "ByName",
+    "find_extra",
+    "find_function",
+    "lazily",
+    "libraries",
+    "unsearched",
+]
+
+T = TypeVar("T")
 
 OWN_PROCESS = threading.Event()
 """Set by the command line: nothing else runs in this process, which may leave libraries out of the
@@ -56,25 +66,60 @@ def lazily(package: str, file: str) -> Callable[[str], Any]:
         package: The package's name.
         file: Its ``__init__.py``, whose imports below ``if TYPE_CHECKING`` are meant.
     """
-    homes: dict[str, str] = {}
+    homes: dict[str, tuple[str, str]] = {}
     with open(file, encoding="utf-8") as text:
         tree = ast.parse(text.read())
     for block in tree.body:
         for line in block.body if isinstance(block, ast.If) else ():
             if isinstance(line, ast.ImportFrom) and line.module:
-                homes |= {alias.name: line.module for alias in line.names}
+                homes |= {
+                    alias.asname or alias.name: (line.module, alias.name) for alias in line.names
+                }
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if homes[name] == package:  # a package inside of it
+        module, attribute = homes[name]
+        if module == package:  # a package inside of it
             return importlib.import_module(f"{package}.{name}")
-        value = getattr(importlib.import_module(homes[name]), name)
+        with unsearched():
+            value = getattr(importlib.import_module(module), attribute)
         # Python asks here only for what the package lacks.
         setattr(sys.modules[package], name, value)
         return value
 
     return get
+
+
+class ByName(Mapping[str, T]):
+    """What a registry holds by name, each imported when it is asked for.
+
+    Args:
+        homes: The path of each, ``package.module:name``, by the name that it is registered under.
+
+    Example:
+        >>> known = ByName({"dumps": "json:dumps"})
+        >>> list(known), "loads" in known, known["dumps"]([1])
+        (['dumps'], False, '[1]')
+    """
+
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        self._homes = dict(homes)
+
+    def __getitem__(self, name: str) -> T:
+        module, _, attribute = self._homes[name].partition(":")
+        with unsearched():
+            found: T = getattr(importlib.import_module(module), attribute)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._homes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
 
 
 @contextmanager
@@ -85,15 +130,24 @@ def libraries() -> Iterator[None]:
     Where the process is the command line's own, what is there at the end is left out of later
     searches, too.
     """
-    enabled, before = gc.isenabled(), len(sys.modules)
-    if enabled:
-        gc.disable()
+    before = len(sys.modules)
+    with unsearched():
+        try:
+            yield
+        finally:
+            # Once imported, nothing new stays: a model that is alive by chance must not stay for good.
+            if len(sys.modules) > before and OWN_PROCESS.is_set():
+                gc.freeze()
+
+
+@contextmanager
+def unsearched() -> Iterator[None]:
+    """Look for no garbage within."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        # Once imported, nothing new stays: a model that is alive by chance must not stay for good.
-        if len(sys.modules) > before and OWN_PROCESS.is_set():
-            gc.freeze()
         if enabled:
             gc.enable()
 

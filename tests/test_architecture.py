@@ -9,6 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+from typer.main import get_command
+
+from privtune.cli._app import mount
+from privtune.strategies import STRATEGIES
+from privtune.tasks import TASKS
+from privtune.training.methods import METHODS
 
 PACKAGE = Path(__file__).parents[1] / "privtune"
 
@@ -156,7 +163,8 @@ def test_libraries_have_one_home() -> None:
 )
 def test_planning_loads_neither_torch_nor_mlflow(package: str) -> None:
     code = (
-        f"import sys, {package}; "
+        f"import sys, {package} as package\n"
+        "for name in getattr(package, '__all__', ()): getattr(package, name)\n"
         "sys.exit(','.join({'torch', 'mlflow', 'opacus'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -172,6 +180,35 @@ def test_a_plan_without_a_model_s_size_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.quick
+def test_registries_name_what_they_hold_and_import_it_when_it_is_asked_for() -> None:
+    assert {name: each.name for name, each in METHODS.items()} == {name: name for name in METHODS}
+    assert {name: each.name for name, each in STRATEGIES.items()} == {n: n for n in STRATEGIES}
+    assert {name: make().name for name, make in TASKS.items()} == {name: name for name in TASKS}
+    code = (
+        "import sys; from privtune.strategies import STRATEGIES, Plan; "
+        "from privtune.tasks import TASKS; from privtune.training.methods import METHODS; "
+        "STRATEGIES['fixed'], METHODS['dpsgd'], TASKS['digits-mlp'], 'dog' in METHODS; "
+        "print(*sorted(name for name in sys.modules if name.startswith('privtune.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = set(done.stdout.split())
+    assert {"privtune.strategies.in_run", "privtune.training.methods.dpsgd"} <= found
+    for other in ("strategies.selection", "training.methods.dog", "tasks.tabular", "tasks.mnist"):
+        assert f"privtune.{other}" not in found
+
+
+def test_a_command_of_a_group_is_mounted_alone() -> None:
+    def commands(*words: str) -> list[str]:
+        context = typer.Context(root := get_command(mount(*words)))
+        group = root.get_command(context, "study")
+        return group.list_commands(context)
+
+    assert commands("study", "run") == ["run"]
+    assert commands("study", "list") == ["list"], "a name of its own, not its function's"
+    assert len(commands("study", "--help")) == len(commands()) > 5
 
 
 LINES = {"module": 400, "function": 80}

@@ -14,7 +14,7 @@ import pytest
 
 import privtune
 from privtune.errors import PrivTuneError
-from privtune.imports import find_extra, libraries
+from privtune.imports import ByName, find_extra, libraries
 from privtune.tasks import TASKS
 
 EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
@@ -89,6 +89,23 @@ def test_a_library_that_misses_something_of_its_own_says_so(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_part"):
         find_extra("half_installed", extra="demo", what="This")
+
+
+def test_what_a_registry_holds_is_imported_without_a_look_for_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "held_by_name.py").write_text("import gc\nsearched = gc.isenabled()")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    known: ByName[bool] = ByName({"searched": "held_by_name:searched", "none": "no_such:name"})
+    assert "none" in known
+    assert list(known) == ["searched", "none"]
+    assert "held_by_name" not in sys.modules
+    assert known["searched"] is False
+    with pytest.raises(ModuleNotFoundError):
+        known["none"]
+    with pytest.raises(KeyError):
+        known["other"]
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -4,53 +4,59 @@ No I/O, no torch, no clock. Every epsilon is an upper bound, rounded pessimistic
 bounds apply the smallest is reported and named.
 """
 
-from privtune.accounting.accountant import (
-    Guarantee,
-    delta,
-    epsilon,
-    group_privacy,
-    lower_bound,
-)
-from privtune.accounting.algebra import Adjacency, Event
-from privtune.accounting.calibration import (
-    Calibration,
-    CalibrationError,
-    SharedBudget,
-    calibrate,
-    scale_noise,
-    share_budget,
-)
-from privtune.accounting.choices import PrivateSelection, SubsampledTuning, ThresholdSelection
-from privtune.accounting.events import (
-    ZCDP,
-    ApproximateDP,
-    Composed,
-    Gaussian,
-    Joint,
-    Laplace,
-    NonPrivate,
-    Parallel,
-    PoissonSampled,
-    Repeated,
-    WorstOf,
-)
+from typing import TYPE_CHECKING
+
+# A module and a function of one name: whatever is imported first, the name is the function's.
 from privtune.accounting.explain import Explanation, explain
-from privtune.accounting.hyfreedp import (
-    HyFreeNoise,
-    hyfreedp_event,
-    hyfreedp_loss_steps,
-    hyfreedp_noise,
-)
-from privtune.accounting.reading import event_from_dict, event_from_json
-from privtune.accounting.runs import (
-    Binomial,
-    Geometric,
-    Logarithmic,
-    Poisson,
-    RunLaw,
-    TruncatedNegativeBinomial,
-    run_law_from_dict,
-)
+from privtune.imports import lazily
+
+if TYPE_CHECKING:
+    from privtune.accounting.accountant import (
+        Guarantee,
+        delta,
+        epsilon,
+        group_privacy,
+        lower_bound,
+    )
+    from privtune.accounting.algebra import Adjacency, Event
+    from privtune.accounting.calibration import (
+        Calibration,
+        CalibrationError,
+        SharedBudget,
+        calibrate,
+        scale_noise,
+        share_budget,
+    )
+    from privtune.accounting.choices import PrivateSelection, SubsampledTuning, ThresholdSelection
+    from privtune.accounting.events import (
+        ZCDP,
+        ApproximateDP,
+        Composed,
+        Gaussian,
+        Joint,
+        Laplace,
+        NonPrivate,
+        Parallel,
+        PoissonSampled,
+        Repeated,
+        WorstOf,
+    )
+    from privtune.accounting.hyfreedp import (
+        HyFreeNoise,
+        hyfreedp_event,
+        hyfreedp_loss_steps,
+        hyfreedp_noise,
+    )
+    from privtune.accounting.reading import event_from_dict, event_from_json
+    from privtune.accounting.runs import (
+        Binomial,
+        Geometric,
+        Logarithmic,
+        Poisson,
+        RunLaw,
+        TruncatedNegativeBinomial,
+        run_law_from_dict,
+    )
 
 __all__ = [
     "ZCDP",
@@ -96,3 +102,5 @@ __all__ = [
     "scale_noise",
     "share_budget",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -12,7 +12,7 @@ import sys
 import warnings
 
 from privtune import __version__
-from privtune.imports import OWN_PROCESS
+from privtune.imports import OWN_PROCESS, libraries
 
 __all__ = ["main"]
 
@@ -31,10 +31,13 @@ def main() -> None:
     try:
         # Schedulers stop a job with SIGTERM first: it is told how to go on like whoever sits there.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        from privtune.cli._app import mount
-        from privtune.errors import PrivTuneError
-
         _quieten()
+        with libraries():
+            from privtune.cli._app import mount
+            from privtune.errors import PrivTuneError
+
+            # What else there is need not be imported.
+            app = mount(*sys.argv[1:3])
         # Tasks and functions of one's own may lie here; last, so that they hide no library.
         sys.path.append(os.getcwd())
         for stream in (sys.stdout, sys.stderr):
@@ -42,8 +45,7 @@ def main() -> None:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         try:
-            # What else there is need not be imported.
-            mount(*sys.argv[1:2])()
+            app()
         except PrivTuneError as error:
             sys.stderr.write(f"{error}\n")
             raise SystemExit(1) from None
@@ -79,6 +81,8 @@ def _quieten() -> None:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     # Threads that spin while they wait make small models many times slower on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # To look for plugins, Pydantic reads the metadata of every package that is installed.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     warnings.filterwarnings("ignore", module=r"(opacus|mlflow|torch|optuna|autodp)")
     for name in ("optuna.storages", "mlflow", "alembic", "opacus", "absl"):
         logging.getLogger(name).setLevel(logging.ERROR)

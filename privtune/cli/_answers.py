@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 from privtune.files import KeptLines, cache_folder
@@ -44,9 +43,12 @@ def answers_are_kept() -> Iterator[None]:
 
 def _account() -> str:
     """Return a digest of all that an answer hangs on beside what was asked."""
+    import numpy
+    import scipy
+
     from privtune import accounting, ledger
 
-    found = hashlib.sha256(" ".join(version(name) for name in ("numpy", "scipy")).encode())
+    found = hashlib.sha256(f"{numpy.__version__} {scipy.__version__}".encode())
     for package in (accounting, ledger):
         for path in sorted(Path(package.__path__[0]).rglob("*.py")):
             found.update(path.read_bytes())

@@ -28,8 +28,13 @@ _COMMANDS = {
 """The module of each command that is in no group: a function of the command's name."""
 
 
-def mount(command: str | None = None) -> typer.Typer:
-    """Return the command line with this command; with all of them where none has this name."""
+def mount(command: str | None = None, inner: str | None = None) -> typer.Typer:
+    """Return the command line with this command; with all of them where none has this name.
+
+    Args:
+        command: A command, or a group of them.
+        inner: A command of that group: then the others of the group are left out, too.
+    """
     known = command in _GROUPS or command in _COMMANDS
     app = typer.Typer(
         name="privtune",
@@ -44,12 +49,24 @@ def mount(command: str | None = None) -> typer.Typer:
     for name, text in _GROUPS.items():
         if command == name or not known:
             module = importlib.import_module(f"privtune.cli.{name}")
-            app.add_typer(module.app, name=name, help=text, no_args_is_help=True)
+            group = _only(module.app, inner) if known else module.app
+            app.add_typer(group, name=name, help=text, no_args_is_help=True)
     for name, home in _COMMANDS.items():
         if command == name or not known:
             module = importlib.import_module(f"privtune.cli.{home}")
             app.command()(getattr(module, name))
     return app
+
+
+def _only(group: typer.Typer, name: str | None) -> typer.Typer:
+    """Return a group with one of its commands: Typer reads the options of every command there is."""
+    commands = group.registered_commands
+    one = [c for c in commands if name == (c.name or getattr(c.callback, "__name__", None))]
+    if not one:
+        return group
+    alone = typer.Typer()
+    alone.registered_commands = one
+    return alone
 
 
 def _show_version(asked: bool) -> None:

@@ -17,7 +17,6 @@ from rich.table import Table
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.ledger import show_adjacency
-from privtune.strategies import selection_instead
 from privtune.strategies.trainings import CANDIDATE
 from privtune.training.mechanism.streams import Streams
 from privtune.views.text import (
@@ -187,13 +186,13 @@ def comparison_document(study: Study) -> dict[str, Any]:
                 "bound": status.guarantee.method,
                 "sealed": status.plan.is_sealed,
                 "params": None if status.release is None else dict(status.release.params),
-                "score": None if status.release is None else _score(status.release.score),
+                "score": None if status.release is None else _finite_or_none(status.release.score),
                 "score_metric": None if status.plan.score is None else status.plan.score.metric,
                 "note": "" if status.release is None else status.release.note,
                 "trials": []
                 if status.release is None
                 else [
-                    {"number": t.index, "params": dict(t.params), "score": _score(t.score)}
+                    {"number": t.index, "params": dict(t.params), "score": _finite_or_none(t.score)}
                     for t in status.release.trials
                 ],
                 "utility": None if status.release is None else dict(status.release.utility),
@@ -322,6 +321,10 @@ def _footnotes(study: Study) -> list[str]:
         f"{s.plan.arm}: {s.release.note}" for s in study.status() if s.release and s.release.note
     ]
     for plan in study.plans:
+        if plan.details.get("sampler") != "random":
+            continue  # no candidate is drawn for itself
+        from privtune.strategies import selection_instead
+
         instead = selection_instead(plan, delta=budget.delta, adjacency=budget.adjacency)
         if instead is not None:
             lines.append(
@@ -359,12 +362,8 @@ def print_failures(stopped: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
             console().print(error["traceback"], markup=False, highlight=False, soft_wrap=True)
 
 
-def _score(value: float | None) -> float | None:
-    return None if value is None else _finite_or_none(value)
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite_or_none(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
 
 
 def noise_of(plan: Plan) -> dict[str, float]:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from privtune.ledger import Lease, Ledger, LedgerBusyError, LedgerConnectionError, Rounds
+from privtune.ledger import (
+    Finished,
+    Lease,
+    Ledger,
+    LedgerBusyError,
+    LedgerConnectionError,
+    Rounds,
+)
 
 __all__ = ["LEASE_SECONDS", "Handed", "make_rounds", "patiently", "work_through"]
 
@@ -41,6 +48,7 @@ class Handed:
         keep: Stores the rest, in the transaction that accepts the row's result; a result that comes
             second is stored nowhere.
         drop: Deletes what was prepared for that, of a result that came second.
+        more: Whether the next result is there already: both are handed in in one transaction.
     """
 
     lease: Lease
@@ -48,6 +56,7 @@ class Handed:
     document: Mapping[str, Any]
     keep: Callable[[Any], None] | None = None
     drop: Callable[[], None] | None = None
+    more: bool = False
 
 
 def make_rounds(ledger: Ledger, *, lease_seconds: float = LEASE_SECONDS) -> Rounds:
@@ -121,14 +130,11 @@ def work_through(
         pause, begun = 0.1, time.monotonic()
         held = {lease.number: lease for lease in leases}
         with _kept(rounds, held, lease_seconds):
-            for done in _stacked(run, leases, stack):
-                last = enough is not None and done.score >= enough
-                result = done.lease, done.score, done.document
-                hand_in = partial(rounds.complete, *result, last=last, keep=done.keep)
-                if not patiently(hand_in) and done.drop is not None:
-                    done.drop()
-                held.pop(done.lease.number, None)
-                count += 1
+            for done in _at_once(_stacked(run, leases, stack)):
+                _hand_in(rounds, done, enough)
+                for one in done:
+                    held.pop(one.lease.number, None)
+                count += len(done)
         # Short rows are leased many at once. One that may end its round makes those after it useless.
         quick = enough is None and time.monotonic() - begun < _SHORT
         bundle = min(2 * bundle, max(stack, _MOST)) if quick else stack
@@ -154,6 +160,37 @@ def _stacked(
     """Run rows, as many at once as are trained together."""
     for first in range(0, len(leases), stack):
         yield from run(leases[first : first + stack])
+
+
+def _at_once(results: Iterable[Handed]) -> Iterator[list[Handed]]:
+    """Gather the results that are there at the same moment."""
+    gathered: list[Handed] = []
+    for done in results:
+        gathered.append(done)
+        if not done.more:
+            yield gathered
+            gathered = []
+
+
+def _hand_in(rounds: Rounds, results: Sequence[Handed], enough: float | None) -> None:
+    """Hand in results; what was prepared for those that came second is deleted."""
+    for done, is_first in zip(results, _accepted(rounds, results, enough), strict=True):
+        if not is_first and done.drop is not None:
+            done.drop()
+
+
+def _accepted(rounds: Rounds, results: Sequence[Handed], enough: float | None) -> list[bool]:
+    last = [enough is not None and done.score >= enough for done in results]
+    if len(results) == 1:
+        (done,) = results
+        given = done.lease, done.score, done.document
+        return [patiently(partial(rounds.complete, *given, last=last[0], keep=done.keep))]
+    finished = [
+        Finished(done.lease, done.score, done.document, ends, done.keep)
+        for done, ends in zip(results, last, strict=True)
+    ]
+    first = patiently(partial(rounds.complete_some, finished))
+    return [done.lease.number in first for done in results]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -232,6 +232,7 @@ def dry_run(
     compute: Compute = _COMPUTE,
     steps: int = 16,
     parts: Sequence[str] = (),
+    known: MutableMapping[object, float] | None = None,
 ) -> float:
     """Train a few steps on made-up records. Touches no data.
 
@@ -243,20 +244,29 @@ def dry_run(
         compute: Where, how many at once. Compiling is only tried: it does not pay in a few steps.
         steps: How many steps to time at most.
         parts: What candidates may train of the model, each as likely; empty for what the task says.
+        known: What was timed before, of this task and machine: arms that differ in other things than
+            what a step costs are tried once.
 
     Returns:
         How long the arm takes in expectation, in seconds: expected gradient evaluations over the
         measured speed.
     """
-    tasks = [for_candidate(task, {PART: part}) for part in parts] or [task]
-    each = [_seconds_per_step(plan, own, compute=compute, steps=steps) for own in tasks]
+    timed = {} if known is None else known
+    stack = max(1, min(_TIMED, round(plan.expected_runs)))
+    each = []
+    for part in parts or (None,):
+        key = (part, plan.training.schedule, plan.training.noise, stack, steps)
+        if key not in timed:
+            own = task if part is None else for_candidate(task, {PART: part})
+            timed[key] = _seconds_per_step(plan, own, compute=compute, stack=stack, steps=steps)
+        each.append(timed[key])
     per_step = sum(each) / len(each)
     return (
         plan.expected_gradient_evaluations * per_step / plan.training.schedule.expected_batch_size
     )
 
 
-def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, steps: int) -> float:
+def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, stack: int, steps: int) -> float:
     """Train a stack on made-up records, hold what is saved against it; return a candidate's step."""
     import torch
 
@@ -302,7 +312,6 @@ def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, steps: int) -
     # A round trains its candidates in stacks, so a stack is timed; where steps are long stacks gain
     # nothing, and a few steps tell.
     threads = torch.get_num_threads()
-    stack = max(1, min(_TIMED, round(plan.expected_runs)))
     if (look[2] - look[1]) * stack * steps > _LONG:
         stack, steps = min(stack, threads), min(steps, _FEW)
     return seconds_per_step(timed(stack, steps)[1], steps=steps, threads=threads) / stack

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from privtune.ledger.page import render_certificate, write_file
     from privtune.ledger.round_values import (
         SKIPPED,
+        Finished,
         Lease,
         OpenRound,
         RoundNotFinishedError,
@@ -69,6 +70,7 @@ __all__ = [
     "ChargeStateError",
     "DeclarationClosedError",
     "FilterState",
+    "Finished",
     "Lease",
     "Ledger",
     "LedgerBusyError",

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -31,7 +32,6 @@ from privtune.ledger.storage import Storage
 from privtune.ledger.units import unit_note
 from privtune.ledger.values import RECORD
 from privtune.ledger.verification import Verification, is_within, replay, verified, verify
-from privtune.ledger.witnesses import alike, witnesses_of
 
 __all__ = ["FORMAT", "enforced_unit", "export_certificate", "verify_certificate"]
 
@@ -89,6 +89,8 @@ def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) 
     if audits := audits_of(storage, history):
         certificate["audits"] = audits
     if witnessed:
+        from privtune.ledger.witnesses import witnesses_of
+
         certificate["witnesses"] = witnesses_of(history)
     return {**certificate, "digest": _digest(certificate)}
 
@@ -144,7 +146,7 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
     rest = {key: value for key, value in certificate.items() if key != "digest"}
     if certificate.get("digest") != _digest(rest):
         raise LedgerCorruptedError("the certificate's digest is not that of its content.")
-    if "witnesses" in certificate and not alike(certificate["witnesses"], witnesses_of(history)):
+    if "witnesses" in certificate and not _witnessed_alike(certificate["witnesses"], history):
         raise LedgerCorruptedError(
             "the certificate's 'witnesses' do not say what they say when they are asked again: it was "
             "edited, or their versions differ in more than rounding."
@@ -299,6 +301,13 @@ def _digest(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
+def _witnessed_alike(said: Any, history: History) -> bool:
+    from privtune.ledger.witnesses import alike, witnesses_of
+
+    return alike(said, witnesses_of(history))
+
+
+@cache
 def _installed(library: str) -> str:
     try:
         return version(library)

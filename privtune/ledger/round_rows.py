@@ -30,6 +30,17 @@ __all__ = [
     "open_tasks",
 ]
 
+# Run for every task, built once.
+_FINISH = (
+    sa.update(tasks)
+    .where(
+        tasks.c.budget == sa.bindparam("of_budget"),
+        tasks.c.charge == sa.bindparam("of_charge"),
+        tasks.c.number == sa.bindparam("of_number"),
+        tasks.c.done == 0,
+    )
+    .values(done=1, score=sa.bindparam("score"), result=sa.bindparam("result"))
+)
 _IDLE = 120  # seconds for a model to become a file, in the transaction that accepts its result
 
 
@@ -119,17 +130,16 @@ def finish_task(
     """Store a task's result; return whether it was the first."""
     # −∞ has no portable literal in a column: it is stored as NULL.
     stored = None if math.isnan(score) or score == -math.inf else score
-    statement = (
-        sa.update(tasks)
-        .where(*of_task(charge_id, number), tasks.c.done == 0)
-        .values(done=1, score=stored, result=canonical(result))
-    )
+    budget, charge = Ledger.parse(charge_id)
+    key = {"of_budget": budget, "of_charge": charge, "of_number": number}
+    values = {**key, "score": stored, "result": canonical(result)}
     if connection.dialect.name != "postgresql":
-        return connection.execute(statement).rowcount == 1
+        return connection.execute(_FINISH, values).rowcount == 1
     # From here on the task's row is locked. A worker that is stopped or cut off now loses its session,
     # not the round; said in this statement's own answer, it costs no question.
     limit = sa.func.set_config("idle_in_transaction_session_timeout", f"{_IDLE}s", True)
-    return connection.execute(statement.returning(tasks.c.number, limit)).first() is not None
+    statement = _FINISH.returning(tasks.c.number, limit)
+    return connection.execute(statement, values).first() is not None
 
 
 def count_open(connection: Connection, charge_id: str) -> int:

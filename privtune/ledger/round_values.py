@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privtune.ledger.errors import LedgerError
 from privtune.training.mechanism.streams import Streams
 
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
 __all__ = [
     "SKIPPED",
+    "Finished",
     "Lease",
     "OpenRound",
     "RoundNotFinishedError",
@@ -78,6 +82,32 @@ class Lease:
     attempt: int
     expires: float
     seed: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a worker hands in of a task. Sealed.
+
+    Attributes:
+        lease: What was worked on.
+        score: The score; NaN counts as −∞.
+        result: JSON-ready.
+        last: Whether it ends the round: later tasks that have no result are closed unrun. It must
+            be a function of the result alone.
+        keep: Stores what is too large for the row, in the same transaction; not called for a result
+            that came second.
+
+    Example:
+        >>> lease = Lease("clinic-1", 3, "worker-a", attempt=1, expires=1.8e9, seed=bytes(32))
+        >>> Finished(lease, 0.9, {}).last
+        False
+    """
+
+    lease: Lease
+    score: float
+    result: Mapping[str, Any]
+    last: bool = False
+    keep: Callable[[Connection], None] | None = None
 
 
 @dataclass(frozen=True)

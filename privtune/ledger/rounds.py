@@ -51,6 +51,7 @@ from privtune.ledger.round_rows import (
 )
 from privtune.ledger.round_values import (
     SKIPPED,
+    Finished,
     Lease,
     OpenRound,
     RoundNotFinishedError,
@@ -73,7 +74,7 @@ class Rounds:
 
     Example:
         >>> from privtune.accounting import Gaussian, Geometric, PrivateSelection
-        >>> from privtune.ledger import Budget, ChargeRequest
+        >>> from privtune.ledger import Budget, ChargeRequest, Finished
         >>> ledger = Ledger()
         >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
         >>> event = PrivateSelection(Gaussian(10.0), Geometric(5.0))
@@ -84,8 +85,8 @@ class Rounds:
         True
         >>> [share] = rounds.lease_some(opened.charge_id, "worker-a", most=4, workers=2)
         >>> [share] = rounds.renew_some([share])  # a sign of life, for all that it holds
-        >>> rounds.complete(share, score=0.8, result={})
-        True
+        >>> rounds.complete_some([Finished(share, 0.8, {})]), rounds.complete(share, 0.9, {})
+        (frozenset({0}), False)
         >>> while lease := rounds.lease(opened.charge_id, "worker-b"):
         ...     lease = rounds.renew(lease)
         ...     first = rounds.complete(lease, score=0.9, result={})
@@ -252,26 +253,40 @@ class Rounds:
         """Hand in a task's result. The first one stays, whoever holds the lease by now.
 
         Args:
-            lease: What was worked on.
-            score: The score; NaN counts as −∞.
-            result: JSON-ready.
-            last: Whether it ends the round: later tasks that have no result are closed unrun. It
-                must be a function of the result alone.
-            keep: Stores what is too large for the row, in the same transaction; not called for a
-                result that came second.
+            lease: As of :class:`Finished`.
+            score: Likewise.
+            result: Likewise.
+            last: Likewise.
+            keep: Likewise.
 
         Returns:
             Whether this result was the first.
         """
+        return bool(self.complete_some([Finished(lease, score, result, last, keep)]))
+
+    def complete_some(self, results: Sequence[Finished]) -> frozenset[int]:
+        """Hand in results that were there at the same moment, in one transaction: all of them or none.
+
+        Args:
+            results: Of different tasks of one round.
+
+        Returns:
+            The tasks whose result was the first.
+        """
+        accepted: set[int] = set()
         with self._ledger.log.storage.write() as connection:
-            # The task's own row is lock enough: results of others need not wait for this one.
-            accepted = finish_task(connection, lease.charge_id, lease.number, score, result)
-            if accepted and keep is not None:
-                keep(connection)
-            if accepted and last:
-                skipped = canonical({SKIPPED: True})
-                close_after(connection, lease.charge_id, lease.number, skipped)
-            return accepted
+            # The tasks' own rows are locks enough, taken in the order in which others take them:
+            # results of others need not wait for these.
+            for done in sorted(results, key=lambda done: done.lease.number):
+                charge_id, number = done.lease.charge_id, done.lease.number
+                if not finish_task(connection, charge_id, number, done.score, done.result):
+                    continue
+                accepted.add(number)
+                if done.keep is not None:
+                    done.keep(connection)
+                if done.last:
+                    close_after(connection, charge_id, number, canonical({SKIPPED: True}))
+        return frozenset(accepted)
 
     def open_charges(self) -> frozenset[str]:
         """Return the charges whose rounds have tasks without a result: one question for all."""

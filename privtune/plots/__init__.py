@@ -4,13 +4,20 @@ Every function takes a study and shows releases, plans and charges; none can sho
 ``plot_results`` and ``plot_lines`` take the rows of a results file: releases of many studies.
 """
 
-from privtune.plots._audit import plot_audit, plot_audits
-from privtune.plots._budget import plot_budget, plot_epsilon_spent
-from privtune.plots._comparison import plot_cost, plot_utility
-from privtune.plots._lines import plot_lines
-from privtune.plots._results import plot_results
-from privtune.plots._runs import plot_runs
-from privtune.plots._trajectories import plot_trajectories
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from privtune.imports import lazily
+
+if TYPE_CHECKING:
+    from privtune.plots._audit import plot_audit, plot_audits
+    from privtune.plots._budget import plot_budget, plot_epsilon_spent
+    from privtune.plots._comparison import plot_cost, plot_utility
+    from privtune.plots._lines import plot_lines
+    from privtune.plots._results import plot_results
+    from privtune.plots._runs import plot_runs
+    from privtune.plots._trajectories import plot_trajectories
 
 __all__ = [
     "plot_audit",
@@ -24,3 +31,5 @@ __all__ = [
     "plot_trajectories",
     "plot_utility",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
-from privtune.accounting import Adjacency, epsilon
+from privtune.accounting import Adjacency, Event, epsilon
 from privtune.strategies import TrainingPlan
 
 __all__ = ["epsilon_spent"]
@@ -27,11 +28,15 @@ def epsilon_spent(
     return [
         (
             step,
-            epsilon(
-                training.method.event(replace(training.schedule, steps=step + 1)),
-                delta,
-                adjacency=adjacency,
-            ).epsilon,
+            _epsilon(
+                training.method.event(replace(training.schedule, steps=step + 1)), delta, adjacency
+            ),
         )
         for step in training.schedule.checkpoints(points)
     ]
+
+
+@lru_cache(maxsize=256)
+def _epsilon(event: Event, delta: float, adjacency: Adjacency) -> float:
+    """Return ε; arms that differ in anything but their noise ask the same."""
+    return epsilon(event, delta, adjacency=adjacency).epsilon

@@ -10,42 +10,35 @@ import dataclasses
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.imports import ByName
 from privtune.strategies._base import Strategy
 from privtune.strategies._options import check_types, reject_unknown_options
-from privtune.strategies.auto import Auto
-from privtune.strategies.dp_hyper import DPHyper
-from privtune.strategies.everything import Everything
-from privtune.strategies.in_run import Fixed, InRun
-from privtune.strategies.linear_scaling import LinearScaling
-from privtune.strategies.liu_talwar import LiuTalwar
 from privtune.strategies.needs import Needs
-from privtune.strategies.non_private import NonPrivateGrid
-from privtune.strategies.selection import PapernotSteinke
-from privtune.strategies.subsampled import SubsampledTuningStrategy
 from privtune.training.methods import METHODS
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["GROUP", "STRATEGIES", "EntryPointError", "Registered", "make_strategy", "registered"]
 
 GROUP = "privtune.strategies"
 
-STRATEGIES: Mapping[str, type[Any]] = {
-    strategy.name: strategy
-    for strategy in (
-        Auto,
-        Fixed,
-        LiuTalwar,
-        PapernotSteinke,
-        SubsampledTuningStrategy,
-        LinearScaling,
-        DPHyper,
-        Everything,
-        NonPrivateGrid,
-    )
-}
+STRATEGIES: Mapping[str, type[Any]] = ByName(
+    {
+        "auto": "privtune.strategies.auto:Auto",
+        "fixed": "privtune.strategies.in_run:Fixed",
+        "liu-talwar": "privtune.strategies.liu_talwar:LiuTalwar",
+        "papernot-steinke": "privtune.strategies.selection:PapernotSteinke",
+        "subsampled-tuning": "privtune.strategies.subsampled:SubsampledTuningStrategy",
+        "linear-scaling": "privtune.strategies.linear_scaling:LinearScaling",
+        "dp-hyper": "privtune.strategies.dp_hyper:DPHyper",
+        "everything": "privtune.strategies.everything:Everything",
+        "non-private-grid": "privtune.strategies.non_private:NonPrivateGrid",
+    }
+)
 """Built-in strategies by name. Every in-run method is a strategy under its own name as well."""
 
 _IDLE: Mapping[str, tuple[str, ...]] = {
@@ -106,6 +99,8 @@ def make_strategy(name: str, *, arm: str, options: Mapping[str, Any]) -> Strateg
     if name in METHODS and name not in STRATEGIES:
         own = dict(options)
         parameters = own.pop("parameters", {})
+        from privtune.strategies.in_run import InRun
+
         check_types(InRun, {"parameters": parameters}, where=where)
         check_types(METHODS[name], own, where=where)
         return InRun(arm=arm, method=name, parameters=parameters, options=own)
@@ -157,6 +152,8 @@ def _required(cls: type[Any]) -> list[str]:
 
 def _entry_points() -> dict[str, list[EntryPoint]]:
     """Return entry points by name; the same one is found twice where a path is given twice."""
+    from importlib.metadata import entry_points
+
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         known = found.setdefault(point.name, [])

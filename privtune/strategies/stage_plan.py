@@ -12,7 +12,7 @@ from privtune.accounting import Adjacency, Event, Gaussian, calibrate, event_fro
 from privtune.accounting.reach import mass_beyond_reach
 from privtune.errors import PrivTuneError
 from privtune.ledger import RECORD
-from privtune.tasks.stages import TaskStage, make_stage
+from privtune.tasks._stage import TaskStage
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.statistics import noised
 from privtune.training.mechanism.streams import Streams
@@ -66,6 +66,8 @@ class StagePlan:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StagePlan:
         """Read what :meth:`to_dict` wrote."""
+        from privtune.tasks.stages import make_stage
+
         return cls(
             arm=data["arm"],
             stage=make_stage(data["stage"]),

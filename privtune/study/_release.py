@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Guarantee
 from privtune.execution.files import pack_result, unpack_result
-from privtune.execution.training import held_to_classes, model_of
 from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResult
-from privtune.tasks._fine_tuning import for_candidate
 
 if TYPE_CHECKING:
     from privtune.strategies import ScorePlan
@@ -91,6 +89,8 @@ def utility_of(
         data: The task's data.
         streams: The arm's own: asked again, the score has the same noise.
     """
+    from privtune.execution.training import held_to_classes, model_of
+    from privtune.tasks._fine_tuning import for_candidate
     from privtune.training.mechanism.scoring import measure_each
 
     report = plan.report

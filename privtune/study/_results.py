@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ __all__ = ["Results", "Staged", "write_file"]
 
 _LARGE = 2**24
 """Bytes above which a result is a file in the study's folder, and its row says so."""
+_ASKED = 500  # names that are asked for in one statement
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,18 @@ class Results:
                 f"{self.folder}. Work where that folder is, or say where its files are: "
                 "PRIVTUNE_ARTIFACTS=FOLDER."
             ) from None
+
+    def get_small(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Return those of some results that are in the database itself: a question for many."""
+        found: dict[str, bytes] = {}
+        query = sa.select(blobs.c.name, blobs.c.data).where(blobs.c.study == self._row.name)
+        with self._storage.read() as connection:
+            for first in range(0, len(names), _ASKED):
+                some = [self._within + name for name in names[first : first + _ASKED]]
+                here = blobs.c.name.in_(some), blobs.c.data.is_not(None)
+                for row in connection.execute(query.where(*here)):
+                    found[row.name.removeprefix(self._within)] = bytes(row.data)
+        return found
 
     def find(self, name: str) -> bytes | None:
         """Return a result, ``None`` if there is none, or if its object was lost: then there is none."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["STACK", "TRIALS", "Files", "StudyRound", "TrialFiles", "work_on_rows"]
 
 STACK = 16  # candidates that are trained together
+_SMALL = 2**18  # bytes of a result below which those of a stack are handed in together
 _CAUTIOUS = 4  # likewise, where a known score ends the round: what is trained after it is wasted
 _LOSSES = 3  # how often a round trains anew what its object store has lost, before it says so
 TRIALS, _FINAL = 10_000_000, 20_000_000  # first numbers of trainings with a name, above all rows
@@ -98,7 +99,8 @@ class Files(ABC):
             alone: Whether no other process may be at the same ones.
 
         Returns:
-            A result a candidate, in any order, each as soon as it is done.
+            A result a candidate, in any order, each as soon as it is done; a list where all are done
+            at the same moment.
         """
 
     def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
@@ -113,18 +115,22 @@ class Files(ABC):
             if not own:
                 continue
             secrets = {number: by_number[number].seed for number in own}
-            for result in self.train(training, own, secrets=secrets, scored=True, alone=False):
+            results = self.train(training, own, secrets=secrets, scored=True, alone=False)
+            left = len(results) if isinstance(results, list) else 0
+            for result in results:
                 lease = by_number[result.index]
                 shown = lease.number >= TRIALS
                 index = lease.number - TRIALS if shown else lease.number
                 name = f"trial-{index if shown else f'{index:06d}'}.safetensors"
-                staged = self.results.stage(name, pack_result(replace(result, index=index)))
+                content = pack_result(replace(result, index=index))
+                staged, left = self.results.stage(name, content), left - 1
                 yield Handed(
                     lease,
                     -math.inf if result.score is None else result.score,
                     {"file": name, "hardware": self.hardware},
                     keep=partial(self.results.insert, name, staged),
                     drop=partial(self.results.discard, name, staged),
+                    more=left > 0 and len(content) <= _SMALL,
                 )
 
 
@@ -270,12 +276,13 @@ class StudyRound:
     def _read(self, rounds: Rounds, charge_id: str) -> list[TrialResult]:
         """Return the results of a finished round; a row whose result is damaged is open again."""
         results, damaged = [], None
-        for row in patiently(partial(rounds.results, charge_id)):
-            if SKIPPED in row.result:
-                continue
+        rows = [r for r in patiently(partial(rounds.results, charge_id)) if SKIPPED not in r.result]
+        stored = self.files.results.get_small([row.result["file"] for row in rows])
+        for row in rows:
             name = row.result["file"]
             try:
-                results.append(unpack_result(self.files.results.get(name) or b""))
+                content = stored.pop(name, None) or self.files.results.get(name)
+                results.append(unpack_result(content or b""))
             except DamagedResultError as error:
                 rounds.reopen(charge_id, row.number, partial(self.files.results.lose, name))
                 damaged = error

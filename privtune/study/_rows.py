@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 __all__ = ["StudyRow", "insert_new"]
@@ -39,7 +39,17 @@ class StudyRow:
 
 def insert_new(connection: Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:
     """Insert a row unless there is one of this key; return whether it was inserted."""
-    insert: Any = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    statement = insert(table).values(row).on_conflict_do_nothing()
-    done = connection.execute(statement, execution_options={"preserve_rowcount": True})
-    return done.rowcount == 1
+    statement = _insertion(connection.dialect.name, table, frozenset(row))
+    return connection.execute(statement, row).rowcount == 1
+
+
+@cache
+def _insertion(dialect: str, table: sa.Table, columns: frozenset[str]) -> Any:
+    insert: Any
+    if dialect == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert
+    else:
+        from sqlalchemy.dialects.postgresql import insert
+    values: dict[str, Any] = {name: sa.bindparam(name) for name in sorted(columns)}
+    statement = insert(table).values(values).on_conflict_do_nothing()
+    return statement.execution_options(preserve_rowcount=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -100,6 +100,7 @@ class _TaskTrainer:
     observer: Observer
     compute: Compute
     executor: Executor
+    timed: dict[object, float] = field(default_factory=dict)
 
     @cached_property
     def staged(self) -> Task:
@@ -124,7 +125,7 @@ class _TaskTrainer:
     def rehearse(self, plan: Plan) -> float:
         """Train a few steps on made-up records; an unknown strategy is found before the charge."""
         parts = parts_of(self._strategy(plan), self.life.spec.search_space(), plan)
-        return dry_run(plan, self.task, compute=self.compute, parts=parts)
+        return dry_run(plan, self.task, compute=self.compute, parts=parts, known=self.timed)
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the arm's strategy as the spec has it, and its round."""

@@ -190,6 +190,12 @@ class Standing:
             raise ChargeStateError(f"Arm {plan.arm!r} of study {self.name!r} is not charged.")
         return charge
 
+    def certificate(self) -> dict[str, Any]:
+        """Return the certificate of the budget, JSON-ready."""
+        from privtune.ledger import export_certificate
+
+        return export_certificate(self.ledger.log.storage, self.budget)
+
     def failures(self, arm: str) -> list[dict[str, Any]]:
         """Return what stopped an arm, the latest last: ``time`` and ``traceback``."""
         return self._store.failures(self.name, arm)

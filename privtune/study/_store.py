@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -215,10 +216,16 @@ def study_names(url: str) -> list[str]:
         return StudyStore(ledger.log.storage).names()
 
 
+@lru_cache(maxsize=256)
+def _read_plan(text: str) -> Plan | StagePlan:
+    """Return a plan, which never changes, and which every question about a study reads."""
+    plan = json.loads(text)
+    return StagePlan.from_dict(plan) if "stage" in plan else Plan.from_dict(plan)
+
+
 def _read_arm(row: sa.Row[Any]) -> Arm:
-    plan = json.loads(row.plan)
     return Arm(
-        StagePlan.from_dict(plan) if "stage" in plan else Plan.from_dict(plan),
+        _read_plan(row.plan),
         row.digest,
         bytes.fromhex(row.secret) or None,
         None if row.release is None else json.loads(row.release),

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.accounting import Guarantee
 from privtune.errors import PrivTuneError
-from privtune.ledger import export_certificate
 from privtune.strategies import Plan, Release
-from privtune.study._create import store_study
 from privtune.study._release import MODEL
 from privtune.study.lifecycle import Life
 from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
@@ -101,6 +99,8 @@ class Study:
             >>> study.delete()
             >>> study.close()
         """
+        from privtune.study._create import store_study
+
         store_study(spec, storage)
         return cls(spec.name, storage)
 
@@ -393,7 +393,7 @@ class Study:
         Raises:
             LedgerCorruptedError: If its log does not verify.
         """
-        return export_certificate(self._life.ledger.log.storage, self.spec.budget.name)
+        return self._life.certificate()
 
     def close(self) -> None:
         """Close the connections."""

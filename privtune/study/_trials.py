@@ -5,6 +5,7 @@ Each arm is an Optuna study ``NAME/ARM``. Nothing else of a study is there.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import optuna
+from optuna.distributions import distribution_to_json
 
+from privtune.imports import unsearched
 from privtune.ledger.failures import translated
 from privtune.ledger.storage import Storage
 from privtune.spaces import inside
@@ -50,33 +53,13 @@ class StudyTrials:
         with self._home.lend():
             self._record(self._open(arm), space, results)
 
-    @staticmethod
-    def _record(study: optuna.Study, space: SearchSpace, results: Sequence[TrialResult]) -> None:
+    def _record(
+        self, study: optuna.Study, space: SearchSpace, results: Sequence[TrialResult]
+    ) -> None:
         there = {t.user_attrs.get(INDEX) for t in study.get_trials(deepcopy=False)}
-        for result in results:
-            if result.index in there:
-                continue
-            params = {
-                key: result.params[key]
-                for key in space
-                if key in result.params and inside(space[key], result.params[key])
-            }
-            score = -math.inf if result.score is None else result.score
-            study.add_trial(
-                optuna.trial.create_trial(
-                    params=params,
-                    distributions={key: space[key] for key in params},
-                    value=-math.inf if math.isnan(score) else score,
-                    user_attrs={
-                        INDEX: result.index,
-                        "failed": result.failed,
-                        "unusable": result.unusable,
-                        **{
-                            f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params
-                        },
-                    },
-                )
-            )
+        fresh = [_finished(space, result) for result in results if result.index not in there]
+        if fresh:
+            add_trials(self._database, study._study_id, fresh)
 
     def shown(self, arm: str, results: Results) -> ShownTrials:
         """Return the trials of an arm that pays for all of them, to ask and to tell.
@@ -128,7 +111,7 @@ class StudyTrials:
     def _database(self) -> optuna.storages.RDBStorage:
         # Opened when trials are read or kept: a study that is only looked at needs none of it.
         url = self._home.url.render_as_string(hide_password=False)
-        with translated(self._home.safe_url):
+        with translated(self._home.safe_url), unsearched():
             return optuna.storages.RDBStorage(url, engine_kwargs=self._home.options_for_others)
 
     @cached_property
@@ -136,6 +119,69 @@ class StudyTrials:
         # Loading a study wraps a bare storage in a new cache each time, which then reads every
         # trial again. This one is kept: what it holds of finished trials never changes.
         return optuna.storages.get_storage(self._database)
+
+
+def _finished(space: SearchSpace, result: TrialResult) -> optuna.trial.FrozenTrial:
+    """Return a trial of a round as Optuna has trials that are over."""
+    params = {
+        key: result.params[key]
+        for key in space
+        if key in result.params and inside(space[key], result.params[key])
+    }
+    score = -math.inf if result.score is None else result.score
+    return optuna.trial.create_trial(
+        params=params,
+        distributions={key: space[key] for key in params},
+        value=-math.inf if math.isnan(score) else score,
+        user_attrs={
+            INDEX: result.index,
+            "failed": result.failed,
+            "unusable": result.unusable,
+            **{f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params},
+        },
+    )
+
+
+def add_trials(
+    storage: optuna.storages.RDBStorage, study: int, trials: Sequence[optuna.trial.FrozenTrial]
+) -> None:
+    """Add trials that are over to a study: all of them or none, in one transaction.
+
+    Optuna's ``add_trials`` asks twenty questions for each, in a transaction of its own. These are the
+    rows that it leaves, made by its own tables' classes. For trials of one space: that the laws of
+    their parameters agree is not asked again.
+    """
+    from optuna.storages._rdb import models
+
+    with storage.scoped_session() as session, session.begin():
+        # Optuna's lock: whoever adds a trial counts those that are there for its number.
+        held = models.StudyModel.find_or_raise_by_id(study, session, for_update=True)
+        for number, trial in enumerate(trials, models.TrialModel.count(session, held)):
+            # Optuna stores infinite scores by their kind.
+            score = -math.inf if trial.value is None else trial.value
+            value, kind = models.TrialValueModel.value_to_stored_repr(score)
+            session.add(
+                models.TrialModel(
+                    study_id=study,
+                    number=number,
+                    state=trial.state,
+                    datetime_start=trial.datetime_start,
+                    datetime_complete=trial.datetime_complete,
+                    values=[models.TrialValueModel(objective=0, value=value, value_type=kind)],
+                    params=[
+                        models.TrialParamModel(
+                            param_name=name,
+                            param_value=law.to_internal_repr(trial.params[name]),
+                            distribution_json=distribution_to_json(law),
+                        )
+                        for name, law in trial.distributions.items()
+                    ],
+                    user_attributes=[
+                        models.TrialUserAttributeModel(key=key, value_json=json.dumps(attribute))
+                        for key, attribute in trial.user_attrs.items()
+                    ],
+                )
+            )
 
 
 def _all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:

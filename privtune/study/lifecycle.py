@@ -21,18 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from privtune.errors import PrivTuneError
 from privtune.execution.files import unpack_result
-from privtune.execution.table import make_rounds
 from privtune.files import forget_times
-from privtune.ledger import (
-    Charge,
-    ChargeRequest,
-    ChargeState,
-    ChargeStateError,
-    export_certificate,
-)
-from privtune.ledger.audits import note_deleted
+from privtune.ledger import Charge, ChargeRequest, ChargeState, ChargeStateError
 from privtune.ledger.chain import Kind
-from privtune.ledger.round_rows import forget_secret
 from privtune.strategies import Outcome, Plan, Release
 from privtune.strategies.stage_plan import StagePlan
 from privtune.study._release import MODEL, make_release
@@ -107,6 +98,8 @@ class Life(Standing):
         Raises:
             StudyBusyError: If another process runs it: what that trains would be lost.
         """
+        from privtune.ledger.audits import note_deleted
+
         arms = list(self.rows())
         with ExitStack() as held:
             with suppress(OSError):  # where no lock can be put, nobody has one
@@ -193,6 +186,8 @@ class Life(Standing):
         if charge is None or self.rows()[plan.arm].release is not None:
             return
         if plan.runs is not None:
+            from privtune.execution.table import make_rounds
+
             secret = self.secret(plan)
             # Drawn from the arm's secret, so the same whenever it is drawn; opened once.
             count = plan.runs.sample(Streams(secret).numpy("runs", 0))
@@ -234,6 +229,8 @@ class Life(Standing):
 
     def settle(self, plan: AnyPlan) -> None:
         """Settle an arm's charge and forget what is sealed, in one transaction: trained → released."""
+        from privtune.ledger.round_rows import forget_secret
+
         charge = self.charge_of(plan)
 
         def forget(connection: Connection) -> bool:
@@ -262,8 +259,7 @@ class Life(Standing):
             results = self.released(plan.arm)
             for name in results.names():
                 self.write(plan.arm, name)
-            certificate = export_certificate(self.ledger.log.storage, self.budget)
-            text = json.dumps(certificate, indent=2, allow_nan=False)
+            text = json.dumps(self.certificate(), indent=2, allow_nan=False)
             write_file(results.folder / "certificate.json", text.encode())
             tell(plan, release)
             forget_times(results.folder, within=True)

@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import CalibrationError, Composed, Event, Guarantee, epsilon, share_budget
 from privtune.accounting.hints import Search
-from privtune.accounting.sensitivity import Sensitivity, sensitivity
 from privtune.ledger import RECORD, refuse_other_unit
 from privtune.strategies import (
     NoRunFitsError,
@@ -24,6 +23,9 @@ from privtune.strategies.stage_plan import StagePlan, plan_stage
 from privtune.study._hints import searches_begin_at_hints
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
+
+if TYPE_CHECKING:
+    from privtune.accounting.sensitivity import Sensitivity
 
 __all__ = ["StudyPlan", "advice", "plan_study"]
 
@@ -188,6 +190,8 @@ def advice(planned: StudyPlan) -> Sensitivity:
     total = planned.total
     names |= {stage.event: f"stage {stage.arm}" for stage in planned.stages}
     event = Composed([*(p.event for p in plans), *(s.event for s in planned.stages)])
+    from privtune.accounting.sensitivity import sensitivity
+
     return sensitivity(event, total.delta, adjacency=total.adjacency, names=names)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -22,16 +22,18 @@ from pydantic_core import ErrorDetails
 from privtune.errors import PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.spaces import SearchSpace
-from privtune.strategies import PlanningContext, Reporting, Scoring
 from privtune.study._objects import check_address
 from privtune.study._spec_parts import STORED, ArmSpec, BudgetSpec, Name
 from privtune.study._spec_words import NUMBER, Space, checked, sentence
 from privtune.study._yaml import read_yaml
 from privtune.tasks import Task, get_task
-from privtune.tasks.stages import TaskStage, make_stage, staged_task
 from privtune.training.engine.compute import Compute, check_device, require_compiler
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
+
+if TYPE_CHECKING:
+    from privtune.strategies import PlanningContext
+    from privtune.tasks.stages import TaskStage
 
 __all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
 
@@ -154,6 +156,10 @@ class StudySpec(BaseModel):
     def _stages(
         cls, stages: tuple[Mapping[str, Any], ...], info: ValidationInfo
     ) -> tuple[Mapping[str, Any], ...]:
+        if not stages:
+            return stages
+        from privtune.tasks.stages import make_stage
+
         names = [make_stage(stage).name for stage in stages]
         taken = [*(arm.name for arm in info.data.get("arms", ())), *names]
         if twice := sorted({name for name in names if taken.count(name) > 1}):
@@ -274,6 +280,10 @@ class StudySpec(BaseModel):
             >>> study.spec.make_stages()
             ()
         """
+        if not self.stages:
+            return ()
+        from privtune.tasks.stages import make_stage
+
         return tuple(make_stage(stage) for stage in self.stages)
 
     def load_task(self, released: Mapping[str, Mapping[str, Any]] | None = None) -> Task:
@@ -291,6 +301,10 @@ class StudySpec(BaseModel):
                 f"Study {self.name!r} is open: it has no task of its own. Run arms on it with "
                 "study.optimize in Python."
             )
+        if not self.stages and isinstance(self.task, str):
+            return get_task(self.task)
+        from privtune.tasks.stages import staged_task
+
         stages = self.make_stages()
         planned = staged_task(self.task, stages)
         if released is None:
@@ -311,6 +325,8 @@ class StudySpec(BaseModel):
         """
         if self.compile:
             require_compiler()
+        from privtune.strategies import PlanningContext, Reporting, Scoring
+
         task = self.load_task()
         if self.epochs is None or self.expected_batch_size is None:
             raise SpecError(f"Study {self.name!r} needs epochs and expected_batch_size.")

@@ -30,9 +30,7 @@ from privtune.ledger import Ledger, LedgerConnectionError
 from privtune.study._round import Files, TrialFiles, work_on_rows
 from privtune.study._standing import Stage
 from privtune.study._store import StudyStore
-from privtune.study.imported import ImportedObjective
 from privtune.study.lifecycle import Life
-from privtune.study.objective import OBJECTIVE, ObjectiveFiles, rehearse
 from privtune.training.engine.compute import Compute, check_device
 
 if TYPE_CHECKING:
@@ -246,7 +244,7 @@ def _open_rounds(life: Life, arm: str | None) -> Iterator[tuple[Plan, str]]:
         charge = charges.get(name)
         if arm not in {None, name} or charge is None or plan.search is None:
             continue
-        if life.spec.task is None and life.sealed(name).get(OBJECTIVE) is None:
+        if life.spec.task is None and _objective(life, plan) is None:
             continue  # a function that only its own process knows
         if life.stage(plan) is Stage.STARTED and rounds.open_count(charge.id):
             yield plan, charge.id
@@ -292,16 +290,26 @@ def _work(
         return work_on_rows(make_rounds(life.ledger), charge_id, files, workers=workers, most=most)
 
 
+def _objective(life: Life, plan: Plan) -> bytes | None:
+    """Return where an arm's function is found, if other processes can import it."""
+    from privtune.study.objective import OBJECTIVE
+
+    return life.sealed(plan.arm).get(OBJECTIVE)
+
+
 def _files(life: Life, plan: Plan, compute: Compute) -> Files:
     if life.spec.task is not None:
         task = life.task()
         return make_files(life, plan, task=task, data=task.load_checked(), compute=compute)
-    stored = life.sealed(plan.arm).get(OBJECTIVE)
+    stored = _objective(life, plan)
     if stored is None:
         raise PrivTuneError(
             f"Arm {plan.arm!r} of study {life.name!r} is trained by a function that no other process "
             "can import: give it as 'package.module:function'."
         )
+    from privtune.study.imported import ImportedObjective
+    from privtune.study.objective import ObjectiveFiles, rehearse
+
     objective = ImportedObjective.from_json(stored).load()
     shown = partial(life.trials.shown, plan.arm, life.sealed(plan.arm))
     # A random sampler asks for no scores: none need be read anew.

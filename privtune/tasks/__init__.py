@@ -1,12 +1,19 @@
 """Tasks: what a study works on. Importing this package does not import torch."""
 
-from privtune.tasks._facts import A_RECORD, PRECISION, PRETRAINED, TRAINED, PublicFacts
-from privtune.tasks._fine_tuning import fine_tuned
-from privtune.tasks._partition import Sizes, split
-from privtune.tasks._registry import TASKS, get_task
-from privtune.tasks._task import Task, TaskData, TaskDataError
-from privtune.tasks._units import by_unit, unit_records
-from privtune.training.mechanism.packing import Packing
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from privtune.imports import lazily
+
+if TYPE_CHECKING:
+    from privtune.tasks._facts import A_RECORD, PRECISION, PRETRAINED, TRAINED, PublicFacts
+    from privtune.tasks._fine_tuning import fine_tuned
+    from privtune.tasks._partition import Sizes, split
+    from privtune.tasks._registry import TASKS, get_task
+    from privtune.tasks._task import Task, TaskData, TaskDataError
+    from privtune.tasks._units import by_unit, unit_records
+    from privtune.training.mechanism.packing import Packing
 
 __all__ = [
     "A_RECORD",
@@ -26,3 +33,5 @@ __all__ = [
     "split",
     "unit_records",
 ]
+
+__getattr__ = lazily(__name__, __file__)

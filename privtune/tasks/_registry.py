@@ -6,36 +6,34 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.imports import find_function
+from privtune.imports import ByName, find_function
 from privtune.tasks._fine_tuning import from_spec
 from privtune.tasks._task import Task
-from privtune.tasks.digits import digits_cnn, digits_mlp
-from privtune.tasks.images import images
-from privtune.tasks.mnist import mnist_cnn, mnist_logistic, mnist_mlp
-from privtune.tasks.tables import breast_cancer_logistic, iris_logistic, synthetic_logistic
-from privtune.tasks.tabular import tabular
-from privtune.tasks.text import text
 
 __all__ = ["TASKS", "get_task"]
 
-TASKS: Mapping[str, Callable[[], Task]] = {
-    "digits-mlp": digits_mlp,
-    "digits-cnn": digits_cnn,
-    "breast-cancer-logistic": breast_cancer_logistic,
-    "iris-logistic": iris_logistic,
-    "synthetic-logistic": synthetic_logistic,
-    "mnist-mlp": mnist_mlp,
-    "mnist-cnn": mnist_cnn,
-    "mnist-logistic": mnist_logistic,
-}
+TASKS: Mapping[str, Callable[[], Task]] = ByName(
+    {
+        "digits-mlp": "privtune.tasks.digits:digits_mlp",
+        "digits-cnn": "privtune.tasks.digits:digits_cnn",
+        "breast-cancer-logistic": "privtune.tasks.tables:breast_cancer_logistic",
+        "iris-logistic": "privtune.tasks.tables:iris_logistic",
+        "synthetic-logistic": "privtune.tasks.tables:synthetic_logistic",
+        "mnist-mlp": "privtune.tasks.mnist:mnist_mlp",
+        "mnist-cnn": "privtune.tasks.mnist:mnist_cnn",
+        "mnist-logistic": "privtune.tasks.mnist:mnist_logistic",
+    }
+)
 """The built-in tasks, by name."""
 
 
-_DESCRIBED: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {
-    "tabular": tabular,
-    "images": images,
-    "text": text,
-}
+_DESCRIBED: Mapping[str, Callable[[Mapping[str, Any]], Task]] = ByName(
+    {
+        "tabular": "privtune.tasks.tabular:tabular",
+        "images": "privtune.tasks.images:images",
+        "text": "privtune.tasks.text:text",
+    }
+)
 """Tasks that are described in a spec, by type."""
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from privtune.strategies import Plan, Release
-    from privtune.study import Study
+    from privtune.study import ArmStatus, Study
     from privtune.views.record import ArmRecord, BudgetView
 
 __all__ = ["MlflowObserver", "sync_study"]
@@ -137,8 +137,7 @@ def sync_study(study: Study, *, uri: str | None = None) -> tuple[str, ...]:
             _write(client, experiment, study, record, view)
             logged.append(arm)
         client.set_experiment_tag(experiment, "mlflow.note.content", study_note(study, view))
-        releases = [release for _, release in released.values()]
-        client.set_experiment_tag(experiment, VIEW_TAG, _view(study, releases))
+        client.set_experiment_tag(experiment, VIEW_TAG, _view(study, status))
     return tuple(logged)
 
 
@@ -168,12 +167,13 @@ def _write(
     )
 
 
-def _view(study: Study, releases: Sequence[Release]) -> str:
+def _view(study: Study, status: Sequence[ArmStatus]) -> str:
+    releases = [arm.release for arm in status if arm.release is not None]
     curves = {CURVE_NAMES.get(name, name) for release in releases for name in release.curves}
     released = dict.fromkeys(name for release in releases for name in release.params)
     # An open study's space is what its function suggests: all that is released belongs to it.
     params = [name for name in study.spec.space or released if name in released]
-    utility = utility_name(study.status()).split(" or ")[0]
+    utility = utility_name(status).split(" or ")[0]
     return saved_view(
         params=params,
         curves=sorted(curves),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,34 @@ def test_a_restart_at_any_question_loses_and_doubles_nothing(
         assert len(ledger.charges("b")) == 1
         with ledger.log.storage.read() as connection:
             assert set(connection.execute(sa.select(tasks.c.attempts)).scalars()) == {1}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("late", [False, True])
+def test_a_restart_while_results_are_handed_in_together_loses_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    dropped: list[int] = []
+
+    def run(leases: Sequence[Lease]) -> Iterator[Handed]:
+        for done in workers.numbers(leases):
+            number = done.lease.number
+            more = number != leases[-1].number
+            yield replace(done, drop=partial(dropped.append, number), more=more)
+
+    with Ledger(f"sqlite:///{tmp_path / 'p.db'}") as ledger:
+        charge = open_round(ledger, 6)
+        rounds = make_rounds(ledger, lease_seconds=600.0)
+        with monkeypatch.context() as patch:
+            calls = restarting(patch, "complete_some", late=late)
+            work_through(rounds, charge, run, stack=3, lease_seconds=600.0)
+        assert len(calls) == 4, "a stack is one transaction, which is asked for twice"
+        opened = rounds.find(charge)
+        assert opened is not None
+        expected = [int.from_bytes(opened.seed(n)[:6]) / 2**48 for n in range(6)]
+        assert [row.score for row in rounds.results(charge)] == expected
+        # Asked twice, what was committed the first time came second: it is dropped as ever.
+        assert dropped == (list(range(6)) if late else [])
 
 
 @pytest.mark.quick

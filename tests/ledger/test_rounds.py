@@ -17,6 +17,7 @@ from privtune.ledger import (
     BudgetExceededError,
     ChargeRequest,
     ChargeStateError,
+    Finished,
     Ledger,
     RoundNotFinishedError,
     Rounds,
@@ -379,3 +380,47 @@ def test_a_lease_looks_at_no_more_rows_late_in_a_long_round(sqlite_url: str) -> 
             rounds.complete(lease, 0.5, {})
         early, late = sorted(costs[:100])[95], sorted(costs[-100:])[95]
         assert late < 1.5 * early
+
+
+def test_results_of_one_moment_are_one_transaction(
+    rounds: Rounds, clock: Clock, begin: Begin
+) -> None:
+    charge = begin(4).charge_id
+    late = rounds.lease_some(charge, "late", most=4)
+    clock.now += 11
+    [fast] = rounds.lease_some(charge, "fast", most=1)
+    assert rounds.complete(fast, 0.5, {"by": "fast"})
+    kept: list[int] = []
+
+    def handed(fail: int | None = None) -> list[Finished]:
+        def keep(number: int) -> None:
+            if number == fail:
+                raise OSError("the disk is full")
+            kept.append(number)
+
+        return [
+            Finished(
+                lease, 0.1 * lease.number, {"by": "late"}, keep=lambda _, n=lease.number: keep(n)
+            )
+            for lease in reversed(late)
+        ]
+
+    with pytest.raises(OSError, match="full"):
+        rounds.complete_some(handed(fail=3))
+    assert rounds.open_count(charge) == 3, "all of them or none"
+    kept.clear()
+    assert rounds.complete_some(handed()) == {1, 2, 3}, "the first result of row 0 stays"
+    assert kept == [1, 2, 3], "in the order in which rows are locked; nothing of what came second"
+    assert rounds.complete_some(handed()) == frozenset()
+    results = rounds.results(charge)
+    assert [r.result["by"] for r in results] == ["fast", "late", "late", "late"]
+
+
+def test_a_result_that_ends_the_round_comes_before_those_after_it(
+    rounds: Rounds, begin: Begin
+) -> None:
+    charge = begin(5).charge_id
+    leases = rounds.lease_some(charge, "a", most=4)
+    results = [Finished(lease, 0.9, {}, last=lease.number == 1) for lease in leases]
+    assert rounds.complete_some(results) == {0, 1}
+    assert [SKIPPED in r.result for r in rounds.results(charge)] == [False] * 2 + [True] * 3

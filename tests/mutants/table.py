@@ -1041,8 +1041,8 @@ _in(
     ),
     (
         "a second result replaces the first",
-        ".where(*of_task(charge_id, number), tasks.c.done == 0)",
-        ".where(*of_task(charge_id, number))",
+        '        tasks.c.number == sa.bindparam("of_number"),\n        tasks.c.done == 0,\n',
+        '        tasks.c.number == sa.bindparam("of_number"),\n',
         f"{_ROUNDS}::test_the_first_result_stays",
     ),
     (

@@ -7,6 +7,7 @@ Every figure is user and system time of a whole process tree, from the start of 
 end; of commands the wall time, too. Rounds run every competitor once, by turns; medians. `--against`
 runs the commands of another checkout in the same rounds: before and after. Each round starts from an
 empty folder, and nothing is left out: the second round finds what the first kept in the cache.
+Checkouts are compiled to bytecode first, as an installation is.
 
 The competitor is `opacus_trials.py`, with each way of Opacus to compute gradients, the fastest counts,
 and without privacy (`plain`, which does not count). `imports` is what both need: the imports of torch,
@@ -16,6 +17,7 @@ Optuna, MLflow with its database, and autodp, in one process, and nothing else.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import platform
@@ -128,6 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
     checkouts = {"now": ROOT} | ({"before": asked.against.resolve()} if asked.against else {})
     if asked.data is not None:
         os.environ["PRIVTUNE_DATA"] = str(asked.data.resolve())
+    for checkout in checkouts.values():
+        compileall.compile_dir(checkout / "privtune", quiet=1)
     waits: dict[str, dict[str, list[float]]] = {name: {} for name in checkouts}
     walls: dict[str, dict[str, list[float]]] = {name: {} for name in checkouts}
     races: dict[int, dict[str, list[float]]] = {trials: {} for trials in asked.trials}

@@ -27,11 +27,14 @@ DOING = (
     ("accounting/rdp.py", "confirm_composition", "autodp's check"),
     ("ledger/admission.py", "", "composition of what is charged"),
     ("accounting/", "", "other answers of the accountant (ε by step)"),
+    ("training/mechanism/scoring.py", "", "scores of candidates and models"),
     ("tracking/store.py", "open_client", "opening MLflow"),
     ("tracking/", "", "writing to MLflow"),
     ("study/_trials.py", "", "Optuna's storage"),
     ("ledger/", "", "the ledger and the studies' tables"),
-    ("study/_st", "", "the ledger and the studies' tables"),
+    ("study/_store.py", "", "the ledger and the studies' tables"),
+    ("study/_standing.py", "", "the ledger and the studies' tables"),
+    ("study/_results.py", "", "the ledger and the studies' tables"),
     ("tasks/", "", "records: reading, splitting"),
 )
 

@@ -1,0 +1,133 @@
+"""The trials of a round: handed in with their stack, read at once, and in Optuna's storage as it has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from privtune.execution import training
+from privtune.ledger import Finished, Ledger, Rounds
+from privtune.spaces import SearchSpace
+from privtune.strategies import TrialResult
+from privtune.study import Study
+from privtune.study._results import Results
+from privtune.study._round import STACK
+from privtune.study._trials import StudyTrials, _finished
+from tests.ledger.conftest import ledger_url, postgres_url, sqlite_url
+from tests.study.conftest import toy_spec
+
+__all__ = ["ledger_url", "postgres_url", "sqlite_url"]
+
+SPACE = SearchSpace(
+    {
+        "rate": FloatDistribution(1e-3, 10.0, log=True),
+        "layers": IntDistribution(1, 4),
+        "kind": CategoricalDistribution(("wide", "deep", None)),
+    }
+)
+SCORES = (0.5, -math.inf, math.nan, None, 0.25)
+FIELDS = ("number", "state", "value", "params", "distributions", "user_attrs", "system_attrs")
+
+
+def result(index: int, **more: Any) -> TrialResult:
+    params = {"rate": 0.1 * (index + 1), "layers": 1 + index % 4, "kind": (None, "deep")[index % 2]}
+    score = SCORES[index % len(SCORES)]
+    return TrialResult(
+        index=index, params={**params, **more}, weights=torch.empty(0), score=score, unusable=index
+    )
+
+
+def told(trials: Sequence[optuna.trial.FrozenTrial]) -> list[tuple[Any, ...]]:
+    dated = [(t.datetime_start is None, t.datetime_complete is None) for t in trials]
+    fields = [tuple(getattr(trial, name) for name in FIELDS) for trial in trials]
+    return list(zip(dated, fields, strict=True))
+
+
+@pytest.fixture
+def trials(ledger_url: str) -> Iterator[StudyTrials]:
+    with Ledger(ledger_url) as ledger, closing(StudyTrials(ledger.log.storage, "toy")) as opened:
+        yield opened
+
+
+def test_trials_are_recorded_as_optuna_records_them(trials: StudyTrials) -> None:
+    results = [result(n, rate=99.0) if n == 2 else result(n, other=[n]) for n in range(9)]
+    trials.record("ours", space=SPACE, results=results[:4])
+    trials.record(
+        "ours", space=SPACE, results=results
+    )  # those that are there are not written again
+    with trials._home.lend():
+        theirs = trials._open("theirs")
+        theirs.add_trials([_finished(SPACE, each) for each in results])
+        ours = trials._open("ours")
+    assert told(trials.of("ours")) == told(trials.of("theirs"))
+    assert [t.number for t in trials.of("ours")] == list(range(9))
+    assert trials.of("ours")[2].user_attrs["params:rate"] == 99.0, "outside of the space"
+    ours.tell(ours.ask(dict(SPACE)), 1.0)
+    assert (ours.best_value, ours.trials[-1].number) == (1.0, 9), "Optuna goes on from there"
+
+
+def test_a_round_is_recorded_whole_or_not_at_all(trials: StudyTrials) -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        trials.record("arm", space=SPACE, results=[result(0), result(1, other={1, 2}), result(2)])
+    assert trials.of("arm") == []
+    trials.record("arm", space=SPACE, results=[result(0)])
+    assert [t.number for t in trials.of("arm")] == [0]
+
+
+def test_a_stack_hands_in_its_results_in_one_transaction(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    whole = Rounds.complete_some
+
+    def complete_some(self: Rounds, results: Sequence[Finished]) -> frozenset[int]:
+        batches.append(len(results))
+        return whole(self, results)
+
+    monkeypatch.setattr(Rounds, "complete_some", complete_some)
+    count = STACK + 3
+    arm = {"name": "arm", "strategy": "papernot-steinke", "law": "binomial", "n": count}
+    spec = toy_spec(arms=[{**arm, "mean_runs": count}])
+    with closing(Study.create(spec, storage)) as study:
+        study.run()
+        recorded = study._life.trials.of("arm")
+    assert batches == [STACK, 3]
+    assert [trial.user_attrs["privtune:index"] for trial in recorded] == list(range(count))
+
+
+def test_small_results_are_read_together_and_large_ones_are_left_out(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privtune.study._results._LARGE", 8)
+    monkeypatch.setattr("privtune.study._results._ASKED", 2)
+    for number in range(5):
+        results.put(f"{number}", bytes([number]))
+    results.put("large", bytes(9))
+    found = results.get_small([*map(str, range(5)), "large", "none"])
+    assert found == {f"{number}": bytes([number]) for number in range(5)}
+
+
+def test_arms_that_cost_the_same_a_step_are_rehearsed_once(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks: list[int] = []
+    whole = training._seconds_per_step
+
+    def timed(*args: Any, stack: int, **options: Any) -> float:
+        stacks.append(stack)
+        return whole(*args, stack=stack, **options)
+
+    monkeypatch.setattr(training, "_seconds_per_step", timed)
+    fixed = {"strategy": "fixed", "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0}}
+    selection = {"strategy": "papernot-steinke", "mean_runs": 4}
+    arms = [{"name": "a", **fixed}, {"name": "b", **fixed}, {"name": "c", **selection}]
+    with closing(Study.create(toy_spec(arms=arms), storage)) as study:
+        study.run()
+    assert stacks == [1, 4]
