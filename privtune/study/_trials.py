@@ -5,7 +5,6 @@ Each arm is an Optuna study ``NAME/ARM``. Nothing else of a study is there.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.distributions import distribution_to_json
 
 from privtune.imports import unsearched
 from privtune.ledger.failures import translated
@@ -53,13 +51,10 @@ class StudyTrials:
         with self._home.lend():
             self._record(self._open(arm), space, results)
 
-    def _record(
-        self, study: optuna.Study, space: SearchSpace, results: Sequence[TrialResult]
-    ) -> None:
+    @staticmethod
+    def _record(study: optuna.Study, space: SearchSpace, results: Sequence[TrialResult]) -> None:
         there = {t.user_attrs.get(INDEX) for t in study.get_trials(deepcopy=False)}
-        fresh = [_finished(space, result) for result in results if result.index not in there]
-        if fresh:
-            add_trials(self._database, study._study_id, fresh)
+        study.add_trials([_finished(space, r) for r in results if r.index not in there])
 
     def shown(self, arm: str, results: Results) -> ShownTrials:
         """Return the trials of an arm that pays for all of them, to ask and to tell.
@@ -140,48 +135,6 @@ def _finished(space: SearchSpace, result: TrialResult) -> optuna.trial.FrozenTri
             **{f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params},
         },
     )
-
-
-def add_trials(
-    storage: optuna.storages.RDBStorage, study: int, trials: Sequence[optuna.trial.FrozenTrial]
-) -> None:
-    """Add trials that are over to a study: all of them or none, in one transaction.
-
-    Optuna's ``add_trials`` asks twenty questions for each, in a transaction of its own. These are the
-    rows that it leaves, made by its own tables' classes. For trials of one space: that the laws of
-    their parameters agree is not asked again.
-    """
-    from optuna.storages._rdb import models
-
-    with storage.scoped_session() as session, session.begin():
-        # Optuna's lock: whoever adds a trial counts those that are there for its number.
-        held = models.StudyModel.find_or_raise_by_id(study, session, for_update=True)
-        for number, trial in enumerate(trials, models.TrialModel.count(session, held)):
-            # Optuna stores infinite scores by their kind.
-            score = -math.inf if trial.value is None else trial.value
-            value, kind = models.TrialValueModel.value_to_stored_repr(score)
-            session.add(
-                models.TrialModel(
-                    study_id=study,
-                    number=number,
-                    state=trial.state,
-                    datetime_start=trial.datetime_start,
-                    datetime_complete=trial.datetime_complete,
-                    values=[models.TrialValueModel(objective=0, value=value, value_type=kind)],
-                    params=[
-                        models.TrialParamModel(
-                            param_name=name,
-                            param_value=law.to_internal_repr(trial.params[name]),
-                            distribution_json=distribution_to_json(law),
-                        )
-                        for name, law in trial.distributions.items()
-                    ],
-                    user_attributes=[
-                        models.TrialUserAttributeModel(key=key, value_json=json.dumps(attribute))
-                        for key, attribute in trial.user_attrs.items()
-                    ],
-                )
-            )
 
 
 def _all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The trials of a round: handed in with their stack, read at once, and in Optuna's storage as it has them."""
+"""The trials of a round: handed in with their stack, read at once, recorded once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-import optuna
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -19,7 +18,7 @@ from privtune.strategies import TrialResult
 from privtune.study import Study
 from privtune.study._results import Results
 from privtune.study._round import STACK
-from privtune.study._trials import StudyTrials, _finished
+from privtune.study._trials import StudyTrials
 from tests.ledger.conftest import ledger_url, postgres_url, sqlite_url
 from tests.study.conftest import toy_spec
 
@@ -33,7 +32,6 @@ SPACE = SearchSpace(
     }
 )
 SCORES = (0.5, -math.inf, math.nan, None, 0.25)
-FIELDS = ("number", "state", "value", "params", "distributions", "user_attrs", "system_attrs")
 
 
 def result(index: int, **more: Any) -> TrialResult:
@@ -44,41 +42,24 @@ def result(index: int, **more: Any) -> TrialResult:
     )
 
 
-def told(trials: Sequence[optuna.trial.FrozenTrial]) -> list[tuple[Any, ...]]:
-    dated = [(t.datetime_start is None, t.datetime_complete is None) for t in trials]
-    fields = [tuple(getattr(trial, name) for name in FIELDS) for trial in trials]
-    return list(zip(dated, fields, strict=True))
-
-
 @pytest.fixture
 def trials(ledger_url: str) -> Iterator[StudyTrials]:
     with Ledger(ledger_url) as ledger, closing(StudyTrials(ledger.log.storage, "toy")) as opened:
         yield opened
 
 
-def test_trials_are_recorded_as_optuna_records_them(trials: StudyTrials) -> None:
+def test_trials_are_recorded_once_and_optuna_goes_on_from_there(trials: StudyTrials) -> None:
     results = [result(n, rate=99.0) if n == 2 else result(n, other=[n]) for n in range(9)]
-    trials.record("ours", space=SPACE, results=results[:4])
-    trials.record(
-        "ours", space=SPACE, results=results
-    )  # those that are there are not written again
+    trials.record("arm", space=SPACE, results=results[:4])
+    trials.record("arm", space=SPACE, results=results)  # those that are there already, too
+    found = trials.of("arm")
+    assert [(t.number, t.user_attrs["unusable"]) for t in found] == [(n, n) for n in range(9)]
+    assert found[2].user_attrs["params:rate"] == 99.0, "outside of the space"
+    assert [t.value for t in found[:5]] == [0.5, -math.inf, -math.inf, -math.inf, 0.25]
     with trials._home.lend():
-        theirs = trials._open("theirs")
-        theirs.add_trials([_finished(SPACE, each) for each in results])
-        ours = trials._open("ours")
-    assert told(trials.of("ours")) == told(trials.of("theirs"))
-    assert [t.number for t in trials.of("ours")] == list(range(9))
-    assert trials.of("ours")[2].user_attrs["params:rate"] == 99.0, "outside of the space"
-    ours.tell(ours.ask(dict(SPACE)), 1.0)
-    assert (ours.best_value, ours.trials[-1].number) == (1.0, 9), "Optuna goes on from there"
-
-
-def test_a_round_is_recorded_whole_or_not_at_all(trials: StudyTrials) -> None:
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        trials.record("arm", space=SPACE, results=[result(0), result(1, other={1, 2}), result(2)])
-    assert trials.of("arm") == []
-    trials.record("arm", space=SPACE, results=[result(0)])
-    assert [t.number for t in trials.of("arm")] == [0]
+        ours = trials._open("arm")
+        ours.tell(ours.ask(dict(SPACE)), 1.0)
+    assert (ours.best_value, ours.trials[-1].number) == (1.0, 9)
 
 
 def test_a_stack_hands_in_its_results_in_one_transaction(

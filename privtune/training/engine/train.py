@@ -166,16 +166,15 @@ def train(
             physical_rows=memory.piece,
             noise=noise,
         )
-        together = granule(oracle.schedule, memory.row_bytes, len(members))
-        oracle.compute_at_once(memory.piece, together)
+        multiple = granule(oracle.schedule, memory.row_bytes, len(members))
+        oracle.compute_at_once(memory.piece, multiple)
         params = torch.stack(
             [
                 first.pop(k) if k in first else _initial(model, s, kernel)
                 for k, s in zip(members, streams, strict=True)
             ]
         ).to(place)
-        state = method.init(params, [left[k] for k in members])
-        checkpoint = None
+        state, checkpoint = method.init(params, [left[k] for k in members]), None
         if keeper is not None and len(candidates) == 1:
             about = (method, oracle.schedule, candidates, noise, fingerprint(local), kernel.module)
             own = streams[0].key("checkpoint").hex()
