@@ -117,7 +117,7 @@ class PoissonSampler:
 
 
 def padded(rows: int) -> int:
-    """Return the physical size for ``rows`` records: few sizes occur, a sixteenth apart at most.
+    """Return the physical size for ``rows`` records: few sizes occur, an eighth apart at most.
 
     Every size that occurs is captured once, so there should be few; every row that fills up costs
     as much as a record, so they should be close.
