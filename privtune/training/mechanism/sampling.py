@@ -119,14 +119,14 @@ class PoissonSampler:
 
 
 def padded(rows: int, granule: int = GRANULE) -> int:
-    """Return the physical size for ``rows`` records: few sizes occur, a sixteenth apart at most.
+    """Return the physical size for ``rows`` records: few sizes occur, an eighth apart at most.
 
     Every size that occurs is captured once, so there should be few; every row that fills up costs
     as much as a record, so they should be close.
 
     Args:
         rows: How many there are.
-        granule: What the size is a multiple of, if that is more than a sixteenth.
+        granule: What the size is a multiple of, if that is more.
     """
     step = granule
     while step * 16 < rows:

@@ -23,14 +23,7 @@ from privtune.training.mechanism import tails
 from privtune.training.mechanism.channels import channels_last
 from privtune.training.mechanism.data import TensorData, synthetic
 from privtune.training.mechanism.kernel import Loss
-from privtune.training.mechanism.metrics import (
-    Floats,
-    Joint,
-    Metric,
-    interval,
-    label,
-    make_metric,
-)
+from privtune.training.mechanism.metrics import Floats, Joint, Metric, interval, label, make_metric
 from privtune.training.mechanism.records import blames_records, find_facts, find_raising
 from privtune.training.mechanism.units import rows_of
 
