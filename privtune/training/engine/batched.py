@@ -377,10 +377,13 @@ class BatchedKernel:
         sums = Transformed(uses, self.layout, clipping)
         norms, saved = sums.norms(pairs)
         bad = nonfinite(norms, look=looks_freely(norms.device))
-        if bad is not None:
+        if bad is None:
+            coefficients = clipping.factors(norms)
+        else:
             saved = [emptied(kept, bad) for kept in saved]
             norms.masked_fill_(bad, torch.inf)
-        sums.add((clipping.coefficients(norms) * rows.mask)[0], saved, out)
+            coefficients = clipping.coefficients(norms)
+        sums.add(coefficients.mul_(rows.mask)[0], saved, out)
         return count(clipping, norms, rows, bad, halves)
 
 

@@ -370,9 +370,10 @@ class StackOracle:
         if wide:
             out = add_noise(out, noise, scale, self._noise.options)
         self.gradient_evaluations += drawn.sizes
-        out /= self._normaliser(drawn)
+        mean_of = self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):
-            return torch.addcmul(clipping.center, out, clipping.scale)
+            return torch.addcmul(clipping.center, out, clipping.scale, value=1.0 / mean_of)
+        out /= mean_of
         return out
 
     def _charge(

@@ -499,10 +499,11 @@ def test_products_that_torch_may_shorten_are_taken_in_float64():
     kernel, params, rows, _ = make("mlp relu in place", 1, 4, [4])
     program, uses = kernel._program(params, rows, ())
     layout, flat = kernel.layout, torch.ones_like(params)
+    pairs = pairs_of(program(params, rows.x, rows.y))
     torch.set_float32_matmul_precision("medium")
     try:
         sums = Transformed(uses, layout, CoordinateTransform(flat, flat))
-        _, saved = sums.norms(pairs_of(program(params, rows.x, rows.y)))
+        _, saved = sums.norms(pairs)
     finally:
         torch.set_float32_matmul_precision("highest")
     assert {part.dtype for way in saved for kept in way for part in kept} == {torch.float64}
