@@ -229,7 +229,7 @@ class BatchedKernel:
             tape = program(*inputs) if early is None else early
             beside = self._beside(rows)
             if beside is not None:
-                beside.append((params.clone(), tape[-1]))
+                beside.append((params, params.clone(), tape[-1]))
                 tape = tape[:-1]
             pairs = pairs_of(tape)
             if isinstance(clipping, CoordinateTransform):
@@ -326,7 +326,9 @@ class BatchedKernel:
                     )
             return self._loss_programs[key](params, rows.x, rows.y)[0]
 
-    def _beside(self, rows: Rows) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    def _beside(
+        self, rows: Rows
+    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None:
         """Return where losses of a gradient's pass go, if it has them: with no dropout, in all digits."""
         return None if self.plan.sites or self._low is not None else rows.beside
 

@@ -151,8 +151,8 @@ class StackOracle:
 
     def _losses(self, point: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of every row and the mask of those that count, ``[K, M]`` each."""
-        for known, found in rows.beside or ():
-            if same_bits(known, point):
+        for asked, known, found in rows.beside or ():
+            if point is asked and same_bits(known, point):
                 return found, rows.mask
 
         def losses(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,7 +202,7 @@ class StackOracle:
     def _noisy(self, totals: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
         """Add noise to numbers of each candidate, shape ``[n, K]``."""
         draw = self._noise.gaussian if kind == "gaussian" else self._noise.laplace
-        noise = torch.cat([draw(1) for _ in totals], dim=1)
+        noise = torch.cat([draw(1) for _ in range(len(totals))], dim=1)
         return add_noise(totals.T, noise, scale, self._noise.options).T
 
     def hold_to(self, facts: RecordFacts) -> None:
