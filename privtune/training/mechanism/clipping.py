@@ -68,7 +68,7 @@ class Clipping(ABC):
 
     def unclipped(self, norms: torch.Tensor) -> torch.Tensor:
         """Return 1 where a record is not scaled down, shape ``[K, B]``, given ``[G, K, B]``."""
-        return (self.factors(norms) >= 1.0).all(dim=0)
+        return (norms <= self.limits(norms)).all(dim=0)
 
 
 @dataclass(frozen=True, eq=False)

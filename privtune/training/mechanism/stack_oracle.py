@@ -72,6 +72,7 @@ class StackOracle:
         self._physical_rows = padded(physical_rows)
         self._noise = NoiseSource(streams, device, kernel.layout.dtype, noise)
         self._dropout = [s.generator("dropout", device=device) for s in streams]
+        self._half = torch.full((self.candidates,), 0.5, dtype=torch.float64)  # moved by a count
         self._scales: list[tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor]] = []
         self._log = StackTranscript(self.candidates)
         self._sampler = PoissonSampler(
@@ -120,8 +121,7 @@ class StackOracle:
         drawn = self._own(sample)
         halves = params.new_zeros(self.candidates)
         gradient = self._gradient(drawn, params, clipping, noise_multiplier, halves=halves)
-        half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
-        scale = self._charge(drawn, "gaussian", count_noise_multiplier, half)
+        scale = self._charge(drawn, "gaussian", count_noise_multiplier, self._half)
         count = self._noisy(halves.unsqueeze(0), scale, "gaussian").squeeze(0)
         return gradient, count / self._normaliser(drawn) + 0.5
 
@@ -246,6 +246,7 @@ class StackOracle:
         self._noise.keep(index)
         self._dropout = [self._dropout[row] for row in index]
         self._log.keep(index)
+        self._half = self._half[index]
         self._scales.clear()
 
     def transcripts(self) -> Sequence[Transcript]:

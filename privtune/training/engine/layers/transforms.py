@@ -3,7 +3,8 @@
 A matrix used once by each record has the gradient ``g a^T``, an outer product. Its transformed norm
 is three sums of products, without the gradient itself:
 ``Σ g² a² / s² - 2 Σ g a c / s² + Σ c² / s²``. They may nearly cancel, so the norm is rounded up by
-all that their rounding can have taken away. All other uses form their gradients.
+all that their rounding can have taken away. All other uses form their gradients. Where none does, norms
+are captured with the pass: see ``with_norms``.
 
 The sums are taken of the gradients as they are, and shifted and scaled at once, all parameters
 together. A parameter that no use covers has the gradient zero, and is shifted and scaled as well.
@@ -11,26 +12,53 @@ together. A parameter that no use covers has the gradient zero, and is shifted a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
 
 from privtune.training.engine.compute import full_precision
 from privtune.training.engine.layers.fastops import multiplied, turns
-from privtune.training.engine.layers.sums import Pairs
+from privtune.training.engine.layers.sums import Pairs, count, emptied, nonfinite, pairs_of
 from privtune.training.engine.layers.uses import LOST, LinearUse, Saved, Use
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.device import looks_freely
-from privtune.training.mechanism.kernel import Layout
+from privtune.training.mechanism.kernel import Layout, Rows
 
-__all__ = ["Transformed"]
+__all__ = ["Transformed", "captures", "with_norms"]
 
-Parts = Mapping[str, torch.Tensor]
-
+Program = Callable[..., tuple[torch.Tensor, ...]]
 
 _FAR = 16.0
 """Squared length of a center over the scale from which on float32 loses too much of what is left of a sum."""
+
+
+def captures(uses: Sequence[Use], layout: Layout) -> bool:
+    """Say whether norms can be captured: where they are products alone, and not those of float64."""
+    return layout.dtype != torch.float64 and all(map(_is_outer, uses))
+
+
+def with_norms(program: Program, uses: Sequence[Use], layout: Layout) -> Program:
+    """Return a program that takes center and scale, and then what ``program`` takes.
+
+    It gives the tape, and behind it what :class:`Transformed` knows by then: norms ``[K, B]``, squared
+    lengths of the centers, and the inverse of the scale.
+
+    Args:
+        program: Gives the tape.
+        uses: Filled by its first run.
+        layout: Where each parameter lies.
+    """
+
+    def run(
+        center: torch.Tensor, scale: torch.Tensor, *inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        tape = program(*inputs)
+        products = _Products(uses, layout, center, scale)
+        norms, _ = products.norms(pairs_of(tape))
+        return (*tape, norms[0], products.length, products.inverse)
+
+    return run
 
 
 class Transformed:
@@ -43,14 +71,22 @@ class Transformed:
         uses: The uses of all parameters.
         layout: Where each parameter lies.
         clipping: Center and scale, ``[K, P]`` each.
+        known: What ``with_norms`` gave behind the tape, if the pass was captured so.
     """
 
-    def __init__(self, uses: Sequence[Use], layout: Layout, clipping: CoordinateTransform) -> None:
+    def __init__(
+        self,
+        uses: Sequence[Use],
+        layout: Layout,
+        clipping: CoordinateTransform,
+        known: Sequence[torch.Tensor] = (),
+    ) -> None:
         center, scale = clipping.center, clipping.scale
+        self._clipping = clipping
         self._far: torch.Tensor | None = None
         self._ways: list[_Products] = []
-        if layout.dtype != torch.float64 and full_precision(center.device):
-            self._ways.append(_Products(uses, layout, center, scale))
+        if known or (layout.dtype != torch.float64 and full_precision(center.device)):
+            self._ways.append(_Products(uses, layout, center, scale, known))
             if (far := self._ways[0].far()) is None:
                 return
             self._far = far
@@ -63,7 +99,22 @@ class Transformed:
             return norms[0], list(saved)
         return torch.where(self._far.unsqueeze(0), norms[1], norms[0]), list(saved)
 
-    def add(
+    def accumulate(
+        self, pairs: Pairs, rows: Rows, *, out: torch.Tensor, halves: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
+        norms, saved = self.norms(pairs)
+        bad = nonfinite(norms, look=looks_freely(norms.device))
+        if bad is None:
+            coefficients = self._clipping.factors(norms)
+        else:
+            saved = [emptied(kept, bad) for kept in saved]
+            norms = norms.masked_fill(bad, torch.inf)
+            coefficients = self._clipping.coefficients(norms)
+        self._add(coefficients.mul_(rows.mask)[0], saved, out)
+        return count(self._clipping, norms, rows, bad, halves)
+
+    def _add(
         self, coefficients: torch.Tensor, saved: Sequence[list[Saved]], out: torch.Tensor
     ) -> None:
         """Add the sums weighted by ``coefficients``, ``[K, B]``, to ``out``, ``[K, P]``."""
@@ -77,49 +128,62 @@ class Transformed:
 
 
 class _Products:
-    """Norms and sums by products in the type of center and scale, ``[K, P]`` each."""
+    """Norms and sums by products in the type of center and scale, ``[K, P]`` each.
+
+    Attributes:
+        length: Squared length of the center over the scale, ``[K, 1]``, but for what is formed.
+        inverse: Of the scale.
+    """
 
     def __init__(
-        self, uses: Sequence[Use], layout: Layout, center: torch.Tensor, scale: torch.Tensor
+        self,
+        uses: Sequence[Use],
+        layout: Layout,
+        center: torch.Tensor,
+        scale: torch.Tensor,
+        known: Sequence[torch.Tensor] = (),
     ) -> None:
-        self.uses, self.layout, self.center, self.scale = uses, layout, center, scale
+        self.uses, self.layout, self.center, self.known = uses, layout, center, known
         self._outer = [_is_outer(use) for use in uses]
-        # What is formed is shifted as it is formed; the rest at once.
         self._shift = center
-        if not all(self._outer):
+        if known:
+            _, self.length, self.inverse = known
+            return
+        if not all(self._outer):  # what is formed is shifted as it is formed, the rest at once
             self._shift = center.clone()
             for use, outer in zip(uses, self._outer, strict=True):
                 for name in () if outer else use.names:
-                    start, end = layout.spans[name]
-                    self._shift[:, start:end] = 0.0
-        self._inverse = scale.reciprocal()
+                    self._of(self._shift, name).zero_()
+        self.inverse = scale.reciprocal()
         # What squares of float32 lose is added to factors: see ``uses``. From float64 nothing is lost.
         # A larger weight is a longer norm: what has no weight left is not lost, either.
         lost = _lost(center.dtype, center.device)
-        self._weight = torch.addcmul(lost, self._inverse, self._inverse)
+        self._weight = torch.addcmul(lost, self.inverse, self.inverse)
         self._pull = self._weight * self._shift
         # Not by a product of matrices: a sum adds up thousands of numbers in few roundings.
-        self._length = (self._pull * self._shift).sum(dim=1, keepdim=True)
+        self.length = (self._pull * self._shift).sum(dim=1, keepdim=True)
+
+    def _of(self, flat: torch.Tensor, name: str) -> torch.Tensor:
+        start, end = self.layout.spans[name]
+        return flat[:, start:end]
 
     def far(self) -> torch.Tensor | None:
         """Return which centers are far, shape ``[K, 1]``, or None for none, where that can be looked at."""
-        if looks_freely(self.center.device):
-            if all(length <= _FAR for length in self._length.view(-1).tolist()):
-                return None
-        return ~(self._length <= _FAR)
+        near = self.length <= _FAR
+        return None if looks_freely(near.device) and bool(near.all()) else ~near
 
     def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[Saved]]:
         """Return the norms, ``[1, K, B]``, and what ``add`` needs."""
+        if self.known:
+            return self.known[0].unsqueeze(0), list(pairs)
         dtype, width, roundings = self.center.dtype, pairs[0][1].shape[1], 0
-        weights, pulls = self.layout.split(self._weight), self.layout.split(self._pull)
         halves: list[torch.Tensor] = []  # of the first term and the second, with the sign turned
         formed: list[torch.Tensor] = []
         saved: list[Saved] = []
         for use, outer, (a, g) in zip(self.uses, self._outer, pairs, strict=True):
             if outer:
-                a, g = (a, g) if a.dtype == dtype else (a.to(dtype), g.to(dtype))
-                saved.append((a, g))
-                halves.append(_half(use, a, g, weights, pulls))
+                saved.append((a, g) if a.dtype == dtype else (a.to(dtype), g.to(dtype)))
+                halves.append(self._half(use, *saved[-1]))
                 roundings = max(roundings, a.shape[-1] + g.shape[-1])
             else:
                 saved.append(self._formed(use, a, g))
@@ -133,21 +197,44 @@ class _Products:
         lost = (roundings + 4 * len(self.uses) + 16) * torch.finfo(dtype).eps
         lost /= 1.0 - 2.0 * lost  # n², too, is known up to that
         if halves:
-            total = torch.sub(self._length, _sum(halves), alpha=2.0).clamp_min_(0.0)
-            total = torch.add(self._length * (3.0 * lost), total, alpha=1.0 + 2.0 * lost)
+            total = halves[0]
+            for half in halves[1:]:
+                total = total + half
+            total = torch.sub(self.length, total, alpha=2.0).clamp_min(0.0)
+            total = torch.add(self.length * (3.0 * lost), total, alpha=1.0 + 2.0 * lost)
         else:
-            total = self._length.expand(-1, width).clone()
+            total = self.length.expand(-1, width)
         for squared in formed:
-            total += squared
+            total = total + squared
         # A square beyond all numbers of the parameters' type is infinite from here on.
-        return total.to(self.layout.dtype).sqrt_().unsqueeze(0), saved
+        return total.to(self.layout.dtype).sqrt().unsqueeze(0), saved
+
+    def _half(self, use: Use, a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        """Return ``Σ g a c / s² - Σ g² a² / 2 s²`` over a matrix and its bias, shape ``[K, B]``."""
+        outputs = g.shape[-1]
+        turned = turns(outputs, a.device)
+        matrix, pull = (
+            self._of(part, use.weight).view(len(a), outputs, a.shape[-1])
+            for part in (self._weight, self._pull)
+        )
+        square = torch.addcmul(_lost(a.dtype, a.device), a, a)
+        if use.bias is None:
+            half = multiplied(square, matrix, None, turned=turned) * g * -0.5
+        else:
+            half = multiplied(square, matrix, self._of(self._weight, use.bias), turned=turned)
+            pulled = self._of(self._pull, use.bias).unsqueeze(1)
+            half = torch.addcmul(pulled, half, g, value=-0.5)
+        half = torch.baddbmm(half.mT, pull, a.mT).mT if turned else torch.baddbmm(half, a, pull.mT)
+        found: torch.Tensor = (half * g).sum(dim=-1)
+        return found
 
     def _formed(self, use: Use, a: torch.Tensor, g: torch.Tensor) -> Saved:
         """Return the transformed gradients of a use, ``[K, B, n]``, in the order of its names."""
-        center, inverse = self.layout.split(self.center), self.layout.split(self._inverse)
         own = use.instantiate(a, g)
         return tuple(
-            (own[name] - center[name].unsqueeze(1)).mul_(inverse[name].unsqueeze(1))
+            (own[name] - self._of(self.center, name).unsqueeze(1)).mul_(
+                self._of(self.inverse, name).unsqueeze(1)
+            )
             for name in use.names
         )
 
@@ -156,14 +243,14 @@ class _Products:
         dtype = self.center.dtype
         weights = coefficients if coefficients.dtype == dtype else coefficients.to(dtype)
         raw = self._shift * weights.sum(dim=1, keepdim=True).neg_()
-        sums, targets = self.layout.split(raw), self.layout.split(out)
+        sums = self.layout.split(raw)
         for use, outer, kept in zip(self.uses, self._outer, saved, strict=True):
             if outer:
                 use.accumulate(weights, kept, sums)
                 continue
             for name, values in zip(use.names, kept, strict=True):
-                targets[name].add_(torch.bmm(weights.unsqueeze(1), values).squeeze(1))
-        out.addcmul_(raw, self._inverse)
+                self._of(out, name).add_(torch.bmm(weights.unsqueeze(1), values).squeeze(1))
+        out.addcmul_(raw, self.inverse)
 
 
 @cache
@@ -175,31 +262,3 @@ def _lost(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 def _is_outer(use: Use) -> bool:
     """Whether each record's gradient is one outer product in the order of the parameter."""
     return type(use) is LinearUse and use.form == "outer"
-
-
-def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total.add_(part)
-    return total
-
-
-def _half(
-    use: Use, a: torch.Tensor, g: torch.Tensor, weights: Parts, pulls: Parts
-) -> torch.Tensor:
-    """Return ``Σ g a c / s² - Σ g² a² / 2 s²`` over a matrix and its bias, shape ``[K, B]``."""
-    outputs = g.shape[-1]
-    turned = turns(outputs, a.device)
-    matrix, pull = (p[use.weight].view(len(a), outputs, a.shape[-1]) for p in (weights, pulls))
-    square = torch.addcmul(_lost(a.dtype, a.device), a, a)
-    if use.bias is None:
-        half = multiplied(square, matrix, None, turned=turned).mul_(g).mul_(-0.5)
-    else:
-        half = multiplied(square, matrix, weights[use.bias], turned=turned)
-        half = torch.addcmul(pulls[use.bias].unsqueeze(1), half, g, value=-0.5)
-    if turned:
-        half.mT.baddbmm_(pull, a.mT)
-    else:
-        half.baddbmm_(a, pull.mT)
-    found: torch.Tensor = torch.linalg.vecdot(half, g)
-    return found
