@@ -34,7 +34,7 @@ from privtune.training.engine.layers.sums import (
     norms_of,
     pairs_of,
 )
-from privtune.training.engine.layers.transforms import Transformed, captures, with_norms
+from privtune.training.engine.layers.transforms import Transformed, held_by_norms, with_norms
 from privtune.training.engine.layers.uses import ConvUse
 from privtune.training.engine.self_check import KernelMismatchError, check_kernel
 from privtune.training.mechanism.clipping import CoordinateTransform
@@ -53,6 +53,10 @@ _LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its
 _CAPTURED = (
     2**28
 )  # bytes of a pass, all held at once by a capture, that such a model is captured for
+
+# That a capture of transformed norms may hold: the memory model has room for it, and beyond it is not
+# calls that take the time.
+_FEW_BYTES = 2**23
 
 
 class NotBatchableError(PrivTuneError):
@@ -140,7 +144,7 @@ class BatchedKernel:
                 all_classes=all_classes,
                 copy_all=copy_all,
             )
-            self._products_alone = captures(self.plan.uses, self.layout)
+            self._norms_hold = held_by_norms(self.plan.uses, self.layout)
             self._rare.clear()
             check_kernel(self, self._module, self._loss_of, x, y, sites=self.plan.sites)
         except KernelMismatchError as error:
@@ -339,8 +343,12 @@ class BatchedKernel:
 
     def _norms_too(self, rows: Rows, clipping: Clipping) -> bool:
         """Say whether a captured pass gives the norms of transformed gradients, too."""
-        asked = isinstance(clipping, CoordinateTransform) and self._products_alone
-        return asked and self._beside(rows) is None and full_precision(rows.mask.device)
+        held = self._norms_hold
+        if held is None or not isinstance(clipping, CoordinateTransform):
+            return False
+        k, m = rows.mask.shape
+        few = k * (held[0] + m * held[1]) <= _FEW_BYTES
+        return few and self._beside(rows) is None and full_precision(rows.mask.device)
 
     def _program(
         self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor], *, normed: bool

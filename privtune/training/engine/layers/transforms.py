@@ -25,7 +25,7 @@ from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.device import looks_freely
 from privtune.training.mechanism.kernel import Layout, Rows
 
-__all__ = ["Transformed", "captures", "with_norms"]
+__all__ = ["Transformed", "held_by_norms", "with_norms"]
 
 Program = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -33,9 +33,15 @@ _FAR = 16.0
 """Squared length of a center over the scale from which on float32 loses too much of what is left of a sum."""
 
 
-def captures(uses: Sequence[Use], layout: Layout) -> bool:
-    """Say whether norms can be captured: where they are products alone, and not those of float64."""
-    return layout.dtype != torch.float64 and all(map(_is_outer, uses))
+def held_by_norms(uses: Sequence[Use], layout: Layout) -> tuple[int, int] | None:
+    """Return the bytes of a candidate, and of a row, that a capture of norms holds beside the pass.
+
+    None where norms are not captured: some gradients are formed, or products are those of float64.
+    """
+    if layout.dtype == torch.float64 or not all(map(_is_outer, uses)):
+        return None
+    widths = [layout.shapes[use.weight] for use in uses]
+    return 20 * layout.size, 4 * sum(inputs + 5 * outputs for outputs, inputs in widths)
 
 
 def with_norms(program: Program, uses: Sequence[Use], layout: Layout) -> Program:
