@@ -249,7 +249,7 @@ class CoordinateTransform(Clipping):
 
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
         """Return ``max_norm`` for every candidate, shape ``[K, 1]``."""
-        return Flat(self.max_norm).limits(norms)
+        return _as_rows(self.sensitivity(norms.shape[1]), norms)
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:

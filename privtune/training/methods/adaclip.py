@@ -130,9 +130,9 @@ class AdaCliP(SampledGradient):
         # b^2 is s times the sum of all s, and (5) is scaled before it is cut, not after.
         batch = oracle.schedule.expected_batch_size
         share = (1.0 - self.deviation_decay) * (batch if self.per_record else 1.0)
-        noise = (share * (self.noise_multiplier / batch) ** 2) * total
+        less = (-share * (self.noise_multiplier / batch) ** 2) * total  # the noise's part
         moved = gradient - state.mean
-        seen = (state.deviation * -noise).addcmul_(moved, moved, value=share)
+        seen = (state.deviation * less).addcmul_(moved, moved, value=share)
         cut = (1.0 - self.deviation_decay) * state.largest_variance
         seen.clamp_min_((1.0 - self.deviation_decay) * self.smallest_variance)
         torch.minimum(seen, rows(cut), out=seen)
@@ -140,7 +140,7 @@ class AdaCliP(SampledGradient):
         return replace(
             state,
             params=descend(state.params, state.learning_rate * oracle.pace, gradient),
-            mean=torch.add(state.mean, moved, alpha=1.0 - self.mean_decay),
+            mean=torch.add(state.mean, moved, alpha=1.0 - self.mean_decay, out=moved),
             deviation=variance.sqrt_(),
         )
 

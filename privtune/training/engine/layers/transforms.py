@@ -150,11 +150,12 @@ class _Products:
         known: Sequence[torch.Tensor] = (),
     ) -> None:
         self.uses, self.layout, self.center, self.known = uses, layout, center, known
-        self._outer = [_is_outer(use) for use in uses]
         self._shift = center
-        if known:
+        if known:  # all of them products
+            self._outer = [True] * len(uses)
             _, self.length, self.inverse = known
             return
+        self._outer = [_is_outer(use) for use in uses]
         if not all(self._outer):  # what is formed is shifted as it is formed, the rest at once
             self._shift = center.clone()
             for use, outer in zip(uses, self._outer, strict=True):
@@ -175,8 +176,10 @@ class _Products:
 
     def far(self) -> torch.Tensor | None:
         """Return which centers are far, shape ``[K, 1]``, or None for none, where that can be looked at."""
-        near = self.length <= _FAR
-        return None if looks_freely(near.device) and bool(near.all()) else ~near
+        # The largest is no number where any is none.
+        if looks_freely(self.length.device) and self.length.max().item() <= _FAR:
+            return None
+        return ~(self.length <= _FAR)
 
     def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[Saved]]:
         """Return the norms, ``[1, K, B]``, and what ``add`` needs."""
