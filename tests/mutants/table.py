@@ -343,8 +343,8 @@ _in(
     "training/mechanism/stack_oracle.py",
     (
         "losses of a gradient's pass are released as those at other parameters",
-        "if same_bits(known, point):",
-        "if True:",
+        "if point is asked and same_bits(known, point):",
+        "if point is asked:",
         f"{_PATHS}::test_losses_are_those_at_the_parameters_as_they_are_when_asked",
     ),
     (

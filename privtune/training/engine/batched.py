@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from privtune.errors import PrivTuneError
 from privtune.training.engine.compiling import CompiledSums, Shape
-from privtune.training.engine.compute import CompileError, require_compiler
+from privtune.training.engine.compute import CompileError, full_precision, require_compiler
 from privtune.training.engine.coupled import refuse_coupling
 from privtune.training.engine.graph.capture import (
     Lowered,
@@ -27,7 +27,6 @@ from privtune.training.engine.graph.capture import (
 )
 from privtune.training.engine.graph.polish import HELD, PEAK, Captured
 from privtune.training.engine.layers.sums import (
-    Pairs,
     add_sums,
     count,
     emptied,
@@ -35,8 +34,8 @@ from privtune.training.engine.layers.sums import (
     norms_of,
     pairs_of,
 )
-from privtune.training.engine.layers.transforms import Transformed
-from privtune.training.engine.layers.uses import ConvUse, Use
+from privtune.training.engine.layers.transforms import Transformed, held_by_norms, with_norms
+from privtune.training.engine.layers.uses import ConvUse
 from privtune.training.engine.self_check import KernelMismatchError, check_kernel
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.data import synthetic
@@ -54,6 +53,10 @@ _LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its
 _CAPTURED = (
     2**28
 )  # bytes of a pass, all held at once by a capture, that such a model is captured for
+
+# That a capture of transformed norms may hold: the memory model has room for it, and beyond it is not
+# calls that take the time.
+_FEW_BYTES = 2**23
 
 
 class NotBatchableError(PrivTuneError):
@@ -141,6 +144,7 @@ class BatchedKernel:
                 all_classes=all_classes,
                 copy_all=copy_all,
             )
+            self._norms_hold = held_by_norms(self.plan.uses, self.layout)
             self._rare.clear()
             check_kernel(self, self._module, self._loss_of, x, y, sites=self.plan.sites)
         except KernelMismatchError as error:
@@ -221,21 +225,28 @@ class BatchedKernel:
     ) -> torch.Tensor | None:
         """Add the clipped sums by the captured pass, and by book-keeping on its tape."""
         inputs = (_plain(params), rows.x, rows.y, *masks)
+        normed = self._norms_too(rows, clipping)
         with self._running:
-            program, uses = self._program(params, rows, masks)
+            program, uses = self._program(params, rows, masks, normed=normed)
             early = None if isinstance(program, Captured) else program(*inputs)
             uses = tuple(uses)
         with torch.inference_mode():
-            tape = program(*inputs) if early is None else early
+            known: tuple[torch.Tensor, ...] = ()
+            if early is not None:
+                tape = early
+            elif normed and isinstance(clipping, CoordinateTransform):
+                tape = program(_plain(clipping.center), _plain(clipping.scale), *inputs)
+                tape, known = tape[: 2 * len(uses)], tape[2 * len(uses) :]
+            else:
+                tape = program(*inputs)
             beside = self._beside(rows)
             if beside is not None:
-                beside.append((params.clone(), tape[-1]))
+                beside.append((params, params.clone(), tape[-1]))
                 tape = tape[:-1]
             pairs = pairs_of(tape)
             if isinstance(clipping, CoordinateTransform):
-                return self._transformed(
-                    uses, pairs, rows=rows, clipping=clipping, out=out, halves=halves
-                )
+                sums = Transformed(uses, self.layout, clipping, known)
+                return sums.accumulate(pairs, rows, out=out, halves=halves)
             layout, by_layer = self.layout, clipping.by_layer
             norms, saved = norms_of(uses, pairs, layout=layout, by_layer=by_layer)
             bad = nonfinite(norms, look=looks_freely(norms.device))
@@ -326,15 +337,26 @@ class BatchedKernel:
                     )
             return self._loss_programs[key](params, rows.x, rows.y)[0]
 
-    def _beside(self, rows: Rows) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    def _beside(self, rows: Rows) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None:
         """Return where losses of a gradient's pass go, if it has them: with no dropout, in all digits."""
         return None if self.plan.sites or self._low is not None else rows.beside
 
-    def _program(self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor]) -> Tape:
+    def _norms_too(self, rows: Rows, clipping: Clipping) -> bool:
+        """Say whether a captured pass gives the norms of transformed gradients, too."""
+        held = self._norms_hold
+        if held is None or not isinstance(clipping, CoordinateTransform):
+            return False
+        k, m = rows.mask.shape
+        few = k * (held[0] + m * held[1]) <= _FEW_BYTES
+        return few and self._beside(rows) is None and full_precision(rows.mask.device)
+
+    def _program(
+        self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor], *, normed: bool
+    ) -> Tape:
         """Return the program for the shape of ``rows``: captured once the shape is common."""
         losses = self._beside(rows) is not None
         shape = (rows.mask.shape[0], rows.mask.shape[1])
-        key = (*shape, 1) if losses else shape
+        key = (*shape, 2) if normed else (*shape, 1) if losses else shape
         self._seen[key] += 1
         every = (self._module, self._loss_of, self.layout, self.plan)
         if self._seen[key] <= _RARE or self._heavy(shape):
@@ -350,7 +372,12 @@ class BatchedKernel:
                 params.shape, dtype=params.dtype, device=params.device, generator=own
             )
             example = (made_up, x, y, *drawn)
-            self._programs[key] = capture_tape(*every, example, low=self._low, losses=losses)
+            then = partial(with_norms, layout=self.layout) if normed else None
+            if normed:
+                example = (0.1 * made_up, made_up.square() + 1.0, *example)
+            self._programs[key] = capture_tape(
+                *every, example, low=self._low, losses=losses, then=then
+            )
         return self._programs[key]
 
     def _masks(self, rows: Rows) -> tuple[torch.Tensor, ...]:
@@ -362,26 +389,6 @@ class BatchedKernel:
                 site.fill(row[:size], stream)
             masks.append(mask)
         return tuple(masks)
-
-    def _transformed(
-        self,
-        uses: Sequence[Use],
-        pairs: Pairs,
-        *,
-        rows: Rows,
-        clipping: CoordinateTransform,
-        out: torch.Tensor,
-        halves: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        """Clip ``(g - center) / scale``."""
-        sums = Transformed(uses, self.layout, clipping)
-        norms, saved = sums.norms(pairs)
-        bad = nonfinite(norms, look=looks_freely(norms.device))
-        if bad is not None:
-            saved = [emptied(kept, bad) for kept in saved]
-            norms.masked_fill_(bad, torch.inf)
-        sums.add((clipping.coefficients(norms) * rows.mask)[0], saved, out)
-        return count(clipping, norms, rows, bad, halves)
 
 
 def _plain(params: torch.Tensor) -> torch.Tensor:

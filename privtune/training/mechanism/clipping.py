@@ -68,7 +68,7 @@ class Clipping(ABC):
 
     def unclipped(self, norms: torch.Tensor) -> torch.Tensor:
         """Return 1 where a record is not scaled down, shape ``[K, B]``, given ``[G, K, B]``."""
-        return (self.factors(norms) >= 1.0).all(dim=0)
+        return (norms <= self.limits(norms)).all(dim=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +249,7 @@ class CoordinateTransform(Clipping):
 
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
         """Return ``max_norm`` for every candidate, shape ``[K, 1]``."""
-        return Flat(self.max_norm).limits(norms)
+        return _as_rows(self.sensitivity(norms.shape[1]), norms)
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:

@@ -58,4 +58,6 @@ def loss_sums(
     values = torch.stack([losses for losses, _ in found])
     values = values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     held = values.clamp_(min=0.0).minimum(limit)
-    return held.mul_(torch.stack([mask for _, mask in found])).sum(dim=-1)
+    first, *others = [mask for _, mask in found]
+    alike = all(mask is first for mask in others)
+    return held.mul_(first if alike else torch.stack([first, *others])).sum(dim=-1)

@@ -72,6 +72,7 @@ class StackOracle:
         self._physical_rows = padded(physical_rows)
         self._noise = NoiseSource(streams, device, kernel.layout.dtype, noise)
         self._dropout = [s.generator("dropout", device=device) for s in streams]
+        self._half = torch.full((self.candidates,), 0.5, dtype=torch.float64)  # moved by a count
         self._scales: list[tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor]] = []
         self._log = StackTranscript(self.candidates)
         self._sampler = PoissonSampler(
@@ -119,8 +120,7 @@ class StackOracle:
         drawn = self._own(sample)
         halves = params.new_zeros(self.candidates)
         gradient = self._gradient(drawn, params, clipping, noise_multiplier, halves=halves)
-        half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
-        scale = self._charge(drawn, "gaussian", count_noise_multiplier, half)
+        scale = self._charge(drawn, "gaussian", count_noise_multiplier, self._half)
         count = self._noisy(halves.unsqueeze(0), scale, "gaussian").squeeze(0)
         return gradient, count / self._normaliser(drawn) + 0.5
 
@@ -150,8 +150,8 @@ class StackOracle:
 
     def _losses(self, point: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of every row and the mask of those that count, ``[K, M]`` each."""
-        for known, found in rows.beside or ():
-            if same_bits(known, point):
+        for asked, known, found in rows.beside or ():
+            if point is asked and same_bits(known, point):
                 return found, rows.mask
 
         def losses(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,7 +201,7 @@ class StackOracle:
     def _noisy(self, totals: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
         """Add noise to numbers of each candidate, shape ``[n, K]``."""
         draw = self._noise.gaussian if kind == "gaussian" else self._noise.laplace
-        noise = torch.cat([draw(1) for _ in totals], dim=1)
+        noise = torch.cat([draw(1) for _ in range(len(totals))], dim=1)
         return add_noise(totals.T, noise, scale, self._noise.options).T
 
     def hold_to(self, facts: RecordFacts) -> None:
@@ -245,6 +245,7 @@ class StackOracle:
         self._noise.keep(index)
         self._dropout = [self._dropout[row] for row in index]
         self._log.keep(index)
+        self._half = self._half[index]
         self._scales.clear()
 
     def transcripts(self) -> Sequence[Transcript]:
@@ -369,9 +370,10 @@ class StackOracle:
         if wide:
             out = add_noise(out, noise, scale, self._noise.options)
         self.gradient_evaluations += drawn.sizes
-        out /= self._normaliser(drawn)
+        mean_of = self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):
-            return torch.addcmul(clipping.center, out, clipping.scale)
+            return torch.addcmul(clipping.center, out, clipping.scale, value=1.0 / mean_of)
+        out /= mean_of
         return out
 
     def _charge(

@@ -131,7 +131,7 @@ def fit_tracked(
     known = zip(*stacked.tolist(), strict=True)
     given = zip(known, losses.T.tolist(), deviation.tolist(), bound.tolist(), strict=True)
     found = [_tracked(*own, rules) for own in given]
-    return Fit(*stacked.new_tensor(found).T.contiguous().unbind())
+    return Fit(*stacked.new_tensor(list(zip(*found, strict=True))).unbind())
 
 
 def _tracked(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
@@ -35,6 +36,11 @@ class AdaCliPState:
     largest_variance: torch.Tensor
     mean: torch.Tensor
     deviation: torch.Tensor
+
+    @cached_property
+    def total(self) -> torch.Tensor:
+        """Sum of the deviations, which is the squared norm of the scale b, shape ``[K, 1]``."""
+        return self.deviation.sum(dim=1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class AdaCliP(SampledGradient):
         """Take one step, then update mean and deviation from what was released."""
         import torch
 
-        total = state.deviation.sum(dim=1, keepdim=True)
+        total = state.total
         clipping = CoordinateTransform(
             center=state.mean, scale=state.deviation.sqrt().mul_(total.sqrt())
         )
@@ -124,18 +130,17 @@ class AdaCliP(SampledGradient):
         # b^2 is s times the sum of all s, and (5) is scaled before it is cut, not after.
         batch = oracle.schedule.expected_batch_size
         share = (1.0 - self.deviation_decay) * (batch if self.per_record else 1.0)
-        noise = (share * (self.noise_multiplier / batch) ** 2) * total
+        less = (-share * (self.noise_multiplier / batch) ** 2) * total  # the noise's part
         moved = gradient - state.mean
-        seen = (state.deviation * -noise).addcmul_(moved, moved, value=share)
+        seen = (state.deviation * less).addcmul_(moved, moved, value=share)
         cut = (1.0 - self.deviation_decay) * state.largest_variance
-        seen = torch.minimum(
-            seen.clamp_min_((1.0 - self.deviation_decay) * self.smallest_variance), rows(cut)
-        )
+        seen.clamp_min_((1.0 - self.deviation_decay) * self.smallest_variance)
+        torch.minimum(seen, rows(cut), out=seen)
         variance = seen.addcmul_(state.deviation, state.deviation, value=self.deviation_decay)
         return replace(
             state,
             params=descend(state.params, state.learning_rate * oracle.pace, gradient),
-            mean=torch.add(state.mean, moved, alpha=1.0 - self.mean_decay),
+            mean=torch.add(state.mean, moved, alpha=1.0 - self.mean_decay, out=moved),
             deviation=variance.sqrt_(),
         )
 
@@ -143,5 +148,5 @@ class AdaCliP(SampledGradient):
         """Return the learning rate and the norm of the scale b, which the noise is multiplied by."""
         return {
             "learning_rate": state.learning_rate,
-            "scale_norm": state.deviation.sum(dim=1),
+            "scale_norm": state.total.squeeze(1),
         }

@@ -48,6 +48,19 @@ class CausalSDPA(nn.Module):
         return self.head(out.transpose(1, 2).flatten(2).amax(1))
 
 
+class Idle(nn.Module):
+    """A layer between two others has no part in the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.idle = nn.Linear(5, 2)
+        self.last = nn.Linear(6, 3, bias=False)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -186,6 +199,7 @@ CASES = {
         image(4),
     ),
     "in place by position": (InPlace, image(4)),
+    "idle": (Idle, image(4)),
     "linear sequence direct": (
         lambda: nn.Sequential(
             nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2), nn.Flatten(), nn.Linear(18, 3)
@@ -364,7 +378,9 @@ def test_a_pass_too_large_to_be_captured_runs_as_it_is(most, monkeypatch):
         close(out[k], clipped_sum(own, 0.1))
 
 
-@pytest.mark.parametrize("name", ["mlp relu in place", "conv2d", "embedding", "attention", "tied"])
+@pytest.mark.parametrize(
+    "name", ["mlp relu in place", "conv2d", "embedding", "attention", "tied", "idle"]
+)
 def test_other_clippings(name):
     candidates, sizes = 2, [6, 8]
     kernel, params, rows, gradients = make(name, candidates, 8, sizes)
@@ -473,7 +489,7 @@ def test_gram_norms_do_not_lose_to_cancellation():
 def test_a_transformed_norm_is_never_too_short(spread):
     """Norms of float32 against those of gradients that are formed in float64, as they cancel."""
     kernel, params, rows, _ = make("mlp relu in place", 2, 40, [40, 40])
-    program, uses = kernel._program(params, rows, ())
+    program, uses = kernel._program(params, rows, (), normed=False)
     pairs = pairs_of(program(params, rows.x, rows.y))
     with torch.no_grad():
         own = {
@@ -492,20 +508,47 @@ def test_a_transformed_norm_is_never_too_short(spread):
         )
     for found in (norms, single):
         assert bool((found[0].double() >= exact * (1.0 - 1e-6)).all())
-    assert bool((norms[0, :, 1:].double() <= exact[:, 1:] * 1.01).all())
+    assert bool((norms[0].double() <= exact * 1.01).all())  # far centers are taken in float64
 
 
 def test_products_that_torch_may_shorten_are_taken_in_float64():
     kernel, params, rows, _ = make("mlp relu in place", 1, 4, [4])
-    program, uses = kernel._program(params, rows, ())
+    program, uses = kernel._program(params, rows, (), normed=False)
     layout, flat = kernel.layout, torch.ones_like(params)
+    pairs = pairs_of(program(params, rows.x, rows.y))
     torch.set_float32_matmul_precision("medium")
     try:
         sums = Transformed(uses, layout, CoordinateTransform(flat, flat))
-        _, saved = sums.norms(pairs_of(program(params, rows.x, rows.y)))
+        _, saved = sums.norms(pairs)
     finally:
         torch.set_float32_matmul_precision("highest")
     assert {part.dtype for way in saved for kept in way for part in kept} == {torch.float64}
+
+
+@pytest.mark.parametrize("name", ["mlp relu in place", "linear no bias", "idle"])
+@pytest.mark.parametrize("times", [1.0, 5000.0])
+def test_norms_of_transforms_that_are_captured_are_those_of_the_plain_pass(
+    name, times, monkeypatch
+):
+    """Bit by bit: with a record that is no number, and with a candidate whose center is far."""
+    found = []
+    for rare, few in ((10**6, 2**23), (0, 2**23), (0, 2**10)):
+        monkeypatch.setattr(batched, "_RARE", rare)
+        monkeypatch.setattr(batched, "_FEW_BYTES", few)
+        kernel, params, rows, gradients = make(name, 2, 8, [8, 7])
+        rows.x[1, 2] = torch.nan
+        scale = 0.3 + torch.rand_like(params)
+        center = 0.01 * torch.randn_like(params)
+        center[1] *= times
+        out, halves = torch.zeros_like(params), torch.zeros(2)
+        clipping = CoordinateTransform(center, scale, 0.7)
+        bad = kernel.accumulate(params, rows, clipping, out=out, halves=halves)
+        assert bad.tolist() == [0, 1]
+        assert sum(len(key) == 3 for key in kernel._programs) == (rare == 0 and few == 2**23)
+        close(out[0], clipped_sum((gradients[0] - center[0]) / scale[0], 0.7))
+        found.append((out, halves))
+    for values in zip(*found, strict=True):
+        assert all(torch.equal(values[0], other) for other in values[1:])
 
 
 def test_a_far_center_changes_no_bit_of_another_candidate():

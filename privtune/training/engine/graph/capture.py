@@ -237,9 +237,11 @@ def capture_tape(
     *,
     low: Lowered | None = None,
     losses: bool = False,
+    then: Callable[[Program, Sequence[Use]], Program] | None = None,
 ) -> Tape:
-    """Capture the program of ``tape_of`` as a flat graph, for tensors like the example."""
+    """Capture the program of ``tape_of``, or what is made of it, for tensors like the example."""
     program, uses = tape_of(module, loss_of, layout, plan, low=low, losses=losses)
+    program = program if then is None else then(program, uses)
     return polish(record(program, example), example), uses
 
 

@@ -51,10 +51,15 @@ _UNCHANGING = _VIEWS | _NOTHING  # what reads the storage of its input
 
 # The same operations, called without the detour over the dispatcher's Python object.
 _DIRECT: dict[Any, Callable[..., Any]] = {
+    _aten._log_softmax.default: torch._log_softmax,
+    _aten._softmax.default: torch._softmax,
     _aten.add.Tensor: torch.add,
+    _aten.addcmul.default: torch.addcmul,
     _aten.as_strided.default: torch.as_strided,
     _aten.baddbmm.default: torch.baddbmm,
     _aten.bmm.default: torch.bmm,
+    _aten.clamp_min.default: torch.clamp_min,
+    _aten.clone.default: torch.clone,
     _aten.div.Tensor: torch.div,
     _aten.eq.Scalar: torch.eq,
     _aten.exp.default: torch.exp,
@@ -64,10 +69,13 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
     _aten.mul.Scalar: torch.mul,
     _aten.mul.Tensor: torch.mul,
     _aten.neg.default: torch.neg,
+    _aten.reciprocal.default: torch.reciprocal,
     _aten.relu.default: torch.relu,
     _aten.scatter_add.default: torch.scatter_add,
     _aten.sigmoid.default: torch.sigmoid,
+    _aten.sqrt.default: torch.sqrt,
     _aten.sub.Tensor: torch.sub,
+    _aten.sum.dim_IntList: torch.sum,
     _aten.tanh.default: torch.tanh,
 }
 
@@ -75,6 +83,8 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
 # element of it no later than it writes that element.
 _OVER: dict[Any, str] = {
     _aten.add.Tensor: "add_",
+    _aten.baddbmm.default: "baddbmm_",
+    _aten.clamp_min.default: "clamp_min_",
     _aten.exp.default: "exp_",
     _aten.masked_fill.Scalar: "masked_fill_",
     _aten.mul.Tensor: "mul_",
@@ -82,6 +92,7 @@ _OVER: dict[Any, str] = {
     _aten.relu.default: "relu_",
     _aten.scatter_add.default: "scatter_add_",
     _aten.sigmoid.default: "sigmoid_",
+    _aten.sqrt.default: "sqrt_",
     _aten.sub.Tensor: "sub_",
     _aten.tanh.default: "tanh_",
 }

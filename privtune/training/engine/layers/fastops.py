@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["cross_entropy", "stacked_conv2d", "stacked_linear"]
+__all__ = ["cross_entropy", "multiplied", "stacked_conv2d", "stacked_linear", "turns"]
 
 _SMALL_CLASSES = 64  # up to here, softmax over the leading axis beats softmax over the last
 _FEW_OUTPUTS = 32  # up to here, whole vectors of outputs are what a product on CPU is fast at
@@ -145,13 +145,27 @@ class _FewOutputs(torch.autograd.Function):
         ctx: Any, rows: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.save_for_backward(w)
-        turned = torch.bmm(w, rows.mT) if b is None else torch.baddbmm(b.unsqueeze(2), w, rows.mT)
-        return turned.mT
+        return multiplied(rows, w, b, turned=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (w,) = ctx.saved_tensors
         return torch.bmm(grads[0], w), None, None
+
+
+def turns(outputs: int, device: torch.device) -> bool:
+    """Say whether a product of so many outputs is faster as its transpose."""
+    return outputs < _FEW_OUTPUTS and outputs % _VECTOR > 0 and device.type == "cpu"
+
+
+def multiplied(
+    rows: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *, turned: bool
+) -> torch.Tensor:
+    """Multiply as ``stacked_linear`` does, without a way back; ``turned`` takes the transpose."""
+    if turned:
+        y = torch.bmm(w, rows.mT) if b is None else torch.baddbmm(b.unsqueeze(2), w, rows.mT)
+        return y.mT
+    return torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), rows, w.mT)
 
 
 def stacked_linear(
@@ -164,11 +178,8 @@ def stacked_linear(
     cross-entropy wants it; where a record has several ``places``, it could no longer be viewed as
     one row of all of them.
     """
-    outputs = w.shape[1]
-    if not (
-        one_place and outputs < _FEW_OUTPUTS and outputs % _VECTOR and rows.device.type == "cpu"
-    ):
-        return torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), rows, w.mT)
+    if not (one_place and turns(w.shape[1], rows.device)):
+        return multiplied(rows, w, b, turned=False)
     y: torch.Tensor = _FewOutputs.apply(rows, w, b)  # type: ignore[no-untyped-call]
     return y
 

@@ -3,31 +3,68 @@
 A matrix used once by each record has the gradient ``g a^T``, an outer product. Its transformed norm
 is three sums of products, without the gradient itself:
 ``Σ g² a² / s² - 2 Σ g a c / s² + Σ c² / s²``. They may nearly cancel, so the norm is rounded up by
-all that their rounding can have taken away. All other uses form their gradients.
+all that their rounding can have taken away. All other uses form their gradients. Where none does, norms
+are captured with the pass: see ``with_norms``.
+
+The sums are taken of the gradients as they are, and shifted and scaled at once, all parameters
+together. A parameter that no use covers has the gradient zero, and is shifted and scaled as well.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 
 from privtune.training.engine.compute import full_precision
-from privtune.training.engine.layers.sums import Pairs
-from privtune.training.engine.layers.uses import LOST, LinearUse, Saved, Use, longest
+from privtune.training.engine.layers.fastops import multiplied, turns
+from privtune.training.engine.layers.sums import Pairs, count, emptied, nonfinite, pairs_of
+from privtune.training.engine.layers.uses import LOST, LinearUse, Saved, Use
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.device import looks_freely
-from privtune.training.mechanism.kernel import Layout
+from privtune.training.mechanism.kernel import Layout, Rows
 
-__all__ = ["Transformed"]
+__all__ = ["Transformed", "held_by_norms", "with_norms"]
 
-Parts = Mapping[str, torch.Tensor]
+Program = Callable[..., tuple[torch.Tensor, ...]]
+
+_FAR = 16.0
+"""Squared length of a center over the scale from which on float32 loses too much of what is left of a sum."""
 
 
-_FAR = 4.0
-"""Length of a center over the scale from which on float32 loses too much of what is left of a sum."""
+def held_by_norms(uses: Sequence[Use], layout: Layout) -> tuple[int, int] | None:
+    """Return the bytes of a candidate, and of a row, that a capture of norms holds beside the pass.
+
+    None where norms are not captured: some gradients are formed, or products are those of float64.
+    """
+    if layout.dtype == torch.float64 or not all(map(_is_outer, uses)):
+        return None
+    widths = [layout.shapes[use.weight] for use in uses]
+    return 20 * layout.size, 4 * sum(inputs + 5 * outputs for outputs, inputs in widths)
+
+
+def with_norms(program: Program, uses: Sequence[Use], layout: Layout) -> Program:
+    """Return a program that takes center and scale, and then what ``program`` takes.
+
+    It gives the tape, and behind it what :class:`Transformed` knows by then: norms ``[K, B]``, squared
+    lengths of the centers, and the inverse of the scale.
+
+    Args:
+        program: Gives the tape.
+        uses: Filled by its first run.
+        layout: Where each parameter lies.
+    """
+
+    def run(
+        center: torch.Tensor, scale: torch.Tensor, *inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        tape = program(*inputs)
+        products = _Products(uses, layout, center, scale)
+        norms, _ = products.norms(pairs_of(tape))
+        return (*tape, norms[0], products.length, products.inverse)
+
+    return run
 
 
 class Transformed:
@@ -40,27 +77,50 @@ class Transformed:
         uses: The uses of all parameters.
         layout: Where each parameter lies.
         clipping: Center and scale, ``[K, P]`` each.
+        known: What ``with_norms`` gave behind the tape, if the pass was captured so.
     """
 
-    def __init__(self, uses: Sequence[Use], layout: Layout, clipping: CoordinateTransform) -> None:
+    def __init__(
+        self,
+        uses: Sequence[Use],
+        layout: Layout,
+        clipping: CoordinateTransform,
+        known: Sequence[torch.Tensor] = (),
+    ) -> None:
         center, scale = clipping.center, clipping.scale
+        self._clipping = clipping
         self._far: torch.Tensor | None = None
-        types = [torch.float64]
-        if layout.dtype != torch.float64 and full_precision(center.device):
-            types = [layout.dtype]
-            far = ~(torch.linalg.vector_norm(center / scale, dim=1) <= _FAR)
-            if not looks_freely(far.device) or bool(far.any()):
-                types, self._far = [layout.dtype, torch.float64], far
-        self._ways = [_Products(uses, layout, center.to(t), scale.to(t)) for t in types]
+        self._ways: list[_Products] = []
+        if known or (layout.dtype != torch.float64 and full_precision(center.device)):
+            self._ways.append(_Products(uses, layout, center, scale, known))
+            if (far := self._ways[0].far()) is None:
+                return
+            self._far = far
+        self._ways.append(_Products(uses, layout, center.double(), scale.double()))
 
     def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[list[Saved]]]:
         """Return the norms, ``[1, K, B]``, and what ``add`` needs."""
         norms, saved = zip(*(way.norms(pairs) for way in self._ways), strict=True)
         if self._far is None:
             return norms[0], list(saved)
-        return torch.where(self._far.view(1, -1, 1), norms[1], norms[0]), list(saved)
+        return torch.where(self._far.unsqueeze(0), norms[1], norms[0]), list(saved)
 
-    def add(
+    def accumulate(
+        self, pairs: Pairs, rows: Rows, *, out: torch.Tensor, halves: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
+        norms, saved = self.norms(pairs)
+        bad = nonfinite(norms, look=looks_freely(norms.device))
+        if bad is None:
+            coefficients = self._clipping.factors(norms)
+        else:
+            saved = [emptied(kept, bad) for kept in saved]
+            norms = norms.masked_fill(bad, torch.inf)
+            coefficients = self._clipping.coefficients(norms)
+        self._add(coefficients.mul_(rows.mask)[0], saved, out)
+        return count(self._clipping, norms, rows, bad, halves)
+
+    def _add(
         self, coefficients: torch.Tensor, saved: Sequence[list[Saved]], out: torch.Tensor
     ) -> None:
         """Add the sums weighted by ``coefficients``, ``[K, B]``, to ``out``, ``[K, P]``."""
@@ -70,93 +130,144 @@ class Transformed:
         near, exact = torch.zeros_like(out), torch.zeros_like(out)
         for way, kept, target in zip(self._ways, saved, (near, exact), strict=True):
             way.add(coefficients, kept, target)
-        out += torch.where(self._far.unsqueeze(1), exact, near)
+        out += torch.where(self._far, exact, near)
 
 
-@dataclass(frozen=True, eq=False)
 class _Products:
-    """Norms and sums by products in the type of center and scale, ``[K, P]`` each."""
+    """Norms and sums by products in the type of center and scale, ``[K, P]`` each.
 
-    uses: Sequence[Use]
-    layout: Layout
-    center: torch.Tensor
-    scale: torch.Tensor
+    Attributes:
+        length: Squared length of the center over the scale, ``[K, 1]``, but for what is formed.
+        inverse: Of the scale.
+    """
+
+    def __init__(
+        self,
+        uses: Sequence[Use],
+        layout: Layout,
+        center: torch.Tensor,
+        scale: torch.Tensor,
+        known: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self.uses, self.layout, self.center, self.known = uses, layout, center, known
+        self._shift = center
+        if known:  # all of them products
+            self._outer = [True] * len(uses)
+            _, self.length, self.inverse = known
+            return
+        self._outer = [_is_outer(use) for use in uses]
+        if not all(self._outer):  # what is formed is shifted as it is formed, the rest at once
+            self._shift = center.clone()
+            for use, outer in zip(uses, self._outer, strict=True):
+                for name in () if outer else use.names:
+                    self._of(self._shift, name).zero_()
+        self.inverse = scale.reciprocal()
+        # What squares of float32 lose is added to factors: see ``uses``. From float64 nothing is lost.
+        # A larger weight is a longer norm: what has no weight left is not lost, either.
+        lost = _lost(center.dtype, center.device)
+        self._weight = torch.addcmul(lost, self.inverse, self.inverse)
+        self._pull = self._weight * self._shift
+        # Not by a product of matrices: a sum adds up thousands of numbers in few roundings.
+        self.length = (self._pull * self._shift).sum(dim=1, keepdim=True)
+
+    def _of(self, flat: torch.Tensor, name: str) -> torch.Tensor:
+        start, end = self.layout.spans[name]
+        return flat[:, start:end]
+
+    def far(self) -> torch.Tensor | None:
+        """Return which centers are far, shape ``[K, 1]``, or None for none, where that can be looked at."""
+        # The largest is no number where any is none.
+        if looks_freely(self.length.device) and self.length.max().item() <= _FAR:
+            return None
+        return ~(self.length <= _FAR)
 
     def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[Saved]]:
         """Return the norms, ``[1, K, B]``, and what ``add`` needs."""
-        # What squares of float32 lose is added to factors: see ``uses``. From float64 nothing is lost.
-        lost = self.scale.new_full((), 0.0 if self.center.dtype == torch.float64 else LOST)
-        # A larger weight is a longer norm: what has no weight left is not lost, either.
-        weight = self.scale.square().reciprocal_().add_(lost)
-        split = self.layout.split
-        center, weights, pulls = split(self.center), split(weight), split(weight * self.center)
-        squared = torch.zeros(pairs[0][1].shape[:2], dtype=self.center.dtype, device=weight.device)
-        whole, cross, roundings = torch.zeros_like(squared), torch.zeros_like(squared), 0
-        saved = []
-        for use, (a, g) in zip(self.uses, pairs, strict=True):
-            kept: Saved
-            if _is_outer(use):
-                kept = (a.to(self.center.dtype), g.to(self.center.dtype))
-                square_a, square_g = (torch.addcmul(lost, part, part) for part in kept)
-                whole += _products(use, square_a, square_g, weights)
-                cross += _products(use, *kept, pulls)
-                for name in use.names:
-                    whole += torch.linalg.vecdot(pulls[name], center[name]).unsqueeze(1)
+        if self.known:
+            return self.known[0].unsqueeze(0), list(pairs)
+        dtype, width, roundings = self.center.dtype, pairs[0][1].shape[1], 0
+        halves: list[torch.Tensor] = []  # of the first term and the second, with the sign turned
+        formed: list[torch.Tensor] = []
+        saved: list[Saved] = []
+        for use, outer, (a, g) in zip(self.uses, self._outer, pairs, strict=True):
+            if outer:
+                saved.append((a, g) if a.dtype == dtype else (a.to(dtype), g.to(dtype)))
+                halves.append(self._half(use, *saved[-1]))
                 roundings = max(roundings, a.shape[-1] + g.shape[-1])
             else:
-                kept = self._formed(use, a, g)
-                for values in kept:
-                    squared += torch.linalg.vector_norm(values, dim=-1).square_()
-            saved.append(kept)
+                saved.append(self._formed(use, a, g))
+                formed += [torch.linalg.vector_norm(v, dim=-1).square_() for v in saved[-1]]
         # The three terms may nearly cancel: add the most that rounding can have taken away, with all
-        # its errors of one sign. Each term is a sum of products whose absolute values add up to
-        # ``whole`` at most, and no way to a result has more roundings than both sides, four for each
-        # use that is added up, and sixteen.
+        # its errors of one sign. No way to a result has more roundings than both sides, four for each
+        # use that is added up, and sixteen. Absolute values of all terms add up to no more than twice
+        # w = |g / s|² + |c / s|², which the norm n itself bounds: |g / s| is n + |c / s| at most, so
+        # w is 2 n² + 3 |c / s|² at most.
         # That covers, too, what the sum of the released gradients loses where it nearly cancels.
-        roundings += 4 * len(self.uses) + 16
-        slack = whole * (roundings * torch.finfo(self.center.dtype).eps)
-        norms = whole.sub_(cross, alpha=2.0).clamp_(min=0.0).add_(slack).add_(squared).sqrt_()
-        norms.masked_fill_(norms > longest(self.layout.dtype), math.inf)
-        return norms.to(self.layout.dtype).unsqueeze(0), saved
+        lost = (roundings + 4 * len(self.uses) + 16) * torch.finfo(dtype).eps
+        lost /= 1.0 - 2.0 * lost  # n², too, is known up to that
+        if halves:
+            total = halves[0]
+            for half in halves[1:]:
+                total = total + half
+            total = torch.sub(self.length, total, alpha=2.0).clamp_min(0.0)
+            total = torch.add(self.length * (3.0 * lost), total, alpha=1.0 + 2.0 * lost)
+        else:
+            total = self.length.expand(-1, width)
+        for squared in formed:
+            total = total + squared
+        # A square beyond all numbers of the parameters' type is infinite from here on.
+        return total.to(self.layout.dtype).sqrt().unsqueeze(0), saved
+
+    def _half(self, use: Use, a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        """Return ``Σ g a c / s² - Σ g² a² / 2 s²`` over a matrix and its bias, shape ``[K, B]``."""
+        outputs = g.shape[-1]
+        turned = turns(outputs, a.device)
+        matrix, pull = (
+            self._of(part, use.weight).view(len(a), outputs, a.shape[-1])
+            for part in (self._weight, self._pull)
+        )
+        square = torch.addcmul(_lost(a.dtype, a.device), a, a)
+        if use.bias is None:
+            half = multiplied(square, matrix, None, turned=turned) * g * -0.5
+        else:
+            half = multiplied(square, matrix, self._of(self._weight, use.bias), turned=turned)
+            pulled = self._of(self._pull, use.bias).unsqueeze(1)
+            half = torch.addcmul(pulled, half, g, value=-0.5)
+        half = torch.baddbmm(half.mT, pull, a.mT).mT if turned else torch.baddbmm(half, a, pull.mT)
+        found: torch.Tensor = (half * g).sum(dim=-1)
+        return found
 
     def _formed(self, use: Use, a: torch.Tensor, g: torch.Tensor) -> Saved:
         """Return the transformed gradients of a use, ``[K, B, n]``, in the order of its names."""
-        center, scale = self.layout.split(self.center), self.layout.split(self.scale)
         own = use.instantiate(a, g)
         return tuple(
-            (own[name] - center[name].unsqueeze(1)).div_(scale[name].unsqueeze(1))
+            (own[name] - self._of(self.center, name).unsqueeze(1)).mul_(
+                self._of(self.inverse, name).unsqueeze(1)
+            )
             for name in use.names
         )
 
     def add(self, coefficients: torch.Tensor, saved: Sequence[Saved], out: torch.Tensor) -> None:
         """Add the sums weighted by ``coefficients``, ``[K, B]``, to ``out``, ``[K, P]``."""
-        weights = coefficients.to(self.center.dtype)
-        total = weights.sum(dim=1, keepdim=True)
-        targets, center, scale = map(self.layout.split, (out, self.center, self.scale))
-        for use, kept in zip(self.uses, saved, strict=True):
-            if not _is_outer(use):
-                for name, values in zip(use.names, kept, strict=True):
-                    targets[name].add_(torch.bmm(weights.unsqueeze(1), values).squeeze(1))
+        dtype = self.center.dtype
+        weights = coefficients if coefficients.dtype == dtype else coefficients.to(dtype)
+        raw = self._shift * weights.sum(dim=1, keepdim=True).neg_()
+        sums = self.layout.split(raw)
+        for use, outer, kept in zip(self.uses, self._outer, saved, strict=True):
+            if outer:
+                use.accumulate(weights, kept, sums)
                 continue
-            sums = {name: center[name] * -total for name in use.names}
-            use.accumulate(weights, kept, sums)
-            for name, values in sums.items():
-                targets[name].add_(values.div_(scale[name]))
+            for name, values in zip(use.names, kept, strict=True):
+                self._of(out, name).add_(torch.bmm(weights.unsqueeze(1), values).squeeze(1))
+        out.addcmul_(raw, self.inverse)
+
+
+@cache
+def _lost(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(mode=False):
+        return torch.full((), 0.0 if dtype == torch.float64 else LOST, dtype=dtype, device=device)
 
 
 def _is_outer(use: Use) -> bool:
     """Whether each record's gradient is one outer product in the order of the parameter."""
     return type(use) is LinearUse and use.form == "outer"
-
-
-def _products(use: Use, a: torch.Tensor, g: torch.Tensor, weight: Parts) -> torch.Tensor:
-    """Return ``g^T W a`` and what the bias adds to it, ``[K, B]``, for a matrix of weights ``W``."""
-    matrix = weight[use.weight].view(len(a), g.shape[-1], a.shape[-1])
-    # The shorter side is multiplied first: the same work, most of it in longer rows.
-    if g.shape[-1] <= a.shape[-1]:
-        total: torch.Tensor = torch.linalg.vecdot(torch.bmm(g, matrix), a)
-    else:
-        total = torch.linalg.vecdot(torch.bmm(a, matrix.mT), g)
-    if use.bias is not None:
-        total += torch.linalg.vecdot(g, weight[use.bias].unsqueeze(1))
-    return total
