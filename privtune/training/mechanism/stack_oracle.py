@@ -72,7 +72,7 @@ class StackOracle:
         self._physical_rows = padded(physical_rows)
         self._noise = NoiseSource(streams, device, kernel.layout.dtype, noise)
         self._dropout = [s.generator("dropout", device=device) for s in streams]
-        self._half = torch.full((self.candidates,), 0.5, dtype=torch.float64)  # moved by a count
+        self._half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
         self._scales: list[tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor]] = []
         self._log = StackTranscript(self.candidates)
         self._sampler = PoissonSampler(
@@ -117,11 +117,10 @@ class StackOracle:
         count_noise_multiplier: float | torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Release the noisy mean gradient and the noisy fraction of records not clipped."""
-        drawn = self._own(sample)
-        halves = params.new_zeros(self.candidates)
+        drawn, halves = self._own(sample), params.new_zeros(self.candidates)
         gradient = self._gradient(drawn, params, clipping, noise_multiplier, halves=halves)
         scale = self._charge(drawn, "gaussian", count_noise_multiplier, self._half)
-        count = self._noisy(halves.unsqueeze(0), scale, "gaussian").squeeze(0)
+        count = self._noisy(halves[None], scale, "gaussian")[0]
         return gradient, count / self._normaliser(drawn) + 0.5
 
     def losses(
@@ -370,11 +369,10 @@ class StackOracle:
         if wide:
             out = add_noise(out, noise, scale, self._noise.options)
         self.gradient_evaluations += drawn.sizes
-        mean_of = self._normaliser(drawn)
+        size = self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):
-            return torch.addcmul(clipping.center, out, clipping.scale, value=1.0 / mean_of)
-        out /= mean_of
-        return out
+            return torch.addcmul(clipping.center, out, clipping.scale, value=1.0 / size)
+        return out.div_(size)
 
     def _charge(
         self,
