@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from privtune.training.engine.graph.capture import (
     tape_of,
 )
 from privtune.training.engine.graph.polish import HELD, PEAK, Captured
+from privtune.training.engine.graph.record import NotRecordedError
 from privtune.training.engine.layers.sums import (
     add_sums,
     count,
@@ -50,13 +51,8 @@ __all__ = ["BatchedKernel", "NotBatchableError"]
 _ROUGH = 0.1  # what 8 binary digits may differ by, in the check of a pass in fewer digits
 _RARE = 4  # a capture costs as much as some 20 runs without one, but sizes are few: most come again
 _LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its products
-_CAPTURED = (
-    2**28
-)  # bytes of a pass, all held at once by a capture, that such a model is captured for
-
-# That a capture of transformed norms may hold: the memory model has room for it, and beyond it is not
-# calls that take the time.
-_FEW_BYTES = 2**23
+_CAPTURED = 2**28  # bytes of a pass, held at once by a capture, that such a model is captured for
+_FEW_BYTES = 2**23  # of transformed norms in a capture: the memory model has room for them
 
 
 class NotBatchableError(PrivTuneError):
@@ -271,11 +267,15 @@ class BatchedKernel:
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
         masks = tuple(s.empty((1, rows), example) for s in self.plan.sites)
         x, y = synthetic(self._x, self._y, (1, rows), self._device)
-        program, uses = capture_tape(
-            self._module, self._loss_of, self.layout, self.plan, (example, x, y, *masks)
-        )
+        every = (self._module, self._loss_of, self.layout, self.plan)
+        try:
+            program, uses = capture_tape(*every, (example, x, y, *masks))
+            peak, whole = (int(program.meta[name]) for name in (PEAK, HELD))  # type: ignore[attr-defined]
+        except NotRecordedError as error:
+            program, uses = tape_of(*every)
+            peak = whole = error.held
+        tape = program(example, x, y, *masks)
         with torch.inference_mode():
-            tape = program(example, x, y, *masks)
             _, saved = norms_of(uses, pairs_of(tape), layout=self.layout, by_layer=False)
         held = {t.untyped_storage().data_ptr() for t in tape}
         extra = sum(
@@ -285,10 +285,8 @@ class BatchedKernel:
             if t.untyped_storage().data_ptr() not in held
         )
         scaled = max(g.nbytes for g in tape[1::2])
-        results = sum(t.nbytes for t in tape)
-        meta = program.meta  # type: ignore[attr-defined]
-        working = (int(meta[PEAK]) + extra + scaled - example.nbytes) / rows
-        captured = (int(meta[HELD]) + 2 * results - example.nbytes) / rows
+        working = (peak + extra + scaled - example.nbytes) / rows
+        captured = (whole + 2 * sum(t.nbytes for t in tape) - example.nbytes) / rows
         return working, max(working, captured)
 
     @cached_property
@@ -335,7 +333,10 @@ class BatchedKernel:
                     self._loss_programs[key] = capture_losses(
                         self._module, self._loss_of, self.layout, self.plan, example
                     )
-            return self._loss_programs[key](params, rows.x, rows.y)[0]
+                program = self._loss_programs[key]
+                if not isinstance(program, Captured):
+                    return program(params, rows.x, rows.y)[0]
+            return program(params, rows.x, rows.y)[0]
 
     def _beside(self, rows: Rows) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None:
         """Return where losses of a gradient's pass go, if it has them: with no dropout, in all digits."""
@@ -372,12 +373,14 @@ class BatchedKernel:
                 params.shape, dtype=params.dtype, device=params.device, generator=own
             )
             example = (made_up, x, y, *drawn)
+            how: dict[str, Any] = {"low": self._low, "losses": losses}
             then = partial(with_norms, layout=self.layout) if normed else None
             if normed:
                 example = (0.1 * made_up, made_up.square() + 1.0, *example)
-            self._programs[key] = capture_tape(
-                *every, example, low=self._low, losses=losses, then=then
-            )
+            try:
+                self._programs[key] = capture_tape(*every, example, **how, then=then)
+            except NotRecordedError:
+                self._programs[key] = tape_of(*every, **how)
         return self._programs[key]
 
     def _masks(self, rows: Rows) -> tuple[torch.Tensor, ...]:

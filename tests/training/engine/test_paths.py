@@ -45,6 +45,7 @@ from privtune.training.mechanism.sampling import PoissonSampler
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
+from privtune.training.methods import HyFreeDP
 from tests.training.simple import (
     SimpleDPSGD,
     blobs,
@@ -475,6 +476,31 @@ def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once():
         result = fit(SimpleDPSGD(0.5), count=2, model=Unstackable)
     assert result.params.isfinite().all()
     fit(SimpleDPSGD(0.5), count=1, model=Unstackable)  # silent: warnings are errors here
+
+
+class Reading(nn.Module):
+    """A model whose pass reads numbers that it holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+        self.register_buffer("scale", torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale.item() if self.scale > 1 else self.inner(x)
+
+
+@pytest.mark.parametrize("method", [SimpleDPSGD(1.0), HyFreeDP(1.0, 1.0)])
+def test_a_model_that_reads_a_number_of_its_own_is_run_as_it_is(method):
+    def scaled(outputs, targets):
+        return cross_entropy(1.5 * outputs, targets)
+
+    own = (
+        [{"learning_rate": 0.5, "max_grad_norm": 0.8}] if isinstance(method, SimpleDPSGD) else [{}]
+    )
+    found = fit(method, model=Reading, steps=16, rate=1.0, candidates=own)
+    expected = fit(method, loss=scaled, steps=16, rate=1.0, candidates=own)
+    torch.testing.assert_close(found.params, expected.params, rtol=1e-4, atol=1e-6)
 
 
 def test_a_wrong_path_does_not_pass_its_check(monkeypatch):

@@ -102,6 +102,19 @@ def a_tensor_rebound(_: Any) -> Made:
     return lambda m, x, y: own * plain(m, x, y), lambda n, _: setattr(own, "data", own.data * 0.8)
 
 
+def a_number_of_a_tensor(_: Any) -> Made:
+    own = torch.ones(())
+    return lambda m, x, y: own.item() * plain(m, x, y), lambda n, _: own.data.mul_(0.8)
+
+
+def a_choice_by_a_tensor(_: Any) -> Made:
+    own = torch.ones(())
+    return (
+        lambda m, x, y: (2.0 if own > 0.3 else 1.0) * plain(m, x, y),
+        lambda n, _: own.data.mul_(0.8),
+    )
+
+
 def steps_taken(private: Any) -> Made:
     held: dict[str, Any] = {}
 
@@ -175,6 +188,8 @@ def trained(make: Callable[[Any], Made], *, one_by_one: bool) -> torch.Tensor:
         a_partial,
         an_array,
         a_tensor_rebound,
+        a_number_of_a_tensor,
+        a_choice_by_a_tensor,
         steps_taken,
         a_teacher("rebound"),
         a_teacher("loaded"),

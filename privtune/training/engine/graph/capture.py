@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from privtune.errors import InvalidInputError
 from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.engine.graph.polish import polish
-from privtune.training.engine.graph.record import record
+from privtune.training.engine.graph.record import NotRecordedError, record
 from privtune.training.engine.graph.tape import Entry, Levels, Site
 from privtune.training.engine.graph.traced import traced
 from privtune.training.engine.layers.uses import CopyUse, Use
@@ -248,7 +248,10 @@ def capture_tape(
 def capture_losses(
     module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan, example: Tensors
 ) -> Program:
-    """Capture the forward pass alone, without dropout: ``(params, x, y)`` to losses ``[K, B]``."""
+    """Capture the forward pass alone, without dropout: ``(params, x, y)`` to losses ``[K, B]``.
+
+    One that reads a value is returned as it is.
+    """
 
     def program(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Tensors:
         named = layout.unflatten(params)
@@ -266,7 +269,10 @@ def capture_losses(
             ).losses.detach(),
         )
 
-    return polish(record(program, example), example)
+    try:
+        return polish(record(program, example), example)
+    except NotRecordedError:
+        return program
 
 
 def run_one(

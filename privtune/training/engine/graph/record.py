@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Recorded", "record"]
+__all__ = ["NotRecordedError", "Recorded", "record"]
 
 Tensors = tuple[torch.Tensor, ...]
 _ONES = torch.ops.aten.ones_like.default
@@ -34,6 +34,19 @@ class Recorded:
         return found
 
 
+class NotRecordedError(RuntimeError):
+    """A program reads a value, so it may do another thing the next time: it is run as it is.
+
+    Args:
+        message: What it does.
+        held: Bytes of all tensors of a run.
+    """
+
+    def __init__(self, message: str, held: int) -> None:
+        super().__init__(message)
+        self.held = held
+
+
 def record(program: Callable[..., Tensors], example: Tensors) -> Recorded:
     """Return the graph of what a program does with tensors like these.
 
@@ -43,11 +56,14 @@ def record(program: Callable[..., Tensors], example: Tensors) -> Recorded:
         example: What it is run on.
 
     Raises:
-        RuntimeError: If the graph gives other results than the program on other inputs.
+        NotRecordedError: If it reads a value, or the graph gives other results on other inputs.
     """
     recording = _Recording(example)
     with recording:
         found = program(*example)
+    if recording.read is not None:
+        said = f"{recording.read}: what a model does must not depend on values"
+        raise NotRecordedError(said, recording.held)
     recording.graph.output(tuple(recording.node(tensor) for tensor in found))
     recorded = Recorded(recording.root, recording.graph)
     others = tuple(t.flip(0) + 1 if t.is_floating_point() else t.clone() for t in example)
@@ -55,7 +71,8 @@ def record(program: Callable[..., Tensors], example: Tensors) -> Recorded:
         expected, replayed = program(*others), recorded(*others)
     for one, other in zip(expected, replayed, strict=True):
         if not torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True):
-            raise RuntimeError("what the model does depends on more than the shapes of its inputs")
+            said = "what the model does depends on more than the shapes of its inputs"
+            raise NotRecordedError(said, recording.held)
     return recorded
 
 
@@ -65,6 +82,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, inputs: Tensors) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.root = fx.Graph(), nn.Module()
+        self.read: Any = None
         self._nodes: dict[int, fx.Node] = {}
         self._whole: set[Any] = set()  # calls that are not made of others
         self._kept: list[torch.Tensor] = []  # else another tensor could take the identity of one
@@ -103,8 +121,14 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(part, torch.Tensor):
                     self._keep(part, self.graph.call_function(getitem, (node, place)))
         else:
-            raise RuntimeError(f"{func}: what a model does must not depend on values")
+            self.read = func
         return made
+
+    @property
+    def held(self) -> int:
+        """Bytes of all tensors that were seen."""
+        found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self._kept}
+        return sum(found.values())
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """Return what stands for a tensor: a constant, if no call made it."""
