@@ -89,8 +89,8 @@ _in(
     ),
     (
         "transformed gradients are clipped to twice what is stated",
-        '_column("max_norm", self.max_norm, candidates)',
-        '_column("max_norm", self.max_norm / 2, candidates)',
+        'for every candidate, shape ``[K, 1]``."""\n        return _as_rows',
+        'for every candidate, shape ``[K, 1]``."""\n        return 2 * _as_rows',
         _SENSITIVITY,
     ),
     (
