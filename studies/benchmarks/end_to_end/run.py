@@ -6,7 +6,8 @@
 Every figure is user and system time of a whole process tree, from the start of the interpreter to its
 end; of commands the wall time, too. Rounds run every competitor once, by turns; medians. `--against`
 runs the commands of another checkout in the same rounds: before and after. Each round starts from an
-empty folder, and nothing is left out: the second round finds what the first kept in the cache.
+empty folder, and nothing is left out: the second round finds what the first kept in the cache, of which
+each checkout has one of its own.
 Checkouts are compiled to bytecode first, as an installation is.
 
 The competitor is `opacus_trials.py`, with each way of Opacus to compute gradients, the fastest counts,
@@ -70,6 +71,8 @@ def spent(words: list[str], folder: Path, checkout: Path) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     own = {"PYTHONPATH": str(checkout), "PRIVTUNE_STORAGE": "sqlite:///privtune.db"}
     own |= {"OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
+    cache = Path(tempfile.gettempdir(), f"race-{os.getpid()}", *checkout.resolve().parts[1:])
+    own |= {"XDG_CACHE_HOME": str(cache)}
     own |= {"PYTHONDONTWRITEBYTECODE": ""}  # a checkout is compiled once, as what pip installs is
     subprocess.run(
         [sys.executable, *words],
