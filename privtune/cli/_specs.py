@@ -49,6 +49,7 @@ def opened(name: str, storage: str) -> Study:
         raise PrivTuneError(
             f"Study {spec.name!r} exists already, and was created with other {', '.join(differing)} than "
             f"{path.name} has now. Go on with it as it was planned: privtune study run {spec.name}. Or "
-            "give the spec another name."
+            "give the spec another name, or delete the study first (what it charged stays charged): "
+            f"privtune study delete {spec.name}."
         )
     return study

@@ -108,9 +108,10 @@ def _check_apart(validation: torch.Tensor, train: Data) -> None:
     distinct = np.unique(rows)
     if len(distinct) < 0.99 * len(rows):
         return  # few values are possible: equal records are different persons'
-    found = int(np.isin(_hashes(validation), distinct).sum())
-    share = found * (len(train) / len(known)) / len(validation)
-    if share > 0.5 or (share > _CHANCE and found > 3):
+    own = np.unique(_hashes(validation))  # a blank image counts once, however many there are
+    found = len(np.intersect1d(own, distinct, assume_unique=True))
+    share = found * (len(train) / max(1, len(known))) / len(own)
+    if (share > 0.5 and 2 * len(known) > len(train)) or (share > _CHANCE and found > 3):
         raise SplitError(_NOT_APART)
 
 

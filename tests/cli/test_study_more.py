@@ -65,6 +65,7 @@ def test_a_spec_that_was_changed_is_not_the_study_that_is_there(
     refused = cli("study", "run", spec, *at, "--no-mlflow")
     assert refused.code == 1
     assert "created with other arms, epochs than toy.yaml has now" in refused.err
+    assert "privtune study delete" in refused.err
     assert "privtune study run toy." in refused.err
     assert refused.err.count("\n") == 1
     done = cli("study", "run", write(tmp_path, arms=[OPEN]), *at, "--no-mlflow")

@@ -140,3 +140,15 @@ def test_more_records_than_by_chance_are_not_shared(
     validation = torch.cat([x[:shared], torch.randn(100 - shared, 3)])
     with pytest.raises(SplitError) if refused else nullcontext():
         Split(results).check(TensorData(validation, y[:100].clone()), TensorData(x, y))
+
+
+@pytest.mark.parametrize(("rows", "blank"), [(100, 20), (4, 1)])
+def test_blank_records_count_once_and_one_of_a_sample_is_no_share(
+    results: Results, rows: int, blank: int
+) -> None:
+    x, y = torch.randn(12_000, 2), torch.zeros(12_000, dtype=torch.long)
+    apart = torch.randn(rows, 2)
+    x[0], apart[:blank] = 0.0, 0.0
+    validation = TensorData(apart, y[:rows].clone())
+    Split(results).check(validation, TensorData(x, y))
+    Split(results).check(validation, DatasetData(TensorDataset(x, y)))

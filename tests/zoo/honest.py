@@ -221,10 +221,11 @@ class _Own(nn.Module):
         super().__init__()
         self.scale, self.inner = nn.Parameter(torch.ones(_FEATURES)), _mlp()
         self.token = nn.Parameter(torch.zeros(_CLASSES))
+        self.warmth = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits."""
-        out: torch.Tensor = self.inner(x * self.scale) + self.token
+        out: torch.Tensor = self.inner(x * self.scale) * self.warmth.exp() + self.token
         return out
 
 

@@ -287,7 +287,8 @@ def targets_are_classes(data: Data) -> bool:
     """Say whether targets are known to be whole numbers of at least 0; looks at whole tensors alone."""
     if not isinstance(data, TensorData) or data.sealed_size:
         return False
-    return not data.y.dtype.is_floating_point and bool((data.y >= 0).all())
+    y = data._usable[1]  # a bad record does not choose how the others are computed
+    return not y.dtype.is_floating_point and bool((y >= 0).all())
 
 
 _SPREAD = 64  # steps from the first record of a data set on disk to its last, for its fingerprint

@@ -217,7 +217,7 @@ class Layout:
         """Return views of the parameters in ``flat``, shape ``[..., P]``."""
         lead = flat.shape[:-1]
         return {
-            name: flat[..., start:end].view(*lead, *self.shapes[name])
+            name: flat[..., start:end].view((*lead, *self.shapes[name]))
             for name, (start, end) in self.spans.items()
         }
 

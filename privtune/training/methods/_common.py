@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,7 +90,7 @@ def check_hyperparameter(where: str, name: str, value: object) -> None:
         value: Its value.
     """
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    if not 0.0 < number < math.inf:
+    if not 0.0 < number <= sys.float_info.max:  # a whole number of Python's may be larger
         raise InvalidInputError(where, value, "must be a finite number above 0")
     if name == "max_grad_norm" and not _NORMS[0] <= number <= _NORMS[1]:
         raise InvalidInputError(where, value, "must be from {:g} to {:g}".format(*_NORMS))

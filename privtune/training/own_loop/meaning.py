@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
+from collections import deque
 from collections.abc import Collection, Hashable, Iterator
 from functools import lru_cache
 from types import (
@@ -31,8 +32,8 @@ __all__ = ["DEPTH", "PLAIN", "is_constant", "meaning_of"]
 DEPTH = 5
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _LOOKED_INTO = 64  # lists and tables of at most this many parts are compared part by part
-_SMALL = 1024  # bytes of an array that is compared by its contents
-_CALLED = frozenset({"__call__", "forward"})
+_SMALL = 2**16  # bytes of an array that is compared by its contents
+_CALLED = frozenset({"__call__", "forward", "__getitem__"})
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _NONE: frozenset[str] = frozenset()
 
@@ -66,12 +67,12 @@ class _Telling:
         if isinstance(value, np.ndarray | np.generic):
             small = value.nbytes <= _SMALL and not value.dtype.hasobject
             return (id(value), value.tobytes()) if small else id(value)
-        if isinstance(value, tuple | frozenset | list | set) and len(value) <= _LOOKED_INTO:
+        if isinstance(value, tuple | frozenset | list | set | deque) and len(value) <= _LOOKED_INTO:
             return (id(value), *(self.tell(part, depth, names) for part in value))
         if isinstance(value, dict) and len(value) <= _LOOKED_INTO:
             parts = ((str(k), self.tell(part, depth, names)) for k, part in value.items())
             return (id(value), *parts)
-        if isinstance(value, list | set | dict):
+        if isinstance(value, list | set | dict | deque):
             return (id(value), len(value))
         if depth == 0 or id(value) in self._open or is_constant(value):
             return id(value)
@@ -97,13 +98,15 @@ class _Telling:
                 self.tell(p, depth, names) for p in (value.func, value.args, value.keywords)
             )
         if isinstance(value, MethodType):
-            return (id(value.__self__), self._run_on(value.__self__, value.__func__, depth, names))
+            own = value.__self__
+            held = self._network(own) if isinstance(own, nn.Module) else ()
+            return (id(own), *held, self._run_on(own, value.__func__, depth, names))
         if isinstance(value, FunctionType):
-            own, table = _attributes_in(value.__code__), value.__globals__
+            read_of, table = _attributes_in(value.__code__), value.__globals__
             cells = (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))
             read = (table[name] for name in _globals_in(value.__code__) if name in table)
             given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-            told = (self.tell(part, depth, own) for part in (*cells, *read, *given))
+            told = (self.tell(part, depth, read_of) for part in (*cells, *read, *given))
             return (value.__code__, *told)
         attributes = self._attributes(value, depth, names | _CALLED)
         if isinstance(value, nn.Module):

@@ -14,7 +14,7 @@ from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
-from privtune.training.mechanism.data import DatasetData, TensorData
+from privtune.training.mechanism.data import DatasetData, TensorData, targets_are_classes
 from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.mechanism.records import NO_FACTS, RecordFacts, find_facts, find_raising
 from privtune.training.mechanism.schedule import Schedule
@@ -363,3 +363,10 @@ def test_facts_are_what_a_record_is_looked_up_in_as_it_stands() -> None:
     y = torch.tensor([2, 0, 0, 3, -100])
     assert facts.unusable(x, y).tolist() == [False, True, True, True, False]
     assert find_facts(lambda x, y: 1 / 0, empty, empty) == NO_FACTS
+
+
+def test_an_unusable_target_does_not_choose_how_the_others_are_computed() -> None:
+    y = torch.tensor([0, -1, 2])
+    data = TensorData(torch.zeros(3, 2), y)
+    assert not targets_are_classes(data)
+    assert targets_are_classes(data.marked(y < 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +84,44 @@ def a_method(_: Any) -> Made:
     return own.of, lambda n, _: setattr(own, "beta", 0.8**n)
 
 
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("beta", torch.ones(()))
+        self.inner = nn.Dropout(0.0)
+
+    def of(self, m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.beta * self.inner.p * plain(m, x, y)
+
+
+class Entries:
+    beta = 1.0
+
+    def __getitem__(self, name: str) -> float:
+        return float(getattr(self, name))
+
+
+def a_buffer_of_a_methods_module(_: Any) -> Made:
+    own = Weighted()
+    own.inner.p = 1.0
+    return own.of, lambda n, _: setattr(own, "beta", torch.tensor(0.8**n))
+
+
+def a_setting_within_a_methods_module(_: Any) -> Made:
+    own = Weighted()
+    return own.of, lambda n, _: setattr(own.inner, "p", 0.8**n)
+
+
+def an_entry(_: Any) -> Made:
+    own = Entries()
+    return lambda m, x, y: own["beta"] * plain(m, x, y), lambda n, _: setattr(own, "beta", 0.8**n)
+
+
+def a_queue(_: Any) -> Made:
+    own = deque([1.0], maxlen=1)
+    return lambda m, x, y: own[-1] * plain(m, x, y), lambda n, _: own.append(0.8**n)
+
+
 def a_partial(_: Any) -> Made:
     own = {"beta": 1.0}
 
@@ -93,7 +132,7 @@ def a_partial(_: Any) -> Made:
 
 
 def an_array(_: Any) -> Made:
-    own = np.ones(3)
+    own = np.ones(1000)
     return lambda m, x, y: float(own[0]) * plain(m, x, y), lambda n, _: own.fill(0.8**n)
 
 
@@ -185,6 +224,10 @@ def trained(make: Callable[[Any], Made], *, one_by_one: bool) -> torch.Tensor:
         a_class,
         a_callable,
         a_method,
+        a_buffer_of_a_methods_module,
+        a_setting_within_a_methods_module,
+        an_entry,
+        a_queue,
         a_partial,
         an_array,
         a_tensor_rebound,

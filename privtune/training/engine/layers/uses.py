@@ -284,7 +284,7 @@ class CopyUse(Use):
         g: torch.Tensor,
     ) -> tuple[torch.Tensor, Saved]:
         """Return the squared norms of the gradients."""
-        flat = g.flatten(2)
+        flat = self.instantiate(a, g)[self.weight]
         return _square(flat), (flat,)
 
     def accumulate(
@@ -294,8 +294,8 @@ class CopyUse(Use):
         out[self.weight].add_(torch.bmm(coefficients.unsqueeze(1), saved[0]).squeeze(1))
 
     def instantiate(self, a: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the gradients as they are."""
-        return {self.weight: g.flatten(2)}
+        """Return the gradients as they are; that of a single number has no dimensions of its own."""
+        return {self.weight: g.reshape(*g.shape[:2], -1)}
 
 
 def cheaper_form(places: int, inputs: int, outputs: int, *, rows: int) -> Form:
