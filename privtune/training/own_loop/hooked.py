@@ -91,10 +91,11 @@ class HookedModel:
         self._refuse_other_ways(losses, recording)
         self.clear()  # gradients of the loop's own, accumulated or not, are no part of a release
         half = None if generator is None else self._half(losses, generator)
+        rounding = self._rounding()
         self._backward(losses, torch.ones_like(losses))
         gradients = per_sample_gradients(self.module, self._params, len(losses))
         self._forget()
-        self._refuse_incomplete(gradients)
+        self._refuse_incomplete(gradients, rounding)
         if half is not None:
             _refuse_coupled_gradients(gradients, *half)
         self.clear()
@@ -176,7 +177,13 @@ class HookedModel:
                         f"not use a module's weights by hand, and stay in training mode. {_WAY_OUT}",
                     )
 
-    def _refuse_incomplete(self, gradients: torch.Tensor) -> None:
+    def _rounding(self) -> float:
+        """Return what the coarsest activations that the hooks keep are rounded by, as by autocast."""
+        kept = [vars(part).get("activations", ()) for part in self.module.modules()]
+        kinds = {a.dtype for calls in kept for call in calls for a in call if a.is_floating_point()}
+        return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+
+    def _refuse_incomplete(self, gradients: torch.Tensor, rounding: float) -> None:
         """Check once that per-sample gradients add up to what autograd says."""
         if self._checked or not bool(gradients.isfinite().all()):
             return
@@ -185,7 +192,7 @@ class HookedModel:
             {n: p.new_zeros(p.shape) if p.grad is None else p.grad for n, p in self._params.items()}
         )
         size = float(gradients.norm(dim=1).sum()) + 1e-12
-        if float((gradients.sum(dim=0) - plain).norm()) > 1e-3 * size:
+        if float((gradients.sum(dim=0) - plain).norm()) > max(1e-3, 4.0 * rounding) * size:
             raise InvalidInputError(
                 "model",
                 "per-sample gradients",

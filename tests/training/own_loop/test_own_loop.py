@@ -713,3 +713,15 @@ def test_a_number_read_from_the_batch_is_no_constant_of_a_loss():
         with pytest.raises(LoopError, match="read from the batch"):
             private.step(batch, make_loss(float(batch[0].std())))
         private.close()
+
+
+def test_losses_in_fewer_digits_add_up_to_as_many():
+    """Autocast computes with eight binary digits; gradients of one direction hide no error of a sum."""
+    x, y = blobs()
+    alike = TensorData(x[:1] + 1e-3 * x, y[:1].expand(len(y)).contiguous())
+    private = start(steps=3, rate=0.5, data=alike)
+    for x, y in private.batches():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = private.model(x)
+        private.step(cross_entropy(outputs.float(), y))
+    assert private.steps_taken == 3
