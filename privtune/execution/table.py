@@ -174,23 +174,20 @@ def _at_once(results: Iterable[Handed]) -> Iterator[list[Handed]]:
 
 def _hand_in(rounds: Rounds, results: Sequence[Handed], enough: float | None) -> None:
     """Hand in results; what was prepared for those that came second is deleted."""
-    for done, is_first in zip(results, _accepted(rounds, results, enough), strict=True):
-        if not is_first and done.drop is not None:
-            done.drop()
-
-
-def _accepted(rounds: Rounds, results: Sequence[Handed], enough: float | None) -> list[bool]:
-    last = [enough is not None and done.score >= enough for done in results]
-    if len(results) == 1:
-        (done,) = results
-        given = done.lease, done.score, done.document
-        return [patiently(partial(rounds.complete, *given, last=last[0], keep=done.keep))]
     finished = [
-        Finished(done.lease, done.score, done.document, ends, done.keep)
-        for done, ends in zip(results, last, strict=True)
+        Finished(
+            done.lease,
+            done.score,
+            done.document,
+            last=enough is not None and done.score >= enough,
+            keep=done.keep,
+        )
+        for done in results
     ]
     first = patiently(partial(rounds.complete_some, finished))
-    return [done.lease.number in first for done in results]
+    for done in results:
+        if done.lease.number not in first and done.drop is not None:
+            done.drop()
 
 
 @contextmanager

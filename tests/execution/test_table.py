@@ -56,7 +56,7 @@ def restarting(monkeypatch: pytest.MonkeyPatch, name: str, *, late: bool) -> lis
 
 @pytest.mark.quick
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("name", ["lease_some", "complete", "open_count"])
+@pytest.mark.parametrize("name", ["lease_some", "complete_some", "open_count"])
 def test_a_restart_at_any_question_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, late: bool
 ) -> None:
