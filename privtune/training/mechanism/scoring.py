@@ -238,10 +238,11 @@ def _sums(
         outputs: torch.Tensor = functional_call(model, {**own, **weights}, (x,))
         return outputs
 
-    try:
-        outputs_of(made_up[0][:1])
-    except Exception:
-        weights.clear()  # a view asks for channels first; whatever else it is is raised below
+    if weights:
+        try:
+            outputs_of(made_up[0][:1])
+        except Exception:
+            weights.clear()  # a view asks for channels first; whatever else it is is raised below
 
     def mean(outputs: torch.Tensor, targets: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         # Of rows that are each held to the bound, so it is held to it, too.
