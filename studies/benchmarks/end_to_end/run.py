@@ -73,7 +73,6 @@ def spent(words: list[str], folder: Path, checkout: Path) -> float:
     own |= {"OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
     cache = Path(tempfile.gettempdir(), f"race-{os.getpid()}", *checkout.resolve().parts[1:])
     own |= {"XDG_CACHE_HOME": str(cache)}
-    own |= {"PYTHONDONTWRITEBYTECODE": ""}  # a checkout is compiled once, as what pip installs is
     subprocess.run(
         [sys.executable, *words],
         cwd=folder,
