@@ -10,10 +10,11 @@ and a cryptographic source of randomness. Tails are exact under every option: se
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from privtune.errors import InvalidInputError
@@ -25,16 +26,16 @@ from privtune.training.mechanism.streams import (
     Tensors,
     of_prefix,
     prefixed,
-    set_state,
-    state_of,
 )
 
 __all__ = ["NoiseSource", "add_noise", "noise_scale"]
 
-_AHEAD = 2**14  # about how many values of a candidate are drawn at once when releases are small
+_AHEAD = 2**15  # about how many values of a candidate are drawn at once when releases are small
 _TAILS = 64  # tail values that are drawn at once
 _KEYSTREAM = 2**36  # bytes drawn from one key; ChaCha20 has a block counter of 32 bits
 _GRID = 2.0**-20  # of the noise's scale
+
+_Values: TypeAlias = "npt.NDArray[np.floating[Any]]"
 
 
 def noise_scale(noise_multiplier: float | torch.Tensor, sensitivity: torch.Tensor) -> torch.Tensor:
@@ -121,7 +122,7 @@ class NoiseSource:
         self._streams = list(streams)
         self._device = device
         self._dtype = torch.float64 if self.options.wide else dtype
-        self._sources: dict[tuple[str, int], list[_Source]] = {}
+        self._sources: dict[tuple[str, int], list[_Keystream]] = {}
         self._ahead: dict[tuple[str, int], list[torch.Tensor]] = {}
 
     def gaussian(self, size: int) -> torch.Tensor:
@@ -169,15 +170,20 @@ class NoiseSource:
         shape = (len(self._streams), count, size)
         return torch.empty(shape, device=self._device, dtype=self._dtype)
 
-    def _open(self, kind: str, size: int) -> list[_Source]:
+    def _open(self, kind: str, size: int) -> list[_Keystream]:
         """Return the sources of a kind and size of release."""
         key = (kind, size)
         if key not in self._sources:
             name = f"noise/{kind}/{size}"
-            make = _ChaCha20 if self.options.source == "chacha20" else _Generator
-            self._sources[key] = [make(s, name, self._device) for s in self._streams]
+            self._sources[key] = [self._source(s, name) for s in self._streams]
             self._ahead[key] = []
         return self._sources[key]
+
+    def _source(self, streams: Streams, name: str) -> _Keystream:
+        """Return a candidate's source of this name, the fastest one that the options admit."""
+        if self._device.type == "cpu" or self.options.source == "chacha20":
+            return _Keystream(streams, name)
+        return _OnDevice(streams, name, self._device)
 
     def _next(self, kind: str, size: int) -> torch.Tensor:
         """Take the next release of a kind and size from what was drawn ahead."""
@@ -187,7 +193,9 @@ class NoiseSource:
             self._ahead[key] = list(reversed(self._draw(kind, size, sources)))
         return self._ahead[key].pop()
 
-    def _draw(self, kind: str, size: int, sources: Sequence[_Source]) -> tuple[torch.Tensor, ...]:
+    def _draw(
+        self, kind: str, size: int, sources: Sequence[_Keystream]
+    ) -> tuple[torch.Tensor, ...]:
         """Draw a block of releases for every candidate."""
         block = self._block(size)
         out = block.flatten(1)
@@ -204,29 +212,23 @@ class NoiseSource:
         return block.unbind(1)
 
 
-def _gaussian(out: torch.Tensor, sources: Sequence[_Source]) -> None:
+def _gaussian(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:
     """Fill ``out``, a row each, with standard normal values that have the tails of a Gaussian.
 
-    Rows are searched while they are in a cache: several together, or one in parts. So the order in
-    which a row's values are found hangs on its length alone.
+    In parts, which stay in a cache while they are made and searched.
     """
     if not looks_freely(out.device) or out.dtype not in (torch.float32, torch.float64):
         _gaussian_unseen(out, sources)
         return
-    values, width = out.numpy().reshape(-1), out.shape[1]
-    rows = max(1, tails.TOGETHER // width)
-    for first in range(0, len(out), rows):
-        last = min(first + rows, len(out))
-        for k in range(first, last):
-            sources[k].gaussian(out[k])
-        for start in range(first * width, last * width, tails.TOGETHER):
-            part = values[start : min(start + tails.TOGETHER, last * width)]
+    for row, source in zip(out.numpy(), sources, strict=True):
+        for start in range(0, len(row), tails.TOGETHER):
+            part = row[start : start + tails.TOGETHER]
+            source.fill(part)
             for place, value in tails.cut(part).items():
-                source = sources[(start + place) // width]
                 part[place] = math.copysign(source.beyond(), value)
 
 
-def _gaussian_unseen(out: torch.Tensor, sources: Sequence[_Source]) -> None:
+def _gaussian_unseen(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:
     """Do the same without looking at a value: as many tails are sent as all but surely suffice.
 
     Which of them are taken says where ``out`` lies beyond the edge, never their own size. More places
@@ -242,27 +244,36 @@ def _gaussian_unseen(out: torch.Tensor, sources: Sequence[_Source]) -> None:
     out.scatter_(1, places, torch.where(found.abs() > tails.EDGE, own, found))
 
 
-class _Source(ABC):
-    """Fills a vector with standard noise, from one candidate's stream."""
+class _Keystream:
+    """Standard noise made of the keystream of ChaCha20, keyed by one candidate's secret."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Streams, name: str) -> None:
+        self._streams, self._name, self._keys = streams, name, 0
         self._beyond: list[float] = []
+        self._rekey()
 
-    @abstractmethod
-    def gaussian(self, out: torch.Tensor) -> None:
+    def fill(self, out: _Values) -> None:
         """Fill ``out`` with standard normal values, right up to ``tails.EDGE``."""
+        even = len(out) + len(out) % 2
+        if out.dtype == np.float32:
+            _box_muller(self._bytes(4 * even).view("<u4"), out)
+        else:
+            _box_muller_wide(self.uniform(even), out)
 
-    @abstractmethod
+    def gaussian(self, out: torch.Tensor) -> None:
+        """Fill a tensor of any type, on any device, likewise."""
+        wide = out.dtype == torch.float64
+        drawn: _Values = np.empty(len(out), dtype=np.float64 if wide else np.float32)
+        for start in range(0, len(out), tails.TOGETHER):
+            self.fill(drawn[start : start + tails.TOGETHER])
+        out.copy_(sent(torch.from_numpy(drawn), out.device))
+
     def uniform(self, size: int) -> tails.Floats:
         """Return uniform values in [0, 1), multiples of 2^-53."""
-
-    def position(self) -> Tensors:
-        """Return where the source is."""
-        return {"beyond": torch.tensor(self._beyond, dtype=torch.float64)}
-
-    def go_to(self, position: Tensors) -> None:
-        """Go on from a position."""
-        self._beyond = position["beyond"].tolist()
+        words = self._bytes(8 * size).view("<u8")
+        uniform: tails.Floats = (words >> np.uint64(11)).astype(np.float64)
+        uniform *= 2.0**-53
+        return uniform
 
     def beyond(self) -> float:
         """Return the next value above ``tails.EDGE``, in place of one that was drawn there."""
@@ -270,44 +281,16 @@ class _Source(ABC):
             self._beyond = tails.gaussian_tail(self.uniform, _TAILS).tolist()
         return self._beyond.pop()
 
-
-class _Generator(_Source):
-    """The generators of torch, and NumPy's for what they cannot reach."""
-
-    def __init__(self, streams: Streams, name: str, device: torch.device) -> None:
-        super().__init__()
-        self._generator = streams.generator(name, device=device)
-        self._fine = streams.numpy(f"{name}/fine")
-
-    def gaussian(self, out: torch.Tensor) -> None:
-        out.normal_(generator=self._generator)
-
-    def uniform(self, size: int) -> tails.Floats:
-        return self._fine.random(size)
-
     def position(self) -> Tensors:
-        states = {"generator": self._generator.get_state(), "fine": state_of(self._fine)}
-        return {**super().position(), **states}
+        """Return where the source is."""
+        return {
+            "beyond": torch.tensor(self._beyond, dtype=torch.float64),
+            "keystream": torch.tensor([self._keys - 1, self._used]),
+        }
 
     def go_to(self, position: Tensors) -> None:
-        super().go_to(position)
-        self._generator.set_state(position["generator"])
-        set_state(self._fine, position["fine"])
-
-
-class _ChaCha20(_Source):
-    """The keystream of ChaCha20, turned into noise in float64."""
-
-    def __init__(self, streams: Streams, name: str, device: torch.device) -> None:
-        super().__init__()
-        self._streams, self._name, self._keys = streams, name, 0
-        self._rekey()
-
-    def position(self) -> Tensors:
-        return {**super().position(), "keystream": torch.tensor([self._keys - 1, self._used])}
-
-    def go_to(self, position: Tensors) -> None:
-        super().go_to(position)
+        """Go on from a position."""
+        self._beyond = position["beyond"].tolist()
         self._keys, used = position["keystream"].tolist()
         self._rekey(block=used // 64)
         self._stream.update(bytes(used % 64))
@@ -323,19 +306,59 @@ class _ChaCha20(_Source):
         self._keys += 1
         self._used = 0
 
-    def gaussian(self, out: torch.Tensor) -> None:
-        half = (len(out) + 1) // 2
-        uniform = self.uniform(2 * half)
-        radius = np.sqrt(-2.0 * np.log(1.0 - uniform[:half]))
-        angle = (2.0 * math.pi) * uniform[half:]
-        values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-        out.copy_(sent(torch.from_numpy(values[: len(out)]), out.device))
-
-    def uniform(self, size: int) -> tails.Floats:
-        if self._used + 8 * size > _KEYSTREAM:
+    def _bytes(self, size: int) -> npt.NDArray[np.uint8]:
+        """Return the next bytes of the keystream."""
+        if self._used + size > _KEYSTREAM:
             self._rekey()
-        self._used += 8 * size
-        words = np.frombuffer(self._stream.update(bytes(8 * size)), dtype="<u8")
-        uniform: tails.Floats = (words >> np.uint64(11)).astype(np.float64)
-        uniform *= 2.0**-53
-        return uniform
+        self._used += size
+        return np.frombuffer(self._stream.update(bytes(size)), dtype=np.uint8)
+
+
+class _OnDevice(_Keystream):
+    """The device's own generator, where bytes would have to be sent; tails are of the keystream."""
+
+    def __init__(self, streams: Streams, name: str, device: torch.device) -> None:
+        super().__init__(streams, name)
+        self._generator = streams.generator(name, device=device)
+
+    def gaussian(self, out: torch.Tensor) -> None:
+        """Fill ``out`` with standard normal values, right up to ``tails.EDGE``."""
+        out.normal_(generator=self._generator)
+
+    def position(self) -> Tensors:
+        """Return where the source is."""
+        return {**super().position(), "generator": self._generator.get_state()}
+
+    def go_to(self, position: Tensors) -> None:
+        """Go on from a position."""
+        super().go_to(position)
+        self._generator.set_state(position["generator"])
+
+
+def _box_muller(words: npt.NDArray[np.uint32], out: _Values) -> None:
+    """Fill ``out`` with standard normal values, of as many words or one more: an even number.
+
+    Box and Muller (1958): ``sqrt(-2 ln u) (cos v, sin v)``. Rounding leaves u right to 2^-24 of
+    itself, so the mass beyond an edge of a few deviations is right to some 1e-5 of itself.
+    """
+    half = len(words) // 2
+    radius, left = out[:half], out[half:]
+    np.copyto(radius, words[:half], casting="unsafe")
+    radius += np.float32(0.5)  # u = (w + 1/2) 2^-32 has a logarithm
+    radius *= np.float32(2.0**-32)
+    np.log(radius, out=radius)
+    radius *= np.float32(-2.0)
+    np.sqrt(radius, out=radius)
+    angle = words[half:].view(np.int32).astype(np.float32)
+    angle *= np.float32(math.pi * 2.0**-31)
+    np.multiply(radius[: len(left)], np.sin(angle[: len(left)]), out=left)
+    radius *= np.cos(angle, out=angle)
+
+
+def _box_muller_wide(uniform: tails.Floats, out: _Values) -> None:
+    """Do the same with uniform numbers of 53 bits, in float64."""
+    half = len(uniform) // 2
+    radius = np.sqrt(-2.0 * np.log(1.0 - uniform[:half]))
+    angle = (2.0 * math.pi) * uniform[half:]
+    np.multiply(radius, np.cos(angle), out=out[:half])
+    np.multiply(radius[: len(out) - half], np.sin(angle[: len(out) - half]), out=out[half:])

@@ -22,8 +22,8 @@ class NoiseOptions:
     The tails are the same under every option: see ``docs/noise.md``.
 
     Args:
-        source: ``"fast"``: the generators of torch, keyed by the candidate's secret; ``"chacha20"``:
-            a stream cipher, where a generator could be predicted from enough of its output.
+        source: ``"chacha20"``: the keystream of a cipher, keyed by the candidate's secret, from
+            which nothing can be predicted; ``"fast"``: the same, but on a GPU its own generator.
         floating_point: ``"plain"``; ``"grid"`` adds float64 noise to the sum and rounds the result
             to a grid of 2^-20 of the noise's scale, so that no bit below it is released;
             ``"four-draws"`` makes a Gaussian of four (Holohan and Braghin 2021, arXiv 2107.10138),

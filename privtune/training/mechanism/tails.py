@@ -1,7 +1,7 @@
 """The tails of noise, which uniform numbers of 24 or 53 bits cannot reach.
 
 A Gaussian made of a uniform number of b bits ends at ``sqrt(2 b ln 2)`` deviations: 5.77 for torch's
-float32 on CPU, 6.76 on CUDA, 8.57 for float64. Behind that edge lies what a record alone makes
+float32 on CPU, 6.76 on CUDA and here, 8.57 for float64. Behind that edge lies what a record alone makes
 possible, and it is lost at every ε. So whatever lies beyond ``EDGE`` is drawn again here, from the
 law of a Gaussian beyond it, by inversion of a uniform number fine enough for ``GAUSSIAN_REACH``.
 
@@ -35,12 +35,12 @@ Uniform = Callable[[int], Floats]
 """Draws so many uniform values in [0, 1), multiples of 2^-53."""
 
 EDGE = 4.5
-"""Where tails begin, in deviations. Up to here 24 bits are fine enough: counting all that torch's
-float32 construction can give, ``P(|Z| > 4.5)`` = 6.8e-6 is right to 1.4e-8, half a step of its
-uniform numbers; at 5.5 the same error is a fifth of what there is."""
+"""Where tails begin, in deviations. Up to here 24 bits would be fine enough: ``P(|Z| > 4.5)`` = 6.8e-6
+would be right to 1.4e-8, half a step of such uniform numbers. The 32 bits here are right to 1e-4 of
+it, and at 6.5 deviations three words are left."""
 
 TOGETHER = 2**15
-"""Values that are searched together for those beyond the edge, while they are in a cache."""
+"""Values that are made and searched together, while they are in a cache."""
 
 _WORDS = 16  # uniform numbers of 53 bits that make a fine one
 

@@ -100,6 +100,20 @@ def test_noise_does_not_depend_on_the_stack():
             assert torch.equal(together.gaussian(size)[0], alone.gaussian(size)[0])
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_noise_goes_on_where_it_was(options):
+    """From a position within a block, and far beyond what was drawn ahead: to the bit."""
+    first = NoiseSource(streams(2), CPU, options=options)
+    for size in (7, 40_001, 7, 11_000):
+        first.gaussian(size)
+        first.laplace(3)
+    second = NoiseSource(streams(2), CPU, options=options)
+    second.go_to(first.position())
+    for size in (11_000, 11_000, 40_001, 7, 11_000, 40_001, 11_000):
+        assert torch.equal(first.gaussian(size), second.gaussian(size))
+        assert torch.equal(first.laplace(3), second.laplace(3))
+
+
 def test_the_grid_hides_the_lowest_bits():
     options = NoiseOptions(floating_point="grid")
     noise = NoiseSource(streams(2), CPU, options=options)
