@@ -10,7 +10,7 @@ import numpy as np
 import scipy as sp
 from numpy.typing import NDArray
 
-from privtune.accounting.pmf import MAX_SIZE, GridError, LossPmf, lattice_cells
+from privtune.accounting.pmf import MAX_SIZE, GridError, LossPmf, inner, lattice_cells
 
 __all__ = ["chernoff", "compose", "log_moment", "transform", "variance"]
 
@@ -233,5 +233,5 @@ def _tilted(
     spectrum[alive] = np.exp(logs)
     values = np.asarray(sp.fft.irfft(spectrum, size))
     rounding = forward + (4.0 + 2.0 * math.log2(size)) * _EPS
-    noise = rounding * float(np.linalg.norm(values)) / math.sqrt(size)
+    noise = rounding * math.sqrt(inner(values, values) / size)
     return values, noise, log_scale

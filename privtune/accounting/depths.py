@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from privtune.accounting.pmf import inner
 from privtune.accounting.selection import Tuner, tangents
 
 __all__ = ["Cells", "Items", "divided"]
@@ -55,7 +56,7 @@ class Cells:
         ends = zip((self.top[:-1], self.top[1:]), self.floor, strict=True)
         left, right = (np.maximum(top - z * floor, 0.0) for top, floor in ends)
         first = max(float(self.top[0]) - z * self.least, 0.0) * float(self.roc[0])
-        return first + 0.5 * float((left + right) @ np.diff(self.roc))
+        return first + 0.5 * inner(left + right, np.diff(self.roc))
 
 
 class Items:

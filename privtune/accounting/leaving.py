@@ -148,7 +148,7 @@ class _Laws:
         )
         sums /= -np.expm1(-rate + 1j * turn * self.alive)
         twice = np.where((self.alive == 0) | (2 * self.alive == self.size), 1.0, 2.0)
-        total = (self.spectra * sums).real @ twice / self.size
+        total = ((self.spectra * sums).real * twice).sum(axis=1) / self.size
         scale = self.log_scales - self.tilt * self.step * first
         return np.asarray(np.maximum(total, 0.0) * np.exp(np.minimum(scale, 700.0)))
 

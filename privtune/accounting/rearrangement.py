@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from privtune.accounting.blocks import Blocks, Ranked
 from privtune.accounting.depths import Cells, divided
+from privtune.accounting.pmf import inner
 from privtune.accounting.selection import Tuner
 
 __all__ = ["Rearranged"]
@@ -76,8 +77,8 @@ class Rearranged:
         paying = paid > 0.0
         # To first order an outcome at depth m pays m φ''(F) less, at the level that it likes best.
         slope = self.tuner.runs.pgf_second_derivative(self._best(epsilon, paying))
-        lost = (self.ranked.masses[paying] * self.ranked.depth[:-1][paying]) @ slope
-        return float(lost) > _WORTH * float(paid.sum())
+        lost = inner(self.ranked.masses[paying] * self.ranked.depth[:-1][paying], slope)
+        return lost > _WORTH * float(paid.sum())
 
     def worth(self, epsilon: float) -> int:
         """Return how many answers up to this ε are worth their time, which grows with the cells."""
@@ -138,10 +139,8 @@ class Rearranged:
         """Return cells of levels which what is gained near this ε can be told in."""
         paid = self.ranked.charged(epsilon)
         paying = paid > 0.0
-        whole = self.ranked.masses[paying] @ self.tuner.runs.pgf_derivative(
-            self._best(epsilon, paying)
-        )
-        gained = float(paid.sum()) / max(float(whole), 1e-300)
+        slope = self.tuner.runs.pgf_derivative(self._best(epsilon, paying))
+        gained = float(paid.sum()) / max(inner(self.ranked.masses[paying], slope), 1e-300)
         # What a cell changes is of second order in its width, and of more where little is gained.
         power = math.floor(math.log2(max(min(gained / _GAIN, 1.0), 1e-6)))
         width = wider * _WIDTH * 2.0 ** (0.75 * power)

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from privtune.accounting.pmf import LossPmf, lattice_cells
+from privtune.accounting.pmf import LossPmf, inner, lattice_cells
 from privtune.accounting.runs import Geometric, NegativeBinomial, RunLaw
 
 __all__ = ["Table", "Threshold", "Tuner", "invert", "profile_shift", "tangents"]
@@ -126,7 +126,7 @@ class Tuner:
         base, runs = self.base, self.runs
         first = int(np.searchsorted(base.losses, epsilon - self._slack - base.step))
         z = np.exp(np.minimum(epsilon - base.losses[first:], 700.0))
-        value = float(base.masses[first:] @ self.support(z))
+        value = inner(base.masses[first:], self.support(z))
         value += float(runs.pgf_derivative(1.0)) * base.infinite
         value += -math.expm1(min(epsilon, 0.0)) * runs.zero_probability
         return min(value, 1.0)
@@ -265,10 +265,10 @@ def profile_shift(backward: LossPmf, runs: NegativeBinomial) -> float:
         top = float(backward.losses[-1])
     points = np.linspace(0.0, top, 4001)
     gamma = runs.gamma
-    inner = np.logaddexp(
+    terms = np.logaddexp(
         points, math.log(max((1.0 - gamma) / gamma, 1e-300)) + _log_floor(backward.delta(points))
     )
-    return (runs.shape_parameter + 1.0) * float(inner.min())
+    return (runs.shape_parameter + 1.0) * float(terms.min())
 
 
 def invert(function: Callable[[float], float], delta: float, tolerance: float = 1e-6) -> float:

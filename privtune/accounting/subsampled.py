@@ -17,7 +17,7 @@ import numpy as np
 import scipy as sp
 from numpy.typing import NDArray
 
-from privtune.accounting.pmf import GridError, LossPmf, lattice_cells
+from privtune.accounting.pmf import GridError, LossPmf, inner, lattice_cells
 from privtune.accounting.profiles import from_profile
 
 __all__ = [
@@ -110,7 +110,7 @@ def split_delta(tuning: LossPmf, training: LossPmf, rate: float, epsilon: float)
     wanted = need > 0.0
     value = rate * tuning.infinite
     point = epsilon + np.log(need[wanted]) - math.log1p(-rate)
-    value += float(q_mass[wanted] @ ((1.0 - rate) * training.delta(point)))
+    value += inner(q_mass[wanted], (1.0 - rate) * training.delta(point))
     # Where q a alone exceeds e^ε the positive part is not needed: E[q a + (1-q) b - e^ε].
     sure = ~wanted
     scaled = np.where(sure[:-1], tuning.masses, 0.0)
@@ -126,7 +126,7 @@ def split_reverse_delta(tuning: LossPmf, training: LossPmf, rate: float, epsilon
     rest = 1.0 - rate * ratio
     kept = rest > 0.0
     point = epsilon + math.log1p(-rate) - np.log(rest[kept])
-    value = float((weights[kept] * rest[kept]) @ training.delta(point))
+    value = inner(weights[kept] * rest[kept], training.delta(point))
     return min(max(value, 0.0), 1.0)
 
 

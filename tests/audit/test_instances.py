@@ -86,7 +86,7 @@ def test_a_selection_of_sampled_trainings_is_audited_as_a_whole():
     given = context(RATE)
     given = type(given)(**{**vars(given), "schedule": Schedule(240, 0.3, 4)})
     report = audit(
-        strategy.plan(given, epsilon=4.0), strategy=strategy, delta=DELTA, runs=200, seed=1
+        strategy.plan(given, epsilon=4.0), strategy=strategy, delta=DELTA, runs=200, seed=2
     )
     row = report.rows[1]
     assert report.passed, report.to_dict()

@@ -195,8 +195,8 @@ _in(
     ),
     (
         "what lies beyond the edge stays as float32 drew it",
-        "part[place] = math.copysign(source.beyond(), value)",
-        "part[place] = value",
+        "part[place] = math.copysign(source.beyond(), part[place])",
+        "source.beyond()",
         _TAILS,
     ),
     (
@@ -271,8 +271,8 @@ _in(
     ),
     (
         "negative tails are not drawn again",
-        "while abs(values[place := largest(values)]) > EDGE:",
-        "while values[place := largest(values)] > EDGE:",
+        "max(values.max(), -values.min()) <= EDGE",
+        "values.max() <= EDGE",
         _TAILS,
     ),
     (

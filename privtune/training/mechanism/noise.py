@@ -224,8 +224,8 @@ def _gaussian(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:
         for start in range(0, len(row), tails.TOGETHER):
             part = row[start : start + tails.TOGETHER]
             source.fill(part)
-            for place, value in tails.cut(part).items():
-                part[place] = math.copysign(source.beyond(), value)
+            for place in tails.beyond(part):
+                part[place] = math.copysign(source.beyond(), part[place])
 
 
 def _gaussian_unseen(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:
