@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -20,6 +20,7 @@ from privtune.ledger.privacy_filter import (
     FAILING_SHARE,
     FILTER_SHARE,
     Profile,
+    below_tabulated,
     capacity,
     empty_profile,
     gaussian_divergence,
@@ -27,6 +28,7 @@ from privtune.ledger.privacy_filter import (
     ladder,
     odometer_epsilon,
     tabulate,
+    total_delta,
 )
 from privtune.ledger.values import Admission, Budget
 from privtune.ledger.weights import Weight, slack_of, weigh, weigh_as_gaussian
@@ -250,8 +252,7 @@ def filter_state(history: History) -> FilterState:
     order = _order(budget)
     total = -math.inf
     if history.frozen:
-        profile = _profile(tuple(history.block.values()), budget)
-        total = _capacity(profile, order, budget.epsilon, FILTER_SHARE * budget.delta)
+        total = _room(tuple(history.block.values()), budget, order)
     return FilterState(
         in_force=history.frozen,
         order=order,
@@ -358,20 +359,28 @@ def block_epsilon(events: tuple[Event, ...], at: float, adjacency: Adjacency) ->
     return epsilon(_one(events), at, adjacency=adjacency)
 
 
-def _profile(events: tuple[Event, ...], budget: Budget) -> Profile:
-    return _block_profile(events, budget.epsilon, budget.adjacency)
+def _room(block: tuple[Event, ...], budget: Budget, order: float) -> float:
+    """Return the capacity of the filter beside a block, −∞ where it has none."""
+    share = FILTER_SHARE * budget.delta
+    # Most blocks use their budget up, and a fifth of the nodes shows that.
+    below = _profile(block, budget, below_tabulated)
+    if total_delta(below, order, 0.0, budget.epsilon) > share:
+        return -math.inf
+    return _capacity(_profile(block, budget), order, budget.epsilon, share)
 
 
 @lru_cache(maxsize=64)
-def _block_profile(events: tuple[Event, ...], target: float, adjacency: Adjacency) -> Profile:
+def _profile(
+    events: tuple[Event, ...], budget: Budget, table: Callable[..., Profile] = tabulate
+) -> Profile:
     if not events:
         return empty_profile
     event = _one(events)
     # Beyond e^700 there are no numbers; a profile is constant where its table ends, from above.
-    highest = min(2 * target + 4, 700.0)
+    highest, adjacency = min(2 * budget.epsilon + 4, 700.0), budget.adjacency
     return looked_up(
-        lambda: ("profile", event.to_json(), highest, adjacency),
-        lambda: tabulate(lambda at: delta(event, at, adjacency=adjacency).delta, highest),
+        lambda: (table.__name__, event.to_json(), highest, adjacency),
+        lambda: table(lambda at: delta(event, at, adjacency=adjacency).delta, highest),
         lambda profile: (profile.nodes, profile.deltas),
         lambda nodes, deltas: Profile(tuple(nodes), tuple(deltas)),
     )

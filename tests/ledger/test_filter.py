@@ -145,6 +145,25 @@ def test_capacity_shrinks_with_the_block_and_grows_with_the_budget() -> None:
     assert pf.capacity(table(2.0), 6.0, 1.0, 1e-5) == -math.inf
 
 
+@pytest.mark.parametrize("highest", [1.0, 8.0, 20.0, 700.0])
+@pytest.mark.parametrize("mu", [0.01, 0.3, 1.0, 3.0])
+def test_a_fifth_of_the_nodes_refuses_nothing_that_all_of_them_admit(
+    mu: float, highest: float
+) -> None:
+    """Below the table everywhere, and far below nowhere: a block of twice the budget is told."""
+    fine = table(mu, highest)
+    coarse = pf.below_tabulated(lambda e: gaussian_delta(mu, e), highest)
+    at = np.union1d(np.geomspace(1e-6, math.exp(min(highest, 600.0)), 4001), fine.nodes)
+    above = np.interp(at, fine.nodes, fine.deltas)
+    assert (np.interp(at, coarse.nodes, coarse.deltas) <= above * (1 + 1e-9) + 1e-15).all()
+    for order in (1.2, 4.0, 50.0):
+        for epsilon in (0.1, 1.0, 4.0):
+            known = pf.total_delta(fine, order, 0.0, epsilon)
+            assert pf.total_delta(coarse, order, 0.0, epsilon) <= known * (1 + 1e-9) + 1e-15
+    if highest == 20.0 and mu == 3.0:
+        assert pf.total_delta(coarse, 4.0, 0.0, 8.0) > 0.4 * pf.total_delta(fine, 4.0, 0.0, 8.0)
+
+
 def test_a_block_without_divergence_leaves_room() -> None:
     """Approximate DP has no finite Rényi divergence; its profile does."""
     profile = pf.tabulate(lambda e: max(1e-6, 1e-6 + (1 - 1e-6) * -math.expm1(e - 0.5)), 6.0)
