@@ -15,7 +15,10 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["NotRecordedError", "Recorded", "record"]
+__all__ = ["ONES", "NotRecordedError", "Recorded", "record"]
+
+ONES = "_ones"
+"""Begins the name of a constant that a pass made of ones: that of a model's may come to hold others."""
 
 Tensors = tuple[torch.Tensor, ...]
 _ONES = torch.ops.aten.ones_like.default
@@ -111,7 +114,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._whole.add(func)
         made = func(*args, **named)
         if func is _ONES:
-            self._constant(made)
+            self._constant(made, ONES)
             return made
         node = self.graph.call_function(func, self._nodes_of(args), self._nodes_of(named))
         if isinstance(made, torch.Tensor):
@@ -143,8 +146,8 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return type(value)(self._nodes_of(part) for part in value)
         return value
 
-    def _constant(self, tensor: torch.Tensor) -> fx.Node:
-        name = f"_constant{len(self._kept)}"
+    def _constant(self, tensor: torch.Tensor, kind: str = "_constant") -> fx.Node:
+        name = f"{kind}{len(self._kept)}"
         self.root.register_buffer(name, tensor.detach(), persistent=False)
         return self._keep(tensor, self.graph.get_attr(name))
 
