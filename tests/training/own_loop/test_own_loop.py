@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from weakref import ref
 
 import pytest
@@ -725,3 +726,42 @@ def test_losses_in_fewer_digits_add_up_to_as_many():
             outputs = private.model(x)
         private.step(cross_entropy(outputs.float(), y))
     assert private.steps_taken == 3
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_a_sum_under_autocast_keeps_all_digits(low):
+    """The hooks leave gradients of eight digits; in these, one record moves the sum by 1.07 bounds."""
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 50, generator=draws) + 0.3 * torch.randn(154, 50, generator=draws)
+
+    def moved(records):
+        data = TensorData(x[:records], torch.zeros(records, dtype=torch.long))
+        model = nn.Linear(50, 10)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        private = PrivateTraining(
+            model,
+            data,
+            schedule=Schedule(records, 1.0, 1),
+            method=FixedDPSGD(0.0),
+            optimizer=torch.optim.SGD(model.parameters(), 1.0),
+            clipping=Flat(0.01),
+        )
+        for x_, y_ in private.batches():
+            with torch.autocast("cpu", dtype=low):
+                outputs = private.model(x_)
+            private.step(cross_entropy(outputs.float(), y_))
+        return flatten_params(model).double() * records / 0.01
+
+    sums = [moved(records) for records in range(150, 155)]
+    assert all(float((b - a).norm()) < 1.0001 for a, b in itertools.pairwise(sums))
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_weights_of_few_digits_are_refused(low):
+    """A sum in them moves by 1.38 times the bound, whatever each record is clipped to."""
+    with pytest.raises(InvalidInputError, match="trainable parameters of float32"):
+        start(mlp().to(low), one_by_one=True)
+    frozen = mlp()
+    frozen[0].to(low).requires_grad_(False)
+    assert kernel.Layout(frozen).dtype == torch.float32
