@@ -161,7 +161,7 @@ def per_sample_gradients(
                 "Expand what the records share to the batch: for the positions of a transformer, "
                 "pass position_ids=torch.arange(length).expand(len(x), -1).",
             )
-        rows.append(sample.flatten(1).to(parameter.dtype))
+        rows.append(sample.reshape(records, parameter.numel()).to(parameter.dtype))
     return torch.cat(rows, dim=1)
 
 

@@ -17,7 +17,7 @@ from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism import kernel
-from privtune.training.mechanism.clipping import Flat, PerLayer
+from privtune.training.mechanism.clipping import EqualByLayer, Flat, PerLayer
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, flatten_params
 from privtune.training.mechanism.schedule import Schedule
@@ -765,3 +765,24 @@ def test_weights_of_few_digits_are_refused(low):
     frozen = mlp()
     frozen[0].to(low).requires_grad_(False)
     assert kernel.Layout(frozen).dtype == torch.float32
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.factor * x
+
+
+@pytest.mark.parametrize("clipping", [Flat(0.5), EqualByLayer(0.5)])
+def test_a_parameter_that_is_one_number_trains_in_both_forms(clipping):
+    found = []
+    for one_by_one in (False, True):
+        private = start(nn.Sequential(mlp(), Scaled()), clipping=clipping, one_by_one=one_by_one)
+        for batch in private.batches():
+            own = (batch, loss_of) if one_by_one else (losses(private, *batch),)
+            private.step(*own)
+        found.append(flatten_params(private.bare))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
