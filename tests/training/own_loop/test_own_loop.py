@@ -776,6 +776,7 @@ class Scaled(nn.Module):
         return self.factor * x
 
 
+@pytest.mark.filterwarnings("ignore:Opacus has no formula")
 @pytest.mark.parametrize("clipping", [Flat(0.5), EqualByLayer(0.5)])
 def test_a_parameter_that_is_one_number_trains_in_both_forms(clipping):
     found = []
