@@ -607,3 +607,23 @@ def test_a_class_may_be_ignored_and_a_target_may_become_one_that_is(ignored):
     torch.testing.assert_close(out[0], clipped_sum(own, 0.5), rtol=1e-4, atol=1e-5)
     found = kernel.losses(params, rows)[0]
     assert (found == 0.0).tolist() == (y[0] == (2 if ignored else 0)).tolist()
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.Mish, nn.GELU, nn.Softplus])
+def test_a_captured_pass_gives_the_bits_of_one_that_is_not(activation):
+    """Else a training that goes on from its checkpoint, or a second one of its kernel, gives others."""
+    x, y = torch.randn(2, 16, 6), torch.randint(3, (2, 16))
+    kernel = BatchedKernel(
+        lambda: nn.Sequential(nn.Linear(6, 40), activation(), nn.Linear(40, 3)),
+        OfOutputs(cross_entropy),
+        x=x[0],
+        y=y[0],
+        device=CPU,
+    )
+    params = torch.randn(2, kernel.layout.size)
+    rows = Rows(x, y, [16, 16], torch.ones(2, 16), [torch.Generator()] * 2)
+    found = []
+    for _ in range(8):
+        found.append(torch.zeros_like(params))
+        kernel.accumulate(params, rows, Flat(0.5), out=found[-1])
+    assert all(torch.equal(each, found[0]) for each in found)

@@ -87,6 +87,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph, self.root = fx.Graph(), nn.Module()
         self.read: Any = None
         self._nodes: dict[int, fx.Node] = {}
+        self._key = inputs[0].device.type.upper()
         self._whole: set[Any] = set()  # calls that are not made of others
         self._kept: list[torch.Tensor] = []  # else another tensor could take the identity of one
         for place, tensor in enumerate(inputs):
@@ -106,7 +107,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one call, and note it."""
         named = dict(kwargs or {})
-        if func not in self._whole:
+        if func not in self._whole and not self._has_kernel(func):
             with self:
                 parts = func.decompose(*args, **named)
             if parts is not NotImplemented:
@@ -126,6 +127,10 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self.read = func
         return made
+
+    def _has_kernel(self, func: Any) -> bool:
+        """Say whether the device has a kernel for a call: its parts would give other last digits."""
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), self._key))
 
     @property
     def held(self) -> int:
