@@ -56,7 +56,7 @@ class PrivateTraining(Loop):
         secret: 32 bytes to derive sampling and noise from; None for OS entropy.
         noise: Where noise comes from and how it is treated; None for the defaults.
         max_physical_batch_size: Most records that are computed at once, at least 1; None to choose.
-            It changes nothing but memory and time.
+            It changes nothing but memory and time, and with several places of dropout which draws are whose.
         one_by_one: Whether the loss of a record is computed in a pass of its own: for models that
             ``torch.vmap`` cannot take.
         limit: Steps to take, where fewer than planned: for rehearsals on made-up records, which
