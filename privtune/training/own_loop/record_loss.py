@@ -36,7 +36,6 @@ _HELD = (*PLAIN, torch.Tensor, list, tuple, dict)
 _EVERY_MODULE = frozenset(vars(nn.Module())) - {
     "training", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
 }  # fmt: skip
-_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _PATIENCE = 8  # after this many changes of the loss a warning says that each costs a capture
 
 
@@ -244,7 +243,7 @@ class _Modes:
         self._held: list[tuple[dict[str, Any], str, int, Hashable]] = []
         own_code = (p.forward for p in model.modules() if not is_constant(type(p)))
         self._code = [(each, meaning_of(each, trained=self._trained)) for each in own_code]
-        self._hold(vars(nn.modules.module), dict.fromkeys(_OF_ALL, DEPTH))
+        self._everywhere = _hooks_everywhere()
         for part in model.modules():
             own = {n: v for n, v in vars(part).items() if n not in _EVERY_MODULE}
             plain = [(name, value) for name, value in own.items() if isinstance(value, PLAIN)]
@@ -261,6 +260,8 @@ class _Modes:
                 now = table.get(name)
                 if now is not value and now != value:
                     return False
+        if _hooks_everywhere() != self._everywhere:
+            return False
         if any(meaning_of(each, trained=self._trained) != known for each, known in self._code):
             return False
         return all(meaning_of(table.get(name), depth) == m for table, name, depth, m in self._held)
@@ -270,6 +271,11 @@ class _Modes:
         self._held += [
             (table, n, depth, meaning_of(table[n], depth)) for n, depth in depths.items()
         ]
+
+
+def _hooks_everywhere() -> Hashable:
+    held = vars(nn.modules.module)
+    return tuple(meaning_of(held[f"_global_forward_{kind}"]) for kind in ("hooks", "pre_hooks"))
 
 
 def numbers_in(loss_of: LossOf) -> set[float]:
