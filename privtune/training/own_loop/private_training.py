@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.training.engine.compute import sums_in_float32
 from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.mechanism.kernel import LossOf
 from privtune.training.mechanism.records import Lookups
@@ -128,8 +129,9 @@ class PrivateTraining(Loop):
         finally:
             self.close()
 
+    @sums_in_float32()
     def step(self, batch: object, loss_of: LossOf | None = None) -> bool:
-        """Take one step along the noisy release about a sample.
+        """Take one step along the noisy release about a sample; ``torch.autocast`` around it is off within.
 
         Args:
             batch: What ``batches`` yielded; or, in the Opacus form, the losses of its records,

@@ -728,8 +728,9 @@ def test_losses_in_fewer_digits_add_up_to_as_many():
     assert private.steps_taken == 3
 
 
+@pytest.mark.parametrize("form", ["losses", "around", "record", "one by one"])
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
-def test_a_sum_under_autocast_keeps_all_digits(low):
+def test_a_sum_under_autocast_keeps_all_digits(low, form):
     """The hooks leave gradients of eight digits; in these, one record moves the sum by 1.07 bounds."""
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(1, 50, generator=draws) + 0.3 * torch.randn(154, 50, generator=draws)
@@ -746,11 +747,18 @@ def test_a_sum_under_autocast_keeps_all_digits(low):
             method=FixedDPSGD(0.0),
             optimizer=torch.optim.SGD(model.parameters(), 1.0),
             clipping=Flat(0.01),
+            one_by_one=form == "one by one",
         )
-        for x_, y_ in private.batches():
+        for batch in private.batches():
             with torch.autocast("cpu", dtype=low):
-                outputs = private.model(x_)
-            private.step(cross_entropy(outputs.float(), y_))
+                if form in ("record", "one by one"):
+                    private.step(batch, loss_of)
+                    continue
+                found = losses(private, *batch).float()
+                if form == "around":
+                    private.step(found)
+            if form == "losses":
+                private.step(found)
         return flatten_params(model).double() * records / 0.01
 
     sums = [moved(records) for records in range(150, 155)]
