@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -127,16 +127,23 @@ _summing: list[
 def sums_in_float32() -> Iterator[None]:
     """Let no product of bfloat16 on CUDA add its parts in bfloat16: no self-check would bound that.
 
+    Nor is any made of it by autocast that is on around: norms and sums keep their digits.
+
     The setting is the process's: of trainings in several threads the last one puts it back.
     """
     import torch
 
     flags = torch.backends.cuda.matmul
+    off = ExitStack()
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            off.enter_context(torch.autocast(kind, enabled=False))
     with _sums:
         _summing.append(_summing[0] if _summing else flags.allow_bf16_reduced_precision_reduction)
         flags.allow_bf16_reduced_precision_reduction = False
     try:
-        yield
+        with off:
+            yield
     finally:
         with _sums:
             before = _summing.pop()

@@ -134,6 +134,8 @@ def per_sample_gradients(
 ) -> torch.Tensor:
     """Return what the hooks left after a backward pass, shape ``[records, P]``.
 
+    In the parameters' type: under autocast the hooks leave fewer digits, of which no norm or sum is made.
+
     Args:
         module: The model with the hooks.
         params: Its trainable parameters, in the order of the result.
@@ -159,7 +161,7 @@ def per_sample_gradients(
                 "Expand what the records share to the batch: for the positions of a transformer, "
                 "pass position_ids=torch.arange(length).expand(len(x), -1).",
             )
-        rows.append(sample.flatten(1))
+        rows.append(sample.reshape(records, parameter.numel()).to(parameter.dtype))
     return torch.cat(rows, dim=1)
 
 

@@ -172,8 +172,8 @@ class Layout:
         module: The model; parameters that do not require gradients are left out.
 
     Raises:
-        InvalidInputError: If nothing is trainable, parameters are not of one floating type or have no
-            shape yet, or two of them lie in the same memory.
+        InvalidInputError: If nothing is trainable, parameters are not all of float32 or of float64 or
+            have no shape yet, or two of them lie in the same memory.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -190,9 +190,14 @@ class Layout:
                 "Run a lazy layer once on a made-up record, before the optimizer is made.",
             )
         _refuse_shared(named)
-        if len({p.dtype for _, p in named}) != 1 or not named[0][1].dtype.is_floating_point:
+        kinds = {p.dtype for _, p in named}
+        if kinds not in ({torch.float32}, {torch.float64}):
             raise InvalidInputError(
-                "model", type(module).__name__, "must have parameters of one floating type"
+                "model",
+                ", ".join(sorted(map(str, kinds))),
+                "must have trainable parameters of float32, or of float64: in fewer digits the rounding "
+                "of a sum moves it by more than a record may",
+                "Call model.float(); what is frozen may stay as it is.",
             )
         self.dtype = named[0][1].dtype
         self.shapes: Mapping[str, torch.Size] = {n: p.shape for n, p in named}

@@ -40,7 +40,7 @@ class StackOracle:
         kernel: Computes the clipped sums.
         streams: One for each candidate.
         device: Where to compute.
-        physical_rows: Most rows of a candidate that are computed at once; it changes nothing else.
+        physical_rows: Most rows of a candidate that are computed at once; it changes no sample and no noise.
         noise: Source and treatment of the noise.
     """
 

@@ -91,8 +91,8 @@ class HookedModel:
         self._refuse_other_ways(losses, recording)
         self.clear()  # gradients of the loop's own, accumulated or not, are no part of a release
         half = None if generator is None else self._half(losses, generator)
-        rounding = self._rounding()
         self._backward(losses, torch.ones_like(losses))
+        rounding = self._rounding()
         gradients = per_sample_gradients(self.module, self._params, len(losses))
         self._forget()
         self._refuse_incomplete(gradients, rounding)
@@ -178,10 +178,9 @@ class HookedModel:
                     )
 
     def _rounding(self) -> float:
-        """Return what the coarsest activations that the hooks keep are rounded by, as by autocast."""
-        kept = [vars(part).get("activations", ()) for part in self.module.modules()]
-        kinds = {a.dtype for calls in kept for call in calls for a in call if a.is_floating_point()}
-        return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+        """Return what the coarsest gradients that the hooks left are rounded by, as by autocast."""
+        left = (cast(Any, p).grad_sample for p in self._params.values())
+        return max((torch.finfo(g.dtype).eps for g in left if g is not None), default=0.0)
 
     def _refuse_incomplete(self, gradients: torch.Tensor, rounding: float) -> None:
         """Check once that per-sample gradients add up to what autograd says."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
+import zlib
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator
 from functools import lru_cache
@@ -27,14 +28,25 @@ import numpy as np
 import torch
 from torch import _C, nn
 
-__all__ = ["DEPTH", "PLAIN", "is_constant", "meaning_of"]
+__all__ = ["DEPTH", "PLAIN", "attributes_in", "is_constant", "meaning_of"]
 
 DEPTH = 5
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
-_LOOKED_INTO = 64  # lists and tables of at most this many parts are compared part by part
-_SMALL = 2**16  # bytes of an array that is compared by its contents
-_CALLED = frozenset({"__call__", "forward", "__getitem__"})
-_READS = ("LOAD_GLOBAL", "LOAD_NAME")
+_LOOKED_INTO = 64  # parts of lists and tables of at most this many are looked into
+_SMALL = 2**16  # bytes of an array that is compared as it is; a larger one, by its checksum
+_CALLED = frozenset(
+    {
+        "__call__",
+        "forward",
+        "__getitem__",
+        "__iter__",
+        "__len__",
+        "__float__",
+        "__mul__",
+        "__rmul__",
+    }
+)
+_READS = ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME")
 _NONE: frozenset[str] = frozenset()
 
 
@@ -65,15 +77,14 @@ class _Telling:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, np.ndarray | np.generic):
-            small = value.nbytes <= _SMALL and not value.dtype.hasobject
-            return (id(value), value.tobytes()) if small else id(value)
-        if isinstance(value, tuple | frozenset | list | set | deque) and len(value) <= _LOOKED_INTO:
-            return (id(value), *(self.tell(part, depth, names) for part in value))
-        if isinstance(value, dict) and len(value) <= _LOOKED_INTO:
-            parts = ((str(k), self.tell(part, depth, names)) for k, part in value.items())
-            return (id(value), *parts)
-        if isinstance(value, list | set | dict | deque):
-            return (id(value), len(value))
+            if value.dtype.hasobject:
+                return id(value)
+            held = value.tobytes()
+            return (id(value), held if len(held) <= _SMALL else zlib.crc32(held))
+        if isinstance(value, dict):
+            return (id(value), _apart(value), self._parts(value.values(), depth, names))
+        if isinstance(value, tuple | frozenset | list | set | deque):
+            return (id(value), self._parts(value, depth, names))
         if depth == 0 or id(value) in self._open or is_constant(value):
             return id(value)
         self._open.add(id(value))
@@ -81,6 +92,11 @@ class _Telling:
             return self._deeper(value, depth - 1, names)
         finally:
             self._open.discard(id(value))
+
+    def _parts(self, parts: Collection[Any], depth: int, names: frozenset[str]) -> Hashable:
+        if len(parts) > _LOOKED_INTO:
+            return _apart(parts)
+        return tuple(self.tell(part, depth, names) for part in parts)
 
     def _tensor(self, tensor: torch.Tensor) -> Hashable:
         if _C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -102,9 +118,9 @@ class _Telling:
             held = self._network(own) if isinstance(own, nn.Module) else ()
             return (id(own), *held, self._run_on(own, value.__func__, depth, names))
         if isinstance(value, FunctionType):
-            read_of, table = _attributes_in(value.__code__), value.__globals__
+            read_of, table = attributes_in(value.__code__), value.__globals__
             cells = (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))
-            read = (table[name] for name in _globals_in(value.__code__) if name in table)
+            read = (table.get(n, sys.modules.get(n)) for n in _globals_in(value.__code__))
             given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
             told = (self.tell(part, depth, read_of) for part in (*cells, *read, *given))
             return (value.__code__, *told)
@@ -121,7 +137,7 @@ class _Telling:
         told = self.tell(function, depth, names)
         self._open.add(id(function))
         try:
-            return (told, self._attributes(value, depth - 1, _attributes_in(code) | _CALLED))
+            return (told, self._attributes(value, depth - 1, attributes_in(code) | _CALLED))
         finally:
             self._open.discard(id(function))
 
@@ -136,15 +152,26 @@ class _Telling:
         """Tell those attributes of an object, a class or a module that code may read, by name."""
         found: list[Hashable] = []
         kind = value if isinstance(value, type) else type(value)
+        # What a library's function reads of an object, as a scheduler's rate, is the loop's.
+        ours = not isinstance(value, nn.Module | type | ModuleType)
+        ours = ours and not kind.__module__.startswith("privtune.")
         for name in sorted(names):
             part = _static(value, kind, name)
             if isinstance(part, property):
                 found.append((name, self._run_on(value, part.fget, depth, names)))
-            elif isinstance(part, FunctionType) and not is_constant(part):
+                continue
+            if isinstance(part, staticmethod | classmethod):
+                part = part.__func__
+            if isinstance(part, FunctionType) and (ours or not is_constant(part)):
                 found.append((name, self._run_on(value, part, depth, names)))
             elif part is not None:
                 found.append((name, self.tell(part, depth, names)))
         return tuple(found)
+
+
+def _apart(parts: Collection[Any]) -> Hashable:
+    """Tell numbers and words by what they are, and all else by its identity."""
+    return tuple(part if isinstance(part, PLAIN) else id(part) for part in parts)
 
 
 def _static(value: Any, kind: type, name: str) -> Any:
@@ -162,17 +189,21 @@ def _static(value: Any, kind: type, name: str) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _attributes_in(code: CodeType | None) -> frozenset[str]:
-    """Return the names of attributes that code may read, that of functions within it included."""
+def attributes_in(code: CodeType | None) -> frozenset[str]:
+    """Return the names of attributes that code may read, that of functions within it included.
+
+    Words are among them: ``getattr(settings, "beta")`` reads one.
+    """
     if code is None:
         return _NONE
-    inner = (_attributes_in(part) for part in code.co_consts if isinstance(part, CodeType))
-    return frozenset(code.co_names).union(*inner)
+    inner = (attributes_in(part) for part in code.co_consts if isinstance(part, CodeType))
+    words = (part for part in code.co_consts if isinstance(part, str) and part.isidentifier())
+    return frozenset(code.co_names).union(words, *inner)
 
 
 @lru_cache(maxsize=4096)
 def _globals_in(code: CodeType) -> tuple[str, ...]:
-    """Return the names of globals that code reads, that of functions within it included."""
+    """Return the names of globals and modules that code reads, that of functions within it included."""
     inner = (_globals_in(part) for part in code.co_consts if isinstance(part, CodeType))
     read = (str(i.argval) for i in dis.get_instructions(code) if i.opname in _READS)
     return tuple(sorted(set(read).union(*inner)))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.training.engine.compute import sums_in_float32
 from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.mechanism.kernel import LossOf
 from privtune.training.mechanism.records import Lookups
@@ -56,7 +57,7 @@ class PrivateTraining(Loop):
         secret: 32 bytes to derive sampling and noise from; None for OS entropy.
         noise: Where noise comes from and how it is treated; None for the defaults.
         max_physical_batch_size: Most records that are computed at once, at least 1; None to choose.
-            It changes nothing but memory and time.
+            It changes nothing but memory and time, and with several places of dropout which draws are whose.
         one_by_one: Whether the loss of a record is computed in a pass of its own: for models that
             ``torch.vmap`` cannot take.
         limit: Steps to take, where fewer than planned: for rehearsals on made-up records, which
@@ -128,8 +129,9 @@ class PrivateTraining(Loop):
         finally:
             self.close()
 
+    @sums_in_float32()
     def step(self, batch: object, loss_of: LossOf | None = None) -> bool:
-        """Take one step along the noisy release about a sample.
+        """Take one step along the noisy release about a sample; ``torch.autocast`` around it is off within.
 
         Args:
             batch: What ``batches`` yielded; or, in the Opacus form, the losses of its records,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import sys
+from collections.abc import Callable, Hashable, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,9 @@ from privtune.training.mechanism.kernel import Kernel, Layout, LossOf, Rows, say
 from privtune.training.mechanism.records import RecordFacts, find_facts
 from privtune.training.mechanism.sampling import GRANULE
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.own_loop.meaning import PLAIN, is_constant, meaning_of
+from privtune.training.own_loop.meaning import DEPTH, PLAIN, attributes_in, is_constant, meaning_of
 from privtune.training.own_loop.replay import Recording
-from privtune.training.own_loop.weights import LoopError
+from privtune.training.own_loop.weights import LoopError, storage_of
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
@@ -71,7 +72,7 @@ class RecordLossKernel:
         self.one_by_one = one_by_one
         self._kernel: Kernel | None = None
         self._meaning: Hashable = None
-        self._modes = _Modes(model)
+        self._modes = _Modes(model, flat)
         self._known: object = None
         self._settled: list[tuple[dict[str, Any], str, object]] | None = None
         self._changes = 0
@@ -115,7 +116,7 @@ class RecordLossKernel:
                 "captured anew, which costs more than a step. Pass what changes as a tensor."
             )
         self._kernel = self._make(loss_of, allowed)
-        self._meaning, self._modes = self._told(loss_of), _Modes(self._model)
+        self._meaning, self._modes = self._told(loss_of), _Modes(self._model, self._flat)
         self._known, self._settled = loss_of, _settled(loss_of)
         return True
 
@@ -126,7 +127,7 @@ class RecordLossKernel:
         return self._told(loss_of) == self._meaning
 
     def _told(self, loss_of: LossOf) -> Hashable:
-        return meaning_of(loss_of, trained=(self._flat.untyped_storage()._cdata,))
+        return meaning_of(loss_of, trained=(storage_of(self._flat),))
 
     def facts(self, loss_of: LossOf) -> RecordFacts:
         """Return what is public about records, as far as model and loss show it."""
@@ -236,20 +237,19 @@ class _Modes:
     They are compared at every step, so numbers and words are looked up and nothing else is done.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, flat: torch.Tensor) -> None:
+        self._trained = (storage_of(flat),)
         self._plain: list[tuple[dict[str, Any], int, list[tuple[str, Any]]]] = []
-        self._held: list[tuple[dict[str, Any], str, Hashable]] = []
+        self._held: list[tuple[dict[str, Any], str, int, Hashable]] = []
         own_code = (p.forward for p in model.modules() if not is_constant(type(p)))
-        self._code = [(forward, meaning_of(forward)) for forward in own_code]
+        self._code = [(each, meaning_of(each, trained=self._trained)) for each in own_code]
+        self._everywhere = _hooks_everywhere()
         for part in model.modules():
             own = {n: v for n, v in vars(part).items() if n not in _EVERY_MODULE}
             plain = [(name, value) for name, value in own.items() if isinstance(value, PLAIN)]
             self._plain.append((vars(part), len(vars(part)), plain))
-            self._held += [
-                (vars(part), name, meaning_of(value, 0))
-                for name, value in own.items()
-                if isinstance(value, _HELD) and not isinstance(value, PLAIN)
-            ]
+            held = (n for n, v in own.items() if isinstance(v, _HELD) and not isinstance(v, PLAIN))
+            self._hold(vars(part), {n: DEPTH if n.endswith("_hooks") else 0 for n in held})
 
     def same(self) -> bool:
         """Say whether nothing of it has changed."""
@@ -260,9 +260,22 @@ class _Modes:
                 now = table.get(name)
                 if now is not value and now != value:
                     return False
-        if any(meaning_of(forward) != known for forward, known in self._code):
+        if _hooks_everywhere() != self._everywhere:
             return False
-        return all(meaning_of(table.get(name), 0) == held for table, name, held in self._held)
+        if any(meaning_of(each, trained=self._trained) != known for each, known in self._code):
+            return False
+        return all(meaning_of(table.get(name), depth) == m for table, name, depth, m in self._held)
+
+    def _hold(self, table: dict[str, Any], depths: Mapping[str, int]) -> None:
+        """Compare parts of a table from now on; hooks are looked into, as what runs."""
+        self._held += [
+            (table, n, depth, meaning_of(table[n], depth)) for n, depth in depths.items()
+        ]
+
+
+def _hooks_everywhere() -> Hashable:
+    held = vars(nn.modules.module)
+    return tuple(meaning_of(held[f"_global_forward_{kind}"]) for kind in ("hooks", "pre_hooks"))
 
 
 def numbers_in(loss_of: LossOf) -> set[float]:
@@ -280,8 +293,11 @@ def numbers_in(loss_of: LossOf) -> set[float]:
 
 def _settled(value: Any) -> list[tuple[dict[str, Any], str, object]] | None:
     """Return all that a plain function refers to, if that is of libraries alone."""
-    if not isinstance(value, FunctionType) or value.__closure__ or value.__defaults__:
+    if not isinstance(value, FunctionType) or value.__closure__:
+        return None
+    if value.__defaults__ or value.__kwdefaults__:
         return None
     table = value.__globals__
-    found = [(table, name, table.get(name)) for name in value.__code__.co_names]
-    return found if all(part is None or is_constant(part) for _, _, part in found) else None
+    found = [(table, name, table.get(name)) for name in attributes_in(value.__code__)]
+    read = [part for _, name, held in found for part in (held, sys.modules.get(name))]
+    return found if all(part is None or is_constant(part) for part in read) else None

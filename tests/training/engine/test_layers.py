@@ -585,3 +585,45 @@ def test_few_outputs_are_multiplied_as_their_transpose(outputs, turned, biased):
     torch.testing.assert_close(
         torch.autograd.grad(y, rows, back)[0], torch.einsum("krp,kpd->krd", back, w)
     )
+
+
+@pytest.mark.parametrize("ignored", [0, 2, -1])
+def test_a_class_may_be_ignored_and_a_target_may_become_one_that_is(ignored):
+    """Where no target is negative, no index was taken to be ignored: a record was trained on, or lost."""
+
+    def loss(outputs, targets):
+        if ignored < 0:
+            targets = targets.masked_fill(targets == 2, ignored)
+        return F.cross_entropy(outputs, targets, reduction="none", ignore_index=ignored)
+
+    x, y = torch.randn(1, 6, 4), torch.tensor([[0, 1, 2, 0, 1, 2]])
+    kernel = BatchedKernel(
+        lambda: nn.Linear(4, 3), OfOutputs(loss), x=x[0], y=y[0], device=CPU, all_classes=True
+    )
+    params, out = torch.randn(1, 15), torch.zeros(1, 15)
+    rows = Rows(x, y, [6], torch.ones(1, 6), [torch.Generator()])
+    kernel.accumulate(params, rows, Flat(0.5), out=out)
+    own = per_sample_gradients(nn.Linear(4, 3), params[0], x[0], y[0], loss)
+    torch.testing.assert_close(out[0], clipped_sum(own, 0.5), rtol=1e-4, atol=1e-5)
+    found = kernel.losses(params, rows)[0]
+    assert (found == 0.0).tolist() == (y[0] == (2 if ignored else 0)).tolist()
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.Mish, nn.GELU, nn.Softplus])
+def test_a_captured_pass_gives_the_bits_of_one_that_is_not(activation):
+    """Else a training that goes on from its checkpoint, or a second one of its kernel, gives others."""
+    x, y = torch.randn(2, 16, 6), torch.randint(3, (2, 16))
+    kernel = BatchedKernel(
+        lambda: nn.Sequential(nn.Linear(6, 40), activation(), nn.Linear(40, 3)),
+        OfOutputs(cross_entropy),
+        x=x[0],
+        y=y[0],
+        device=CPU,
+    )
+    params = torch.randn(2, kernel.layout.size)
+    rows = Rows(x, y, [16, 16], torch.ones(2, 16), [torch.Generator()] * 2)
+    found = []
+    for _ in range(8):
+        found.append(torch.zeros_like(params))
+        kernel.accumulate(params, rows, Flat(0.5), out=found[-1])
+    assert all(torch.equal(each, found[0]) for each in found)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections import deque
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.module import register_module_forward_hook
 
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
@@ -23,7 +25,7 @@ from privtune.training.methods import FixedDPSGD
 from privtune.training.own_loop.meaning import meaning_of
 from privtune.training.own_loop.private_training import PrivateTraining
 
-STEPS = 20  # a pass is captured after 12 of one shape
+STEPS = 20  # a pass is captured after 4 of one shape
 
 pytestmark = pytest.mark.filterwarnings("ignore:loss_of, or what it refers to")
 
@@ -122,6 +124,98 @@ def a_queue(_: Any) -> Made:
     return lambda m, x, y: own[-1] * plain(m, x, y), lambda n, _: own.append(0.8**n)
 
 
+def a_long_queue(_: Any) -> Made:
+    own = deque([1.0] * 100, maxlen=100)
+    return lambda m, x, y: own[-1] * plain(m, x, y), lambda n, _: own.append(0.8**n)
+
+
+def an_entry_of_a_long_table(_: Any) -> Made:
+    own = dict.fromkeys(range(100), 1.0)
+    return lambda m, x, y: own[0] * plain(m, x, y), lambda n, _: own.update({0: 0.8**n})
+
+
+def of_default(
+    m: Any, x: torch.Tensor, y: torch.Tensor, *, own: Sequence[float] = (1.0,)
+) -> torch.Tensor:
+    return own[0] * cross_entropy(m(x), y, reduction="none")
+
+
+def a_default(_: Any) -> Made:
+    own = [1.0]
+    of_default.__kwdefaults__ = {"own": own}
+    return of_default, lambda n, _: own.__setitem__(0, 0.8**n)
+
+
+BETA = 1.0
+
+
+def of_inner(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    scaled = lambda z: BETA * z  # noqa: E731
+    return scaled(cross_entropy(m(x), y, reduction="none"))
+
+
+def a_global_of_a_function_within(_: Any) -> Made:
+    globals()["BETA"] = 1.0
+    return of_inner, lambda n, _: globals().update(BETA=0.8**n)
+
+
+def an_import(_: Any) -> Made:
+    own: Any = ModuleType("settings_of_a_loop")
+    own.beta, sys.modules["settings_of_a_loop"] = 1.0, own
+
+    def loss(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        from settings_of_a_loop import beta  # type: ignore[import-not-found]
+
+        return beta * cross_entropy(m(x), y, reduction="none")
+
+    return loss, lambda n, _: setattr(own, "beta", 0.8**n)
+
+
+def a_name_in_words(_: Any) -> Made:
+    own = SimpleNamespace(beta=1.0)
+    return (
+        lambda m, x, y: getattr(own, "beta") * plain(m, x, y),  # noqa: B009
+        lambda n, _: setattr(own, "beta", 0.8**n),
+    )
+
+
+class Static:
+    beta = 1.0
+
+    @staticmethod
+    def of_none() -> float:
+        return Static.beta
+
+    @classmethod
+    def of_class(cls) -> float:
+        return cls.beta
+
+
+def a_static_method(_: Any) -> Made:
+    own, Static.beta = Static(), 1.0
+    return lambda m, x, y: own.of_none() * plain(m, x, y), lambda n, _: setattr(
+        Static, "beta", 0.8**n
+    )
+
+
+def a_class_method(_: Any) -> Made:
+    own, Static.beta = Static(), 1.0
+    return lambda m, x, y: own.of_class() * plain(m, x, y), lambda n, _: setattr(
+        Static, "beta", 0.8**n
+    )
+
+
+def a_scheduler(_: Any) -> Made:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 1.0)
+    own = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+
+    def change(*_: Any) -> None:
+        optimizer.step()
+        own.step()
+
+    return lambda m, x, y: own.get_last_lr()[0] * plain(m, x, y), change
+
+
 def a_partial(_: Any) -> Made:
     own = {"beta": 1.0}
 
@@ -134,6 +228,29 @@ def a_partial(_: Any) -> Made:
 def an_array(_: Any) -> Made:
     own = np.ones(1000)
     return lambda m, x, y: float(own[0]) * plain(m, x, y), lambda n, _: own.fill(0.8**n)
+
+
+def a_long_array(_: Any) -> Made:
+    own = np.ones(20_000)
+    return lambda m, x, y: float(own[0]) * plain(m, x, y), lambda n, _: own.fill(0.8**n)
+
+
+def ones_at_first(_: Any) -> Made:
+    own = torch.ones(3)
+    return (
+        lambda m, x, y: plain(lambda x: m(x) * own, x, y),
+        lambda n, _: own.data.mul_(0.5 if n > 9 else 1.0),
+    )
+
+
+def a_list_of_a_tensor(_: Any) -> Made:
+    own = torch.ones(2)
+    return lambda m, x, y: own.tolist()[0] * plain(m, x, y), lambda n, _: own.data.mul_(0.8)
+
+
+def an_array_of_a_tensor(_: Any) -> Made:
+    own = torch.ones(2)
+    return lambda m, x, y: float(own.numpy()[0]) * plain(m, x, y), lambda n, _: own.data.mul_(0.8)
 
 
 def a_tensor_rebound(_: Any) -> Made:
@@ -197,6 +314,33 @@ def a_hook(_: Any) -> Made:
     return plain, listen
 
 
+def what_a_hook_reads(_: Any) -> Made:
+    own = SimpleNamespace(beta=1.0)
+
+    def change(n: int, model: Any) -> None:
+        if n == 1:
+            model.inner.register_forward_hook(lambda module, inputs, out: own.beta * out)
+        own.beta = 0.8**n
+
+    return plain, change
+
+
+def twice(module: nn.Module, _: Any, out: Any) -> Any:
+    return 2.0 * out if isinstance(module, nn.Linear) else None
+
+
+def a_hook_on_every_module(_: Any) -> Made:
+    on: list[Any] = []
+
+    def change(n: int, model: Any) -> None:
+        if n == 14:
+            on.append(register_module_forward_hook(twice))
+        if n == STEPS:
+            on.pop().remove()
+
+    return plain, change
+
+
 def trained(make: Callable[[Any], Made], *, one_by_one: bool) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 4, generator=generator), torch.arange(8) % 3
@@ -214,12 +358,20 @@ def trained(make: Callable[[Any], Made], *, one_by_one: bool) -> torch.Tensor:
     )
     loss, change = make(private)
     private.fit(loss, on_step=lambda done, _: change(done, model))
+    if make is nothing:
+        assert private._kernel._changes == 0
     return flatten_params(model)
+
+
+def nothing(_: Any) -> Made:
+    """Weights change at every step and are no part of a meaning, or nothing would be tested here."""
+    return plain, lambda *_: None
 
 
 @pytest.mark.parametrize(
     "make",
     [
+        nothing,
         a_namespace,
         a_class,
         a_callable,
@@ -228,8 +380,21 @@ def trained(make: Callable[[Any], Made], *, one_by_one: bool) -> torch.Tensor:
         a_setting_within_a_methods_module,
         an_entry,
         a_queue,
+        a_long_queue,
+        an_entry_of_a_long_table,
+        a_default,
+        a_global_of_a_function_within,
+        an_import,
+        a_name_in_words,
+        a_static_method,
+        a_class_method,
+        a_scheduler,
         a_partial,
         an_array,
+        a_long_array,
+        ones_at_first,
+        a_list_of_a_tensor,
+        an_array_of_a_tensor,
         a_tensor_rebound,
         a_number_of_a_tensor,
         a_choice_by_a_tensor,
@@ -239,6 +404,8 @@ def trained(make: Callable[[Any], Made], *, one_by_one: bool) -> torch.Tensor:
         a_teacher("replaced"),
         the_models_own,
         a_hook,
+        what_a_hook_reads,
+        a_hook_on_every_module,
     ],
 )
 def test_what_changes_from_step_to_step_is_captured_anew(make: Callable[[Any], Made]) -> None:

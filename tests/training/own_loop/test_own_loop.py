@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from weakref import ref
 
 import pytest
@@ -16,7 +17,7 @@ from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism import kernel
-from privtune.training.mechanism.clipping import Flat, PerLayer
+from privtune.training.mechanism.clipping import EqualByLayer, Flat, PerLayer
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, flatten_params
 from privtune.training.mechanism.schedule import Schedule
@@ -725,3 +726,72 @@ def test_losses_in_fewer_digits_add_up_to_as_many():
             outputs = private.model(x)
         private.step(cross_entropy(outputs.float(), y))
     assert private.steps_taken == 3
+
+
+@pytest.mark.parametrize("form", ["losses", "around", "record", "one by one"])
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_a_sum_under_autocast_keeps_all_digits(low, form):
+    """The hooks leave gradients of eight digits; in these, one record moves the sum by 1.07 bounds."""
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 50, generator=draws) + 0.3 * torch.randn(154, 50, generator=draws)
+
+    def moved(records):
+        data = TensorData(x[:records], torch.zeros(records, dtype=torch.long))
+        model = nn.Linear(50, 10)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        private = PrivateTraining(
+            model,
+            data,
+            schedule=Schedule(records, 1.0, 1),
+            method=FixedDPSGD(0.0),
+            optimizer=torch.optim.SGD(model.parameters(), 1.0),
+            clipping=Flat(0.01),
+            one_by_one=form == "one by one",
+        )
+        for batch in private.batches():
+            with torch.autocast("cpu", dtype=low):
+                if form in ("record", "one by one"):
+                    private.step(batch, loss_of)
+                    continue
+                found = losses(private, *batch).float()
+                if form == "around":
+                    private.step(found)
+            if form == "losses":
+                private.step(found)
+        return flatten_params(model).double() * records / 0.01
+
+    sums = [moved(records) for records in range(150, 155)]
+    assert all(float((b - a).norm()) < 1.0001 for a, b in itertools.pairwise(sums))
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_weights_of_few_digits_are_refused(low):
+    """A sum in them moves by 1.38 times the bound, whatever each record is clipped to."""
+    with pytest.raises(InvalidInputError, match="trainable parameters of float32"):
+        start(mlp().to(low), one_by_one=True)
+    frozen = mlp()
+    frozen[0].to(low).requires_grad_(False)
+    assert kernel.Layout(frozen).dtype == torch.float32
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.factor * x
+
+
+@pytest.mark.filterwarnings("ignore:Opacus has no formula")
+@pytest.mark.parametrize("clipping", [Flat(0.5), EqualByLayer(0.5)])
+def test_a_parameter_that_is_one_number_trains_in_both_forms(clipping):
+    found = []
+    for one_by_one in (False, True):
+        private = start(nn.Sequential(mlp(), Scaled()), clipping=clipping, one_by_one=one_by_one)
+        for batch in private.batches():
+            own = (batch, loss_of) if one_by_one else (losses(private, *batch),)
+            private.step(*own)
+        found.append(flatten_params(private.bare))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

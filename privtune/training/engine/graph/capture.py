@@ -335,7 +335,7 @@ def _run(
                 names=names,
                 masks=drop if masked else None,
                 deterministic=deterministic,
-                all_classes=all_classes,
+                classes=levels.physical(y) if all_classes else None,
             )
             with mode:
                 value = _one(module, loss_of, {**named, **own}, x, y, low=low)

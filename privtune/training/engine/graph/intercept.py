@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.nn import functional
 
 from privtune.training.engine.graph.draws import DRAWS
@@ -20,6 +21,9 @@ from privtune.training.engine.graph.operations import OPERATIONS
 from privtune.training.engine.graph.tape import Watching
 
 __all__ = ["Intercept"]
+
+# What reads values without a call that a recording would see.
+_READ = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 
 # Activations, and where their argument ``inplace`` stands.
 _IN_PLACE: Mapping[Any, int] = {
@@ -51,6 +55,8 @@ class Intercept(Watching):
     ) -> Any:
         """Route one call; anything without a handler, or not in a known form, runs as it is."""
         kwargs = kwargs or {}
+        if func in _READ and self.levels is not None:
+            torch.equal(args[0], args[0])  # tells a recording that a value is read
         if func in _IN_PLACE and self.generator is None:
             args, kwargs = _out_of_place(args, kwargs, _IN_PLACE[func])
         handler = OPERATIONS.get(func) or DRAWS.get(func)

@@ -173,7 +173,8 @@ def _cross_entropy(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any
         return NotImplemented
     z, t = mode.levels.physical(logits), mode.levels.physical(targets)
     with temporarily_clear_interpreter_stack():
-        losses = cross_entropy(z, t, ignored=None if mode.all_classes else ignored)
+        none = ignored < 0 and mode.all_classes(t)
+        losses = cross_entropy(z, t, ignored=None if none else ignored)
     return NotImplemented if losses is None else mode.levels.wrap(losses)
 
 

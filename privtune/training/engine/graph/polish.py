@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from privtune.training.engine.graph.record import Recorded
+from privtune.training.engine.graph.record import ONES, Recorded
 
 __all__ = ["HELD", "PEAK", "Captured", "polish"]
 
@@ -134,7 +134,7 @@ class _Recorder(fx.Interpreter):
     def __init__(self, recorded: Recorded) -> None:
         super().__init__(recorded.root, garbage_collect_values=False, graph=recorded.graph)
         self.geometry: dict[fx.Node, _Geometry] = {}
-        self.constants: dict[fx.Node, torch.Tensor] = {}
+        self.ones: set[fx.Node] = set()
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
@@ -149,10 +149,9 @@ class _Recorder(fx.Interpreter):
                 value.untyped_storage().nbytes(),
             )
             kept = n.op == "call_function" and n.target in _UNCHANGING
-            fixed = n.op == "get_attr" or kept
-            fixed = fixed and all(source in self.constants for source in n.all_input_nodes)
-            if fixed:
-                self.constants[n] = value
+            fixed = (n.op == "get_attr" and str(n.target).startswith(ONES)) or kept
+            if fixed and all(source in self.ones for source in n.all_input_nodes):
+                self.ones.add(n)
         return value
 
 
@@ -170,7 +169,7 @@ def polish(recorded: Recorded, example: tuple[torch.Tensor, ...]) -> Captured:
         recorder = _Recorder(recorded)
         expected = recorder.run(*example)
         geometry = {twins[node]: g for node, g in recorder.geometry.items() if node in twins}
-        ones = {twins[n] for n, value in recorder.constants.items() if bool((value == 1).all())}
+        ones = {twins[n] for n in recorder.ones}
         _drop_ones(graph, geometry, ones)
         _fold_views(graph, geometry)
         graph.eliminate_dead_code()

@@ -15,7 +15,10 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["NotRecordedError", "Recorded", "record"]
+__all__ = ["ONES", "NotRecordedError", "Recorded", "record"]
+
+ONES = "_ones"
+"""Begins the name of a constant that a pass made of ones: that of a model's may come to hold others."""
 
 Tensors = tuple[torch.Tensor, ...]
 _ONES = torch.ops.aten.ones_like.default
@@ -84,6 +87,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph, self.root = fx.Graph(), nn.Module()
         self.read: Any = None
         self._nodes: dict[int, fx.Node] = {}
+        self._key = inputs[0].device.type.upper()
         self._whole: set[Any] = set()  # calls that are not made of others
         self._kept: list[torch.Tensor] = []  # else another tensor could take the identity of one
         for place, tensor in enumerate(inputs):
@@ -103,7 +107,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one call, and note it."""
         named = dict(kwargs or {})
-        if func not in self._whole:
+        if func not in self._whole and not self._has_kernel(func):
             with self:
                 parts = func.decompose(*args, **named)
             if parts is not NotImplemented:
@@ -111,7 +115,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._whole.add(func)
         made = func(*args, **named)
         if func is _ONES:
-            self._constant(made)
+            self._constant(made, ONES)
             return made
         node = self.graph.call_function(func, self._nodes_of(args), self._nodes_of(named))
         if isinstance(made, torch.Tensor):
@@ -123,6 +127,10 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self.read = func
         return made
+
+    def _has_kernel(self, func: Any) -> bool:
+        """Say whether the device has a kernel for a call: its parts would give other last digits."""
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), self._key))
 
     @property
     def held(self) -> int:
@@ -143,8 +151,8 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return type(value)(self._nodes_of(part) for part in value)
         return value
 
-    def _constant(self, tensor: torch.Tensor) -> fx.Node:
-        name = f"_constant{len(self._kept)}"
+    def _constant(self, tensor: torch.Tensor, kind: str = "_constant") -> fx.Node:
+        name = f"{kind}{len(self._kept)}"
         self.root.register_buffer(name, tensor.detach(), persistent=False)
         return self._keep(tensor, self.graph.get_attr(name))
 

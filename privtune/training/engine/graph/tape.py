@@ -122,7 +122,7 @@ class Watching(TorchFunctionMode):
         deterministic: Whether dropout passes its input on, as in evaluation, and whatever else is
             drawn is its mean.
         generator: Draws at every place, where there are no masks: for code that runs as it is.
-        all_classes: Whether every target is a class, none of them an index to ignore.
+        classes: The targets ``[K, B, ...]``, if each is a class: at least 0.
     """
 
     levels: Levels | None
@@ -130,7 +130,7 @@ class Watching(TorchFunctionMode):
     masks: Sequence[torch.Tensor] | None = None
     deterministic: bool = False
     generator: torch.Generator | None = None
-    all_classes: bool = False
+    classes: torch.Tensor | None = None
     entries: list[Entry] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
 
@@ -148,6 +148,13 @@ class Watching(TorchFunctionMode):
             return None
         owners = {name.rpartition(".")[0] for name in found if name is not None}
         return found if len(owners) == 1 else None
+
+    def all_classes(self, targets: torch.Tensor) -> bool:
+        """Say whether physical targets are those that are known to be classes, not made from them."""
+        known = self.classes
+        return (
+            known is not None and known.untyped_storage()._cdata == targets.untyped_storage()._cdata
+        )
 
     def put(self, use: Use, a: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Note a use on the tape and return its output for the model to go on with."""
