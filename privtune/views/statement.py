@@ -103,7 +103,7 @@ def meaning(spent: float, delta: float, unit: str = RECORD) -> str:
         f"No outcome becomes more than e^{spent:.3f} = {ceil_to(factor, 1):,.1f} times as likely through one "
         f"{one}, but for a part of probability {delta:g}. Somebody who is 50% sure that a "
         f"{it} is in the data, who knows everything else and can compute without limits, is right "
-        f"at most {certainty:.{digits}%} of the time after seeing all releases. This is a worst case; "
+        f"at most {ceil_to(certainty, digits + 2):.{digits}%} of the time after seeing all releases. This is a worst case; "
         "smaller is better, and values below 1 are strong."
     )
 
