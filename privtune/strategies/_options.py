@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 
 __all__ = ["check_types", "reject_unknown_options", "words_of"]
 
@@ -66,12 +66,8 @@ def _fits(value: Any, hint: Any) -> bool:
         )
     if hint in (float, int):
         # Ranges are the field's own affair; NaN, and a whole number that no float holds, are in none.
-        number = isinstance(value, int | float if hint is float else int)
-        return (
-            number
-            and not isinstance(value, bool)
-            and (abs(value) <= sys.float_info.max or abs(value) == math.inf)
-        )
+        kind = isinstance(value, int | float if hint is float else int)
+        return kind and (is_number(value) or value in (math.inf, -math.inf))
     if origin is Mapping:
         return isinstance(value, Mapping) and all(_fits(name, parts[0]) for name in value)
     if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]

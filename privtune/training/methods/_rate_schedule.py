@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 from privtune.training.methods._common import check_fraction, check_nonnegative
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class RateSchedule:
             if name not in takes:
                 allowed = ", ".join(takes)
                 raise InvalidInputError(f"schedule.{name}", entry, f"{kind} takes {allowed} alone")
-            if isinstance(entry, bool) or not isinstance(entry, int | float):
+            if not is_number(entry):
                 raise InvalidInputError(f"schedule.{name}", entry, "must be a number")
         return cls(**said)
 
