@@ -80,7 +80,7 @@ class RateSchedule:
         check_fraction("schedule.start", self.start)
         for name in ("end", "factor", "decay"):
             check_nonnegative(f"schedule.{name}", getattr(self, name))
-        if not (math.isfinite(self.every) and self.every > 0.0):
+        if not (is_number(self.every) and self.every > 0.0):
             raise InvalidInputError("schedule.every", self.every, "must be a number above 0")
 
     @classmethod
@@ -109,7 +109,7 @@ class RateSchedule:
             if name not in takes:
                 allowed = ", ".join(takes)
                 raise InvalidInputError(f"schedule.{name}", entry, f"{kind} takes {allowed} alone")
-            if not is_number(entry):
+            if isinstance(entry, bool) or not isinstance(entry, int | float):
                 raise InvalidInputError(f"schedule.{name}", entry, "must be a number")
         return cls(**said)
 
