@@ -24,6 +24,7 @@ FLOORS = {
     "files": 0,
     "imports": 0,
     "names": 0,
+    "numbers": 0,
     "accounting": 0,
     "ledger": 1,
     "priors": 1,

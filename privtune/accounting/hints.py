@@ -11,8 +11,10 @@ import json
 import math
 from collections import ChainMap
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+
+from privtune.errors import PrivTuneError
 
 __all__ = ["Ends", "Hints", "Search", "ends", "given", "target_moves"]
 
@@ -72,11 +74,14 @@ class Search:
         if hints is None or place is None or not (math.isfinite(place) and place > 0.0):
             return None
         tried: dict[str, float] = {}  # searches for a target that does not count leave nothing
-        with given(ChainMap(tried, hints)):
+        value = math.nan
+        # Where a damaged one lies, there may be nothing to compute.
+        with given(ChainMap(tried, hints)), suppress(PrivTuneError, ArithmeticError):
             value = function(place)
         if not (1.0 - self._near) * target <= value <= target:
             return None
-        hints.update(tried)
+        for key, end in tried.items():  # one by one: an update of a dictionary would keep no line
+            hints[key] = end
         return place
 
     def end(

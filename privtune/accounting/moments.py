@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 
 _LEAST_NOISE = 0.05  # below it the grid gets long; whole orders alone are still an upper bound
 _SIDE = 64  # terms at either end of a binomial sum that are computed one by one, at least
+_ROUNDING = 1e-15  # of a log factorial, relatively
 _CELLS = 2**17  # of one matrix: 1 MB
 
 
@@ -73,7 +74,7 @@ def sampled_gaussian_curves(rates: Floats, noise_multipliers: Floats, orders: Fl
             factors[sides == side], tuple(orders[whole].astype(int).tolist()), int(side)
         )
     # log of a moment near 1 is known to 1e-15 only; that rounding is charged, never refunded.
-    values[rest] = np.maximum(values[rest], 0.0) + 4e-15 / (orders - 1.0)
+    values[rest] = np.maximum(values[rest], 0.0) * (1.0 + 1e-14) + 4e-15 / (orders - 1.0)
     return values
 
 
@@ -114,6 +115,8 @@ def _terms(orders: tuple[int, ...], side: int) -> list[_Terms]:
         is_term = k <= n
         k, rest = np.where(is_term, k, 0), np.where(is_term, n - k, 0)
         log_choose = _log_factorial(n) - _log_factorial(k) - _log_factorial(rest)
+        # Of a difference of large logarithms the rounding is charged, too; at the ends there is none.
+        log_choose += np.where((k > 0) & (rest > 0), _ROUNDING * _log_factorial(n), 0.0)
         found.append(
             _Terms(
                 np.array(places),

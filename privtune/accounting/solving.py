@@ -57,10 +57,10 @@ def solve_decreasing(
         return start
     if high_value > target:
         while high_value > target:
-            low, low_value = high, high_value
-            high *= outward(high, high_value)
-            if high > LARGEST:
+            if high >= LARGEST:
                 raise impossible()
+            low, low_value = high, high_value
+            high = min(high * outward(high, high_value), LARGEST)
             high_value = function(high)
     else:
         while low_value <= target:
@@ -74,7 +74,7 @@ def solve_decreasing(
     widths = [math.inf, math.inf]
     for _ in range(_ROUNDS):
         width = math.log(high / low)
-        if width <= tolerance or enough * target <= high_value < target:
+        if width <= tolerance or (enough < 1.0 and enough * target <= high_value):
             break
         above, below = low_value / aim, high_value / aim
         # A secant that did not halve the interval in two steps is no guide.

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import ROUND_CEILING, Decimal
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +36,7 @@ __all__ = [
     "program",
     "read_bytes",
     "read_json",
+    "rounded_up",
     "write_chart",
     "write_page",
     "write_report",
@@ -118,8 +120,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object, each name in it once."""
     from privtune.errors import InvalidInputError
 
+    content = read_bytes(path)
     try:
-        value = json.loads(read_bytes(path).decode(), object_pairs_hook=_once)
+        value = json.loads(content.decode(), object_pairs_hook=_once)
     except ValueError as error:
         raise InvalidInputError("file", str(path), f"is no readable JSON ({error})") from None
     except RecursionError:
@@ -181,6 +184,19 @@ def changes_table(found: Sensitivity) -> Table:
 
     table = Table("change", "epsilon", "difference")
     for change in found.changes:
-        numbers = (f"{change.epsilon:.4f}", f"{change.difference:+.4f}")
+        numbers = (f"{rounded_up(change.epsilon):.6g}", f"{change.difference:+.4f}")
         table.add_row(change.text, *("∞" if "inf" in number else number for number in numbers))
     return table
+
+
+def rounded_up(value: float) -> float:
+    """Round a cost up to six digits: what is printed holds, too.
+
+    Example:
+        >>> rounded_up(4.37718032), rounded_up(-4.37718032)
+        (4.37719, -4.37718)
+    """
+    exact = Decimal(value)
+    if not exact.is_finite():
+        return value
+    return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() - 5), ROUND_CEILING))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privtune.cli._common import AsJson, changes_table, console, emit_json
+from privtune.cli._common import AsJson, changes_table, console, emit_json, rounded_up
 from privtune.errors import InvalidInputError, PrivTuneError
 
 if TYPE_CHECKING:
@@ -70,7 +70,13 @@ def _read(source: str) -> Event:
 
 
 def _number(value: float) -> str:
-    return f"{value:.6g}" if math.isfinite(value) else "∞"
+    """Print a cost, rounded up."""
+    return f"{rounded_up(value):.6g}" if math.isfinite(value) else "∞"
+
+
+def _least(value: float) -> str:
+    """Print what something costs or saves at least, rounded down."""
+    return f"{-rounded_up(-value):.6g}" if math.isfinite(value) else "∞"
 
 
 def _show(answer: Guarantee, wanted: str, document: dict[str, Any], *, as_json: bool) -> None:
@@ -87,7 +93,8 @@ def _show(answer: Guarantee, wanted: str, document: dict[str, Any], *, as_json: 
     )
     table = Table("bound", wanted)
     for name, bound in document["bounds"].items():
-        table.add_row(name, bound if isinstance(bound, str) else _number(bound))
+        show = _least if name == "lower" else _number
+        table.add_row(name, bound if isinstance(bound, str) else show(bound))
     console().print(table)
 
 
@@ -224,7 +231,7 @@ def compare_command(event_file: EventFile, delta: Delta = 1e-5, as_json: AsJson 
         table.add_row(answer.tool, shown, answer.why)
     console().print(table)
     console().print(
-        f"At δ = {delta:g}. Some mechanism with this event costs {_number(found.lower)}."
+        f"At δ = {delta:g}. Some mechanism with this event costs {_least(found.lower)}."
     )
 
 
@@ -250,8 +257,8 @@ def sensitivity_command(
 
 
 def _line(node: Explanation) -> str:
-    saved = f", saves {_number(node.saved)}" if node.saved is not None else ""
-    lower = f", at least {_number(node.lower)}" if node.lower is not None else ""
+    saved = f", saves {_least(node.saved)}" if node.saved is not None else ""
+    lower = f", at least {_least(node.lower)}" if node.lower is not None else ""
     return (
         f"[bold]ε = {_number(node.epsilon)}[/bold]  {node.text} "
         f"[dim]({node.method}{saved}{lower})[/dim]"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 
 __all__ = ["Executor"]
 
@@ -67,6 +68,6 @@ class Executor:
         gpus = options.pop("gpus", 0.0) if name != "slurm" else 0.0
         if options and name != "slurm":
             raise InvalidInputError("executor", sorted(options), "takes type and gpus")
-        if isinstance(gpus, bool) or not isinstance(gpus, int | float):
+        if not is_number(gpus):
             raise InvalidInputError("gpus", gpus, "must be a number")
         return cls(name, jobs, float(gpus), options)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from privtune.ledger.log import Line, Log
 from privtune.ledger.schema import blobs
 from privtune.ledger.storage import Storage
 from privtune.ledger.values import Budget, ChargeState
+from privtune.numbers import is_number
 
 __all__ = [
     "AUDITS",
@@ -209,7 +209,7 @@ def _row(audit: Mapping[str, Any], row: Mapping[str, Any], terms: Budget) -> dic
 
 
 def _are_numbers(*values: object) -> bool:
-    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+    return all(map(is_number, values))
 
 
 def _charged(history: History) -> dict[tuple[str, str], Event]:

@@ -32,6 +32,7 @@ from privtune.ledger.storage import Storage
 from privtune.ledger.units import unit_note
 from privtune.ledger.values import RECORD
 from privtune.ledger.verification import Verification, is_within, replay, verified, verify
+from privtune.numbers import is_number
 
 __all__ = ["FORMAT", "enforced_unit", "export_certificate", "verify_certificate"]
 
@@ -252,8 +253,8 @@ def _same(there: Any, computed: Any) -> bool:
             and all(map(_same, there, computed))
         )
     if isinstance(computed, float):
-        return isinstance(there, int | float) and (
-            there == computed or math.isclose(there, computed, rel_tol=_ROUNDING)
+        return there == computed or (
+            is_number(there) and math.isclose(there, computed, rel_tol=_ROUNDING)
         )
     return type(there) is type(computed) and bool(there == computed)
 
@@ -284,7 +285,7 @@ def _not_below(one: Any, other: Any) -> bool:
     """Whether a number is at least another, up to what accounts of versions may differ by."""
     try:
         return float(one) >= float(other) / (1 + 2.0 * DRIFT)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

@@ -13,6 +13,7 @@ from privtune.accounting import Adjacency, Event
 from privtune.accounting.algebra import MAX_DEPTH
 from privtune.errors import InvalidInputError
 from privtune.names import NAME_RULE, check_text, is_name
+from privtune.numbers import is_number
 
 __all__ = [
     "RECORD",
@@ -88,7 +89,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value, high in (("epsilon", self.epsilon, math.inf), ("delta", self.delta, 1.0)):
-            if not _is_number(value) or not 0 < value < high:
+            if not is_number(value) or not 0 < value < high:
                 raise InvalidInputError(name, value, f"must be a number above 0 and below {high}")
             object.__setattr__(self, name, float(value))
         if not is_name(self.name):
@@ -103,7 +104,7 @@ class Budget:
                 "unit", self.unit, "must say what is protected", f"Try {RECORD!r}."
             )
         if self.order is not None:
-            if not _is_number(self.order) or not 1 < self.order < math.inf:
+            if not is_number(self.order) or not 1 < self.order < math.inf:
                 raise InvalidInputError("order", self.order, "must be a finite number above 1")
             object.__setattr__(self, "order", float(self.order))
 
@@ -214,10 +215,6 @@ class Charge:
     closed_at: datetime | None = None
     transcript_digest: str = ""
     unit: str = RECORD
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def member(kind: type[E], name: str, value: object) -> E:

@@ -10,6 +10,7 @@ from privtune.accounting import Composed
 from privtune.accounting.witness import DisputedAccountError, ask_witnesses
 from privtune.ledger.history import History
 from privtune.ledger.values import ChargeState
+from privtune.numbers import is_number
 
 __all__ = ["alike", "witnesses_of"]
 
@@ -52,6 +53,6 @@ def alike(there: Any, now: Any) -> bool:
     if isinstance(now, list):
         same = isinstance(there, list) and len(there) == len(now)
         return same and all(map(alike, there, now))
-    if isinstance(now, float) and isinstance(there, int | float):
+    if isinstance(now, float) and is_number(there):
         return math.isclose(there, now, rel_tol=_CLOSE, abs_tol=1e-3)
     return bool(there == now)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 from privtune.spaces import DependentSamplerError, require_independent_sampler
 from privtune.strategies._base import StrategyError
 from privtune.strategies.needs import Needs
@@ -70,7 +70,7 @@ def check_given(strategy: Strategy, given: Mapping[str, Any]) -> None:
     """
     for name in needed_parameters(strategy):
         value = given.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if is_number(value):
             continue
         has = f"{name} = {value!r}" if name in given else ", ".join(sorted(given)) or "none"
         when = strategy.needs.parameters[name]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 
 __all__ = ["check_types", "reject_unknown_options", "words_of"]
 
@@ -63,12 +64,12 @@ def _fits(value: Any, hint: Any) -> bool:
             and len(value) == len(parts)
             and all(map(_fits, value, parts))
         )
-    if hint is float:
-        # Ranges are the field's own affair; NaN is in none.
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and not math.isnan(value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (float, int):
+        # Ranges are the field's own affair; NaN, and a whole number that no float holds, are in none.
+        kind = isinstance(value, int | float if hint is float else int)
+        return kind and (is_number(value) or value in (math.inf, -math.inf))
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(_fits(name, parts[0]) for name in value)
     if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
         return callable(value)
     return hint is Any or isinstance(value, hint if origin is None else origin)

@@ -13,6 +13,7 @@ from optuna.distributions import CategoricalDistribution
 from privtune.accounting import Event, WorstOf
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 from privtune.strategies._base import StrategyError
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import budgeted, method_class, require_adjacency
@@ -151,7 +152,7 @@ def _share(
 
 
 def _check_noises(values: tuple[Any, ...]) -> None:
-    if not all(isinstance(v, int | float) and 0 < v < math.inf for v in values):
+    if not all(is_number(v) and v > 0 for v in values):
         raise InvalidInputError("space.noise_multiplier", values, "must be numbers above 0")
 
 

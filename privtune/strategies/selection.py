@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from privtune.accounting import (
 )
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 from privtune.strategies._base import Outcome, Round, StrategyError, best_of
 from privtune.strategies._calibrate import factor_for
 from privtune.strategies._check_needs import require_independent
@@ -293,7 +293,6 @@ class PapernotSteinke(OptionsOfLaw, Selection):
 
 def check_price(value: object) -> float:
     """Return the price of one run, or refuse what is no finite number above 0."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0.0 < float(value) < math.inf:  # type: ignore[arg-type]
+    if not is_number(value) or value <= 0.0:
         raise InvalidInputError("training_epsilon", value, "must be a finite number above 0")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)

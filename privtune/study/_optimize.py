@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.execution.gpus import gpu_slots
 from privtune.names import check_name
+from privtune.numbers import is_number
 from privtune.study._standing import Stage
 from privtune.study.imported import ImportedObjective
 from privtune.study.lifecycle import Life, StudyFinishedError, carry_on
@@ -45,6 +46,7 @@ def optimize(
     objective: Objective | str,
     *,
     strategy: Strategy,
+    arm: str | None,
     training: DPSGD,
     validation: Validation | None,
     epsilon: float | None,
@@ -64,6 +66,14 @@ def optimize(
             f"Study {life.name!r} has a task and declared arms; study.run() runs them. Make an open "
             "study for a function of your own: privtune.create_study(name, budget=...)."
         )
+    _check_kinds(
+        objective=objective,
+        strategy=strategy,
+        training=training,
+        validation=validation,
+        epsilon=epsilon,
+    )
+    strategy = replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
     chosen = Executor.of(executor or life.spec.executor, n_jobs)
     if isinstance(objective, str):
         objective = ImportedObjective.at(objective).load()
@@ -109,6 +119,32 @@ def optimize(
             )
         (release,) = carry_on(life, [plan], trainer, observer, told)
     return release
+
+
+def _check_kinds(**given: Any) -> None:
+    """Refuse arguments of another kind than :func:`optimize` takes."""
+    from privtune.study.user_training import DPSGD, Validation
+
+    kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "objective": (
+            lambda value: callable(value) or isinstance(value, str),
+            "a function of a trial, or its path, 'package.module:function'",
+        ),
+        "strategy": (
+            lambda value: hasattr(value, "plan") and not isinstance(value, type),
+            "one of privtune.strategies, like PapernotSteinke(mean_runs=10)",
+        ),
+        "training": (lambda value: isinstance(value, DPSGD), "a privtune.DPSGD"),
+        "validation": (
+            lambda value: isinstance(value, Validation | None),
+            "a privtune.Validation, or None",
+        ),
+        "epsilon": (lambda value: value is None or is_number(value), "a finite number above 0"),
+    }
+    for name, value in given.items():
+        fits, what = kinds[name]
+        if not fits(value):
+            raise InvalidInputError(name, value, f"must be {what}")
 
 
 def _target(life: Life, arm: str) -> float:

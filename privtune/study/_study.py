@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -240,7 +239,8 @@ class Study:
         return optimize(
             self._life,
             objective,
-            strategy=replace(strategy, arm=arm or strategy.arm),  # type: ignore[type-var]
+            strategy=strategy,
+            arm=arm,
             training=training,
             validation=validation,
             epsilon=epsilon,

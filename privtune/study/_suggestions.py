@@ -12,8 +12,9 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+from privtune.errors import InvalidInputError
 from privtune.priors import IndependentSampler, Prior
-from privtune.spaces import SearchSpace
+from privtune.spaces import SearchSpace, inside
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -116,7 +117,15 @@ class Suggestions:
         self, name: str, distribution: BaseDistribution, prior: Prior | None = None
     ) -> Any:
         if name in self._suggested:
-            return self._suggested[name][0]
+            value, before = self._suggested[name]
+            if type(before) is not type(distribution) or not inside(distribution, value):
+                raise InvalidInputError(
+                    name,
+                    value,
+                    f"was suggested to this trial before, and is none of {distribution}",
+                    "Give each hyperparameter a name of its own.",
+                )
+            return value
         if name in self._given:
             value = self._given[name]
         elif self._live is not None:

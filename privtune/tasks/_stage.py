@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 from privtune.training.mechanism.statistics import Floats
 
 __all__ = ["TaskSpec", "TaskStage", "as_number"]
@@ -114,6 +115,4 @@ class TaskStage(ABC):
 
 def as_number(value: object) -> float:
     """Return a number, NaN for what is none: it is in no range."""
-    return (
-        float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    )
+    return float(value) if is_number(value) else math.nan

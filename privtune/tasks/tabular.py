@@ -9,6 +9,7 @@ from typing import Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
+from privtune.numbers import is_number
 from privtune.tasks._cells import coded, missing_of, numbers_of
 from privtune.tasks._columns import PAID, Category, Column, Number, Paid, pair_of, read_columns
 from privtune.tasks._files import (
@@ -329,9 +330,7 @@ def _projection(given: Any, width: int) -> Projection | None:
         return given
     listed = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
     if not listed or not all(
-        isinstance(row, Sequence)
-        and len(row) == width
-        and all(isinstance(v, int | float) for v in row)
+        isinstance(row, Sequence) and len(row) == width and all(map(is_number, row))
         for row in given
     ):
         raise InvalidInputError(

@@ -98,12 +98,13 @@ def meaning(spent: float, delta: float, unit: str = RECORD) -> str:
     certainty = (factor + delta) / (factor + 1.0)
     # Shown with enough digits that it never rounds up to certainty.
     digits = max(1, math.ceil(-math.log10(max(1.0 - certainty, 1e-12))) - 1)
+    right = f"{ceil_to(certainty, digits + 2):.{digits}%}"
     one, it = ("person's record", "person") if unit == RECORD else (unit, unit)
     return (
         f"No outcome becomes more than e^{spent:.3f} = {ceil_to(factor, 1):,.1f} times as likely through one "
         f"{one}, but for a part of probability {delta:g}. Somebody who is 50% sure that a "
         f"{it} is in the data, who knows everything else and can compute without limits, is right "
-        f"at most {certainty:.{digits}%} of the time after seeing all releases. This is a worst case; "
+        f"at most {right} of the time after seeing all releases. This is a worst case; "
         "smaller is better, and values below 1 are strong."
     )
 

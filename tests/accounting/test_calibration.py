@@ -200,6 +200,26 @@ def test_a_band_below_the_target_is_met_by_few_points(function, most):
     assert len(calls) <= most
 
 
+@pytest.mark.parametrize("enough", [1.0, 0.999])
+def test_a_cliff_that_ends_on_the_target_itself_is_found(enough):
+    found = solve_decreasing(
+        lambda x: 1.0 if x > 3.0 else math.nextafter(1.0, 2.0),
+        1.0,
+        1e-3,
+        lambda: PrivTuneError("no"),
+        start=0.02,
+        enough=enough,
+    )
+    assert found > 3.0
+
+
+def test_an_answer_between_the_last_stride_and_the_largest_is_found():
+    found = solve_decreasing(
+        lambda x: math.inf if x < 8e5 else 0.5, 1.0, 1e-3, lambda: PrivTuneError("no"), start=7e4
+    )
+    assert 8e5 <= found <= 8e5 * 1.01
+
+
 def test_a_search_for_another_target_begins_where_the_last_ended():
     event = steps(0.05, 1.0, 400)
 

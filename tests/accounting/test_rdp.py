@@ -86,6 +86,25 @@ def test_both_ends_bound_the_whole_binomial_sum(rate, noise):
         assert exact * (1 - 1e-10) - 1e-13 <= value <= exact * (1 + 1e-10) + 1e-13
 
 
+@pytest.mark.parametrize(
+    ("rate", "noise", "order"),
+    [(4e-4, 76.0, 200), (4e-4, 76.0, 600), (8e-4, 50.0, 600), (0.08, 60.0, 131), (8e-4, 1.01, 16)],
+)
+def test_no_rounding_leaves_a_moment_below_the_exact_one(rate, noise, order):
+    with mpmath.workdps(50):
+        q, s = mpmath.mpf(rate), mpmath.mpf(noise)
+        moment = mpmath.fsum(
+            math.comb(order, k)
+            * (1 - q) ** (order - k)
+            * q**k
+            * mpmath.exp(k * (k - 1) / (2 * s**2))
+            for k in range(order + 1)
+        )
+        exact = mpmath.log(moment) / (order - 1)
+        value = sampled_gaussian_curve(rate, noise, np.array([float(order)]))[0]
+        assert exact <= value <= exact * (1 + mpmath.mpf("1e-7")) + mpmath.mpf("1e-14")
+
+
 def test_many_curves_at_once_are_the_curves_one_by_one():
     rng = np.random.default_rng(7)
     rates = np.append(rng.uniform(1e-4, 0.3, 300), [1.0, 1e-6])

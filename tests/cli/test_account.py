@@ -1,6 +1,8 @@
 """``privtune account`` from a file and from standard input, for people and for programs."""
 
 import json
+import re
+from decimal import Decimal
 
 import pytest
 from typer.testing import CliRunner
@@ -14,10 +16,13 @@ from privtune.accounting import (
     PoissonSampled,
     PrivateSelection,
     Repeated,
+    delta,
     epsilon,
     event_from_dict,
     lower_bound,
 )
+from privtune.accounting.sensitivity import sensitivity
+from privtune.cli._common import rounded_up
 from privtune.cli.account import Neighbours, app
 from privtune.errors import InvalidInputError
 
@@ -33,6 +38,30 @@ def run(*arguments, event=TUNED):
     result = runner.invoke(app, [*arguments], input=event.to_json(), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def printed(pattern, text):
+    return [Decimal(number) for number in re.findall(pattern, text)]
+
+
+@pytest.mark.parametrize("noise", [0.6, 1.0, 1.7, 3.1])
+def test_what_is_printed_is_no_less_than_what_is_reported(noise):
+    event = Gaussian(noise)
+    answer, spent = epsilon(event, 1e-5), delta(event, 1.0)
+    for command in ("epsilon", "explain", "sensitivity", "compare"):
+        [shown, *_] = printed(
+            r"(?:ε = |PrivTune +│ )([\d.e-]+)", run(command, "-", "--delta", "1e-5", event=event)
+        )
+        assert Decimal(answer.epsilon) <= shown <= Decimal(answer.epsilon * (1 + 1e-5)), command
+    text = run("delta", "-", "--epsilon", "1", event=event)
+    assert Decimal(spent.delta) <= printed(r"δ = ([\d.e-]+)", text)[0]
+    [least] = printed(r"lower +│ ([\d.e-]+)", run("epsilon", "-", "--delta", "1e-5", event=event))
+    assert least <= Decimal(lower_bound(event, 1e-5))
+    found = sensitivity(event, 1e-5)
+    text = run("sensitivity", "-", "--delta", "1e-5", event=event)
+    for change in found.changes:
+        [shown] = printed(re.escape(change.text) + r" +│ ([\d.e-]+)", text)
+        assert Decimal(change.epsilon) <= shown
 
 
 def test_epsilon_as_json_has_every_bound():
@@ -61,7 +90,7 @@ def test_from_a_file(tmp_path):
     document = json.loads(run("epsilon", str(path), "--delta", "1e-6", "--json"))
     assert document["epsilon"] == epsilon(EVENT, 1e-6).epsilon
     shown = run("epsilon", str(path), "--delta", "1e-6")
-    assert f"{document['epsilon']:.6g}" in shown
+    assert f"{rounded_up(document['epsilon']):.6g}" in shown
     assert "rdp" in shown
 
 
@@ -145,7 +174,7 @@ def test_compare():
     )
     shown = run("compare", "-", "--delta", "1e-6")
     assert "cannot" in shown
-    assert f"{epsilon(TUNED, 1e-6).epsilon:.6g}" in shown
+    assert f"{rounded_up(epsilon(TUNED, 1e-6).epsilon):.6g}" in shown
 
 
 def test_sensitivity():

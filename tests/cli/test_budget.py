@@ -312,3 +312,11 @@ def test_help_and_the_storage_option(tmp_path: Path) -> None:
     assert made.exit_code == 0
     assert json.loads(made.stdout)["name"] == "z"
     assert (tmp_path / "other.db").exists()
+
+
+def test_a_certificate_that_is_not_there_is_one_sentence(cli: Cli, tmp_path: Path) -> None:
+    done = cli("budget", "verify", "--certificate", str(tmp_path / "nope.json"))
+    assert done.code == 1
+    assert done.err == (
+        f"file = '{tmp_path / 'nope.json'}': cannot be read (No such file or directory).\n"
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from privtune.accounting import Gaussian
+from privtune.errors import InvalidInputError
 from privtune.ledger import (
     Budget,
     ChargeRequest,
@@ -397,6 +398,15 @@ def test_every_edit_of_a_certificate_fails(ledger: Ledger) -> None:
         )  # fmt: skip
         with pytest.raises(LedgerCorruptedError):
             verify_certificate(edited)
+        if isinstance(old, float):
+            place[path[-1]] = 10**400  # JSON knows numbers that no float holds
+            with pytest.raises(LedgerCorruptedError):
+                verify_certificate(edited)
+
+
+def test_a_budget_larger_than_any_float_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="epsilon = 1000"):
+        Budget(10**400, 1e-5)
 
 
 @pytest.mark.parametrize("part", ["entries", "charges"])

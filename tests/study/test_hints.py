@@ -51,6 +51,9 @@ FORGED: dict[str, Callable[[str], str]] = {
     "not a number": lambda line: f"{line.split()[0]} nan",
     "none": lambda line: f"{line.split()[0]} -0.0",
     "endless": lambda line: f"{line.split()[0]} inf",
+    "all but none": lambda line: f"{line.split()[0]} 5e-324",
+    "all but endless": lambda line: f"{line.split()[0]} 1e308",
+    "huge": lambda line: f"{line.split()[0]} 1e150",
     "cut": lambda line: line[:67],  # with more digits it may be as near as a search is
     "words": lambda line: "there is no such line",
 }
@@ -84,6 +87,15 @@ def test_a_hint_saves_the_search(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     digests()
     assert lines_of(cache) == kept
+
+
+def test_a_hint_that_counts_keeps_what_was_found_for_it(cache: Path) -> None:
+    digests()
+    (path,) = cache.iterdir()
+    kept = lines_of(cache)
+    path.write_text(f"{kept[-1]}\n")  # of the whole; those of its arms are lost
+    digests()
+    assert len(lines_of(cache)) > 1
 
 
 def test_whoever_believed_a_hint_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import privtune
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger
 from privtune.priors import LogNormal
 from privtune.spaces import DependentSamplerError
@@ -356,6 +356,11 @@ def test_priors_and_a_sampler_of_ones_own(storage: str) -> None:
         ({"validation": None}, PrivTuneError, "no validation split was declared"),
         ({"strategy": LinearScaling()}, PrivTuneError, "cannot call a function of yours"),
         ({"n_jobs": 0}, PrivTuneError, "n_jobs"),
+        ({"strategy": "papernot-steinke"}, InvalidInputError, "must be one of privtune.strategies"),
+        ({"strategy": PapernotSteinke}, InvalidInputError, "must be one of privtune.strategies"),
+        ({"training": 240}, InvalidInputError, "must be a privtune.DPSGD"),
+        ({"validation": 60}, InvalidInputError, "must be a privtune.Validation"),
+        ({"epsilon": "2"}, InvalidInputError, "epsilon = '2': must be a finite number"),
     ],
 )
 def test_what_is_not_covered_is_refused_before_anything_is_charged(
@@ -379,6 +384,11 @@ def _twice_scored(trial: privtune.Trial) -> float:
     model = train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5)
     trial.score(model, VALIDATION)
     return trial.score(model, VALIDATION)
+
+
+def _one_name_twice(trial: privtune.Trial) -> float:
+    model = train(trial, nn.Sequential(nn.Linear(6, 3)), trial.suggest_float("a", 0.1, 0.9))
+    return trial.score(model, VALIDATION) * trial.suggest_int("a", 1, 4)
 
 
 def _other_number(trial: privtune.Trial) -> float:
@@ -411,6 +421,7 @@ def _other_size(trial: privtune.Trial) -> float:
     [
         (_twice_private, SealedTrialError, "called twice in one trial"),
         (_twice_scored, SealedTrialError, "one look at the private validation split"),
+        (_one_name_twice, InvalidInputError, "was suggested to this trial before"),
         (_other_number, SealedTrialError, "public or noised"),
         (_never_private, SealedTrialError, "without trial.make_private"),
         (_more_steps, PlanExhaustedError, "all of them are taken"),

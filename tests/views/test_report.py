@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,6 +13,7 @@ from privtune.accounting import epsilon
 from privtune.study import Study
 from privtune.views.page import Html, document, figure, table, text
 from privtune.views.report import render_study
+from privtune.views.statement import meaning
 from privtune.views.text import ceil_to
 from tests.cli.conftest import Cli, cli
 from tests.ledger.old import make_hospital
@@ -177,3 +179,11 @@ def test_what_others_wrote_is_escaped() -> None:
 
     drawn = figure("f", go.Figure(go.Bar(x=["</script><script>alert(1)</script>"])), caption="c")
     assert drawn.count("</script>") == 1
+
+
+@pytest.mark.parametrize("spent", [0.1, 0.5, 1.0, 3.0, 8.0, 20.0, 27.0, 40.0])
+def test_how_often_a_guess_is_right_is_rounded_up(spent: float) -> None:
+    (shown,) = re.findall(r"at most ([\d.]+)% of the time", meaning(spent, 1e-12))
+    share = float(shown) / 100
+    assert (math.exp(spent) + 1e-12) / (math.exp(spent) + 1) <= share * (1 + 1e-15)
+    assert share < 1.0 or spent > 25.0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 
 if TYPE_CHECKING:
     import torch
@@ -89,22 +89,21 @@ def check_hyperparameter(where: str, name: str, value: object) -> None:
         name: Of the hyperparameter.
         value: Its value.
     """
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    if not 0.0 < number <= sys.float_info.max:  # a whole number of Python's may be larger
+    if not is_number(value) or value <= 0.0:
         raise InvalidInputError(where, value, "must be a finite number above 0")
-    if name == "max_grad_norm" and not _NORMS[0] <= number <= _NORMS[1]:
+    if name == "max_grad_norm" and not _NORMS[0] <= value <= _NORMS[1]:
         raise InvalidInputError(where, value, "must be from {:g} to {:g}".format(*_NORMS))
 
 
 def check_nonnegative(name: str, value: float) -> None:
     """Refuse a field that is not a finite number of at least 0."""
-    if not (math.isfinite(value) and value >= 0.0):
+    if not (is_number(value) and value >= 0.0):
         raise InvalidInputError(name, value, "must be a finite number of at least 0")
 
 
 def check_fraction(name: str, value: float) -> None:
     """Refuse a field outside [0, 1)."""
-    if not (math.isfinite(value) and 0.0 <= value < 1.0):
+    if not (is_number(value) and 0.0 <= value < 1.0):
         raise InvalidInputError(name, value, "must lie in [0, 1)")
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 from privtune.training.methods._common import check_fraction, check_nonnegative
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class RateSchedule:
         check_fraction("schedule.start", self.start)
         for name in ("end", "factor", "decay"):
             check_nonnegative(f"schedule.{name}", getattr(self, name))
-        if not (math.isfinite(self.every) and self.every > 0.0):
+        if not (is_number(self.every) and self.every > 0.0):
             raise InvalidInputError("schedule.every", self.every, "must be a number above 0")
 
     @classmethod
