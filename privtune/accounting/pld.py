@@ -77,7 +77,7 @@ def default_step(
         return 1.0  # of nothing: any lattice will do
     rough = 0.5 * (rdp_epsilon(composed_curve(parts), delta) if near is None else near)
     count = sum(merged.values())
-    if steps := _staged(merged):
+    if steps := _staged_steps(tuple(merged.items())):
         # Half of what may be added is for the lattices of the stages before.
         count = 2 * (count - sum(n for _, n in steps) + release_count(steps))
     return _step_of(merged, count, rough, delta) / fineness
@@ -92,15 +92,11 @@ def _step_of(merged: Mapping[Event, int], count: int, rough: float, delta: float
     return max(step, 1e-9)
 
 
-def _staged(merged: Mapping[Event, int]) -> list[tuple[tuple[float, float], int]]:
-    """Return the sampled Gaussians, and how many, if they are to be composed in stages."""
-    return _staged_steps(tuple(merged.items()))
-
-
 @lru_cache(maxsize=64)
 def _staged_steps(
     parts: tuple[tuple[Event, int], ...],
 ) -> list[tuple[tuple[float, float], int]]:
+    """Return the sampled Gaussians, and how many, if they are to be composed in stages."""
     merged = dict(parts)
     steps = [
         (kind, count)
