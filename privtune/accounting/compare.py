@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from privtune.accounting.accountant import Guarantee, epsilon, lower_bound
@@ -205,25 +206,16 @@ def _as_dp_event(parts: list[_Release | _Choice]) -> Any:
     return dp.ComposedDpEvent(events)
 
 
-def _by_dp_accounting(accountant: Any, parts: list[_Release | _Choice], delta: float) -> float:
-    event = _as_dp_event(parts)
+def _by_dp_accounting(parts: list[_Release | _Choice], delta: float, *, pld: bool) -> float:
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant, event = PLDAccountant() if pld else RdpAccountant(), _as_dp_event(parts)
     if not accountant.supports(event):
         choices = any(isinstance(part, _Choice) for part in parts)
         missing = "the best of several runs" if choices else "one of these releases"
         raise _CannotError(missing)
     return float(accountant.compose(event).get_epsilon(delta))
-
-
-def _dp_accounting_pld(parts: list[_Release | _Choice], delta: float) -> float:
-    from dp_accounting.pld import PLDAccountant
-
-    return _by_dp_accounting(PLDAccountant(), parts, delta)
-
-
-def _dp_accounting_rdp(parts: list[_Release | _Choice], delta: float) -> float:
-    from dp_accounting.rdp import RdpAccountant
-
-    return _by_dp_accounting(RdpAccountant(), parts, delta)
 
 
 def _autodp_rdp(parts: list[_Release | _Choice], delta: float) -> float:
@@ -269,8 +261,8 @@ def _opacus_prv(parts: list[_Release | _Choice], delta: float) -> float:
 
 
 TOOLS: dict[str, Callable[[list[_Release | _Choice], float], float]] = {
-    "dp-accounting PLD": _dp_accounting_pld,
-    "dp-accounting RDP": _dp_accounting_rdp,
+    "dp-accounting PLD": partial(_by_dp_accounting, pld=True),
+    "dp-accounting RDP": partial(_by_dp_accounting, pld=False),
     "autodp RDP": _autodp_rdp,
     "Opacus RDP": _opacus_rdp,
     "Opacus PRV": _opacus_prv,

@@ -10,7 +10,10 @@ sampled step of their own, for Gaussians of `σ_l/√3`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from privtune.accounting._checks import check_integer, check_number
 from privtune.accounting.accountant import Guarantee
@@ -185,49 +188,41 @@ def hyfreedp_noise(
     def impossible() -> CalibrationError:
         return CalibrationError(f"no noise on the losses meets epsilon = {target:g}.")
 
-    def event(kind: str, loss_noise: float) -> Event:
-        return hyfreedp_event(
-            rate,
-            steps,
-            interval=interval,
-            gradient_noise=gradient_noise,
-            loss_noise=loss_noise,
-            loss_batch=kind,
-            mechanism=mechanism,
-        )
+    law: dict[str, Any] = {
+        "interval": interval,
+        "gradient_noise": gradient_noise,
+        "mechanism": mechanism,
+    }
+    event = partial(hyfreedp_event, rate, steps, **law)
 
     def cost(kind: str, loss_noise: float) -> float:
-        return report(event(kind, loss_noise), delta).epsilon
+        return report(event(loss_batch=kind, loss_noise=loss_noise), delta).epsilon
 
     def rough(kind: str, loss_noise: float) -> float:
         """Return the cost on one lattice, where that is known."""
-        found = quick_epsilon(event(kind, loss_noise), delta, target, 1.0)
+        found = quick_epsilon(event(loss_batch=kind, loss_noise=loss_noise), delta, target, 1.0)
         return cost(kind, loss_noise) if found is None else found
 
+    def solve(cost_of: Callable[[float], float], tolerance: float, start: float) -> float:
+        return solve_decreasing(cost_of, target, tolerance, impossible, start=start, steep=_STEEP)
+
     def ended(noise: float, kind: str) -> HyFreeNoise:
-        made = event(kind, noise)
+        made = event(loss_batch=kind, loss_noise=noise)
         return HyFreeNoise(gradient_noise, noise, kind, made, report(made, delta))
 
     what = (rate, steps, interval, target, delta, loss_batch, gradient_noise, mechanism)
     searches = {kind: Search("losses", kind, *what, near=1e-3) for kind in _LOSS_BATCHES}
     for kind, search in searches.items():
-        hint = search.ended(lambda x, kind=kind: cost(kind, x), target)  # type: ignore[misc]
-        if hint is not None:
+        if (hint := search.ended(partial(cost, kind), target)) is not None:
             return ended(hint, kind)
     # One lattice says which kind needs less noise, about how much, and how little ε falls with it.
     kind = "separate" if loss_batch == "auto" else loss_batch
     other = (*what[:3], delta, loss_batch, factor, mechanism)  # this search at other targets
     (start,) = ends().get(other, (1.0,))
-    near = solve_decreasing(
-        lambda x: rough(kind, x), target, 1e-2, impossible, start=start, steep=_STEEP
-    )
+    near = solve(partial(rough, kind), 1e-2, start)
     if loss_batch == "auto" and rough("same", near) <= target:
         kind = "same"
-        near = solve_decreasing(
-            lambda x: rough(kind, x), target, 1e-2, impossible, start=near, steep=_STEEP
-        )
-    noise = solve_decreasing(
-        lambda x: cost(kind, x), target, 1e-3, impossible, start=near, steep=_STEEP
-    )
+        near = solve(partial(rough, kind), 1e-2, near)
+    noise = solve(partial(cost, kind), 1e-3, near)
     ends()[other] = (noise,)
     return ended(searches[kind].keep(noise), kind)

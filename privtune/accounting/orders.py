@@ -139,11 +139,9 @@ class Instance:
         pieces = half * (self.runs.pgf_derivative(inside) @ _WEIGHTS)
         return np.asarray(np.add.reduceat(pieces, kept[:-1]))
 
-    def best(
-        self, epsilon: float, count: int = 12, *, shuffle: bool = True
-    ) -> tuple[Floats, Floats]:
+    def best(self, epsilon: float) -> tuple[Floats, Floats]:
         """Return the tuned pair of the instance with the largest δ at this ε among those tried."""
-        return self.tuned(self.best_order(epsilon, count, shuffle=shuffle))
+        return self.tuned(self.best_order(epsilon))
 
     def best_order(
         self, epsilon: float, count: int = 12, *, shuffle: bool = True

@@ -77,7 +77,7 @@ def default_step(
         return 1.0  # of nothing: any lattice will do
     rough = 0.5 * (rdp_epsilon(composed_curve(parts), delta) if near is None else near)
     count = sum(merged.values())
-    if steps := _staged(merged):
+    if steps := _staged_steps(tuple(merged.items())):
         # Half of what may be added is for the lattices of the stages before.
         count = 2 * (count - sum(n for _, n in steps) + release_count(steps))
     return _step_of(merged, count, rough, delta) / fineness
@@ -92,15 +92,11 @@ def _step_of(merged: Mapping[Event, int], count: int, rough: float, delta: float
     return max(step, 1e-9)
 
 
-def _staged(merged: Mapping[Event, int]) -> list[tuple[tuple[float, float], int]]:
-    """Return the sampled Gaussians, and how many, if they are to be composed in stages."""
-    return _staged_steps(tuple(merged.items()))
-
-
 @lru_cache(maxsize=64)
 def _staged_steps(
     parts: tuple[tuple[Event, int], ...],
 ) -> list[tuple[tuple[float, float], int]]:
+    """Return the sampled Gaussians, and how many, if they are to be composed in stages."""
     merged = dict(parts)
     steps = [
         (kind, count)
@@ -216,21 +212,6 @@ def _composed_pair(parts: tuple[tuple[Event, int], ...], step: float) -> Pair:
     return Pair(remove, composed(Direction.ADD))
 
 
-@lru_cache(maxsize=16)
-def _unsampled_pair(event: Event, share: float) -> Pair:
-    """Return the (product) pair of the releases about one sample, before any sampling.
-
-    Args:
-        event: The releases: laplace or joint.
-        share: Step of the lattice of the composition over the deviation of the sampled loss; the
-            lattice of the product is a tenth of that against its own deviation, so that what is
-            read between its points adds little.
-    """
-    parts = flatten(event)
-    step = min(max(0.1 * share, _JOINT / 8.0), _JOINT) * math.sqrt(_variance(parts))
-    return event_pair(parts, step)
-
-
 def fine_pair(event: Event, fineness: float = 2.0) -> Pair:
     """Return the pair of an event on a lattice of its own choice."""
     parts = flatten(event)
@@ -243,31 +224,37 @@ def tuners(event: Event, fineness: float) -> Tuners:
     return entry(event).tuners(event, fineness, _PAIRS)
 
 
-@lru_cache(maxsize=32)
-def _own_pair(event: Event, fineness: float) -> Pair:
-    return entry(event).own_pair(event, fineness, _PAIRS)
-
-
 class _Pairs:
     """What the entries of the registry ask about the events inside their own."""
+
+    fine = staticmethod(fine_pair)
+    tuners = staticmethod(tuners)
 
     def at(self, event: Event, step: float) -> Pair:
         return event_pair(flatten(event), step)
 
-    def fine(self, event: Event, fineness: float) -> Pair:
-        return fine_pair(event, fineness)
-
     def step(self, event: Event, fineness: float) -> float:
         return default_step(flatten(event), _INNER_DELTA, fineness)
 
-    def unsampled(self, event: Event, share: float) -> Pair:
-        return _unsampled_pair(event, share)
+    @staticmethod
+    @lru_cache(maxsize=16)
+    def unsampled(event: Event, share: float) -> Pair:
+        """Return the (product) pair of the releases about one sample, before any sampling.
 
-    def own(self, event: Event, fineness: float) -> Pair:
-        return _own_pair(event, fineness)
+        Args:
+            event: The releases: laplace or joint.
+            share: Step of the lattice of the composition over the deviation of the sampled loss; the
+                lattice of the product is a tenth of that against its own deviation, so that what is
+                read between its points adds little.
+        """
+        parts = flatten(event)
+        step = min(max(0.1 * share, _JOINT / 8.0), _JOINT) * math.sqrt(_variance(parts))
+        return event_pair(parts, step)
 
-    def tuners(self, event: Event, fineness: float) -> Tuners:
-        return tuners(event, fineness)
+    @staticmethod
+    @lru_cache(maxsize=32)
+    def own(event: Event, fineness: float) -> Pair:
+        return entry(event).own_pair(event, fineness, _PAIRS)
 
 
 _PAIRS = _Pairs()

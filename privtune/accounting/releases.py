@@ -29,11 +29,6 @@ class Direction(Enum):
     REMOVE = "remove"
     ADD = "add"
 
-    @property
-    def other(self) -> Direction:
-        """The swapped direction."""
-        return Direction.ADD if self is Direction.REMOVE else Direction.REMOVE
-
 
 def loss_deviation(rate: float, noise_multiplier: float) -> float:
     """Return a scale of the loss of one release: sqrt of its chi-square divergence, capped."""

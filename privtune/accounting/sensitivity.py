@@ -98,7 +98,8 @@ def sensitivity(
             asked[words] = partial(_replaced, event, node, other)
         alone = f"one run more, charged by itself ({_law(choice)})"
         asked[alone] = partial(Composed, (event, choice.selection.event))
-    for leaf in _noises(event):
+    noises = [leaf for leaf in _walk(event, {}) if "noise_multiplier" in leaf.to_dict()]
+    for leaf in noises[:_MOST]:
         called = (names or {}).get(leaf, text(leaf))
         for words, factor in (("half", 0.5), ("twice", 2.0)):
             other = partial(entry(leaf).scaled, leaf, factor)
@@ -133,10 +134,6 @@ def _replaced(event: Event, old: Event, new: Callable[[], Event]) -> Event:
     if event == old:
         return new()
     return event.rebuild([_replaced(child, old, new) for child in event.children()])
-
-
-def _noises(event: Event) -> list[Event]:
-    return [leaf for leaf in _walk(event, {}) if "noise_multiplier" in leaf.to_dict()][:_MOST]
 
 
 def _choices(event: Event) -> list[tuple[Choice, Event]]:

@@ -40,18 +40,14 @@ class LowerBound:
     Args:
         epsilon: The mechanism is not (epsilon', delta)-DP for any epsilon' below this; against a
             claim, no mechanism of its family with an epsilon' below this fits what was seen.
-        false_positive_rate: As it was seen; of wrong guesses, the share.
-        true_positive_rate: Likewise; of right guesses, the share.
         runs: Runs, or canaries, that the bounds rest on; those that chose the test not counted.
 
     Example:
-        >>> LowerBound(1.2, 0.1, 0.4, runs=20_000).epsilon
+        >>> LowerBound(1.2, runs=20_000).epsilon
         1.2
     """
 
     epsilon: float
-    false_positive_rate: float
-    true_positive_rate: float
     runs: int
 
 
@@ -114,8 +110,7 @@ def lower_bound(
         epsilon = claim.largest(
             lambda factor: test.refutes(lambda rate: claim.allowed(rate, factor)[0])
         )
-    fpr, tpr = test.false / len(low), test.true / len(high)
-    return LowerBound(epsilon, fpr, tpr, len(low) + len(high))
+    return LowerBound(epsilon, len(low) + len(high))
 
 
 class _Test:
@@ -275,7 +270,7 @@ def one_run_bound(
     inside = np.repeat([False, True], [len(absent), len(present)])
     inside = inside[np.argsort(scores, kind="stable")]
     total, risk = len(scores), (1.0 - confidence) / len(_GUESSED)
-    best = LowerBound(0.0, 1.0, 0.0, total)
+    best = 0.0
     for share in _GUESSED:
         half = max(1, round(share * total / 2))
         right = int(inside[-half:].sum() + (~inside[:half]).sum())
@@ -283,10 +278,8 @@ def one_run_bound(
             found = _one_run(total, 2 * half, right, delta, risk)
         else:
             found = claim.largest(_guesses(claim, total, 2 * half, right, risk))
-        if found > best.epsilon:
-            rate = right / (2 * half)
-            best = LowerBound(found, 1.0 - rate, rate, total)
-    return best
+        best = max(best, found)
+    return LowerBound(best, total)
 
 
 def _one_run(total: int, guesses: int, right: int, delta: float, risk: float) -> float:

@@ -186,13 +186,12 @@ def _loss_of(task: Task | None) -> Callable[[torch.Tensor, torch.Tensor], torch.
     return alone if task is None else beside
 
 
-def canaries(inside: Sequence[float], *, task: Task | None = None, records: int = 1) -> TensorData:
-    """Return a dataset: records that hold no data, and the canaries that are in.
+def canaries(inside: Sequence[float], *, task: Task | None = None) -> TensorData:
+    """Return a dataset: a record that holds no data, and the canaries that are in.
 
     Args:
         inside: By canary its sign; 0 for one that is out.
-        task: Whose shapes the other records have; without it, there is one, which counts as nothing.
-        records: How many of them.
+        task: Whose shapes the other record has; without it, that counts as nothing.
     """
     signs = torch.tensor(inside, dtype=torch.float32)
     rows = torch.diag(LONG * signs)[signs != 0.0]
@@ -204,12 +203,12 @@ def canaries(inside: Sequence[float], *, task: Task | None = None, records: int 
         has = f"records of one {task.unit} each" if task.unit else "inputs that are whole numbers"
         raise InvalidInputError("task", task.name, f"has {has}: audit the canary alone")
     made = torch.Generator().manual_seed(0)
-    features = torch.rand((records, math.prod(task.input_shape)), generator=made)
-    others = torch.cat([torch.zeros(records, len(signs)), features], dim=1)
+    features = torch.rand((1, math.prod(task.input_shape)), generator=made)
+    other = torch.cat([torch.zeros(1, len(signs)), features], dim=1)
     rows = torch.cat([rows, features.new_zeros(len(rows), features.shape[1])], dim=1)
-    labels = torch.randint(task.classes or 2, (records,), generator=made).float()
-    y = torch.cat([labels, torch.full((len(rows),), _LOUD)])
-    return TensorData(torch.cat([others, rows]), y, sealed_size=True)
+    label = torch.randint(task.classes or 2, (1,), generator=made).float()
+    y = torch.cat([label, torch.full((len(rows),), _LOUD)])
+    return TensorData(torch.cat([other, rows]), y, sealed_size=True)
 
 
 def train_canaries(

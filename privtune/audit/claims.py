@@ -34,8 +34,8 @@ class Claim:
     Example:
         >>> from privtune.accounting import Gaussian
         >>> claim = Claim(Gaussian(1.0), 1e-3)
-        >>> round(claim.epsilon, 3), claim.contradicted(0.01, 0.2), claim.contradicted(0.01, 0.05)
-        (3.139, True, False)
+        >>> round(claim.epsilon, 3), claim.margin(np.full(2, 0.01), np.array([0.2, 0.05])) > 0.0
+        (3.139, array([ True, False]))
     """
 
     def __init__(
@@ -48,18 +48,10 @@ class Claim:
         """What is reported of the event."""
         return self._epsilon(1.0)
 
-    def contradicted(self, fpr: float, tpr: float, factor: float = 1.0) -> bool:
-        """Say whether no mechanism of the claim has a test of these rates.
-
-        Args:
-            fpr: Upper bound on the false positive rate of a test.
-            tpr: Lower bound on its true positive rate.
-            factor: Of the event's noise.
-        """
-        return bool(self.margin(np.array([fpr]), np.array([tpr]), factor)[0] > 0.0)
-
     def margin(self, fpr: Floats, tpr: Floats, factor: float = 1.0) -> Floats:
         """Return by how much true positive rates are above what the claim allows.
+
+        Above 0, no mechanism of the claim has a test of these rates.
 
         Args:
             fpr: Upper bounds on false positive rates.

@@ -63,14 +63,20 @@ def plan_document(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
     }
 
 
+def _facts() -> Table:
+    """Return a table of names and what is said of them, empty yet."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
 def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
     """Return one arm of what ``privtune study plan`` prints: it reads well in 80 columns."""
     bounds = sorted(guarantee.bounds.items(), key=lambda item: item[1])
     rest = ", ".join(f"{name} {ceil_to(value, 4):.4f}" for name, value in bounds[1:])
     noises = ", ".join(f"{name} = {value:.4g}" for name, value in noise_of(plan).items())
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = _facts()
     table.add_row("event", formula(plan.event))
     table.add_row("noise", noises)
     options, mass = plan.training.noise, plan.beyond_reach
@@ -104,9 +110,7 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
 
 def stage_view(plan: StagePlan, guarantee: Guarantee, **more: str) -> Table:
     """Return one stage of what ``privtune study plan`` and ``privtune study show`` print."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = _facts()
     table.add_row("ε", f"[bold]{ceil_to(guarantee.epsilon, 4):.4f}[/] by {guarantee.method}")
     table.add_row("event", formula(plan.event))
     table.add_row("noise on each sum", f"{plan.scale:.4g}")
@@ -127,14 +131,14 @@ def public_view(plans: Sequence[Plan]) -> Table:
     return table
 
 
-def examples(spec: StudySpec, count: int = 10) -> list[dict[str, Any]]:
+def examples(spec: StudySpec) -> list[dict[str, Any]]:
     """Draw example candidates from a spec's space, with a fixed public seed of their own.
 
     They are no candidates of any round: those derive from the arm's secret.
     """
     space = spec.search_space()
     streams = Streams(bytes(32))
-    return [space.draw(streams, number) for number in range(count)] if space else []
+    return [space.draw(streams, number) for number in range(10)] if space else []
 
 
 def examples_table(drawn: list[dict[str, Any]]) -> Table:
@@ -154,9 +158,7 @@ def show_value(value: Any) -> str:
 
 def arm_view(plan: Plan, arm: dict[str, Any]) -> Table:
     """Return one arm of what ``privtune study show`` prints, from its part of the comparison."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = _facts()
     table.add_row("state", arm["state"])
     private = arm["epsilon"] is not None
     epsilon = f"{ceil_to(arm['epsilon'], 4):.4f} by {arm['bound']}" if private else "∞ NOT PRIVATE"
@@ -343,9 +345,8 @@ def print_sealed(sealed: dict[str, list[Any]]) -> None:
     """Print the trials of sealed arms, for the curator alone."""
     console().print("[bold red]Curator's view: none of this may be shown to anyone else.[/]")
     for arm, trials in sealed.items():
-        table = Table(title=f"{arm}: {len(trials)} trials")
-        for column in ("trial", "state", "score", "parameters"):
-            table.add_column(column)
+        columns = ("trial", "state", "score", "parameters")
+        table = Table(*columns, title=f"{arm}: {len(trials)} trials")
         for trial in trials:
             score = "" if trial["score"] is None else f"{trial['score']:.4f}"
             params = ", ".join(f"{k}={show_value(v)}" for k, v in trial["params"].items())

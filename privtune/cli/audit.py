@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -41,8 +42,7 @@ def audit(  # noqa: PLR0917 (the command line passes them by name)
 
     if model not in ("probe", "task"):
         raise InvalidInputError("model", model, "must be probe or task")
-    study = Study(name, storage)
-    try:
+    with closing(Study(name, storage)) as study:
         plans = {plan.arm: plan for plan in study.plans}
         if arm is not None and arm not in plans:
             raise InvalidInputError("arm", arm, f"must be one of {', '.join(plans)}")
@@ -61,8 +61,6 @@ def audit(  # noqa: PLR0917 (the command line passes them by name)
         ]
         for report in reports if keep else ():
             keep_audit(study, report.to_dict())
-    finally:
-        study.close()
     if as_json:
         emit_json([report.to_dict() for report in reports])
     elif keep:

@@ -93,9 +93,7 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     if as_json:
         emit_json(documents)
         return
-    table = Table()
-    for column in ("budget", "ε", "δ", "spent ε", "left ε", "charges", "dataset"):
-        table.add_column(column)
+    table = Table("budget", "ε", "δ", "spent ε", "left ε", "charges", "dataset")
     for document in documents:
         table.add_row(
             document["name"],

@@ -119,9 +119,7 @@ def tasks(as_json: AsJson = False) -> None:
             ]
         )
         return
-    table = Table(title="Tasks")
-    for column in ("task", "what it is", "train", "validation", "test"):
-        table.add_column(column)
+    table = Table("task", "what it is", "train", "validation", "test", title="Tasks")
     for task in built:
         table.add_row(
             task.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +57,7 @@ def create(
         parsed = StudySpec.parse({**parsed.model_dump(mode="json"), "artifacts": artifacts})
     with planning(parsed):
         study = Study.create(parsed, storage)
-    try:
+    with closing(study):
         if as_json:
             emit_json({"study": study.name, "arms": [plan.arm for plan in study.plans]})
         else:
@@ -65,8 +66,6 @@ def create(
                 f"charged yet. Run it with: privtune study run {study.name}",
                 soft_wrap=True,
             )
-    finally:
-        study.close()
 
 
 @app.command()
@@ -102,21 +101,13 @@ def plan(
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
     stages = list(zip(planned.stages, planned.stage_guarantees, strict=True))
     if as_json:
+        staged = [{**s.to_dict(), "guarantee": finite(cost.to_dict())} for s, cost in stages]
         emit_json(
             {
                 "study": parsed.name,
                 "target_epsilon": parsed.target_epsilon,
                 "arms": [plan_document(arm, guarantee) for arm, guarantee in pairs],
-                **(
-                    {
-                        "stages": [
-                            {**stage.to_dict(), "guarantee": finite(guarantee.to_dict())}
-                            for stage, guarantee in stages
-                        ]
-                    }
-                    if stages
-                    else {}
-                ),
+                **({"stages": staged} if staged else {}),
                 "total": finite(planned.total.to_dict()),
                 "examples": examples(parsed),
                 **({} if advised is None else {"advice": advised.to_dict()["changes"]}),
@@ -187,7 +178,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
         from privtune.cli._tables import comparison_document, print_comparison
 
         study = opened(name, storage)
-    try:
+    with closing(study):
         run_study(
             study,
             mlflow=mlflow,
@@ -202,8 +193,6 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
             emit_json(comparison_document(study))
         else:
             print_comparison(study, logged=mlflow)
-    finally:
-        study.close()
 
 
 @app.command("list")
@@ -243,8 +232,7 @@ def show(
         stage_view,
     )
 
-    study = _load(name, storage, curator=curator)
-    try:
+    with closing(_load(name, storage, curator=curator)) as study:
         document = comparison_document(study)
         sealed = {
             plan.arm: list(study.sealed_trials(plan.arm))
@@ -269,8 +257,6 @@ def show(
         if curator:
             print_sealed(sealed)
             print_failures(stopped)
-    finally:
-        study.close()
 
 
 @app.command()
@@ -295,8 +281,7 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
 
     if sum((html is not None, plot is not None, as_csv, as_markdown, as_json)) > 1:
         raise typer.BadParameter("give one of --html, --plot, --csv, --md and --json")
-    study = _load(name, storage)
-    try:
+    with closing(_load(name, storage)) as study:
         if html is not None:
             write_report(study, html)
         elif plot is not None:
@@ -309,8 +294,6 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
             sys.stdout.write(to_markdown(study))
         else:
             print_comparison(study)
-    finally:
-        study.close()
 
 
 @app.command()
@@ -330,8 +313,7 @@ def export(
     """Print all that may leave the trust boundary: spec, plans, releases, the budget's certificate."""
     if (registry and evaluation) or (html is not None and not evaluation):
         raise typer.BadParameter("give --registry, or --sp800-226 (which --html goes with)")
-    study = _load(name, storage)
-    try:
+    with closing(_load(name, storage)) as study:
         if registry:
             from privtune.views.registry import to_yaml
 
@@ -346,8 +328,6 @@ def export(
                 sys.stdout.write(to_markdown(study))
         else:
             emit_json(study.export())
-    finally:
-        study.close()
 
 
 @app.command()

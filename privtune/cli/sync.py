@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -36,14 +37,11 @@ def sync(
     from privtune.tracking.mlflow import sync_study
     from privtune.tracking.models import log_model
 
-    study = Study(name, storage)
-    try:
+    with closing(Study(name, storage)) as study:
         logged = sync_study(study, uri=tracking_uri)
         models = {
             arm: log_model(study, arm, register=register, uri=tracking_uri) for arm in model or ()
         }
-    finally:
-        study.close()
     if as_json:
         emit_json({"study": name, "logged": list(logged), "models": models})
         return

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -83,11 +84,8 @@ def check_storage(url: str) -> Iterator[Check]:
                 return
             yield _alone([Path(f"{path}{end}") for end in ("", "-wal", "-shm", "-heads", "-turn")])
             yield _noted(Path(f"{path}-heads"))
-        storage = Storage(url, patience=5)
-        try:
+        with closing(Storage(url, patience=5)) as storage:
             yield from _database(storage)
-        finally:
-            storage.close()
     except PrivTuneError as error:
         yield Check("database", "fail", str(error))
 

@@ -24,7 +24,6 @@ __all__ = [
     "BASIS_GAUSSIAN",
     "BASIS_RECORDED",
     "History",
-    "budget_from_dict",
 ]
 
 BASIS_DECLARED = "declared"
@@ -133,7 +132,7 @@ class History:
             if entry.seq != 1:
                 raise self._wrong(entry.seq, "a budget is created by its first entry alone")
             body = json.loads(entry.body)
-            self.budget = budget_from_dict(body["terms"])
+            self.budget = Budget(**body["terms"])
             if self.budget.name != self.name:
                 raise self._wrong(1, f"it creates budget {self.budget.name!r}")
             self.created_at = str(body["created_at"])
@@ -306,8 +305,3 @@ class History:
 
     def _wrong(self, seq: int, why: str) -> LedgerCorruptedError:
         return LedgerCorruptedError(f"entry {seq} of budget {self.name!r} is wrong: {why}.")
-
-
-def budget_from_dict(value: dict[str, Any]) -> Budget:
-    """Read the terms of a budget as ``Budget.to_dict`` wrote them."""
-    return Budget(**value)

@@ -140,7 +140,7 @@ class Log:
         written: list[tuple[Entry, str]] = []
         previous, seq = history.head, history.seq
         # What the clock says, right or wrong: the log's order is that of the numbers.
-        when = {"at": at.isoformat(), "worker": _worker()}
+        when = {"at": at.isoformat(), "worker": f"{platform.node()}:{os.getpid()}"}
         for line in lines:
             seq += 1
             entry, sealed = new_entry(
@@ -244,7 +244,3 @@ def _row(entry: Entry, sealed: str) -> dict[str, Any]:
         "previous": entry.previous,
         "hash": entry.hash,
     }
-
-
-def _worker() -> str:
-    return f"{platform.node()}:{os.getpid()}"

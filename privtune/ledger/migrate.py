@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -82,11 +84,8 @@ def upgrade_storage(url: str) -> tuple[str | None, str]:
         >>> before == after  # nothing to do
         True
     """
-    storage = Storage(url)
-    try:
+    with closing(Storage(url)) as storage:
         return upgrade(storage)
-    finally:
-        storage.close()
 
 
 def _refuse(storage: Storage, found: str) -> None:

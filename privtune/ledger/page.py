@@ -53,13 +53,10 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
     # Certificates of version 1 do not say it.
     within = certificate.get("within_budget", float(guarantee["epsilon"]) <= terms["epsilon"])
     broken = (
-        []
-        if within
-        else [
-            '<p class="broken">This budget is broken: what was charged to it costs more than the '
-            f"ε = {_number(terms['epsilon'])} that it promises. It admits nothing more.</p>"
-        ]
+        '<p class="broken">This budget is broken: what was charged to it costs more than the '
+        f"ε = {_number(terms['epsilon'])} that it promises. It admits nothing more.</p>"
     )
+    closed = "; it is closed for good" if certificate["budget"]["closed"] else ""
     unit, note = enforced_unit(certificate)
     verify = f"privtune budget verify --certificate {name}.certificate.json"
     return "\n".join(
@@ -75,8 +72,8 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             f"<b>(ε = {_up(guarantee['epsilon'])}, δ = {_number(guarantee['delta'])})</b>"
             f"-differentially private per {_text(unit)}, under "
             f"{_text(terms['adjacency'])} adjacency. The budget is ε = "
-            f"{_number(terms['epsilon'])}{_closed(certificate)}.</p>",
-            *broken,
+            f"{_number(terms['epsilon'])}{closed}.</p>",
+            *([] if within else [broken]),
             "<h2>Budget</h2>",
             _facts(
                 {
@@ -153,10 +150,6 @@ def write_file(path: Path, text: str) -> None:
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise LedgerFullError(f"{path} could not be written: {error.strerror}.") from error
-
-
-def _closed(certificate: Mapping[str, Any]) -> str:
-    return "; it is closed for good" if certificate["budget"]["closed"] else ""
 
 
 def _facts(facts: Mapping[str, Any]) -> str:
@@ -247,13 +240,9 @@ def _number(value: float | str) -> str:
 
 def _up(value: float | str) -> str:
     """Return an ε rounded up: what is printed holds."""
-    return (
-        "∞"
-        if value == "inf"
-        else value
-        if isinstance(value, str)
-        else f"{math.ceil(value * 1e4 - 1e-9) / 1e4:g}"
-    )
+    if isinstance(value, str):
+        return "∞" if value == "inf" else value
+    return f"{math.ceil(value * 1e4 - 1e-9) / 1e4:g}"
 
 
 def _text(value: object) -> str:

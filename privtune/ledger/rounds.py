@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -85,11 +84,11 @@ class Rounds:
         True
         >>> [share] = rounds.lease_some(opened.charge_id, "worker-a", most=4, workers=2)
         >>> [share] = rounds.renew_some([share])  # a sign of life, for all that it holds
-        >>> rounds.complete_some([Finished(share, 0.8, {})]), rounds.complete(share, 0.9, {})
-        (frozenset({0}), False)
-        >>> while lease := rounds.lease(opened.charge_id, "worker-b"):
-        ...     lease = rounds.renew(lease)
-        ...     first = rounds.complete(lease, score=0.9, result={})
+        >>> rounds.complete_some([Finished(share, 0.8, {})])
+        frozenset({0})
+        >>> while leases := rounds.lease_some(opened.charge_id, "worker-b", most=1):
+        ...     [lease] = rounds.renew_some(leases)
+        ...     first = rounds.complete_some([Finished(lease, score=0.9, result={})])
         >>> rounds.open_count(opened.charge_id), [r.score for r in rounds.results(opened.charge_id)]
         (0, [0.8, 0.9])
         >>> rounds.reopen(opened.charge_id, 1, lose=lambda connection: None)  # its store lost it
@@ -183,18 +182,6 @@ class Rounds:
         with self._ledger.log.storage.read() as connection:
             return find_round(connection, charge_id)
 
-    def lease(self, charge_id: str, worker: str) -> Lease | None:
-        """Lease the first task that nobody works on: :meth:`lease_some` of one.
-
-        Args:
-            charge_id: The round's charge.
-            worker: Who asks: any name that no other worker has.
-
-        Returns:
-            The lease; None when every open task is leased, or none is left.
-        """
-        return next(iter(self.lease_some(charge_id, worker, most=1)), None)
-
     def lease_some(
         self, charge_id: str, worker: str, *, most: int, workers: int = 1, again: bool = False
     ) -> tuple[Lease, ...]:
@@ -219,17 +206,6 @@ class Rounds:
         lost = self._leases.regain(opened, worker) if again else ()
         return lost or self._leases.take(opened, worker, most=most, workers=workers)
 
-    def renew(self, lease: Lease) -> Lease | None:
-        """Prolong a lease; None when somebody else has taken the task over, or finished it.
-
-        Args:
-            lease: What is worked on.
-
-        Returns:
-            The lease with its new end, or None.
-        """
-        return next(iter(self.renew_some([lease])), None)
-
     def renew_some(self, leases: Sequence[Lease]) -> tuple[Lease, ...]:
         """Prolong a worker's leases of one round in one statement.
 
@@ -240,29 +216,6 @@ class Rounds:
             The leases with their new end, but for tasks that others have taken over or finished.
         """
         return self._leases.renew(leases)
-
-    def complete(
-        self,
-        lease: Lease,
-        score: float,
-        result: Mapping[str, Any],
-        *,
-        last: bool = False,
-        keep: Callable[[Connection], None] | None = None,
-    ) -> bool:
-        """Hand in a task's result. The first one stays, whoever holds the lease by now.
-
-        Args:
-            lease: As of :class:`Finished`.
-            score: Likewise.
-            result: Likewise.
-            last: Likewise.
-            keep: Likewise.
-
-        Returns:
-            Whether this result was the first.
-        """
-        return bool(self.complete_some([Finished(lease, score, result, last, keep)]))
 
     def complete_some(self, results: Sequence[Finished]) -> frozenset[int]:
         """Hand in results that were there at the same moment, in one transaction: all of them or none.

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from privtune.strategies import Plan, Release
     from privtune.study.observer import ArmStatus
 
 __all__ = ["comparison"]
@@ -33,29 +32,23 @@ def comparison(arms: Sequence[ArmStatus]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for status in arms:
         release = status.release
-        rows.append(
-            {
-                "arm": status.plan.arm,
-                "strategy": status.plan.strategy,
-                "state": status.state,
-                "epsilon": status.guarantee.epsilon,
-                "delta": status.guarantee.delta,
-                "bound": status.guarantee.method,
-                "sealed": status.plan.is_sealed,
-                "score": None if release is None else release.score,
-                "gradient_evaluations": status.plan.expected_gradient_evaluations,
-                "wall_seconds": None if release is None else release.cost.wall_seconds,
-                **({} if release is None else _metrics(status.plan, release)),
-                **(
-                    {} if release is None else {f"params.{k}": v for k, v in release.params.items()}
-                ),
-            }
-        )
+        row: dict[str, Any] = {
+            "arm": status.plan.arm,
+            "strategy": status.plan.strategy,
+            "state": status.state,
+            "epsilon": status.guarantee.epsilon,
+            "delta": status.guarantee.delta,
+            "bound": status.guarantee.method,
+            "sealed": status.plan.is_sealed,
+            "score": None if release is None else release.score,
+            "gradient_evaluations": status.plan.expected_gradient_evaluations,
+            "wall_seconds": None if release is None else release.cost.wall_seconds,
+        }
+        if release is not None:
+            row |= {**validation_metric(status.plan.score, release.score), **release.utility}
+            row |= {f"params.{name}": value for name, value in release.params.items()}
+        rows.append(row)
     columns = ["arm"] if not rows else None
     frames = find_extra("pandas", extra="ui", what="A study's table")
     table: pd.DataFrame = frames.DataFrame(rows, columns=columns).set_index("arm")
     return table
-
-
-def _metrics(plan: Plan, release: Release) -> dict[str, float]:
-    return {**validation_metric(plan.score, release.score), **release.utility}

@@ -163,11 +163,12 @@ class ObjectStore:
 
     def remove(self, place: str) -> None:
         """Delete one object; without its key it is noise, so one that stays tells nothing."""
-        self._remove(json.loads(place)["name"])
+        self.remove_all(json.loads(place)["name"])
 
     def remove_all(self, folder: str = "") -> None:
         """Delete a folder whole, with what workers left that died."""
-        self._remove(folder)
+        with contextlib.suppress(Exception):  # gone, or not to be reached: the key is forgotten
+            self._files.rm(self._path(folder), recursive=True)
 
     def check(self) -> None:
         """Write, read and delete something, before anything is charged.
@@ -178,10 +179,6 @@ class ObjectStore:
         place = self.put(b"privtune", identity="check", folder="check")
         self.get(place, identity="check")
         self.remove(place)
-
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(Exception):  # gone, or not to be reached: the key is forgotten
-            self._files.rm(self._path(name), recursive=True)
 
     def _path(self, name: str) -> str:
         return f"{self.address}/{self.uid}/{name}"

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,20 +120,6 @@ class Results:
             stands = connection.execute(place).scalar_one_or_none()
         if staged.place is None or staged.place != stands:
             self._drop(staged)
-
-    def stage_all(self, files: Mapping[str, bytes]) -> Mapping[str, Staged]:
-        """Stage results by name."""
-        return {name: self.stage(name, content) for name, content in files.items()}
-
-    def insert_all(self, staged: Mapping[str, Staged], connection: Connection) -> None:
-        """Store what was staged by name."""
-        for name, one in staged.items():
-            self.insert(name, one, connection)
-
-    def discard_all(self, staged: Mapping[str, Staged]) -> None:
-        """Delete what was staged by name and came second."""
-        for name, one in staged.items():
-            self.discard(name, one)
 
     def _drop(self, staged: Staged) -> None:
         if staged.place is not None and self._objects is not None:

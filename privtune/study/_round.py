@@ -239,11 +239,6 @@ class StudyRound:
     give_out: Callable[[Rounds], None] | None = None
 
     @property
-    def hardware(self) -> str:
-        """The class of hardware, part of the row's digest: on another, a row need not repeat."""
-        return "the function's own"
-
-    @property
     def streams(self) -> Streams:
         """The streams of the arm."""
         return self.files.streams

@@ -79,10 +79,6 @@ class Standing:
         """Return the stages and the arms by name, in order."""
         return self._store.arms(self.name)
 
-    def arms(self) -> dict[str, Arm]:
-        """Return the arms by name, in order."""
-        return {name: row for name, row in self.rows().items() if isinstance(row.plan, Plan)}
-
     def plans(self) -> dict[str, Plan]:
         """Return the plans of the arms by name, in order."""
         return {n: row.plan for n, row in self.rows().items() if isinstance(row.plan, Plan)}

@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -214,10 +213,15 @@ class Life(Standing):
             machine=machine,
         )
         results = self.released(plan.arm)
-        staged = results.stage_all(files)
-        put = partial(results.insert_all, staged)
+        staged = {name: results.stage(name, content) for name, content in files.items()}
+
+        def put(connection: Connection) -> None:
+            for name, one in staged.items():
+                results.insert(name, one, connection)
+
         if not self._store.set_release(self.name, plan.arm, document, put):
-            results.discard_all(staged)
+            for name, one in staged.items():
+                results.discard(name, one)
 
     def keep_stage(self, plan: StagePlan, document: Mapping[str, Any]) -> None:
         """Store what a stage releases, the first time: started → trained."""

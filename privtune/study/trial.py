@@ -163,7 +163,7 @@ class Trial(Suggestions):
             )
         data = records_of(dataset, self._training.part)
         self._check_unit(data, "dataset")
-        declared = self._plan_records()
+        declared = int(self._plan.details["records"])  # of the dataset as a whole
         if len(data) != declared and not data.sealed_size:
             raise InvalidInputError(
                 "dataset", f"another size than {declared}", "must hold the declared records"
@@ -394,7 +394,3 @@ class Trial(Suggestions):
                 "of your own sets them.",
             )
         return {**{name: known[name] for name in method.parameters}, **schedule}
-
-    def _plan_records(self) -> int:
-        """Return how many records the dataset as a whole must hold."""
-        return int(self._plan.details["records"])

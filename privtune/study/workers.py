@@ -101,23 +101,25 @@ def work(  # noqa: PLR0917 (a process is given them by position)
     device: str,
 ) -> None:
     """Work through an arm's rows beside ``jobs - 1`` others, as a process of its own."""
-    sys.exit(_assist(study, arm, url=url, workers=jobs, stack=stack, device=device))
+    sys.exit(assist(study, arm, url=url, workers=jobs, stack=stack, device=device))
 
 
-def assist(study: str, arm: str) -> int:
+def assist(study: str, arm: str, *, url: str | None = None, **how: Any) -> int:
     """Work through an arm's rows on a machine that somebody else's scheduler chose.
 
-    Told two names; the storage is in this machine's environment. Never raises: what schedulers catch
-    they show.
+    There it is told two names; the storage is in that machine's environment. Never raises: what
+    schedulers catch they show.
+
+    Args:
+        study: The study's name.
+        arm: The arm's.
+        url: Of the storage, for a process of this machine.
+        how: What ``_work`` takes.
 
     Returns:
         0; ``STOPPED`` after an error, which is kept for the curator; another number if the database
         stayed away.
     """
-    return _assist(study, arm)
-
-
-def _assist(study: str, arm: str, *, url: str | None = None, **how: Any) -> int:
     try:
         opened = partial(Life, study, url or storage_here())
         with closing(patiently(opened, patience=_OPENING)) as life:

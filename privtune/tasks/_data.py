@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from privtune.tasks._constants import of_softmax
@@ -12,7 +13,7 @@ from privtune.tasks._task import Task, TaskData
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["classification_loss", "logistic"]
+__all__ = ["classification_loss", "linear", "logistic"]
 
 
 def classification_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -20,6 +21,13 @@ def classification_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.T
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(outputs, targets, reduction="none")
+
+
+def linear(features: int, outputs: int) -> torch.nn.Module:
+    """Return a linear model from zero weights."""
+    from privtune.tasks import _models
+
+    return _models.linear(features, outputs)
 
 
 def logistic(
@@ -31,32 +39,20 @@ def logistic(
     sizes: Sizes,
     load: Callable[[], TaskData],
     bounds: Mapping[str, tuple[float, float]],
-    partition: str = "content",
     check: Callable[[], object] = lambda: None,
 ) -> Task:
     """Return a task of multinomial logistic regression from zero weights, on features in [-1, 1]."""
-
-    def model() -> torch.nn.Module:
-        from torch import nn
-
-        layer = nn.Linear(features, classes)
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
-        return layer
-
     return Task(
         name=name,
         description=description,
-        train_records=sizes.train,
-        validation_records=sizes.validation,
-        test_records=sizes.test,
+        **sizes.declared(),
         input_shape=(features,),
         classes=classes,
         load=load,
-        model=model,
+        model=partial(linear, features, classes),
         loss=classification_loss,
         public_test=True,
-        partition=partition,
+        partition="content",
         bounds=bounds,
         check=check,
         constants=of_softmax(float(features), classes),

@@ -74,7 +74,7 @@ def fine_tuned(
         >>> [name for name, p in task.model().named_parameters() if p.requires_grad]
         ['0.down.weight', '0.up.weight', '2.weight', '2.bias']
     """
-    weights = None if pretrained is None else _Weights.at(pretrained)
+    weights = None if pretrained is None else weights_at(pretrained)
     kind, rank = check_part(trainable)
     targets = None if target_modules is None else tuple(target_modules)
     if targets is not None and not rank:
@@ -135,20 +135,12 @@ class _Weights:
     path: Path
     digest: str
 
-    @classmethod
-    def at(cls, place: str, field: str = "pretrained") -> _Weights:
-        """Find the weights and take their digest."""
-        if not isinstance(place, str) or "\0" in place:
-            raise InvalidInputError(field, place, "must be the path of a file or folder")
-        path = Path(place).expanduser().absolute()
-        return cls(path, _digest(_files(path, field)))
-
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the tensors by name, read once; they must not be written to."""
         return _read(self.path, self.digest)
 
 
-def weights_at(place: Any, *, field: str) -> _Weights:
+def weights_at(place: Any, *, field: str = "pretrained") -> _Weights:
     """Return public weights by their place and digest.
 
     Args:
@@ -158,7 +150,10 @@ def weights_at(place: Any, *, field: str) -> _Weights:
     Raises:
         InvalidInputError: If there are none.
     """
-    return _Weights.at(place, field)
+    if not isinstance(place, str) or "\0" in place:
+        raise InvalidInputError(field, place, "must be the path of a file or folder")
+    path = Path(place).expanduser().absolute()
+    return _Weights(path, _digest(_files(path, field)))
 
 
 @lru_cache(maxsize=4)

@@ -55,24 +55,15 @@ def model_of(
         raise InvalidInputError("task.hidden", spec["hidden"], "goes with model: mlp alone")
     build: tuple[int, ...] | Callable[..., object] | None
     if given in ("linear", "logistic"):
-        what, build = (
-            "linear regression" if declared.classes is None else "logistic regression",
-            None,
-        )
+        build = None
+        what = "linear regression" if declared.classes is None else "logistic regression"
     elif given == "mlp":
-        hidden = _hidden(spec.get("hidden", _HIDDEN))
-        what, build = f"MLP {'-'.join(map(str, (features, *hidden, outputs)))}", hidden
+        build = _hidden(spec.get("hidden", _HIDDEN))
+        what = f"MLP {'-'.join(map(str, (features, *build, outputs)))}"
     else:
-        what, build = (
-            str(given),
-            own_model(
-                str(given),
-                features,
-                outputs,
-                built_in=("linear", "logistic", "mlp"),
-                of="the numbers of features and outputs",
-            ),
-        )
+        what, built_in = str(given), ("linear", "logistic", "mlp")
+        of = "the numbers of features and outputs"
+        build = own_model(what, features, outputs, built_in=built_in, of=of)
 
     def model() -> nn.Module:
         from torch import nn
@@ -85,11 +76,9 @@ def model_of(
             made = mlp(features, outputs, build)
         else:
             made = build()
-        return (
-            made
-            if declared.target_range is None
-            else nn.Sequential(made, InRange(*declared.target_range))
-        )
+        if declared.target_range is None:
+            return made
+        return nn.Sequential(made, InRange(*declared.target_range))
 
     return what, model
 

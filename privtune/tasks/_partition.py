@@ -43,8 +43,8 @@ class Sizes:
         InvalidInputError: If a size is below 1.
 
     Example:
-        >>> Sizes(train=1000, validation=100, test=100)
-        Sizes(train=1000, validation=100, test=100)
+        >>> Sizes(train=1000, validation=100, test=100).declared()
+        {'train_records': 1000, 'validation_records': 100, 'test_records': 100}
     """
 
     train: int
@@ -55,6 +55,10 @@ class Sizes:
         for name in ("train", "validation", "test"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(name, getattr(self, name), "must be declared as at least 1")
+
+    def declared(self) -> dict[str, Any]:
+        """Return the fields of a task that say so."""
+        return {f"{name}_records": size for name, size in vars(self).items()}
 
 
 def places(

@@ -107,9 +107,7 @@ def by_unit(
 
     return replace(
         task,
-        train_records=sizes.train,
-        validation_records=sizes.validation,
-        test_records=sizes.test,
+        **sizes.declared(),
         input_shape=(most, *task.input_shape),
         load=load,
         model=model,

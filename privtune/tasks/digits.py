@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,14 +52,9 @@ def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return images, labels
 
 
-def _load() -> TaskData:
+def _load(*shape: int) -> TaskData:
     images, labels = _digits()
-    return split(images / _MAX_PIXEL, labels, _SIZES)
-
-
-def _load_images() -> TaskData:
-    images, labels = _digits()
-    return split(images.reshape(-1, 1, 8, 8) / _MAX_PIXEL, labels, _SIZES)
+    return split(images.reshape(-1, *shape) / _MAX_PIXEL, labels, _SIZES)
 
 
 def _mlp() -> torch.nn.Module:
@@ -93,12 +89,10 @@ def digits_mlp() -> Task:
     return Task(
         name="digits-mlp",
         description="MLP 64-64-10 on scikit-learn's 1,797 handwritten digits (bundled)",
-        train_records=_SIZES.train,
-        validation_records=_SIZES.validation,
-        test_records=_SIZES.test,
+        **_SIZES.declared(),
         input_shape=(64,),
         classes=10,
-        load=_load,
+        load=partial(_load, 64),
         model=_mlp,
         loss=classification_loss,
         public_test=True,
@@ -115,6 +109,6 @@ def digits_cnn() -> Task:
         name="digits-cnn",
         description="two 3x3 convolutions on scikit-learn's 1,797 handwritten digits (bundled)",
         input_shape=(1, 8, 8),
-        load=_load_images,
+        load=partial(_load, 1, 8, 8),
         model=_cnn,
     )

@@ -195,9 +195,7 @@ def images(spec: Mapping[str, Any]) -> Task:
     return Task(
         name=str(spec.get("name", pictures.path.stem)),
         description=f"{name} on the pictures of {pictures.path.name}",
-        train_records=pictures.sizes.train,
-        validation_records=pictures.sizes.validation,
-        test_records=pictures.sizes.test,
+        **pictures.sizes.declared(),
         input_shape=pictures.shape,
         classes=len(pictures.classes),
         load=pictures.load,

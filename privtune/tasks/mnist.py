@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
@@ -68,29 +68,26 @@ def _arrays() -> tuple[Any, Any, Any, Any]:
     return _file(where)
 
 
-def _loader(shape: tuple[int, ...]) -> Callable[[], TaskData]:
-    def load() -> TaskData:
-        import torch
+def _load(*shape: int) -> TaskData:
+    import torch
 
-        from privtune.training.mechanism.data import TensorData
+    from privtune.training.mechanism.data import TensorData
 
-        x, y, x_test, y_test = _arrays()
+    x, y, x_test, y_test = _arrays()
 
-        def tensors(images: Any, labels: Any, *, sealed_size: bool) -> TensorData:
-            inputs = torch.as_tensor(images, dtype=torch.float32).reshape(-1, *shape) / _MAX_PIXEL
-            targets = torch.as_tensor(labels, dtype=torch.int64)
-            return TensorData(inputs, targets, sealed_size)
+    def tensors(images: Any, labels: Any, *, sealed_size: bool) -> TensorData:
+        inputs = torch.as_tensor(images, dtype=torch.float32).reshape(-1, *shape) / _MAX_PIXEL
+        targets = torch.as_tensor(labels, dtype=torch.int64)
+        return TensorData(inputs, targets, sealed_size)
 
-        drawn = torch.from_numpy(places(x, y, (_SIZES.train, _SIZES.validation)))
-        private = tensors(x, y, sealed_size=True)
-        train, validation = (
-            private.part((drawn == number).nonzero().squeeze(1), sealed_size=True)
-            for number in range(2)
-        )
-        test = tensors(x_test, y_test, sealed_size=False)
-        return TaskData(train=train, validation=validation, test=test)
-
-    return load
+    drawn = torch.from_numpy(places(x, y, (_SIZES.train, _SIZES.validation)))
+    private = tensors(x, y, sealed_size=True)
+    train, validation = (
+        private.part((drawn == number).nonzero().squeeze(1), sealed_size=True)
+        for number in range(2)
+    )
+    test = tensors(x_test, y_test, sealed_size=False)
+    return TaskData(train=train, validation=validation, test=test)
 
 
 def _mlp() -> torch.nn.Module:
@@ -126,12 +123,10 @@ def mnist_mlp() -> Task:
     return Task(
         name="mnist-mlp",
         description="MLP 784-64-10 on MNIST (--data FILE.npz, or OpenML)",
-        train_records=_SIZES.train,
-        validation_records=_SIZES.validation,
-        test_records=_SIZES.test,
+        **_SIZES.declared(),
         input_shape=(784,),
         classes=10,
-        load=_loader((784,)),
+        load=partial(_load, 784),
         model=_mlp,
         loss=classification_loss,
         public_test=True,
@@ -148,7 +143,7 @@ def mnist_cnn() -> Task:
         name="mnist-cnn",
         description="two convolutions of the DP-SGD literature on MNIST (--data FILE.npz, or OpenML)",
         input_shape=(1, 28, 28),
-        load=_loader((1, 28, 28)),
+        load=partial(_load, 1, 28, 28),
         model=_cnn,
     )
 
@@ -161,7 +156,7 @@ def mnist_logistic() -> Task:
         features=784,
         classes=10,
         sizes=_SIZES,
-        load=_loader((784,)),
+        load=partial(_load, 784),
         bounds=_BOUNDS,
         check=_arrays,
     )

@@ -346,9 +346,7 @@ def _task(spec: Mapping[str, Any], table: Table, *, public_test: bool) -> Task:
     return Task(
         name=str(spec.get("name", table.stem.partition(".")[0])),
         description=f"{what} on {table.stem}",
-        train_records=table.sizes.train,
-        validation_records=table.sizes.validation,
-        test_records=table.sizes.test,
+        **table.sizes.declared(),
         input_shape=(width,),
         classes=classes,
         load=table.load,

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from privtune.errors import InvalidInputError
 from privtune.imports import find_extra
 from privtune.tasks._cells import coded, is_missing
 from privtune.tasks._constants import of_softmax
-from privtune.tasks._data import classification_loss
+from privtune.tasks._data import classification_loss, linear
 from privtune.tasks._files import Batch, check_columns, counted, header_of, open_table
 from privtune.tasks._fine_tuning import weights_at
 from privtune.tasks._partition import KEY, Sizes, split_read
@@ -26,9 +26,6 @@ from privtune.tasks._spec_fields import (
     read_sizes,
 )
 from privtune.tasks._task import Task, TaskData, TaskDataError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 __all__ = ["text"]
 
@@ -173,9 +170,7 @@ def text(spec: Mapping[str, Any]) -> Task:
     return Task(
         name=str(spec.get("name", texts.path.stem)),
         description=f"{name} on what {weights.path.name} makes of {texts.path.name}",
-        train_records=texts.sizes.train,
-        validation_records=texts.sizes.validation,
-        test_records=texts.sizes.test,
+        **texts.sizes.declared(),
         input_shape=(texts.width,),
         classes=len(texts.classes),
         load=texts.load,
@@ -208,12 +203,6 @@ def _width(folder: Path) -> int:
 
 def _head(name: str, width: int, classes: int) -> Any:
     if name == "linear":
-        return partial(_linear, width, classes)
+        return partial(linear, width, classes)
     of = "the numbers of features and classes"
     return own_model(name, width, classes, built_in=("linear",), of=of)
-
-
-def _linear(width: int, classes: int) -> nn.Module:
-    from privtune.tasks._models import linear
-
-    return linear(width, classes)

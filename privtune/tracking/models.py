@@ -83,11 +83,9 @@ def _save(study: Study, release: Release, run: str, register: str | None) -> Any
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "utc_time_created": day})
 
-    from privtune.training.mechanism.kernel import load_params
+    from privtune.execution.training import model_of
 
     task = for_candidate(study.spec.load_task(), release.params)
-    module = task.model()
-    load_params(module, release.weights)
     number = np.float32 if task.tokens is None else np.int64
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow's and torch.export's, about themselves
@@ -97,7 +95,7 @@ def _save(study: Study, release: Release, run: str, register: str | None) -> Any
             flavor=mlflow.pytorch,
             run_id=run,
             registered_model_name=register,
-            pytorch_model=module.eval(),
+            pytorch_model=model_of(task, release.weights),
             input_example=np.zeros((2, *task.input_shape), dtype=number),
             # Given, so that MLflow does not guess them by importing everything, for seconds.
             pip_requirements=[f"torch=={version('torch')}", f"numpy=={version('numpy')}"],

@@ -216,19 +216,14 @@ def _create(
     tags: Mapping[str, str],
 ) -> RunInfo:
     # With its tags from the start: one insert, where later each would be looked up and merged.
-    all_tags = _tags(record, tags)
-    info: RunInfo = client.create_run(experiment, start_time=started, tags=all_tags).info
-    return info
-
-
-def _tags(record: ArmRecord, others: Mapping[str, str]) -> dict[str, str]:
-    return {
-        **record.tags,
+    named = {
         "mlflow.runName": record.arm,
         "mlflow.note.content": record.note,
         _DIGEST: record.digest,
-        **others,
     }
+    all_tags = {**record.tags, **named, **tags}
+    info: RunInfo = client.create_run(experiment, start_time=started, tags=all_tags).info
+    return info
 
 
 def _log(

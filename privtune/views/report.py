@@ -321,6 +321,7 @@ def _audits(records: list[dict[str, Any]]) -> Html:
         for record in records
         for row in record["rows"]
     ]
+    untouched = dict.fromkeys(line for record in records for line in record["untouched"])
     columns = ["of", "audited ≤", "lower ≤", "reported ≤", "published", "runs", "seed"]
     numbers = table(
         columns,
@@ -338,15 +339,9 @@ def _audits(records: list[dict[str, Any]]) -> Html:
             caption="What experiments on made-up records found, what the worst mechanism costs, what is "
             "reported, and what the budget promises: from left to right if all is well.",
         ),
-        Html(
-            f'<p class="quiet">Nothing is said of {text("; nor of ".join(_untouched(records)))}.</p>'
-        ),
+        Html(f'<p class="quiet">Nothing is said of {text("; nor of ".join(untouched))}.</p>'),
         anchor="audits",
     )
-
-
-def _untouched(records: list[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(line for record in records for line in record["untouched"]))
 
 
 def _declared(study: Study) -> Html:

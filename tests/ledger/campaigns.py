@@ -36,6 +36,7 @@ from privtune.ledger import (
     verify_certificate,
     write_file,
 )
+from tests.ledger.one_task import complete_one, lease_one
 
 __all__ = ["CrashReport", "RaceReport", "crash", "crash_upgrade", "processes", "race"]
 
@@ -277,9 +278,9 @@ def _do(ledger: Ledger, name: str, job: str, note: Callable[[str], object]) -> N
     note(f"start {charge.id}\n")
     rounds.open(charge.id, count=3)
     note(f"started {charge.id}\n")
-    while (lease := rounds.lease(charge.id, f"pid-{os.getpid()}")) is not None:
+    while (lease := lease_one(rounds, charge.id, f"pid-{os.getpid()}")) is not None:
         note(f"run {charge.id}\n")
-        rounds.complete(lease, float(lease.number), {"seed": lease.seed.hex()})
+        complete_one(rounds, lease, float(lease.number), {"seed": lease.seed.hex()})
     results = rounds.results(charge.id)
     note(f"settle {charge.id}\n")
     ledger.settle(charge.id, transcript_digest="-".join(str(r.result["seed"]) for r in results))

@@ -28,6 +28,7 @@ from privtune.ledger.history import History
 from privtune.ledger.leases import leased
 from privtune.ledger.round_values import OpenRound
 from privtune.ledger.schema import tasks
+from tests.ledger.one_task import complete_one, lease_one, renew_one
 
 pytestmark = pytest.mark.quick
 
@@ -84,7 +85,7 @@ def test_a_refused_round_leaves_no_rows(ledger: Ledger, rounds: Rounds, begin: B
         begin(5, ChargeRequest(Gaussian(0.1)))
     assert ledger.charges("b") == ()
     with pytest.raises(UnknownChargeError):
-        rounds.lease("b-1", "w")
+        lease_one(rounds, "b-1", "w")
 
 
 def test_the_number_of_trials_is_never_drawn_twice(ledger: Ledger, rounds: Rounds) -> None:
@@ -110,18 +111,18 @@ def test_leases_are_exclusive_until_they_expire(
     ledger: Ledger, rounds: Rounds, clock: Clock, begin: Begin
 ) -> None:
     charge_id = begin(2).charge_id
-    first, second = rounds.lease(charge_id, "w1"), rounds.lease(charge_id, "w2")
+    first, second = lease_one(rounds, charge_id, "w1"), lease_one(rounds, charge_id, "w2")
     assert first is not None
     assert second is not None
     assert {first.number, second.number} == {0, 1}
-    assert rounds.lease(charge_id, "w3") is None
+    assert lease_one(rounds, charge_id, "w3") is None
     clock.now += 9
-    assert rounds.renew(first) is not None
+    assert renew_one(rounds, first) is not None
     clock.now += 5  # the second lease is over, the first was renewed
-    taken = rounds.lease(charge_id, "w3")
+    taken = lease_one(rounds, charge_id, "w3")
     assert taken is not None
     assert (taken.number, taken.attempt, taken.seed) == (second.number, 2, second.seed)
-    assert rounds.renew(second) is None
+    assert renew_one(rounds, second) is None
     assert len(ledger.charges("b")) == 1
 
 
@@ -140,10 +141,10 @@ def test_nobody_waits_longer_than_a_lease_whatever_the_clock_does(
     monkeypatch.setattr("privtune.ledger.leases.time.monotonic", lambda: waited)
     charge_id = begin(2).charge_id
     for _ in range(2):
-        assert rounds.lease(charge_id, "dead") is not None
+        assert lease_one(rounds, charge_id, "dead") is not None
     clock.now -= back
     for _ in range(2):
-        while rounds.lease(charge_id, "next") is None:
+        while lease_one(rounds, charge_id, "next") is None:
             clock.now += 0.5 * pace
             waited += 0.5
     assert waited <= 10.5
@@ -155,14 +156,14 @@ def test_a_lease_that_is_renewed_is_not_overdue(
     waited = 0.0
     monkeypatch.setattr("privtune.ledger.leases.time.monotonic", lambda: waited)
     charge_id = begin(1).charge_id
-    lease = rounds.lease(charge_id, "alive")
+    lease = lease_one(rounds, charge_id, "alive")
     clock.now -= 86_400
     for _ in range(10):
         waited += 3
         clock.now += 3
         assert lease is not None
-        lease = rounds.renew(lease)
-        assert rounds.lease(charge_id, "next") is None
+        lease = renew_one(rounds, lease)
+        assert lease_one(rounds, charge_id, "next") is None
 
 
 def test_whoever_comes_first_leases_its_share_and_no_more(
@@ -185,43 +186,43 @@ def test_a_clock_that_is_set_back_a_little_ends_no_lease(
     rounds: Rounds, clock: Clock, begin: Begin
 ) -> None:
     charge_id = begin(1).charge_id
-    lease = rounds.lease(charge_id, "w1")
+    lease = lease_one(rounds, charge_id, "w1")
     assert lease is not None
     clock.now -= 2
-    assert rounds.lease(charge_id, "w2") is None
-    assert rounds.renew(lease) is not None
+    assert lease_one(rounds, charge_id, "w2") is None
+    assert renew_one(rounds, lease) is not None
 
 
 def test_the_first_result_stays(rounds: Rounds, clock: Clock, begin: Begin) -> None:
     charge_id = begin(1).charge_id
-    slow = rounds.lease(charge_id, "slow")
+    slow = lease_one(rounds, charge_id, "slow")
     clock.now += 11
-    fast = rounds.lease(charge_id, "fast")
+    fast = lease_one(rounds, charge_id, "fast")
     assert slow is not None
     assert fast is not None
-    assert rounds.complete(fast, 0.5, {"by": "fast"})
-    assert not rounds.complete(slow, 0.9, {"by": "slow"})
-    assert rounds.lease(charge_id, "w") is None
+    assert complete_one(rounds, fast, 0.5, {"by": "fast"})
+    assert not complete_one(rounds, slow, 0.9, {"by": "slow"})
+    assert lease_one(rounds, charge_id, "w") is None
     [result] = rounds.results(charge_id)
     assert (result.score, result.result) == (0.5, {"by": "fast"})
 
 
 def test_no_early_look(rounds: Rounds, begin: Begin) -> None:
     charge_id = begin(2).charge_id
-    lease = rounds.lease(charge_id, "w")
+    lease = lease_one(rounds, charge_id, "w")
     assert lease is not None
-    rounds.complete(lease, 1.0, {})
+    complete_one(rounds, lease, 1.0, {})
     with pytest.raises(RoundNotFinishedError):
         rounds.results(charge_id)
 
 
 def test_a_score_that_is_not_a_number_is_the_worst(rounds: Rounds, begin: Begin) -> None:
     charge_id = begin(3).charge_id
-    leases = [rounds.lease(charge_id, "w") for _ in range(3)]
+    leases = [lease_one(rounds, charge_id, "w") for _ in range(3)]
     assert all(leases)
-    rounds.complete(leases[0], -math.inf, {})
-    rounds.complete(leases[1], math.nan, {})
-    rounds.complete(leases[2], 0.3, {})
+    complete_one(rounds, leases[0], -math.inf, {})
+    complete_one(rounds, leases[1], math.nan, {})
+    complete_one(rounds, leases[2], 0.3, {})
     scores = [result.score for result in rounds.results(charge_id)]
     assert scores == [-math.inf, -math.inf, 0.3]
 
@@ -232,27 +233,27 @@ def test_a_task_that_kills_its_workers_stops_the_round_and_is_no_result(
     charge_id = begin(2).charge_id
     seeds = set()
     for attempt in (1, 2, 3):
-        lease = rounds.lease(charge_id, "w")
+        lease = lease_one(rounds, charge_id, "w")
         assert lease is not None
         assert (lease.number, lease.attempt) == (0, attempt)
         seeds.add(lease.seed)
         clock.now += 11
     with pytest.raises(RoundStuckError, match="it goes on where it was"):
-        rounds.lease(charge_id, "w")
+        lease_one(rounds, charge_id, "w")
     assert rounds.open_count(charge_id) == 2
     # Whoever opens the round again has seen to it: the same task goes on with the same seed.
     rounds.open(charge_id, count=99)
-    lease = rounds.lease(charge_id, "w")
+    lease = lease_one(rounds, charge_id, "w")
     assert lease is not None
     assert (lease.number, lease.attempt, {lease.seed}) == (0, 1, seeds)
     rounds.open(charge_id, count=99)
-    assert rounds.renew(lease) is not None, "what somebody works on is left alone"
+    assert renew_one(rounds, lease) is not None, "what somebody works on is left alone"
 
 
 def test_no_trial_at_all(rounds: Rounds, begin: Begin) -> None:
     """K = 0 must be allowed to happen: redrawing would be another law."""
     charge_id = begin(0).charge_id
-    assert rounds.lease(charge_id, "w") is None
+    assert lease_one(rounds, charge_id, "w") is None
     assert rounds.results(charge_id) == ()
 
 
@@ -263,7 +264,7 @@ def test_seeds_are_secret_and_fixed(rounds: Rounds, begin: Begin) -> None:
     assert len(set(seeds)) == len(seeds)
     assert one.seed(0) != other.seed(0)
     assert "7" not in repr(one)
-    lease = rounds.lease(one.charge_id, "w")
+    lease = lease_one(rounds, one.charge_id, "w")
     assert lease is not None
     assert lease.seed == one.seed(lease.number)
     assert lease.seed.hex() not in repr(lease)
@@ -290,17 +291,17 @@ def test_a_result_can_end_its_round_and_leaves_the_rows_before_it_open(
     rounds: Rounds, begin: Begin
 ) -> None:
     charge = begin(6).charge_id
-    leases = [rounds.lease(charge, "a") for _ in range(4)]
+    leases = [lease_one(rounds, charge, "a") for _ in range(4)]
     assert all(lease is not None for lease in leases)
-    assert rounds.complete(leases[2], 0.9, {}, last=True)
+    assert complete_one(rounds, leases[2], 0.9, {}, last=True)
     assert rounds.open_count(charge) == 2, "rows 0 and 1 still decide who is the first"
-    assert not rounds.complete(leases[3], 0.99, {}, last=True), "too late: its row is closed"
-    assert rounds.renew(leases[3]) is None
-    assert rounds.lease(charge, "b") is None
+    assert not complete_one(rounds, leases[3], 0.99, {}, last=True), "too late: its row is closed"
+    assert renew_one(rounds, leases[3]) is None
+    assert lease_one(rounds, charge, "b") is None
     with pytest.raises(RoundNotFinishedError):
         rounds.results(charge)
-    assert rounds.complete(leases[1], 0.8, {}, last=True)
-    assert rounds.complete(leases[0], 0.1, {})
+    assert complete_one(rounds, leases[1], 0.8, {}, last=True)
+    assert complete_one(rounds, leases[0], 0.1, {})
     results = rounds.results(charge)
     assert [SKIPPED in r.result for r in results] == [False] * 3 + [True] * 3
     assert [r.score for r in results[:3]] == [0.1, 0.8, 0.9]
@@ -343,12 +344,16 @@ def test_leases_do_not_wait_for_the_disk_and_all_else_does(
     ask = sa.text("PRAGMA synchronous" if sqlite else "SHOW synchronous_commit")
     unwaited, waited = (1, 2) if sqlite else ("off", "on")
     seen: list[object] = []
-    lease = rounds.lease(charge_id, "w")
+    lease = lease_one(rounds, charge_id, "w")
     assert lease is not None
-    assert rounds.complete(
-        lease, 0.5, {}, keep=lambda connection: seen.append(connection.execute(ask).scalar_one())
+    assert complete_one(
+        rounds,
+        lease,
+        0.5,
+        {},
+        keep=lambda connection: seen.append(connection.execute(ask).scalar_one()),
     )
-    assert rounds.lease(charge_id, "w") is not None
+    assert lease_one(rounds, charge_id, "w") is not None
     with storage.write() as connection:
         seen.append(connection.execute(ask).scalar_one())
     assert seen == [waited, waited], "after a lease, too"
@@ -374,10 +379,10 @@ def test_a_lease_looks_at_no_more_rows_late_in_a_long_round(sqlite_url: str) -> 
         costs = []
         for _ in range(2000):
             steps.clear()
-            lease = rounds.lease(charge_id, "w")
+            lease = lease_one(rounds, charge_id, "w")
             costs.append(len(steps))
             assert lease is not None
-            rounds.complete(lease, 0.5, {})
+            complete_one(rounds, lease, 0.5, {})
         early, late = sorted(costs[:100])[95], sorted(costs[-100:])[95]
         assert late < 1.5 * early
 
@@ -389,7 +394,7 @@ def test_results_of_one_moment_are_one_transaction(
     late = rounds.lease_some(charge, "late", most=4)
     clock.now += 11
     [fast] = rounds.lease_some(charge, "fast", most=1)
-    assert rounds.complete(fast, 0.5, {"by": "fast"})
+    assert complete_one(rounds, fast, 0.5, {"by": "fast"})
     kept: list[int] = []
 
     def handed(fail: int | None = None) -> list[Finished]:

@@ -30,6 +30,7 @@ from privtune.ledger import (
 from privtune.ledger.chain import Entry, Kind, canonical, sealed_digest
 from privtune.ledger.log import Line
 from privtune.ledger.round_digest import round_digest
+from tests.ledger.one_task import complete_one, lease_one
 
 TRANSCRIPT = 16 * "feed"  # as long as a digest: no other hash can hold it by accident
 
@@ -315,9 +316,9 @@ def test_the_chain_covers_the_results_of_rounds(ledger: Ledger) -> None:
     rounds = Rounds(ledger)
     opened = rounds.open("b-4", count=2)
     for score in (0.25, 0.5):
-        lease = rounds.lease(opened.charge_id, "w")
+        lease = lease_one(rounds, opened.charge_id, "w")
         assert lease is not None
-        rounds.complete(lease, score, {"file": "x"})
+        complete_one(rounds, lease, score, {"file": "x"})
     ledger.settle("b-4")
     verify(ledger.log.storage, "b")
     certificate = json.dumps(export_certificate(ledger.log.storage, "b"))

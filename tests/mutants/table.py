@@ -82,10 +82,11 @@ _in(
         f"{_ORACLE}::test_a_norm_that_is_no_number_counts_nothing",
     ),
     (
-        "the largest layer's bound is taken for all layers'",
-        ".square().sum(dim=1).sqrt()",
-        ".amax(dim=1)",
-        f"{_ORACLE}::test_layers_together_have_the_root_of_their_squares",
+        "every layer is clipped to the bound of the whole",
+        "/ math.sqrt(norms.shape[0])",
+        "/ 1.0",
+        "tests/strategies/test_methods_in_arms.py"
+        "::test_clipping_by_layer_is_clipping_of_the_same_sensitivity",
     ),
     (
         "transformed gradients are clipped to twice what is stated",

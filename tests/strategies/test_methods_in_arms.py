@@ -14,7 +14,7 @@ from privtune.errors import InvalidInputError
 from privtune.strategies import STRATEGIES, Plan, TrainingPlan, make_strategy, plan_arm
 from privtune.study import StudySpec
 from privtune.study.spec import ArmSpec
-from privtune.training.mechanism.clipping import EqualByLayer, PerLayer
+from privtune.training.mechanism.clipping import EqualByLayer, Flat
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS, DPAdam, FixedDPSGD
 from privtune.views.record import _params
@@ -99,13 +99,13 @@ def test_what_no_budget_pays_for_is_not_listed() -> None:
         make_strategy("pur-oracle", arm="a", options={})
 
 
-def test_clipping_by_layer_is_per_layer_clipping_of_the_same_sensitivity() -> None:
+def test_clipping_by_layer_is_clipping_of_the_same_sensitivity() -> None:
     norms = torch.rand((3, 2, 50), generator=torch.Generator().manual_seed(0)) * 4
     whole = torch.tensor([1.0, 2.0])
     equal = EqualByLayer(whole)
-    layers = PerLayer((whole / 3**0.5)[:, None].expand(2, 3))
+    layers = Flat(whole / 3**0.5)
     assert torch.allclose(equal.factors(norms), layers.factors(norms))
-    assert torch.allclose(equal.sensitivity(2), layers.sensitivity(2))
+    assert torch.allclose(equal.sensitivity(2), 3**0.5 * layers.sensitivity(2))
     assert torch.equal(equal.sensitivity(2), whole.double())
     clipped = (equal.factors(norms) * norms).square().sum(dim=0).sqrt()
     assert bool((clipped <= whole[:, None] * (1 + 1e-6)).all())

@@ -23,6 +23,7 @@ from privtune.study import Study, _round
 from privtune.study._round import TRIALS
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
+from tests.ledger.one_task import complete_one, lease_one
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import reporting
 from tests.study.test_workers import charges, workers
@@ -173,7 +174,7 @@ def test_a_worker_and_a_driver_are_killed_in_mid_batch(storage: str, tmp_path: P
     driver.join()
     assert worker.exitcode == -signal.SIGKILL
     with closing(Life("toy", storage)) as life:
-        (arm,) = life.arms().values()
+        (arm,) = life.rows().values()
         assert life.stage(arm.plan) is Stage.STARTED
         results = life.sealed("arm")
         done = [name for name in results.names() if name.endswith(".safetensors")]
@@ -198,18 +199,18 @@ def test_only_a_started_charge_has_rows(tmp_path: Path) -> None:
             rounds.propose(charge.id, [TRIALS], secret=secret)
         ledger.start(charge.id)
         rounds.propose(charge.id, [TRIALS, TRIALS + 1], secret=secret)
-        lease = rounds.lease(charge.id, "one")
+        lease = lease_one(rounds, charge.id, "one")
         assert lease is not None
-        assert rounds.complete(lease, 0.5, {})
-        held = rounds.lease(charge.id, "one")
+        assert complete_one(rounds, lease, 0.5, {})
+        held = lease_one(rounds, charge.id, "one")
         rounds.propose(charge.id, [TRIALS + 1, TRIALS + 2], secret=secret)
         assert rounds.open_count(charge.id) == 2
-        late = rounds.lease(charge.id, "two")
+        late = lease_one(rounds, charge.id, "two")
         assert held is not None
         assert late is not None
         assert (held.number, late.number) == (TRIALS + 1, TRIALS + 2), "leases stay"
         rounds.propose(charge.id, [TRIALS], secret=secret)
-        again = rounds.lease(charge.id, "three")
+        again = lease_one(rounds, charge.id, "three")
         assert again is not None
         assert (again.number, again.seed) == (TRIALS, lease.seed), "its result was lost"
         ledger.settle(charge.id)

@@ -18,6 +18,7 @@ from privtune.study import NullObserver, Study
 from privtune.study._run import _TaskTrainer
 from privtune.study.lifecycle import Life, carry_on, new_arm
 from privtune.training.mechanism.streams import Streams
+from tests.ledger.one_task import lease_one
 from tests.study.conftest import toy_spec
 
 pytestmark = pytest.mark.quick
@@ -59,7 +60,7 @@ def test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time(lif
     task = life.spec.load_task()
     trainer = _TaskTrainer(life, task, NullObserver(), life.spec.compute, Executor())
     watching = Watching(life, trainer)
-    plans = [arm.plan for arm in life.arms().values()]
+    plans = [arm.plan for arm in life.rows().values()]
     releases = carry_on(life, plans, watching, NullObserver())
     assert watching.seen == {plan.arm: "started" for plan in plans}
     for plan, release in zip(plans, releases, strict=True):
@@ -70,7 +71,7 @@ def test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time(lif
 
 def test_a_round_has_the_rows_that_were_drawn_and_the_seeds_of_its_arm(life: Life) -> None:
     """K comes from the plan's law, and rows, seeds and K from the arm's own secret."""
-    plans = [arm.plan for arm in life.arms().values()]
+    plans = [arm.plan for arm in life.rows().values()]
     (plan,) = (plan for plan in plans if plan.runs is not None)
     life.charge(plans)
     life.start(plan)
@@ -82,11 +83,11 @@ def test_a_round_has_the_rows_that_were_drawn_and_the_seeds_of_its_arm(life: Lif
     with life.ledger.log.storage.read() as connection:
         rows = connection.execute(sa.select(tasks.c.number).order_by(tasks.c.number)).all()
     assert [row.number for row in rows] == list(range(count))
-    leases = [rounds.lease(charge.id, "w") for _ in range(count)]
+    leases = [lease_one(rounds, charge.id, "w") for _ in range(count)]
     for number, lease in enumerate(leases):
         assert lease is not None
         assert lease.seed == Streams(secret).key("trial", number)
-    assert rounds.lease(charge.id, "w") is None
+    assert lease_one(rounds, charge.id, "w") is None
 
 
 def test_the_secret_of_a_round_is_forgotten_with_its_arms(storage: str) -> None:
@@ -102,7 +103,7 @@ def test_the_secret_of_a_round_is_forgotten_with_its_arms(storage: str) -> None:
 @pytest.mark.parametrize("seed", [None, 7])
 def test_every_arm_has_a_secret_of_its_own(life: Life, seed: int | None) -> None:
     spec = life.spec.model_copy(update={"seed": seed})
-    plans = [arm.plan for arm in life.arms().values()]
+    plans = [arm.plan for arm in life.rows().values()]
     first, again = ([new_arm(spec, "uid", plan).secret for plan in plans] for _ in range(2))
     assert len({*first}) == len(plans)
     assert (first == again) is (seed is not None)

@@ -97,12 +97,12 @@ class BatchedKernel:
     ) -> None:
         if compiled:
             require_compiler()
-        self._module = model().to(device)
+        self.module = model().to(device)
         self._device = device
         self._x, self._y = synthetic(x, y, (1, 1), device)
         self._x, self._y = self._x[0], self._y[0]
-        refuse_coupling(self._module)
-        self.layout = Layout(self._module)
+        refuse_coupling(self.module)
+        self.layout = Layout(self.module)
         self._loss_of = loss_of
         # Held while the model itself runs: other weights are put into it. Programs need no lock.
         self._running = threading.Lock()
@@ -132,7 +132,7 @@ class BatchedKernel:
         x, y = example
         try:
             self.plan = plan_model(
-                self._module,
+                self.module,
                 self._loss_of,
                 self.layout,
                 x=x,
@@ -142,7 +142,7 @@ class BatchedKernel:
             )
             self._norms_hold = held_by_norms(self.plan.uses, self.layout)
             self._rare.clear()
-            check_kernel(self, self._module, self._loss_of, x, y, sites=self.plan.sites)
+            check_kernel(self, self.module, self._loss_of, x, y, sites=self.plan.sites)
         except KernelMismatchError as error:
             raise NotBatchableError(str(error)) from error
         except PrivTuneError:
@@ -153,21 +153,21 @@ class BatchedKernel:
 
     def _lower(self, dtype: torch.dtype, x: torch.Tensor, y: torch.Tensor) -> None:
         """Run passes in numbers of fewer digits from here on, and check that these suffice."""
-        self._low = Lowered.of(self._module, dtype)
+        self._low = Lowered.of(self.module, dtype)
         self._rare.clear()
         sites = self.plan.sites
         try:
-            check_kernel(self, self._module, self._loss_of, x, y, sites=sites, tolerance=_ROUGH)
+            check_kernel(self, self.module, self._loss_of, x, y, sites=sites, tolerance=_ROUGH)
         except Exception as error:
             raise NotBatchableError(f"{type(error).__name__}: {error}") from error
 
     def _compile(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Compile the pass of the check and check that, too."""
         self._compiled = CompiledSums(
-            self._module, self._loss_of, layout=self.layout, plan=self.plan, x=self._x, y=self._y
+            self.module, self._loss_of, layout=self.layout, plan=self.plan, x=self._x, y=self._y
         )
         try:
-            check_kernel(self, self._module, self._loss_of, x, y, sites=self.plan.sites)
+            check_kernel(self, self.module, self._loss_of, x, y, sites=self.plan.sites)
         except KernelMismatchError as error:
             raise CompileError(f"compile: {error}; leave compile off.") from error
         self._compiled.settle()
@@ -267,7 +267,7 @@ class BatchedKernel:
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
         masks = tuple(s.empty((1, rows), example) for s in self.plan.sites)
         x, y = synthetic(self._x, self._y, (1, rows), self._device)
-        every = (self._module, self._loss_of, self.layout, self.plan)
+        every = (self.module, self._loss_of, self.layout, self.plan)
         try:
             program, uses = capture_tape(*every, (example, x, y, *masks))
             peak, whole = (int(program.meta[name]) for name in (PEAK, HELD))  # type: ignore[attr-defined]
@@ -291,16 +291,11 @@ class BatchedKernel:
 
     @cached_property
     def _large(self) -> bool:
-        return sum(p.numel() for p in self._module.parameters()) > _LARGE
+        return sum(p.numel() for p in self.module.parameters()) > _LARGE
 
     def _heavy(self, shape: tuple[int, int]) -> bool:
         """Say whether capturing a pass would take much memory, to save a tenth of its time."""
         return self._large and shape[0] * shape[1] * self.row_bytes[1] > _CAPTURED
-
-    @property
-    def module(self) -> nn.Module:
-        """The model that is run."""
-        return self._module
 
     @property
     def drops(self) -> bool:
@@ -331,7 +326,7 @@ class BatchedKernel:
                 if key not in self._loss_programs:
                     example = (params, *synthetic(rows.x[0], rows.y[0], key, params.device))
                     self._loss_programs[key] = capture_losses(
-                        self._module, self._loss_of, self.layout, self.plan, example
+                        self.module, self._loss_of, self.layout, self.plan, example
                     )
                 program = self._loss_programs[key]
                 if not isinstance(program, Captured):
@@ -359,7 +354,7 @@ class BatchedKernel:
         shape = (rows.mask.shape[0], rows.mask.shape[1])
         key = (*shape, 2) if normed else (*shape, 1) if losses else shape
         self._seen[key] += 1
-        every = (self._module, self._loss_of, self.layout, self.plan)
+        every = (self.module, self._loss_of, self.layout, self.plan)
         if self._seen[key] <= _RARE or self._heavy(shape):
             if key not in self._rare:
                 self._rare[key] = tape_of(*every, low=self._low, losses=losses)

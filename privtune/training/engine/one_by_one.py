@@ -33,21 +33,14 @@ class OneByOneKernel:
         InvalidInputError: If the model couples the records of a batch.
     """
 
+    drops = True
+    """Whether a pass draws from the streams of dropout: nothing says that it does not."""
+
     def __init__(self, module: nn.Module, loss_of: LossOf, flat: torch.Tensor) -> None:
         refuse_coupling(module)
         self.layout = Layout(module)
-        self._module, self._loss_of, self._flat = module, loss_of, flat
+        self.module, self._loss_of, self._flat = module, loss_of, flat
         self._params = [p for p in module.parameters() if p.requires_grad]
-
-    @property
-    def drops(self) -> bool:
-        """Whether a pass draws from the streams of dropout: nothing says that it does not."""
-        return True
-
-    @property
-    def module(self) -> nn.Module:
-        """The model that is run."""
-        return self._module
 
     def accumulate(
         self,
@@ -83,7 +76,7 @@ class OneByOneKernel:
     def _gradient(self, rows: Rows, k: int, b: int) -> torch.Tensor:
         """Return the gradient of one record, shape ``[1, P]``."""
         with torch.enable_grad(), Intercept(None, generator=rows.dropout[k]):
-            loss = self._loss_of(self._module, rows.x[k, b : b + 1], rows.y[k, b : b + 1])
+            loss = self._loss_of(self.module, rows.x[k, b : b + 1], rows.y[k, b : b + 1])
             grads = torch.autograd.grad(
                 loss.sum(), self._params, allow_unused=True, materialize_grads=True
             )
@@ -96,7 +89,7 @@ class OneByOneKernel:
             with self._at(params[k]), torch.no_grad(), Intercept(None, deterministic=True):
                 for b in range(size):
                     x, y = rows.x[k, b : b + 1], rows.y[k, b : b + 1]
-                    out[k, b] = self._loss_of(self._module, x, y).sum()
+                    out[k, b] = self._loss_of(self.module, x, y).sum()
         return out
 
     @contextmanager

@@ -55,6 +55,9 @@ class OpacusKernel:
             it: parameters used outside of their module, losses that couple records.
     """
 
+    drops = True
+    """Whether a pass draws from the streams of dropout: each takes its seed from there."""
+
     def __init__(
         self,
         model: Callable[[], nn.Module],
@@ -66,28 +69,28 @@ class OpacusKernel:
         mode: Mode | Literal["auto"] = "auto",
         records: int = 256,
     ) -> None:
-        self._inner = model().to(device)
-        for part in self._inner.modules():
+        self.module = model().to(device)
+        for part in self.module.modules():
             if trains(part):
                 part.training = True  # hooks sleep otherwise; dropout keeps the mode it has
-        self.layout = Layout(self._inner)
-        self._bare = deepcopy(self._inner)
+        self.layout = Layout(self.module)
+        self._bare = deepcopy(self.module)
         self._example = synthetic(x, y, (2, 3), device)
         self._loss_of = loss_of
         self.mode: Mode = choose_mode(mode, self.layout.size, records)
-        if mode == "auto" and padded_tables(self._inner):
+        if mode == "auto" and padded_tables(self.module):
             self.mode = "hooks"  # Opacus' ghost norms count the padding, too
-        self._params = {n: p for n, p in self._inner.named_parameters() if p.requires_grad}
+        self._params = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         self._wrap(sequences=self.mode == "ghost" and self._sequential(x, device))
 
     def _wrap(self, *, sequences: bool) -> None:
         """Put the hooks of the mode on the model, and check what comes of them."""
-        self._module = hook(self._inner, self.mode, sequences=sequences)
+        self._hooked = hook(self.module, self.mode, sequences=sequences)
         try:
             with Intercept(None, deterministic=True):
                 check_kernel(self, self._bare, self._loss_of, *self._example, sites=())
         except KernelMismatchError as error:
-            raise InvalidInputError("model", type(self._inner).__name__, str(error)) from error
+            raise InvalidInputError("model", type(self.module).__name__, str(error)) from error
 
     def accumulate(
         self,
@@ -104,7 +107,7 @@ class OpacusKernel:
         """
         separate = clipping.by_layer or isinstance(clipping, CoordinateTransform)
         if self.mode == "ghost" and separate:
-            self._module.remove_hooks()
+            self._hooked.remove_hooks()
             self.mode = "hooks"
             self._wrap(sequences=False)
         bad = torch.zeros(len(params), dtype=torch.long)
@@ -112,7 +115,7 @@ class OpacusKernel:
         for k, size in enumerate(int(n) for n in rows.sizes):
             if size == 0:
                 continue
-            load_params(self._inner, params[k].detach())
+            load_params(self.module, params[k].detach())
             one = self._hooks if self.mode == "hooks" else self._ghost
             mask = rows.mask[k, :size] > 0
             try:
@@ -120,7 +123,7 @@ class OpacusKernel:
                     x, y = rows.x[k, :size], rows.y[k, :size]
                     done.append((k, one(x, y, mask, clipping, k, params)))
             except Exception:
-                _forget(self._inner)
+                _forget(self.module)
                 raise
         for k, (total, counted, dropped) in done:
             out[k] += total
@@ -129,25 +132,15 @@ class OpacusKernel:
                 halves[k] += counted
         return bad.to(out.device) if bool(bad.any()) else None
 
-    @property
-    def drops(self) -> bool:
-        """Whether a pass draws from the streams of dropout: each takes its seed from there."""
-        return True
-
-    @property
-    def module(self) -> nn.Module:
-        """The model that is run."""
-        return self._inner
-
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the loss of every row, without dropout, shape ``[K, M]``."""
         out = params.new_zeros(rows.mask.shape)
-        self._module.disable_hooks()
+        self._hooked.disable_hooks()
         with torch.no_grad(), Intercept(None, deterministic=True):
             for k, flat in enumerate(params):
-                load_params(self._inner, flat)
+                load_params(self.module, flat)
                 out[k] = self._vector(rows.x[k], rows.y[k])
-        self._module.enable_hooks()
+        self._hooked.enable_hooks()
         return out
 
     def _sequential(self, x: torch.Tensor, device: torch.device) -> bool:
@@ -159,17 +152,17 @@ class OpacusKernel:
 
         handles = [
             part.register_forward_pre_hook(note)
-            for part in self._inner.modules()
+            for part in self.module.modules()
             if isinstance(part, nn.Linear)
         ]
         with torch.no_grad():
-            self._inner(synthetic(x, x, (1, 2), device)[0][0])
+            self.module(synthetic(x, x, (1, 2), device)[0][0])
         for handle in handles:
             handle.remove()
         return any(seen)
 
     def _vector(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        losses = self._loss_of(self._module, x, y)
+        losses = self._loss_of(self._hooked, x, y)
         if losses.shape != (len(x),):
             raise InvalidInputError(
                 "loss",
@@ -181,8 +174,8 @@ class OpacusKernel:
 
     def _backward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Run forward and backward with Opacus' hooks on; return the losses, graph kept."""
-        self._module.zero_grad(set_to_none=True)
-        self._module.enable_hooks()
+        self._hooked.zero_grad(set_to_none=True)
+        self._hooked.enable_hooks()
         for parameter in self._params.values():
             # What is not used in this pass must not keep the norms of the last one.
             cast(Any, parameter)._norm_sample = parameter.new_zeros(len(x))
@@ -195,7 +188,7 @@ class OpacusKernel:
     def _any_too_long(self, x: torch.Tensor) -> torch.Tensor:
         """Say which records have an input to some layer so long that a clipped sum loses its digits."""
         found = x.new_zeros(len(x), dtype=torch.bool)
-        for part in self._inner.modules() if self.mode == "ghost" else ():
+        for part in self.module.modules() if self.mode == "ghost" else ():
             for seen in (a for call in getattr(part, "activations", ()) for a in call):
                 if seen.is_floating_point() and len(seen) == len(x):
                     largest = seen.detach().flatten(1).abs().amax(dim=1)
@@ -213,8 +206,8 @@ class OpacusKernel:
     ) -> ClippedSum:
         """Return the clipped sum of candidate k over the records that ``mask`` keeps."""
         self._backward(x, y)
-        gradients = per_sample_gradients(self._inner, self._params, len(x))
-        self._module.zero_grad(set_to_none=True)
+        gradients = per_sample_gradients(self.module, self._params, len(x))
+        self._hooked.zero_grad(set_to_none=True)
         return clipped_sum(
             gradients, clipping, self.layout, mask=mask, row=k, candidates=len(params)
         )
@@ -230,7 +223,7 @@ class OpacusKernel:
     ) -> ClippedSum:
         """As ``_hooks``, from norms alone and a second backward pass over the same graph."""
         losses = self._backward(x, y)
-        norms: torch.Tensor = self._module.get_norm_sample().detach().unsqueeze(0)
+        norms: torch.Tensor = self._hooked.get_norm_sample().detach().unsqueeze(0)
         finite = norms[0].isfinite() & ~self._too_long
         if not bool(finite.all()):
             # A coefficient of zero is not enough: 0 * inf is NaN. Such rows leave the batch.
@@ -240,7 +233,7 @@ class OpacusKernel:
             rest = self._ghost(x[finite], y[finite], mask[finite], clipping, k, params)
             return rest[0], rest[1], rest[2] + dropped
         coefficients, counted = for_one(clipping, norms, mask, k, len(params))
-        self._module.disable_hooks()
+        self._hooked.disable_hooks()
         quiet_hooks()
         grads = torch.autograd.grad(
             (losses * coefficients[0]).sum(),
@@ -248,7 +241,7 @@ class OpacusKernel:
             allow_unused=True,
             materialize_grads=True,
         )
-        self._module.enable_hooks()
+        self._hooked.enable_hooks()
         flat = self.layout.flatten(dict(zip(self._params, grads, strict=True)))
         return flat, counted, 0
 

@@ -25,7 +25,6 @@ __all__ = [
     "CoordinateTransform",
     "EqualByLayer",
     "Flat",
-    "PerLayer",
 ]
 
 
@@ -153,53 +152,7 @@ class AutomaticByLayer(Automatic):
 
 
 @dataclass(frozen=True, eq=False)
-class PerLayer(Clipping):
-    """Clip the gradient of every layer to a norm of its own.
-
-    A layer is a module that owns trainable parameters.
-
-    Args:
-        max_grad_norms: Above 0, shape ``[L]`` or ``[K, L]``.
-    """
-
-    max_grad_norms: torch.Tensor
-    by_layer = True
-
-    def sensitivity(self, candidates: int) -> torch.Tensor:
-        """Return the root of the sum of the squared norms."""
-        return self._bounds(candidates).square().sum(dim=1).sqrt()
-
-    def limits(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return the bounds, shape ``[L, K, 1]``."""
-        bounds = self._bounds(norms.shape[1])
-        if bounds.shape[1] != norms.shape[0]:
-            raise InvalidInputError(
-                "max_grad_norms",
-                tuple(self.max_grad_norms.shape),
-                f"must give one norm to each of the {norms.shape[0]} layers",
-            )
-        return bounds.T.to(norms).unsqueeze(-1)
-
-    @staticmethod
-    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        """Return ``min(1, max_grad_norm / norm)``, layer by layer."""
-        return Flat.rule(norms, limits)
-
-    def _bounds(self, candidates: int) -> torch.Tensor:
-        import torch
-
-        bounds = self.max_grad_norms.detach().to("cpu", torch.float64)
-        if bounds.ndim not in (1, 2) or not bool((bounds >= _SMALLEST).all()):
-            raise InvalidInputError(
-                "max_grad_norms",
-                self.max_grad_norms,
-                f"must be at least {_SMALLEST:g}, of shape [L] or [K, L]",
-            )
-        return bounds.expand(candidates, -1)
-
-
-@dataclass(frozen=True, eq=False)
-class EqualByLayer(Clipping):
+class EqualByLayer(Flat):
     """Clip the gradient of each of L layers to ``max_grad_norm / sqrt(L)``.
 
     **Guarantee**: the squares of L such norms add up to ``max_grad_norm`` squared at most.
@@ -208,22 +161,11 @@ class EqualByLayer(Clipping):
         max_grad_norm: Above 0; a float, or shape ``[K]``.
     """
 
-    max_grad_norm: float | torch.Tensor
     by_layer = True
-
-    def sensitivity(self, candidates: int) -> torch.Tensor:
-        """Return ``max_grad_norm`` of each candidate."""
-        return _column("max_grad_norm", self.max_grad_norm, candidates)
 
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
         """Return the bound of every layer, shape ``[1, K, 1]``."""
-        whole = _as_rows(self.sensitivity(norms.shape[1]), norms)
-        return (whole / math.sqrt(norms.shape[0])).unsqueeze(0)
-
-    @staticmethod
-    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        """Return ``min(1, bound / norm)``, layer by layer."""
-        return Flat.rule(norms, limits)
+        return (super().limits(norms) / math.sqrt(norms.shape[0])).unsqueeze(0)
 
 
 @dataclass(frozen=True, eq=False)

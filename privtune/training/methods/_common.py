@@ -25,6 +25,7 @@ __all__ = [
     "check_nonnegative",
     "check_positive",
     "descend",
+    "expect_nothing",
     "noise_scale_for",
     "rows",
 ]
@@ -111,6 +112,14 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Refuse a field that is not one of ``choices``."""
     if value not in choices:
         raise InvalidInputError(name, value, f"must be one of {', '.join(choices)}")
+
+
+def expect_nothing(candidates: Sequence[Candidate]) -> None:
+    """Refuse hyperparameters where none is left to set."""
+    if given := next(filter(None, candidates), None):
+        raise InvalidInputError(
+            "candidate", dict(given), "must be empty: the method sets everything itself"
+        )
 
 
 def candidate_column(

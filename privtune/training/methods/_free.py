@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from privtune.errors import InvalidInputError
 from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._common import (
     check_fraction,
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.training.mechanism.clipping import Clipping
-    from privtune.training.methods._base import Candidate
 
 __all__ = ["DistanceAdam", "FreeGradient"]
 
@@ -52,13 +50,6 @@ class FreeGradient(LayerClipping, SampledGradient):
 
     def _clipping(self) -> Clipping:
         return self.normalise() if self.max_grad_norm is None else self.clip(self.max_grad_norm)
-
-    def _expect_nothing(self, candidates: Sequence[Candidate]) -> None:
-        for candidate in candidates:
-            if candidate:
-                raise InvalidInputError(
-                    "candidate", dict(candidate), "must be empty: the method sets everything itself"
-                )
 
 
 @dataclass(frozen=True)

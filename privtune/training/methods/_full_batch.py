@@ -14,6 +14,7 @@ from privtune.training.methods._common import (
     check_nonnegative,
     check_positive,
     descend,
+    expect_nothing,
 )
 from privtune.training.methods._rate_schedule import Scheduled
 
@@ -163,11 +164,7 @@ class FullBatchDescent(Scheduled, ABC):
             raise InvalidInputError(
                 "dimension", self.dimension, f"must be the model's, {params.shape[1]}"
             )
-        for candidate in candidates:
-            if candidate:
-                raise InvalidInputError(
-                    "candidate", dict(candidate), "must be empty: the method sets everything itself"
-                )
+        expect_nothing(candidates)
         return PURState(
             params=params, noise=params.new_full((params.shape[0],), float("nan")), step=0
         )

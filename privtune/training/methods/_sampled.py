@@ -5,6 +5,7 @@ They differ in how they clip and in what they make of the gradient; their event 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -36,6 +37,8 @@ class SampledGradient(Scheduled):
     noise_multiplier: float
 
     open_ended: ClassVar[bool] = True
+    reported: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    """What of a state may be plotted, one number a candidate: it follows from releases alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,6 +65,10 @@ class SampledGradient(Scheduled):
             return NonPrivate()
         step = PoissonSampled(schedule.sample_rate, Gaussian(self.noise_multiplier))
         return Repeated(schedule.steps, step)
+
+    def report(self, state: Any) -> Mapping[str, torch.Tensor]:
+        """Return the fields of the state that are ``reported``."""
+        return {name: getattr(state, name) for name in self.reported}
 
     def _gradient(self, oracle: Oracle, params: torch.Tensor, clipping: Clipping) -> torch.Tensor:
         """Ask for the noisy mean gradient of a new sample, shape ``[K, P]``."""

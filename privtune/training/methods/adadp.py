@@ -112,6 +112,7 @@ class ADADP(LayerClipping, SampledGradient):
 
     name: ClassVar[str] = "adadp"
     summary: ClassVar[str] = "Learning rate from the difference of one full and two half steps"
+    reported: ClassVar[tuple[str, ...]] = ("learning_rate", "error")
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate",)
     parameters: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
     releases: ClassVar[str] = "one clipped noisy gradient; an iteration takes two steps"
@@ -240,10 +241,6 @@ class ADADP(LayerClipping, SampledGradient):
             f"and the rule for the tolerance is meant for about 1: {taken:.3g} is taken; give "
             "tolerance if the learning rate should follow another."
         )
-
-    def report(self, state: ADADPState) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate and the last error."""
-        return {"learning_rate": state.learning_rate, "error": state.error}
 
 
 def default_tolerance(dimension: int, iterations: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -79,7 +79,3 @@ class AutomaticClipping(LayerClipping, SampledGradient):
         direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
         params = descend(state.params, state.learning_rate * oracle.pace, direction)
         return replace(state, params=params, moments=moments)
-
-    def report(self, state: LearningRateState) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate: a constant."""
-        return {"learning_rate": state.learning_rate}

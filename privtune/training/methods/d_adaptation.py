@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from privtune.training.methods._common import rows
+from privtune.training.methods._common import expect_nothing, rows
 from privtune.training.methods._free import DistanceAdam
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class DAdaptation(DistanceAdam):
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> DAdaptationState:
         """Make the state of K candidates; a candidate gives nothing."""
-        self._expect_nothing(candidates)
+        expect_nothing(candidates)
         zeros = params.new_zeros(params.shape)
         scalar = params.new_zeros(params.shape[0]).double()
         return DAdaptationState(

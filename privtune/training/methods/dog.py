@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
-from privtune.training.methods._common import check_positive, rows
+from privtune.training.methods._common import check_positive, expect_nothing, rows
 from privtune.training.methods._free import FreeGradient
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class DoG(FreeGradient):
 
     name: ClassVar[str] = "dog"
     summary: ClassVar[str] = "SGD with the distance travelled over the gradients seen as rate"
+    reported: ClassVar[tuple[str, ...]] = ("learning_rate", "distance")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +70,7 @@ class DoG(FreeGradient):
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> DoGState:
         """Make the state of K candidates; a candidate gives nothing."""
-        self._expect_nothing(candidates)
+        expect_nothing(candidates)
         nothing = params.new_zeros(params.shape[0])
         return DoGState(
             params=params,
@@ -105,7 +106,3 @@ class DoG(FreeGradient):
         gamma = self.averaging or 0.0
         weight = (gamma + 1.0) / (step + gamma)
         return state.params + weight * (iterate - state.params)
-
-    def report(self, state: DoGState) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate and the distance from the start."""
-        return {"learning_rate": state.learning_rate, "distance": state.distance}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from privtune.training.methods._common import check_positive, rows
+from privtune.training.methods._common import check_positive, expect_nothing, rows
 from privtune.training.methods._free import FreeGradient
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class DoWG(FreeGradient):
 
     name: ClassVar[str] = "dowg"
     summary: ClassVar[str] = "SGD with distance over distance-weighted gradients as rate"
+    reported: ClassVar[tuple[str, ...]] = ("learning_rate", "distance")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +58,7 @@ class DoWG(FreeGradient):
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> DoWGState:
         """Make the state of K candidates; a candidate gives nothing."""
-        self._expect_nothing(candidates)
+        expect_nothing(candidates)
         nothing = params.new_zeros(params.shape[0])
         return DoWGState(
             params=params,
@@ -82,7 +83,3 @@ class DoWG(FreeGradient):
             weighted_squares=weighted,
             learning_rate=rate,
         )
-
-    def report(self, state: DoWGState) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate and the distance from the start."""
-        return {"learning_rate": state.learning_rate, "distance": state.distance}

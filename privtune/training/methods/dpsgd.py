@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -37,6 +37,7 @@ class FixedRates(LayerClipping, SampledGradient, ABC):
 
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
     releases: ClassVar[str] = "one clipped noisy gradient"
+    reported: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,10 +62,6 @@ class FixedRates(LayerClipping, SampledGradient, ABC):
         direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
         params = descend(state.params, state.learning_rate * oracle.pace, direction)
         return replace(state, params=params, moments=moments)
-
-    def report(self, state: DPSGDState) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate and the clipping norm: constants."""
-        return {"learning_rate": state.learning_rate, "max_grad_norm": state.max_grad_norm}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -64,7 +64,3 @@ class NormBound(SampledGradient):
         return replace(
             state, params=state.params - rows(state.learning_rate * oracle.pace) * gradient
         )
-
-    def report(self, state: LearningRateState) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate: a constant."""
-        return {"learning_rate": state.learning_rate}

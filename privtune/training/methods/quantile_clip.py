@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,6 +18,7 @@ from privtune.training.methods._common import (
     noise_scale_for,
 )
 from privtune.training.methods._optimizers import SGD
+from privtune.training.methods._sampled import SampledGradient
 from privtune.training.methods.dpsgd import DPSGDState
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _ROUNDING = 1e-9  # keeps the joint noise above its target after it was split an
 
 
 @dataclass(frozen=True)
-class QuantileClipping(LayerClipping):
+class QuantileClipping(LayerClipping, SampledGradient):
     """SGD whose clipping norm is moved towards a quantile of the gradient norms.
 
     Beside the gradient, each step releases how many gradients were not clipped, encoded as ±1/2 a
@@ -70,7 +71,6 @@ class QuantileClipping(LayerClipping):
         (1.415, 60.0)
     """
 
-    noise_multiplier: float
     count_noise_multiplier: float
     quantile: float = 0.5
     norm_rate: float = 0.2
@@ -79,14 +79,13 @@ class QuantileClipping(LayerClipping):
 
     name: ClassVar[str] = "quantile-clipping"
     summary: ClassVar[str] = "Clipping norm follows a quantile of the gradient norms"
-    open_ended: ClassVar[bool] = True
     adapts: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
     releases: ClassVar[str] = "one clipped noisy gradient and the noisy fraction not clipped"
+    reported: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_nonnegative("noise_multiplier", self.noise_multiplier)
         check_nonnegative("count_noise_multiplier", self.count_noise_multiplier)
         check_positive("norm_rate", self.norm_rate)
         check_hyperparameter("max_grad_norm", "max_grad_norm", self.max_grad_norm)
@@ -120,10 +119,6 @@ class QuantileClipping(LayerClipping):
             )
         gradient = (joint**-2 - count**-2) ** -0.5
         return build(cls, chosen, noise_multiplier=gradient, count_noise_multiplier=count)
-
-    def gradient_evaluations(self, schedule: Schedule) -> float:
-        """Return one per-sample gradient for each record of a sample."""
-        return schedule.expected_gradient_evaluations
 
     def event(self, schedule: Schedule) -> Event:
         """Return T Poisson-sampled joint releases of a gradient and a count."""
@@ -164,7 +159,3 @@ class QuantileClipping(LayerClipping):
             ),
             moments=moments,
         )
-
-    def report(self, state: DPSGDState) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate and the clipping norm."""
-        return {"learning_rate": state.learning_rate, "max_grad_norm": state.max_grad_norm}

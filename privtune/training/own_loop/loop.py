@@ -86,7 +86,8 @@ class Loop:
             raise InvalidInputError(
                 "max_physical_batch_size", max_physical_batch_size, "must be at least 1, or None"
             )
-        model = _uncompiled(model)
+        # What ``torch.compile`` has wrapped: passes of single records are compiled otherwise.
+        model = getattr(model, "_orig_mod", model)
         refuse_coupling(model)
         local = DatasetData(data) if isinstance(data, Dataset) else data
         self.layout = Layout(model)
@@ -306,12 +307,6 @@ class Loop:
         self._open = None
         self._taken += 1
         self._weights.accept(last=self._taken == self._steps)
-
-
-def _uncompiled(model: nn.Module) -> nn.Module:
-    """Return what ``torch.compile`` has wrapped: passes of single records are compiled otherwise."""
-    inner: nn.Module | None = getattr(model, "_orig_mod", None)
-    return model if inner is None else inner
 
 
 def _tensors_of(data: object) -> tuple[torch.Tensor, ...]:

@@ -68,7 +68,7 @@ class RecordLossKernel:
     ) -> None:
         self.layout = layout
         self._all_classes = all_classes
-        self._model, self._flat, self._x, self._y = model, flat, x, y
+        self.module, self._flat, self._x, self._y = model, flat, x, y
         self.one_by_one = one_by_one
         self._kernel: Kernel | None = None
         self._meaning: Hashable = None
@@ -76,11 +76,6 @@ class RecordLossKernel:
         self._known: object = None
         self._settled: list[tuple[dict[str, Any], str, object]] | None = None
         self._changes = 0
-
-    @property
-    def module(self) -> nn.Module:
-        """The model that is run."""
-        return self._model
 
     @property
     def drops(self) -> bool:
@@ -116,7 +111,7 @@ class RecordLossKernel:
                 "captured anew, which costs more than a step. Pass what changes as a tensor."
             )
         self._kernel = self._make(loss_of, allowed)
-        self._meaning, self._modes = self._told(loss_of), _Modes(self._model, self._flat)
+        self._meaning, self._modes = self._told(loss_of), _Modes(self.module, self._flat)
         self._known, self._settled = loss_of, _settled(loss_of)
         return True
 
@@ -132,7 +127,7 @@ class RecordLossKernel:
     def facts(self, loss_of: LossOf) -> RecordFacts:
         """Return what is public about records, as far as model and loss show it."""
         device = self._flat.device
-        return find_facts(lambda x, y: loss_of(self._model, x, y), self._x, self._y, device=device)
+        return find_facts(lambda x, y: loss_of(self.module, x, y), self._x, self._y, device=device)
 
     def rows_at_once(self, schedule: Schedule) -> tuple[int, int]:
         """Return how many records to compute at once, where the loop does not say, in what multiples."""
@@ -168,10 +163,10 @@ class RecordLossKernel:
     def _make(self, loss_of: LossOf, allowed: Allowed) -> Kernel:
         self._refuse_memory(loss_of, allowed)
         if self.one_by_one:
-            return OneByOneKernel(self._model, loss_of, self._flat)
+            return OneByOneKernel(self.module, loss_of, self._flat)
         try:
             kernel = BatchedKernel(
-                lambda: self._model,
+                lambda: self.module,
                 loss_of,
                 x=self._x,
                 y=self._y,
@@ -181,7 +176,7 @@ class RecordLossKernel:
         except NotBatchableError as reason:
             raise InvalidInputError(
                 "loss_of",
-                type(self._model).__name__,
+                type(self.module).__name__,
                 f"must be computable record by record under torch.vmap ({reason})",
                 "make_private(..., one_by_one=True) takes each record in a pass of its own, slowly "
                 "and rightly; the Opacus form, private.step(losses), is the other way.",
@@ -191,7 +186,7 @@ class RecordLossKernel:
     def _refuse_memory(self, loss_of: LossOf, allowed: Allowed) -> None:
         """Refuse a loss that remembers records, or reads others than its own."""
         named = {
-            n: p.detach().requires_grad_(p.requires_grad) for n, p in self._model.named_parameters()
+            n: p.detach().requires_grad_(p.requires_grad) for n, p in self.module.named_parameters()
         }
         (xs, ys) = synthetic(self._x, self._y, (1, 2), self._flat.device)
         found = []
@@ -201,7 +196,7 @@ class RecordLossKernel:
             recording.start()
             try:
                 with torch.enable_grad():
-                    loss = run_one(self._model, loss_of, named, x, y, masks=())
+                    loss = run_one(self.module, loss_of, named, x, y, masks=())
             except ValueError as error:
                 if "Expected more than 1 value" not in str(error):
                     raise
@@ -222,7 +217,7 @@ class RecordLossKernel:
 
     def _refuse_constants(self, recording: Recording) -> None:
         """Refuse weights that are not reached through the model that the loss is given."""
-        own = {id(p) for p in self._model.parameters() if p.requires_grad}
+        own = {id(p) for p in self.module.parameters() if p.requires_grad}
         if not self.one_by_one and any(id(t) in own for t in recording.sources()):
             raise LoopError(
                 "loss_of reads a weight of the model that it did not reach through the model that it "

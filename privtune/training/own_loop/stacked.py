@@ -18,7 +18,7 @@ from torch.optim import optimizer as optimizers
 
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.stacks import granule, longest_sample, memory_model, stack_sizes
-from privtune.training.mechanism.clipping import Automatic, Clipping, EqualByLayer, Flat
+from privtune.training.mechanism.clipping import Automatic, Clipping, Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import LossOf, same_fixed
 from privtune.training.mechanism.stack_oracle import StackOracle
@@ -133,7 +133,7 @@ def _clipped_alike(one: Loop, two: Loop) -> bool:
     a, b = one._own, two._own
     if a.noise_multiplier != b.noise_multiplier or type(a.clipping) is not type(b.clipping):
         return False
-    return isinstance(a.clipping, Flat | EqualByLayer) or (
+    return isinstance(a.clipping, Flat) or (
         isinstance(a.clipping, Automatic) and a.clipping == b.clipping
     )
 
@@ -350,7 +350,7 @@ class _Stack:
 def _joined(clippings: Sequence[Clipping]) -> Clipping:
     """Return the clipping of a stack: every loop's own bound."""
     first = clippings[0]
-    if not isinstance(first, Flat | EqualByLayer):
+    if not isinstance(first, Flat):
         return first
-    bounds = [each.max_grad_norm for each in clippings if isinstance(each, Flat | EqualByLayer)]
+    bounds = [each.max_grad_norm for each in clippings if isinstance(each, Flat)]
     return type(first)(torch.tensor(bounds, dtype=torch.float64))

@@ -23,7 +23,7 @@ import psycopg
 import sqlalchemy as sa
 
 from privtune.execution.table import LEASE_SECONDS, make_rounds
-from privtune.ledger import Ledger
+from privtune.ledger import Finished, Ledger
 from studies.benchmarks.scale.leases import open_round
 from tests.execution.cluster import Cluster
 
@@ -66,7 +66,7 @@ def statements(url: str) -> list[str]:
         sa.event.listen(engine, "before_cursor_execute", note)
         leases = rounds.lease_some(charge, "sentinel", most=1, workers=1)
         rounds.renew_some(leases)
-        rounds.complete(leases[0], 0.5, {})
+        rounds.complete_some([Finished(leases[0], 0.5, {})])
     lease, renew, hand_in = seen
     row = leases[0].number
 

@@ -11,7 +11,7 @@ from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.compiling import CompiledSums
 from privtune.training.engine.compute import CompileError, require_compiler
 from privtune.training.engine.train import train
-from privtune.training.mechanism.clipping import Automatic, Flat, PerLayer
+from privtune.training.mechanism.clipping import Automatic, EqualByLayer, Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, Rows
 from privtune.training.mechanism.schedule import Schedule
@@ -89,11 +89,10 @@ def test_compiled_clipped_sums_equal_records_taken_one_by_one(build, shape, monk
             close(out[k], (own / (own.norm(dim=1, keepdim=True) + 0.1)).sum(0))
     layers = kernel.layout.layers.values()
     spans = [(kernel.layout.spans[n[0]][0], kernel.layout.spans[n[-1]][1]) for n in layers]
-    bounds = torch.linspace(0.05, 0.3, len(spans))
     out = torch.zeros_like(params)
-    kernel.accumulate(params, rows, PerLayer(bounds), out=out)
+    kernel.accumulate(params, rows, EqualByLayer(0.3), out=out)
     for k, own in enumerate(gradients):
-        parts = [clipped_sum(own[:, s:e], b) for b, (s, e) in zip(bounds, spans, strict=True)]
+        parts = [clipped_sum(own[:, s:e], 0.3 / len(spans) ** 0.5) for s, e in spans]
         close(out[k], torch.cat(parts))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.opacus_kernel import OpacusKernel
-from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
+from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
 from privtune.training.mechanism.kernel import Layout, OfOutputs, Rows
 from privtune.training.mechanism.streams import Streams
 
@@ -122,8 +122,7 @@ def test_other_clippings(name):
     model, inputs, outputs = build(name)
     x, y = torch.zeros(1, *inputs), torch.zeros(1, *outputs)
     kernel = BatchedKernel(model, product, x=x, y=y, device=CPU)
-    layers = len(kernel.layout.layers)
-    sweep(kernel, inputs, outputs, lambda c: PerLayer(torch.full((layers,), c / layers**0.5)))
+    sweep(kernel, inputs, outputs, EqualByLayer)
     size = kernel.layout.size
     center, scale = torch.full((1, size), 0.1), torch.linspace(1e-3, 3.0, size)[None]
     for x, y in records(inputs, outputs):

@@ -14,7 +14,7 @@ from privtune.training.engine.layers.fastops import stacked_linear
 from privtune.training.engine.layers.sums import pairs_of
 from privtune.training.engine.layers.transforms import Transformed, _Products
 from privtune.training.engine.layers.uses import CopyUse
-from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, Flat, PerLayer
+from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
 from privtune.training.mechanism.kernel import OfOutputs, Rows
 from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients
 
@@ -394,11 +394,10 @@ def test_other_clippings(name):
     spans = [
         (layout.spans[names[0]][0], layout.spans[names[-1]][1]) for names in layout.layers.values()
     ]
-    bounds = torch.linspace(0.05, 0.3, len(spans))
     out = torch.zeros_like(params)
-    kernel.accumulate(params, rows, PerLayer(bounds), out=out)
+    kernel.accumulate(params, rows, EqualByLayer(0.3), out=out)
     for k, own in enumerate(gradients):
-        parts = [clipped_sum(own[:, s:e], b) for b, (s, e) in zip(bounds, spans, strict=True)]
+        parts = [clipped_sum(own[:, s:e], 0.3 / len(spans) ** 0.5) for s, e in spans]
         close(out[k], torch.cat(parts))
 
     center, scale = torch.randn(candidates, size) * 0.1, torch.rand(candidates, size) + 0.5

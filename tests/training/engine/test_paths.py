@@ -30,8 +30,8 @@ from privtune.training.mechanism.clipping import (
     Automatic,
     AutomaticByLayer,
     CoordinateTransform,
+    EqualByLayer,
     Flat,
-    PerLayer,
 )
 from privtune.training.mechanism.data import DatasetData, TensorData
 from privtune.training.mechanism.kernel import (
@@ -196,7 +196,7 @@ def test_opacus_paths_count_clip_and_drop_alike(mode):
     clippings = [Flat(torch.tensor([0.5, 2.0])), Automatic()]
     if mode == "hooks":
         clippings += [
-            PerLayer(torch.tensor([0.2, 0.4])),
+            EqualByLayer(torch.tensor([0.2, 0.4])),
             AutomaticByLayer(),
             CoordinateTransform(torch.zeros(2, size) + 0.01, torch.full((2, size), 2.0)),
         ]

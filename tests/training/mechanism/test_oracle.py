@@ -12,7 +12,7 @@ from torch import nn
 
 from privtune.accounting import Gaussian, PoissonSampled, Repeated
 from privtune.training.mechanism import noise as noise_module
-from privtune.training.mechanism.clipping import Automatic, Clipping, Flat, PerLayer
+from privtune.training.mechanism.clipping import Automatic, Clipping, EqualByLayer, Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import Layout
 from privtune.training.mechanism.noise import NoiseSource
@@ -230,12 +230,6 @@ def test_a_source_holds_the_whole_key(make: str, monkeypatch: pytest.MonkeyPatch
     assert len(found) == 3
 
 
-def test_layers_together_have_the_root_of_their_squares() -> None:
-    assert PerLayer(torch.tensor([3.0, 4.0])).sensitivity(2).tolist() == [5.0, 5.0]
-    rows = PerLayer(torch.tensor([[3.0, 4.0], [6.0, 8.0]]))
-    assert rows.sensitivity(2).tolist() == [5.0, 10.0]
-
-
 def test_a_bound_that_is_written_over_is_read_anew() -> None:
     """Bounds are remembered for speed, and loops of a user's own may write into them."""
     bound = torch.tensor([1.0, 2.0])
@@ -244,7 +238,7 @@ def test_a_bound_that_is_written_over_is_read_anew() -> None:
     assert Flat(bound).sensitivity(2).tolist() == [3.0, 6.0]
 
 
-@pytest.mark.parametrize("clipping", [Flat(2.0), Automatic(), PerLayer(torch.tensor([2.0]))])
+@pytest.mark.parametrize("clipping", [Flat(2.0), Automatic(), EqualByLayer(2.0)])
 def test_a_norm_that_is_no_number_counts_nothing(clipping: Clipping) -> None:
     norms = torch.tensor([[[float("nan"), float("inf"), 1.0, 1e30]]])
     coefficients = clipping.coefficients(norms)[0, 0]

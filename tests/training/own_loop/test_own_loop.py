@@ -17,7 +17,7 @@ from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism import kernel
-from privtune.training.mechanism.clipping import EqualByLayer, Flat, PerLayer
+from privtune.training.mechanism.clipping import EqualByLayer, Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, flatten_params
 from privtune.training.mechanism.schedule import Schedule
@@ -84,14 +84,15 @@ def test_a_step_is_the_clipped_mean():
 
 @pytest.mark.quick
 def test_by_layer():
-    private = start(clipping=PerLayer(torch.tensor([0.1, 0.2])), steps=1)
+    private = start(clipping=EqualByLayer(0.2), steps=1)
     for x, y in private.batches():
         before = flatten_params(private.bare)
         private.step(losses(private, x, y))
         moved = (before - flatten_params(private.bare)) * 20.0
         own = per_sample_gradients(mlp(), before, x, y, cross_entropy)
         cut = 8 * 16 + 16
-        expected = torch.cat([clipped_sum(own[:, :cut], 0.1), clipped_sum(own[:, cut:], 0.2)])
+        bound = 0.2 / 2**0.5
+        expected = torch.cat([clipped_sum(own[:, :cut], bound), clipped_sum(own[:, cut:], bound)])
         torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -133,7 +134,7 @@ def test_an_empty_sample_cannot_be_told_from_any_other():
     assert torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("clipping", [Flat(0.5), PerLayer(torch.tensor([0.1, 0.2]))])
+@pytest.mark.parametrize("clipping", [Flat(0.5), EqualByLayer(0.2)])
 def test_physical_batches_change_nothing(clipping):
     """Momentum and a rate that decays by step would show a step too many, or noise added twice."""
     found = []

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from privtune.training.engine.graph.tape import Handler, Site, Watching, bind
+from privtune.training.engine.graph.tape import Handler, Law, Site, Watching, bind
 
 __all__ = ["DRAWS"]
 
 
-def _dropout(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _dropout(
+    mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any], *, channels: bool = False
+) -> Any:
     x, p, training, _ = bind(
         args, kwargs, ("input", "p", "training", "inplace"), (0.5, True, False)
     )
-    return mode.drop(x, p, x.shape) if training else x
-
-
-def _dropout_channels(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    x, p, training, _ = bind(
-        args, kwargs, ("input", "p", "training", "inplace"), (0.5, True, False)
-    )
-    return mode.drop(x, p, (*x.shape[:2], *(1 for _ in x.shape[2:]))) if training else x
+    shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if channels else x.shape
+    return mode.drop(x, p, shape) if training else x
 
 
 def _size_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
@@ -51,22 +48,13 @@ def _made(
     return value if dtype is None or (whole and dtype == torch.int64) else value.to(dtype)
 
 
-def _rand(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    return _made(mode, Site(_size_of(args, kwargs), "uniform"), kwargs)
+def _new(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any], *, law: Law) -> Any:
+    return _made(mode, Site(_size_of(args, kwargs), law), kwargs)
 
 
-def _randn(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    return _made(mode, Site(_size_of(args, kwargs), "normal"), kwargs)
-
-
-def _rand_like(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _like(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any], *, law: Law) -> Any:
     (x,) = bind(args, kwargs, ("input",), ())
-    return _made(mode, Site(tuple(x.shape), "uniform"), kwargs, x)
-
-
-def _randn_like(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    (x,) = bind(args, kwargs, ("input",), ())
-    return _made(mode, Site(tuple(x.shape), "normal"), kwargs, x)
+    return _made(mode, Site(tuple(x.shape), law), kwargs, x)
 
 
 def _randint(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -91,17 +79,15 @@ def _bernoulli(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return (value < (p if chance is None else chance)).to(p.dtype)
 
 
-def _in_place(method: str) -> Handler:
-    """Return the handler of a method that fills its tensor with random numbers."""
-
-    def handler(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        own = mode.generator
-        x = args[0]
-        if own is None or kwargs.get("generator") is not None or x.device != own.device:
-            return NotImplemented
-        return getattr(x, method)(*args[1:], **{**kwargs, "generator": own})
-
-    return handler
+def _in_place(
+    mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any], *, method: str
+) -> Any:
+    """Handle a method that fills its tensor with random numbers."""
+    own = mode.generator
+    x = args[0]
+    if own is None or kwargs.get("generator") is not None or x.device != own.device:
+        return NotImplemented
+    return getattr(x, method)(*args[1:], **{**kwargs, "generator": own})
 
 
 _FILLING = (
@@ -111,14 +97,14 @@ _FILLING = (
 
 DRAWS: Mapping[Any, Handler] = {
     functional.dropout: _dropout,
-    functional.dropout1d: _dropout_channels,
-    functional.dropout2d: _dropout_channels,
-    torch.rand: _rand,
-    torch.randn: _randn,
-    torch.rand_like: _rand_like,
-    torch.randn_like: _randn_like,
+    functional.dropout1d: partial(_dropout, channels=True),
+    functional.dropout2d: partial(_dropout, channels=True),
+    torch.rand: partial(_new, law="uniform"),
+    torch.randn: partial(_new, law="normal"),
+    torch.rand_like: partial(_like, law="uniform"),
+    torch.randn_like: partial(_like, law="normal"),
     torch.randint: _randint,
     torch.randperm: _randperm,
     torch.bernoulli: _bernoulli,
-    **{getattr(torch.Tensor, method): _in_place(method) for method in _FILLING},
+    **{getattr(torch.Tensor, method): partial(_in_place, method=method) for method in _FILLING},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -43,15 +44,7 @@ def _linear(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     return wrapped.view(*x.shape[:-1], outputs)
 
 
-def _conv2d(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    return _conv(mode, args, kwargs, 2)
-
-
-def _conv1d(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    return _conv(mode, args, kwargs, 1)
-
-
-def _conv(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any], axes: int) -> Any:
+def _conv(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any], *, axes: int) -> Any:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     x, weight, bias, *rest, groups = bind(args, kwargs, names, (None, 1, 0, 1, 1))
     found = mode.names_of(weight, bias)
@@ -204,35 +197,37 @@ def _multi_head(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         return _open_multi_head(*args, **kwargs)
 
 
-def _recurrent(run: Callable[..., Tensors]) -> Handler:
-    """Return the handler of a recurrent layer, place by place, where torch's own cannot run."""
-
-    def handler(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        names = (
-            "input", "hx", "params", "has_biases", "num_layers", "dropout", "train",
-            "bidirectional", "batch_first",
-        )  # fmt: skip
-        x, first, weights, biased, layers, p, train, both_ways, batch_first = bind(
-            args, kwargs, names, ()
+def _recurrent(
+    mode: Watching,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    run: Callable[..., Tensors],
+) -> Any:
+    """Handle a recurrent layer, place by place, where torch's own cannot run."""
+    names = (
+        "input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional",
+        "batch_first",
+    )  # fmt: skip
+    x, first, weights, biased, layers, p, train, both_ways, batch_first = bind(
+        args, kwargs, names, ()
+    )
+    p = p if train else 0.0
+    # Packed sequences come with other arguments, and with lengths that depend on the data.
+    if not isinstance(biased, bool) or (mode.levels is None and p == 0.0):
+        return NotImplemented
+    with mode:
+        return run(
+            x,
+            tuple(first) if isinstance(first, tuple | list) else (first,),
+            weights,
+            biased=biased,
+            layers=layers,
+            dropout=p,
+            both_ways=both_ways,
+            batch_first=batch_first,
+            drop=lambda h, p: mode.drop(h, p, h.shape),
         )
-        p = p if train else 0.0
-        # Packed sequences come with other arguments, and with lengths that depend on the data.
-        if not isinstance(biased, bool) or (mode.levels is None and p == 0.0):
-            return NotImplemented
-        with mode:
-            return run(
-                x,
-                tuple(first) if isinstance(first, tuple | list) else (first,),
-                weights,
-                biased=biased,
-                layers=layers,
-                dropout=p,
-                both_ways=both_ways,
-                batch_first=batch_first,
-                drop=lambda h, p: mode.drop(h, p, h.shape),
-            )
-
-    return handler
 
 
 def _windows(
@@ -269,16 +264,16 @@ _open_multi_head = _without_override(functional.multi_head_attention_forward)
 
 OPERATIONS: Mapping[Any, Handler] = {
     functional.linear: _linear,
-    functional.conv1d: _conv1d,
-    functional.conv2d: _conv2d,
+    functional.conv1d: partial(_conv, axes=1),
+    functional.conv2d: partial(_conv, axes=2),
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
     torch._weight_norm: _weight_norm,
     functional.cross_entropy: _cross_entropy,
     functional.scaled_dot_product_attention: _attention,
     functional.multi_head_attention_forward: _multi_head,
-    torch.lstm: _recurrent(run_lstm),
-    torch.gru: _recurrent(run_gru),
-    torch.rnn_tanh: _recurrent(run_simple(torch.tanh)),
-    torch.rnn_relu: _recurrent(run_simple(torch.relu)),
+    torch.lstm: partial(_recurrent, run=run_lstm),
+    torch.gru: partial(_recurrent, run=run_gru),
+    torch.rnn_tanh: partial(_recurrent, run=run_simple(torch.tanh)),
+    torch.rnn_relu: partial(_recurrent, run=run_simple(torch.relu)),
 }

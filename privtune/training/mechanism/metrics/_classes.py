@@ -69,7 +69,20 @@ class _OfCounts(Metric):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalancedAccuracy(_OfCounts):
+class _OfOnes(Metric):
+    """Of sums to at most one of which a record adds 1."""
+
+    def norm(self, mechanism: str) -> float:
+        """See ``Metric``."""
+        return 1.0
+
+    def moved(self, mechanism: str) -> float:
+        """√2, or 2: a one goes from one sum to another."""
+        return 2.0 if mechanism == "laplace" else math.sqrt(2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedAccuracy(_OfOnes, _OfCounts):
     """The mean over classes of the share of their records that are classified correctly.
 
     A ratio for each class, so its two counts are noised: right and wrong ones, 2C sums.
@@ -83,14 +96,6 @@ class BalancedAccuracy(_OfCounts):
     name: ClassVar[str] = "balanced_accuracy"
     share: ClassVar[bool] = True
 
-    def norm(self, mechanism: str) -> float:
-        """See ``Metric``."""
-        return 1.0
-
-    def moved(self, mechanism: str) -> float:
-        """√2, or 2: a one goes from one sum to another."""
-        return 2.0 if mechanism == "laplace" else math.sqrt(2.0)
-
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """See ``Metric``."""
         own, right = _one_hot(targets, outputs.shape[1]), _right(outputs, targets).unsqueeze(1)
@@ -103,7 +108,7 @@ class BalancedAccuracy(_OfCounts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class F1(_OfCounts):
+class F1(_OfOnes, _OfCounts):
     """F1 of the second of two classes: 2 TP / (2 TP + errors).
 
     A ratio, so two sums are noised: true positives, and errors (false ones of both kinds).
@@ -115,14 +120,6 @@ class F1(_OfCounts):
 
     name: ClassVar[str] = "f1"
     takes: ClassVar[str] = "two"
-
-    def norm(self, mechanism: str) -> float:
-        """See ``Metric``."""
-        return 1.0
-
-    def moved(self, mechanism: str) -> float:
-        """√2, or 2: a one goes from one sum to another."""
-        return 2.0 if mechanism == "laplace" else math.sqrt(2.0)
 
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """See ``Metric``."""
@@ -169,7 +166,7 @@ class MacroF1(_OfCounts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AUC(Metric):
+class AUC(_OfOnes):
     """Area under the ROC curve of two classes, from noised histograms of the model's margin.
 
     The area counts pairs of records, so one record can change it by 1/P or 1/N, and P and N are
@@ -186,14 +183,6 @@ class AUC(Metric):
     name: ClassVar[str] = "auc"
     takes: ClassVar[str] = "two"
     bins: int = 20
-
-    def norm(self, mechanism: str) -> float:
-        """See ``Metric``."""
-        return 1.0
-
-    def moved(self, mechanism: str) -> float:
-        """√2, or 2: a one goes from one sum to another."""
-        return 2.0 if mechanism == "laplace" else math.sqrt(2.0)
 
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """See ``Metric``."""
