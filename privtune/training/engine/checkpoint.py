@@ -20,6 +20,7 @@ import torch
 
 from privtune.errors import PrivTuneError
 from privtune.training.engine.machine import hardware, versions
+from privtune.training.mechanism import noise
 from privtune.training.mechanism.kernel import say_once
 from privtune.training.mechanism.streams import Tensors, of_prefix, prefixed
 from privtune.training.methods._checkpoint import restore_state, state_tensors
@@ -178,4 +179,5 @@ class Checkpoint:
 
 def _where(device: torch.device) -> dict[str, Any]:
     """Return what may change the bits of a training: the program, and what it runs on."""
-    return {**versions(), "threads": torch.get_num_threads(), "hardware": hardware(device)}
+    found = {**versions(), "threads": torch.get_num_threads(), "hardware": hardware(device)}
+    return {**found, "noise": noise.VALUES}

@@ -28,7 +28,11 @@ from privtune.training.mechanism.streams import (
     prefixed,
 )
 
-__all__ = ["NoiseSource", "add_noise", "noise_scale"]
+__all__ = ["VALUES", "NoiseSource", "add_noise", "noise_scale"]
+
+VALUES = 2
+"""Which values a secret gives: where that is another number, no training goes on in its middle."""
+
 
 _AHEAD = 2**15  # about how many values of a candidate are drawn at once when releases are small
 _TAILS = 64  # tail values that are drawn at once
