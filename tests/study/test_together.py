@@ -451,12 +451,13 @@ def test_a_trial_that_goes_on_after_fit_has_failed_draws_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its stack has drawn its samples and noise: another run of them would be about other weights."""
-    before, said = stacked._Stack._ready, []
+    before, said = stacked._Stack._steps, []
 
-    def ready(self: Any) -> bool:
-        if self._loops[0].steps_taken == 3:
-            raise RuntimeError("in mid stack")
-        return before(self)
+    def steps(self: Any) -> Iterator[int]:
+        for step in before(self):
+            if step == 3:
+                raise RuntimeError("in mid stack")
+            yield step
 
     def objective(trial: privtune.Trial) -> float:
         model = nn.Sequential(nn.Linear(6, 3))
@@ -471,7 +472,7 @@ def test_a_trial_that_goes_on_after_fit_has_failed_draws_nothing_twice(
         return trial.score(model, VALIDATION)
 
     alone = {r.index: r.weights for r in run(files(objective, stack=1), 3)}
-    monkeypatch.setattr(stacked._Stack, "_ready", ready)
+    monkeypatch.setattr(stacked._Stack, "_steps", steps)
     together = {r.index: r.weights for r in run(files(objective), 3)}
     assert len(said) == 3
     for number, weights in alone.items():

@@ -303,9 +303,9 @@ class Loop:
         for parameter in self._weights.params:
             parameter.grad = None
 
-    def _close_step(self) -> None:
+    def _close_steps(self, count: int = 1) -> None:
         self._open = None
-        self._taken += 1
+        self._taken += count
         self._weights.accept(last=self._taken == self._steps)
 
 

@@ -269,7 +269,7 @@ class PrivateTraining(Loop):
             with torch.no_grad():
                 self._weights.flat.copy_(self._state.params[0])
             self._history.append(self._method.report(self._state))
-        self._close_step()
+        self._close_steps()
         self._watch_after(opened)
         return True
 
@@ -386,7 +386,7 @@ class PrivateTraining(Loop):
             noise_multiplier=own.noise_multiplier,
         )
         self._descend(own, gradient[0])
-        self._close_step()
+        self._close_steps()
         self._watch_after(opened)
         return True
 

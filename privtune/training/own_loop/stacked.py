@@ -1,13 +1,13 @@
 """Loops that wait for each other in ``fit``, and are trained as one stack where they are alike.
 
 What a stack shares is the pass: samples are fetched, gradients clipped and noise added for all loops
-by one call each. What is a loop's own stays its own: its streams, its optimizer, its weights, and
-every check of them, made before and after each of its releases as where it is trained alone.
+by one call each. What is a loop's own stays its own: its streams, its optimizer, its weights. Nothing of
+the user's runs between two steps, so a model gets its weights at the end, and must then be as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -230,7 +230,7 @@ class _Stack:
         leader = first.loop
         self._loops = [offer.loop for offer in offers]
         self._failed: list[Exception | None] = [None] * len(offers)
-        self._leader, self._use = leader, first.use
+        self._leader, self._use, self._taken = leader, first.use, 0
         self._oracle = StackOracle(
             leader.schedule,
             data=leader._oracle._data,
@@ -249,7 +249,11 @@ class _Stack:
 
     def train(self) -> list[Exception | None]:
         """Take every step; return what stopped each loop."""
+        self._each(lambda _, loop: loop.check())
+        if all(self._failed):
+            return self._failed
         try:
+            torch.stack([loop._weights.flat for loop in self._loops], out=self._params)
             if self._leader._own is None:
                 self._by_method()
             else:
@@ -257,61 +261,61 @@ class _Stack:
         finally:
             for loop, transcript in zip(self._loops, self._oracle.transcripts(), strict=True):
                 loop._of_stack = transcript
+            self._each(self._end)
         return self._failed
 
-    def _each(self, do: Callable[[int, Loop], None]) -> bool:
-        """Do something with each loop that goes on; an error stops that loop alone."""
-        for row, loop in enumerate(self._loops):
+    def _each(self, do: Callable[[int, Loop], None], rows: Sequence[int] | None = None) -> None:
+        """Do something with each loop that goes on, or these; an error stops that loop alone."""
+        for row in range(len(self._loops)) if rows is None else rows:
             if self._failed[row] is None:
                 try:
-                    do(row, loop)
+                    do(row, self._loops[row])
                 except Exception as error:
                     self._failed[row] = error
-        return any(error is None for error in self._failed)
 
-    def _ready(self) -> bool:
-        """Check every loop before a release; say whether any goes on.
+    def _end(self, row: int, loop: Loop) -> None:
+        """Give a loop the weights that its releases have made, if nothing else has changed it."""
+        loop.check()
+        with torch.no_grad():
+            loop._weights.flat.copy_(self._params[row])
+        loop._close_steps(self._taken)
+
+    def _steps(self) -> Iterator[int]:
+        """Count the steps, each after a look at the program.
 
         Raises:
-            LoopError: If the program changes from step to step, as nothing in a stack may.
+            LoopError: If that changes from step to step, as nothing in a stack may.
         """
-        if self._use():
-            raise LoopError("The model or its loss changes itself, so it is trained by itself.")
-        return self._each(lambda _, loop: loop.check())
-
-    @staticmethod
-    def _take(loop: Loop, weights: torch.Tensor) -> None:
-        with torch.no_grad():
-            loop._weights.flat.copy_(weights)
-        loop._close_step()
+        for step in range(self._leader.schedule.steps):
+            if all(self._failed):
+                return
+            if self._use():
+                raise LoopError("The model or its loss changes itself, so it is trained by itself.")
+            yield step
+            self._taken = step + 1
 
     def _by_optimizers(self) -> None:
         """Step every loop's own optimizer along its row of the release."""
         owns = [loop._own for loop in self._loops if loop._own is not None]
         clipping = _joined([own.clipping for own in owns])
-        flats = [loop._weights.flat for loop in self._loops]
-        kinds: dict[type, list[int]] = {}
-        for row, own in enumerate(owns):
-            if SteppedAsOne.takes(own.optimizer, self._params.dtype):
-                kinds.setdefault(type(own.optimizer), []).append(row)
         params = [loop._weights.params for loop in self._loops]
+        kinds: dict[object, list[int]] = {}
+        for row, own in enumerate(owns):
+            one = SteppedAsOne.takes(own.optimizer, self._params.dtype)
+            kinds.setdefault(type(own.optimizer) if one else row, []).append(row)
         as_one = [
             (rows, SteppedAsOne([owns[k].optimizer for k in rows], [params[k] for k in rows]))
-            for rows in kinds.values()
+            for kind, rows in kinds.items()
+            if isinstance(kind, type)
         ]
-        moved: dict[int, torch.Tensor] = {}
+        apart = [kind for kind in kinds if isinstance(kind, int)]
 
         def step(row: int, loop: Loop) -> None:
-            if row in moved:
-                self._take(loop, moved[row])
-            else:
-                loop._descend(owns[row], release[row])
-                loop._close_step()
+            loop._descend(owns[row], release[row])
+            loop._weights.accept()
+            self._params[row] = loop._weights.flat
 
-        for _ in range(self._leader.schedule.steps):
-            if not self._ready():
-                return
-            torch.stack(flats, out=self._params)
+        for _ in self._steps():
             release = self._oracle.gradient(
                 self._oracle.sample(),
                 self._params,
@@ -321,30 +325,24 @@ class _Stack:
             for rows, stepped in as_one:
                 weights = self._params[rows]
                 stepped.step(weights, release[rows])
-                moved.update(zip(rows, weights, strict=True))
-            self._each(step)
+                self._params[rows] = weights
+            self._each(step, apart)
         for _, stepped in as_one:
             stepped.hand_back()
 
     def _by_method(self) -> None:
         """Let the method step for all loops."""
-        flats = [loop._weights.flat for loop in self._loops]
         method, paces = self._leader._method, [loop._paces for loop in self._loops]
-        state: Any = method.init(torch.stack(flats), [loop._candidate for loop in self._loops])
+        state: Any = method.init(self._params, [loop._candidate for loop in self._loops])
         level = all(pace == 1.0 for each in paces for pace in each)
-
-        def take(row: int, loop: Loop) -> None:
-            loop._history.append({name: values[row : row + 1] for name, values in report.items()})
-            self._take(loop, state.params[row])
-
-        for step in range(self._leader.schedule.steps):
-            if not self._ready():
-                return
+        for step in self._steps():
             if not level:
                 self._oracle.pace = self._params.new_tensor([each[step] for each in paces])
             state = method.update(state, self._oracle)
-            report = method.report(state)
-            self._each(take)
+            self._params, report = state.params, method.report(state)
+            for row, loop in enumerate(self._loops):
+                own = {name: values[row : row + 1] for name, values in report.items()}
+                loop._history.append(own)
 
 
 def _joined(clippings: Sequence[Clipping]) -> Clipping:

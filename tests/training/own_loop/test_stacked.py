@@ -17,6 +17,7 @@ from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import FixedDPSGD
 from privtune.training.own_loop.alike import UnsureError, program_of
@@ -233,11 +234,29 @@ def test_dropout_is_drawn_from_each_loops_own_stream() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_a_loop_that_something_else_has_changed_is_stopped_alone() -> None:
+@pytest.mark.parametrize("when", [0, 1, 5])
+def test_a_loop_that_something_else_has_changed_is_stopped_alone(
+    when: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first step, or by another thread while the stack is trained."""
     loops = [start(k) for k in range(3)]
     offers = [offer for loop in loops if (offer := offered(loop))]
-    with torch.no_grad():
-        loops[1].bare[0].bias.add_(1.0)
+    real, calls = StackOracle.gradient, 0
+
+    def change() -> None:
+        with torch.no_grad():
+            loops[1].bare[0].bias.add_(1.0)
+
+    def gradient(self: StackOracle, *args: Any, **options: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == when:
+            change()
+        return real(self, *args, **options)
+
+    if when == 0:
+        change()
+    monkeypatch.setattr(StackOracle, "gradient", gradient)
     found = train_stack(offers)
     assert isinstance(found[1], LoopError)
     assert "was changed by something else than a release" in str(found[1])
