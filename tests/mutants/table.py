@@ -887,8 +887,8 @@ _in(
     ),
     (
         "the filter uses δ that pays for something else",
-        "FILTER_SHARE * budget.delta)",
-        "budget.delta)",
+        "share = FILTER_SHARE * budget.delta",
+        "share = budget.delta",
         f"{_ADMIT}::test_block_and_filter_and_odometer_share_one_delta",
     ),
     (
