@@ -234,8 +234,8 @@ def _sums(
     def outputs_of(x: torch.Tensor) -> torch.Tensor:
         # On a copy of the buffers: what a forward pass writes there (running statistics) must not
         # reach the next record.
-        own = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        outputs: torch.Tensor = functional_call(model, {**own, **weights}, (x,))
+        own = {name: buffer.clone() for name, buffer in model.named_buffers()} | weights
+        outputs: torch.Tensor = functional_call(model, own, (x,)) if own else model(x)
         return outputs
 
     if weights:
