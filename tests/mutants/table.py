@@ -981,8 +981,8 @@ _in(
     "ledger/privacy_filter.py",
     (
         "a few nodes refuse what all of them admit",
-        "(*found.deltas[1:], found.deltas[-1])",
-        "found.deltas",
+        "(1.0, above[-1], *above[2:], above[-1])",
+        "(1.0, above[0], *above[1:])",
         "tests/ledger/test_filter.py::test_a_fifth_of_the_nodes_refuses_nothing_that_all_of_them_admit",
     ),
     (
