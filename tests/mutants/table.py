@@ -599,6 +599,12 @@ _in(
         f"{_STACKED}::test_a_loop_that_something_else_has_changed_is_stopped_alone",
     ),
     (
+        "an optimizer of a loop's own steps on from weights that something else has changed",
+        "            loop.check()  # this one's weights are in its model, and are taken from there\n",
+        "",
+        f"{_STACKED}::test_a_loop_that_something_else_has_changed_is_stopped_alone",
+    ),
+    (
         "loops of unlike programs share a stack",
         "self.program == other.program",
         "bool(self.program)",
