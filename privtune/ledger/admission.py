@@ -362,9 +362,9 @@ def block_epsilon(events: tuple[Event, ...], at: float, adjacency: Adjacency) ->
 def _room(block: tuple[Event, ...], budget: Budget, order: float) -> float:
     """Return the capacity of the filter beside a block, −∞ where it has none."""
     share = FILTER_SHARE * budget.delta
-    # Most blocks use their budget up, and a fifth of the nodes shows that.
+    # Most blocks use their budget up, and a fifth of the nodes shows that, with room for rounding.
     below = _profile(block, budget, below_tabulated)
-    if total_delta(below, order, 0.0, budget.epsilon) > share:
+    if total_delta(below, order, 0.0, budget.epsilon) > 1.001 * share:
         return -math.inf
     return _capacity(_profile(block, budget), order, budget.epsilon, share)
 

@@ -150,7 +150,13 @@ def tabulate(delta_at: Callable[[float], float], highest: float, points: int = 2
     Returns:
         The profile, constant beyond ``highest``.
     """
-    return _through(delta_at, _grid(highest, points))
+    grid = _grid(highest, points)
+    above = [min(1.0, delta_at(point)) for point in grid]
+    # The profile of the reversed pair at −ε is 1 − e^−ε + e^−ε·δ(ε).
+    below = [-math.expm1(-e) + math.exp(-e) * d for e, d in zip(grid, above, strict=True)]
+    nodes = [0.0, *(math.exp(-e) for e in reversed(grid[1:])), *(math.exp(e) for e in grid)]
+    deltas = [1.0, *(min(1.0, d) for d in reversed(below[1:])), *above]
+    return Profile(tuple(nodes), tuple(deltas))
 
 
 def below_tabulated(
@@ -158,25 +164,18 @@ def below_tabulated(
 ) -> Profile:
     """Return a profile below the tabulated one, of every fifth of its nodes: does nothing fit, it tells.
 
-    A profile falls: on a cell it is nowhere below its value at the cell's end.
+    At ε ≥ 0 a profile falls: on a cell it is nowhere below its value at the cell's end. What symmetry
+    makes of it below need not fall, but is nowhere below 1 − z + z·δ at the last node.
     """
-    found = _through(delta_at, _grid(highest, points)[::5])
-    return Profile(found.nodes, (*found.deltas[1:], found.deltas[-1]))
+    grid = _grid(highest, points)[::5]
+    above = [min(1.0, delta_at(point)) for point in grid]
+    nodes = (0.0, *map(math.exp, grid))
+    return Profile(nodes, (1.0, above[-1], *above[2:], above[-1]))
 
 
 def _grid(highest: float, points: int) -> list[float]:
     top = min(highest, _LARGEST)
     return [top * k / (points - 1) for k in range(points)]
-
-
-def _through(delta_at: Callable[[float], float], grid: list[float]) -> Profile:
-    """Return the profile with these nodes above 1, and those below that follow by symmetry."""
-    above = [min(1.0, delta_at(point)) for point in grid]
-    # The profile of the reversed pair at −ε is 1 − e^−ε + e^−ε·δ(ε).
-    below = [-math.expm1(-e) + math.exp(-e) * d for e, d in zip(grid, above, strict=True)]
-    nodes = [0.0, *(math.exp(-e) for e in reversed(grid[1:])), *(math.exp(e) for e in grid)]
-    deltas = [1.0, *(min(1.0, d) for d in reversed(below[1:])), *above]
-    return Profile(tuple(nodes), tuple(deltas))
 
 
 def total_delta(profile: Profile, order: float, spent: float, epsilon: float) -> float:

@@ -14,7 +14,7 @@ from optuna.distributions import (
 
 from privtune.errors import InvalidInputError
 from privtune.priors import IndependentSampler, Prior
-from privtune.spaces import SearchSpace, inside
+from privtune.spaces import SearchSpace
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -118,11 +118,11 @@ class Suggestions:
     ) -> Any:
         if name in self._suggested:
             value, before = self._suggested[name]
-            if type(before) is not type(distribution) or not inside(distribution, value):
+            if before != distribution:
                 raise InvalidInputError(
                     name,
-                    value,
-                    f"was suggested to this trial before, and is none of {distribution}",
+                    distribution,
+                    f"was suggested to this trial before, by {before}",
                     "Give each hyperparameter a name of its own.",
                 )
             return value

@@ -22,6 +22,7 @@ from privtune.accounting import (
     Repeated,
     SubsampledTuning,
 )
+from privtune.accounting import delta as delta_of
 from privtune.accounting import epsilon as epsilon_of
 from privtune.accounting.curves import ORDERS
 from privtune.accounting.rdp import rdp_curve
@@ -162,6 +163,20 @@ def test_a_fifth_of_the_nodes_refuses_nothing_that_all_of_them_admit(
             assert pf.total_delta(coarse, order, 0.0, epsilon) <= known * (1 + 1e-9) + 1e-15
     if highest == 20.0 and mu == 3.0:
         assert pf.total_delta(coarse, 4.0, 0.0, 8.0) > 0.4 * pf.total_delta(fine, 4.0, 0.0, 8.0)
+
+
+def test_a_fifth_of_the_nodes_of_a_selection_refuses_nothing_either() -> None:
+    """Its table rises below ε = 0, where it is made by symmetry of the worse of two directions."""
+    event = PrivateSelection(Repeated(100, PoissonSampled(0.02, Gaussian(1.0))), Geometric(10.0))
+
+    def delta_at(epsilon: float) -> float:
+        return delta_of(event, epsilon).delta
+
+    fine, coarse = pf.tabulate(delta_at, 8.0), pf.below_tabulated(delta_at, 8.0)
+    assert (np.diff(fine.deltas) > 0.0).any()
+    at = np.union1d(np.geomspace(1e-6, math.exp(8.0), 4001), fine.nodes)
+    above = np.interp(at, fine.nodes, fine.deltas)
+    assert (np.interp(at, coarse.nodes, coarse.deltas) <= above * (1 + 1e-9)).all()
 
 
 def test_a_block_without_divergence_leaves_room() -> None:

@@ -391,6 +391,11 @@ def _one_name_twice(trial: privtune.Trial) -> float:
     return trial.score(model, VALIDATION) * trial.suggest_int("a", 1, 4)
 
 
+def _one_name_twice_by_luck(trial: privtune.Trial) -> float:
+    model = train(trial, nn.Sequential(nn.Linear(6, 3)), trial.suggest_float("a", 0.1, 0.9))
+    return trial.score(model, VALIDATION) * trial.suggest_float("a", 0.0, 1.0)
+
+
 def _other_number(trial: privtune.Trial) -> float:
     model = train(trial, nn.Sequential(nn.Linear(6, 3)), 0.5)
     trial.score(model, VALIDATION)
@@ -422,6 +427,7 @@ def _other_size(trial: privtune.Trial) -> float:
         (_twice_private, SealedTrialError, "called twice in one trial"),
         (_twice_scored, SealedTrialError, "one look at the private validation split"),
         (_one_name_twice, InvalidInputError, "was suggested to this trial before"),
+        (_one_name_twice_by_luck, InvalidInputError, "was suggested to this trial before"),
         (_other_number, SealedTrialError, "public or noised"),
         (_never_private, SealedTrialError, "without trial.make_private"),
         (_more_steps, PlanExhaustedError, "all of them are taken"),

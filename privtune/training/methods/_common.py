@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from privtune.errors import InvalidInputError
@@ -73,9 +74,15 @@ def _check_kind(name: str, value: object, kind: str) -> None:
         raise InvalidInputError(name, value, f"must be {word}")
 
 
+def _is_finite(value: object) -> bool:
+    """Say whether a value is a number that a float holds, of NumPy's types as well."""
+    known = isinstance(value, int | float)
+    return is_number(value) or (not known and isinstance(value, Real) and math.isfinite(value))
+
+
 def check_positive(name: str, value: float) -> None:
     """Refuse a field that is not a finite number above 0."""
-    if not (math.isfinite(value) and value > 0.0):
+    if not (_is_finite(value) and value > 0.0):
         raise InvalidInputError(name, value, "must be a finite number above 0")
 
 
@@ -98,13 +105,13 @@ def check_hyperparameter(where: str, name: str, value: object) -> None:
 
 def check_nonnegative(name: str, value: float) -> None:
     """Refuse a field that is not a finite number of at least 0."""
-    if not (is_number(value) and value >= 0.0):
+    if not (_is_finite(value) and value >= 0.0):
         raise InvalidInputError(name, value, "must be a finite number of at least 0")
 
 
 def check_fraction(name: str, value: float) -> None:
     """Refuse a field outside [0, 1)."""
-    if not (is_number(value) and 0.0 <= value < 1.0):
+    if not (_is_finite(value) and 0.0 <= value < 1.0):
         raise InvalidInputError(name, value, "must lie in [0, 1)")
 
 

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from privtune.training.own_loop.weights import storage_of
+
 __all__ = ["UnsureError", "program_of"]
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
@@ -65,6 +67,7 @@ class _Looking:
 
     def __init__(self, model: nn.Module) -> None:
         self._open: set[int] = {id(part) for part in model.modules()}
+        self._trained = {storage_of(p) for p in model.parameters() if p.requires_grad}
         self._looks: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
             (_PLAIN, repr),
             (_VALUES, str),
@@ -150,6 +153,8 @@ class _Looking:
     def _tensor(self, tensor: torch.Tensor) -> Hashable:
         if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.requires_grad:
             raise UnsureError("a tensor with a gradient")
+        if tensor.layout is torch.strided and storage_of(tensor) in self._trained:
+            raise UnsureError("weights that are trained")
         if tensor.numel() <= _SMALL:
             return (*_shape(tensor), repr(tensor.tolist()))
         return (*_shape(tensor), id(tensor), 0 if tensor.is_inference() else tensor._version)

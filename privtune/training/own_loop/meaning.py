@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from types import (
     BuiltinFunctionType,
@@ -184,7 +185,8 @@ def _static(value: Any, kind: type, name: str) -> Any:
             part = vars(each)[name]
             return getattr(value, name, None) if isinstance(part, MemberDescriptorType) else part
     if hasattr(kind, "__getattr__") and not isinstance(value, nn.Module):
-        return getattr(value, name, None)
+        with suppress(Exception):  # of a name that no code asks for, it may say so by any
+            return getattr(value, name)
     return None
 
 

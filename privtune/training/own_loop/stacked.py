@@ -2,7 +2,8 @@
 
 What a stack shares is the pass: samples are fetched, gradients clipped and noise added for all loops
 by one call each. What is a loop's own stays its own: its streams, its optimizer, its weights. Nothing of
-the user's runs between two steps, so a model gets its weights at the end, and must then be as it was.
+the user's runs between two steps, so a model gets its weights at the end, and must then be as it was; at
+each step, where an optimizer steps it by itself.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import _C
 from torch.optim import optimizer as optimizers
 
 from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.compute import sums_in_float32
 from privtune.training.engine.stacks import granule, longest_sample, memory_model, stack_sizes
 from privtune.training.mechanism.clipping import Automatic, Clipping, Flat
 from privtune.training.mechanism.data import TensorData
@@ -179,6 +181,7 @@ def groups_of(offers: Sequence[Offer]) -> list[list[Offer]]:
     return groups
 
 
+@sums_in_float32()
 def train_stack(offers: Sequence[Offer]) -> list[Exception | None]:
     """Train loops that are alike from their first step to their last.
 
@@ -311,6 +314,7 @@ class _Stack:
         apart = [kind for kind in kinds if isinstance(kind, int)]
 
         def step(row: int, loop: Loop) -> None:
+            loop.check()  # this one's weights are in its model, and are taken from there
             loop._descend(owns[row], release[row])
             loop._weights.accept()
             self._params[row] = loop._weights.flat

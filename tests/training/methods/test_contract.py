@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -22,6 +23,7 @@ from privtune.training.mechanism.transcript import TranscriptMismatchError, look
 from privtune.training.methods import METHODS, PUR
 from privtune.training.methods._base import scale_noise_of
 from privtune.training.methods._checkpoint import restore_state, state_tensors
+from privtune.training.methods._common import check_fraction, check_nonnegative, check_positive
 from tests.training.methods.world import LiteralOracle, World
 from tests.training.simple import blobs, cross_entropy, mlp, secrets
 
@@ -283,6 +285,15 @@ def test_every_method_says_what_it_does(name):
     assert method.releases
     assert isinstance(method.adapts, tuple)
     assert isinstance(method.parameters, tuple)
+
+
+@pytest.mark.parametrize("check", [check_positive, check_nonnegative, check_fraction])
+def test_fields_are_numbers_of_any_type_that_a_float_holds(check):
+    for right in (0.5, np.float32(0.5), np.float64(0.5)):
+        check("field", right)
+    for wrong in (10**400, -(10**400), math.nan, math.inf, np.float32("nan"), "x", None, True, -1):
+        with pytest.raises(InvalidInputError, match="field"):
+            check("field", wrong)
 
 
 @every(METHODS)

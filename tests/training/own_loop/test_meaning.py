@@ -71,6 +71,21 @@ def a_namespace(_: Any) -> Made:
     return lambda m, x, y: own.beta * plain(m, x, y), lambda n, _: setattr(own, "beta", 0.8**n)
 
 
+class MadeUp:
+    """Attributes of a table, of which one that is missing is an error of the table's."""
+
+    def __init__(self) -> None:
+        vars(self)["table"] = {"beta": 1.0}
+
+    def __getattr__(self, name: str) -> Any:
+        return vars(self)["table"][name]
+
+
+def what_is_made_up(_: Any) -> Made:
+    own = MadeUp()
+    return lambda m, x, y: own.beta * plain(m, x, y), lambda n, _: own.table.update(beta=0.8**n)
+
+
 def a_class(_: Any) -> Made:
     Settings.beta = 1.0
     return of_settings, lambda n, _: setattr(Settings, "beta", 0.8**n)
@@ -373,6 +388,7 @@ def nothing(_: Any) -> Made:
     [
         nothing,
         a_namespace,
+        what_is_made_up,
         a_class,
         a_callable,
         a_method,

@@ -221,6 +221,23 @@ def test_schedules_of_their_own() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def test_products_keep_their_digits_in_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a step that is taken alone: what a loss casts to bfloat16 is not added up in it."""
+    flags, found = torch.backends.cuda.matmul, list[Any]()
+    real = StackOracle.gradient
+
+    def gradient(self: StackOracle, *args: Any, **options: Any) -> torch.Tensor:
+        found.append(flags.allow_bf16_reduced_precision_reduction)
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(StackOracle, "gradient", gradient)
+    before = flags.allow_bf16_reduced_precision_reduction
+    assert together([start(k) for k in range(2)]) == [None, None]
+    assert found
+    assert not any(found)
+    assert flags.allow_bf16_reduced_precision_reduction == before
+
+
 def test_dropout_is_drawn_from_each_loops_own_stream() -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 3))
@@ -234,12 +251,13 @@ def test_dropout_is_drawn_from_each_loops_own_stream() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop])
 @pytest.mark.parametrize("when", [0, 1, 5])
 def test_a_loop_that_something_else_has_changed_is_stopped_alone(
-    when: int, monkeypatch: pytest.MonkeyPatch
+    when: int, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the first step, or by another thread while the stack is trained."""
-    loops = [start(k) for k in range(3)]
+    loops = [start(k, optimizer=lambda m, k: kind(m.parameters(), 0.01)) for k in range(3)]
     offers = [offer for loop in loops if (offer := offered(loop))]
     real, calls = StackOracle.gradient, 0
 
@@ -488,6 +506,14 @@ def test_a_model_that_changes_itself_is_not_trained_in_a_stack() -> None:
 def test_programs_are_told_by_value_or_not_at_all(function: Any) -> None:
     with pytest.raises(UnsureError):
         program_of(mlp(), function)
+
+
+def test_a_loss_that_holds_a_view_of_the_weights_is_unlike_any_other() -> None:
+    """By value it is, at the start, what those of other loops are; then it moves with its own."""
+    loop = start(0)
+    held = loop.bare[0].bias.detach()
+    with pytest.raises(UnsureError, match="weights"):
+        program_of(loop.bare, lambda m, x, y: loss_of(m, x, y) + (m[0].bias - held).sum())
 
 
 def importing() -> Any:
