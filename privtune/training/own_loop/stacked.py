@@ -307,7 +307,11 @@ class _Stack:
             one = SteppedAsOne.takes(own.optimizer, self._params.dtype)
             kinds.setdefault(type(own.optimizer) if one else row, []).append(row)
         as_one = [
-            (rows, SteppedAsOne([owns[k].optimizer for k in rows], [params[k] for k in rows]))
+            # All of them are one tensor, some of them a copy.
+            (
+                slice(None) if len(rows) == len(owns) else rows,
+                SteppedAsOne([owns[k].optimizer for k in rows], [params[k] for k in rows]),
+            )
             for kind, rows in kinds.items()
             if isinstance(kind, type)
         ]
