@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.device import looks_freely, sent
 from privtune.training.mechanism.noise_options import NoiseOptions
@@ -302,11 +302,19 @@ class _Keystream:
 
     def _rekey(self, block: int = 0) -> None:
         """Start the keystream of the next key: one block counter must never come round."""
+        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
         key = self._streams.key(f"{self._name}/chacha20/{self._keys}")
-        self._stream = Cipher(ChaCha20(key, block.to_bytes(16, "little")), mode=None).encryptor()
+        cipher = Cipher(ChaCha20(key, block.to_bytes(16, "little")), mode=None)
+        try:
+            self._stream = cipher.encryptor()
+        except UnsupportedAlgorithm:
+            raise PrivTuneError(
+                "OpenSSL has no ChaCha20 here, of which noise is made (one restricted to FIPS has "
+                "none): install cryptography's own wheel, which brings another OpenSSL."
+            ) from None
         self._keys += 1
         self._used = 0
 

@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.ciphers import Cipher
 from scipy import stats
 
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.mechanism.noise import NoiseSource, add_noise, noise_scale
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.sampling import PoissonSampler, padded
@@ -112,6 +114,15 @@ def test_noise_goes_on_where_it_was(options):
     for size in (11_000, 11_000, 40_001, 7, 11_000, 40_001, 11_000):
         assert torch.equal(first.gaussian(size), second.gaussian(size))
         assert torch.equal(first.laplace(3), second.laplace(3))
+
+
+def test_without_the_cipher_one_sentence_says_so(monkeypatch):
+    def none(self):
+        raise UnsupportedAlgorithm("chacha20")
+
+    monkeypatch.setattr(Cipher, "encryptor", none)
+    with pytest.raises(PrivTuneError, match="OpenSSL has no ChaCha20 here"):
+        NoiseSource(streams(1), CPU).gaussian(3)
 
 
 def test_the_grid_hides_the_lowest_bits():
