@@ -118,7 +118,7 @@ class Suggestions:
     ) -> Any:
         if name in self._suggested:
             value, before = self._suggested[name]
-            if before != distribution:
+            if _values(before) != _values(distribution):
                 raise InvalidInputError(
                     name,
                     distribution,
@@ -136,3 +136,8 @@ class Suggestions:
             value = SearchSpace(law).draw(Streams(self._streams.key(f"search/{name}")), 0)[name]
         self._suggested[name] = value, distribution
         return value
+
+
+def _values(law: BaseDistribution | Prior) -> tuple[type, dict[str, Any]]:
+    """Tell which values a law has: as in Optuna, a scale may be left out when one is asked for again."""
+    return type(law), {name: value for name, value in vars(law).items() if name != "log"}
