@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, Context
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -196,7 +196,4 @@ def rounded_up(value: float) -> float:
         >>> rounded_up(4.37718032), rounded_up(-4.37718032)
         (4.37719, -4.37718)
     """
-    exact = Decimal(value)
-    if not exact.is_finite():
-        return value
-    return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() - 5), ROUND_CEILING))
+    return float(Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(value))

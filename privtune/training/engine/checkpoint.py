@@ -179,5 +179,9 @@ class Checkpoint:
 
 def _where(device: torch.device) -> dict[str, Any]:
     """Return what may change the bits of a training: the program, and what it runs on."""
-    found = {**versions(), "threads": torch.get_num_threads(), "hardware": hardware(device)}
-    return {**found, "noise": noise.VALUES}
+    return {
+        **versions(),
+        "threads": torch.get_num_threads(),
+        "hardware": hardware(device),
+        "noise": noise.VALUES,
+    }

@@ -21,12 +21,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.device import looks_freely, sent
 from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.streams import (
-    Streams,
-    Tensors,
-    of_prefix,
-    prefixed,
-)
+from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
 
 __all__ = ["VALUES", "NoiseSource", "add_noise", "noise_scale"]
 
