@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -229,20 +230,16 @@ def _sums(
     order = 1 if plan.mechanism == "laplace" else 2
 
     made_up = tuple(part[0] for part in synthetic(*data.like, (1, 2), device))
-    weights = channels_last(model)
 
-    def outputs_of(x: torch.Tensor) -> torch.Tensor:
+    def passed(x: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         # On a copy of the buffers: what a forward pass writes there (running statistics) must not
         # reach the next record.
         own = {name: buffer.clone() for name, buffer in model.named_buffers()} | weights
         outputs: torch.Tensor = functional_call(model, own, (x,)) if own else model(x)
         return outputs
 
-    if weights:
-        try:
-            outputs_of(made_up[0][:1])
-        except Exception:
-            weights.clear()  # a view asks for channels first; whatever else it is is raised below
+    fast = channels_last(model, partial(passed, made_up[0][:1]))
+    outputs_of = partial(passed, weights=fast)
 
     def mean(outputs: torch.Tensor, targets: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         # Of rows that are each held to the bound, so it is held to it, too.

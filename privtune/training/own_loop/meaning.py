@@ -82,14 +82,17 @@ class _Telling:
                 return id(value)
             held = value.tobytes()
             return (id(value), held if len(held) <= _SMALL else zlib.crc32(held))
-        if isinstance(value, dict):
-            return (id(value), _apart(value), self._parts(value.values(), depth, names))
-        if isinstance(value, tuple | frozenset | list | set | deque):
-            return (id(value), self._parts(value, depth, names))
-        if depth == 0 or id(value) in self._open or is_constant(value):
+        if id(value) in self._open:
+            return id(value)
+        holds = isinstance(value, dict | tuple | frozenset | list | set | deque)
+        if not holds and (depth == 0 or is_constant(value)):
             return id(value)
         self._open.add(id(value))
         try:
+            if isinstance(value, dict):
+                return (id(value), _apart(value), self._parts(value.values(), depth, names))
+            if holds:
+                return (id(value), self._parts(value, depth, names))
             return self._deeper(value, depth - 1, names)
         finally:
             self._open.discard(id(value))

@@ -168,31 +168,33 @@ def test_a_model_that_mixes_records_mixes_nothing(make: Any) -> None:
 class Pictured(nn.Module):
     """A net with convolutions, which notes where the channels of what it pools lie."""
 
-    def __init__(self, *, views: bool) -> None:
+    def __init__(self, ending: str) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(1, 4, 2), nn.Conv2d(4, 6, 2)
-        self.views = views
+        self.ending = ending
         self.steps: list[int] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in (self.first, self.second):
             x = layer(x).relu()
             self.steps.append(x.stride(1))
-        if self.views:  # which channels that lie last do not have
+        if self.ending == "view":  # which channels that lie last do not have
             return x.view(len(x), -1)
+        if self.ending == "strided":  # which says nothing, and reads them in another order
+            return x.as_strided((len(x), x[0].numel()), (x[0].numel(), 1))
         return F.max_pool2d(x, 2, 1).flatten(1)
 
 
-@pytest.mark.parametrize("views", [True, False])
-def test_channels_lie_last_where_a_model_has_no_view_of_them(views: bool) -> None:
+@pytest.mark.parametrize("ending", ["view", "strided", "pooled"])
+def test_channels_lie_last_where_a_model_has_no_view_of_them(ending: str) -> None:
     torch.manual_seed(1)
-    model = Pictured(views=views).eval()
+    model = Pictured(ending).eval()
     pictures = TensorData(torch.randn(60, 1, 5, 5), torch.randint(6, (60,)))
     with torch.no_grad():
         plain = cross_entropy(model(pictures.x), pictures.y).clamp(0.0, 0.7).mean()
     model.steps.clear()
     assert exact(LOSS, model, pictures) == pytest.approx(-float(plain), rel=1e-5)
-    assert (set(model.steps[-2:]) == {1}) == (not views)
+    assert (set(model.steps[-2:]) == {1}) == (ending == "pooled")
     assert model.second.weight.is_contiguous()
 
 

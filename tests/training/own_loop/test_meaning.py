@@ -441,3 +441,12 @@ def test_what_no_code_reads_is_no_part_of_a_meaning() -> None:
     assert meaning_of(loss) == before
     own.beta = 0.5
     assert meaning_of(loss) != before
+
+
+def test_what_holds_itself_is_told_once() -> None:
+    ring: list[Any] = [1.0]
+    ring.append({"again": ring})
+    before = meaning_of(ring)
+    assert meaning_of(ring) == before
+    ring[0] = 2.0
+    assert meaning_of(ring) != before
