@@ -1,0 +1,202 @@
+"""Whatever a model does with its records, one more moves a clipped sum by its bound at most.
+
+What couples them here shows on no record that is made up: a threshold that none of those crosses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from privtune.errors import InvalidInputError
+from privtune.training.engine.one_by_one import OneByOneKernel
+from privtune.training.engine.train import choose_kernel
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import OfOutputs, Rows
+from tests.training.simple import cross_entropy
+
+CPU = torch.device("cpu")
+BOUND = 0.3
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::privtune.training.mechanism.kernel.FallbackWarning"
+)
+
+
+class Two(nn.Module):
+    """Two layers, and something between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 5), nn.Linear(5, 3)
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        return h
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.between(self.a(self.before(x))))
+
+
+class ScalesABatch(Two):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 255.0 if x.max() > 10.0 else x
+
+
+class RemembersTheLargest(Two):
+    largest = 0.0
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest = max(self.largest, float(x.abs().max()) - 10.0)
+        return x / (1.0 + self.largest)
+
+
+class RemembersInABuffer(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(8))
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest.copy_(torch.maximum(self.largest, x.detach().abs().amax(0) - 10.0))
+        return x / (1.0 + self.largest)
+
+
+def shortened(g: torch.Tensor) -> torch.Tensor:
+    return torch.where(g.norm() > 2.0, torch.zeros_like(g), g)
+
+
+class Shortens(torch.autograd.Function):
+    """A function without a rule for ``vmap``."""
+
+    @staticmethod
+    def forward(ctx: Any, h: torch.Tensor) -> torch.Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return shortened(g)
+
+
+class ShortensAll(torch.autograd.Function):
+    """A function with a rule for ``vmap`` that hands all records on at once."""
+
+    @staticmethod
+    def forward(h: torch.Tensor) -> torch.Tensor:
+        return h.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return shortened(g)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, h: torch.Tensor) -> Any:
+        return ShortensAll.apply(h), dims[0]
+
+
+class ByFunction(Two):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        return Shortens.apply(h)
+
+
+class ByFunctionOfAll(Two):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        return ShortensAll.apply(h)
+
+
+class ByHook(Two):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        if h.requires_grad:
+            h.register_hook(shortened)
+        return h
+
+
+class ByModuleHook(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b.register_full_backward_hook(lambda module, into, out: (shortened(into[0]),))
+
+
+MODELS: list[Callable[[], nn.Module]] = [
+    ScalesABatch, RemembersTheLargest, RemembersInABuffer, ByFunction, ByFunctionOfAll, ByHook,
+    ByModuleHook,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_one_record_more_moves_a_sum_by_its_bound(model: Callable[[], nn.Module]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(9, 8, generator=generator), torch.arange(9) % 3
+    kernel = choose_kernel(model, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    params = 2.0 * torch.randn(1, kernel.layout.size, generator=generator)
+
+    def summed(x: torch.Tensor, bound: float) -> torch.Tensor:
+        out, size = torch.zeros_like(params), len(x)
+        mask = torch.ones(1, size)
+        rows = Rows(x[None], y[None, :size], [size], mask, [torch.Generator()])
+        kernel.accumulate(params, rows, Flat(bound), out=out)
+        return out[0]
+
+    without = summed(x[:8], BOUND)
+    for value in (200.0, 1e30, float("nan"), float("inf")):
+        one_more = torch.cat([x[:8], torch.full((1, 8), value)])
+        assert float((summed(one_more, BOUND) - without).norm()) <= BOUND * (1 + 1e-5), value
+        assert torch.equal(summed(x[:8], BOUND), without), "nothing is remembered"
+
+    alone = torch.zeros_like(without)
+    for record in range(8):
+        plain = model()
+        for name, value in kernel.layout.unflatten(params[0]).items():
+            dict(plain.named_parameters())[name].data = value.clone()
+        cross_entropy(plain(x[record : record + 1]), y[record : record + 1]).sum().backward()
+        alone += torch.cat([p.grad.flatten() for p in plain.parameters()])
+    torch.testing.assert_close(summed(x[:8], 1e9), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_changes_its_buffers_is_refused() -> None:
+    def model() -> nn.Module:
+        return nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3))
+
+    x, y = torch.randn(9, 8), torch.arange(9) % 3
+    with pytest.raises(InvalidInputError, match="must not change its buffers in a pass"):
+        choose_kernel(model, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+
+
+def test_draws_that_nothing_catches_come_from_a_candidates_own_stream() -> None:
+    class Recurrent(nn.Module):
+        """Dropout within a call of cuDNN's kind: no draw of it is seen."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.GRU(4, 6, 2, dropout=0.5, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.inner(x.view(-1, 2, 4))[0][:, -1])
+
+    x, y = torch.randn(4, 8), torch.arange(4) % 3
+    kernel = OneByOneKernel.of(Recurrent, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    params = torch.randn(1, kernel.layout.size)
+
+    def drawn(seed: int) -> torch.Tensor:
+        stream = torch.Generator().manual_seed(seed)
+        rows, out = (
+            Rows(x[None], y[None], [4], torch.ones(1, 4), [stream]),
+            torch.zeros_like(params),
+        )
+        kernel.accumulate(params, rows, Flat(1.0), out=out)
+        return out
+
+    before = torch.get_rng_state()
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+    assert torch.equal(torch.get_rng_state(), before)
