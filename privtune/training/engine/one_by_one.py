@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,7 @@ from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.engine.opacus_adapter import clipped_sum
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import synthetic
+from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import Layout, LossOf, Rows, flatten_params, same_fixed
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
@@ -109,8 +109,7 @@ class OneByOneKernel:
         """Return the model and the loss that a record meets."""
         if not self._forgets:
             return self.module, self._loss_of
-        shared = {id(p): p for p in self.module.parameters()}
-        return deepcopy((self.module, self._loss_of), dict[int, object](shared))
+        return fresh(self.module, self._loss_of)
 
     def accumulate(
         self,

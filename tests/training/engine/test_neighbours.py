@@ -8,16 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
+from privtune.strategies.score_plan import ScorePlan
+from privtune.training.engine.fine_tuning import part_of_model, set_trainable
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs, Rows
+from privtune.training.mechanism.scoring import score
 from tests.training.simple import cross_entropy
 
 CPU = torch.device("cpu")
@@ -200,3 +204,29 @@ def test_draws_that_nothing_catches_come_from_a_candidates_own_stream() -> None:
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("model", [RemembersTheLargest, RemembersInABuffer, ScalesABatch])
+def test_one_other_record_changes_a_score_by_one_record(model: Callable[[], nn.Module]) -> None:
+    x, made = torch.randn(40, 8), model()
+    y = made(x).argmax(dim=1)
+    terms = ScorePlan(40, None, metric="loss", bound=2.0, mechanism="gaussian")
+    scores = []
+    for value in (1.0, 1e9):
+        other = torch.cat([x[:1] * value, x[1:]])
+        rng = np.random.default_rng(0)
+        scores.append(40 * score(terms, made, TensorData(other, y), rng=rng))
+    assert abs(scores[0] - scores[1]) <= 2.0 + 1e-4
+
+
+@pytest.mark.parametrize("model", [RemembersTheLargest, RemembersInABuffer, ScalesABatch, Two])
+def test_features_of_a_frozen_part_hang_on_their_own_record(model: Callable[[], nn.Module]) -> None:
+    part = part_of_model(set_trainable(model(), "head"), torch.randn(3, 8))
+    assert part is not None
+    assert part.together == (model is Two)
+    x = torch.randn(9, 8)
+    other = torch.cat([x[:1] * 1e9, x[1:]])
+    assert torch.equal(part.features(x)[1:], part.features(other)[1:])
+    plain = model()
+    plain.load_state_dict(part.whole.state_dict())
+    torch.testing.assert_close(part.features(x), plain.a(plain.before(x)), rtol=1e-4, atol=1e-5)
