@@ -230,3 +230,35 @@ def test_features_of_a_frozen_part_hang_on_their_own_record(model: Callable[[], 
     plain = model()
     plain.load_state_dict(part.whole.state_dict())
     torch.testing.assert_close(part.features(x), plain.a(plain.before(x)), rtol=1e-4, atol=1e-5)
+
+
+class Padded(nn.Module):
+    """Attention among places, of which those are padding whose first number is above 5."""
+
+    def __init__(self, *, barred: bool) -> None:
+        super().__init__()
+        self.inner, self.head, self.barred = nn.Linear(4, 4), nn.Linear(12, 3), barred
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, there = self.inner(x), x[..., 0] <= 5.0
+        mask = there.unsqueeze(1) & there.unsqueeze(2)
+        if not self.barred:
+            mask = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+        seen = nn.functional.scaled_dot_product_attention(h, h, h, attn_mask=mask)
+        return self.head(seen.flatten(1))
+
+
+@pytest.mark.parametrize("barred", [True, False])
+def test_a_padded_place_that_sees_none_costs_its_record_nothing(*, barred: bool) -> None:
+    """torch gives it zeros; NaN in their place made every padded record count as none."""
+    x, y = torch.randn(6, 3, 4), torch.arange(6) % 3
+    x[:, 2, 0] = 9.0
+    made = Padded(barred=barred)
+    kernel = choose_kernel(lambda: made, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    cross_entropy(made(x), y).sum().backward()
+    flat = torch.cat([p.flatten() for p in made.parameters()]).detach()[None]
+    out, mask = torch.zeros_like(flat), torch.ones(1, 6)
+    rows = Rows(x[None], y[None], [6], mask, [torch.Generator()])
+    assert kernel.accumulate(flat, rows, Flat(1e9), out=out) is None
+    expected = torch.cat([p.grad.flatten() for p in made.parameters()])
+    torch.testing.assert_close(out[0], expected, rtol=1e-4, atol=1e-5)
