@@ -30,7 +30,10 @@ def fresh(model: nn.Module, beside: Any = None) -> tuple[nn.Module, Any]:
         (True, False)
     """
     memo: dict[int, Any] = {id(p): p for p in model.parameters()}
-    parts = [p for p in model.modules() if not isinstance(p, torch.jit.ScriptModule)]
+    parts = list(model.modules())
+    compiled = [part for part in parts if isinstance(part, torch.jit.ScriptModule)]
+    memo |= {id(part): part for part in compiled}  # a copy of such would bring weights of its own
+    parts = [part for part in parts if id(part) not in memo]
     for part in parts:
         memo[id(part)] = cast(Any, nn.Module).__new__(type(part))
     for part in parts:

@@ -20,6 +20,7 @@ from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import OfOutputs, Rows
 from privtune.training.mechanism.scoring import score
 from tests.training.simple import cross_entropy
@@ -262,3 +263,22 @@ def test_a_padded_place_that_sees_none_costs_its_record_nothing(*, barred: bool)
     assert kernel.accumulate(flat, rows, Flat(1e9), out=out) is None
     expected = torch.cat([p.grad.flatten() for p in made.parameters()])
     torch.testing.assert_close(out[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda layer: layer,
+        nn.utils.parametrizations.weight_norm,
+        torch.jit.script,
+        lambda layer: nn.Sequential(layer, layer),
+    ],
+)
+def test_a_copy_that_has_met_no_record_computes_the_same_with_the_same_weights(
+    changed: Any,
+) -> None:
+    model, x = changed(nn.Linear(4, 4)), torch.randn(3, 4)
+    copied, _ = fresh(model)
+    assert torch.equal(copied(x), model(x))
+    assert list(map(id, copied.parameters())) == list(map(id, model.parameters()))
