@@ -36,6 +36,7 @@ Batch = dict[str, Sequence[Any]]
 """Some records of a table: cells by column, a list, or an array of numbers with NaN for none."""
 
 _LOOKED_AT = 100  # records that a CSV file's types are inferred from
+_NAMING = 1000  # objects that name the columns of a file of JSON lines: no record does so alone
 _UNREADABLE = "\0"  # stands for what cannot be read: no number, no date, no class
 _BATCH = 2**15  # records that are read at once
 
@@ -204,11 +205,12 @@ class _Arrow:
 
 
 class _JsonLines(_Csv):
-    """A file of one JSON object a line. Its first one names the columns."""
+    """A file of one JSON object a line. Its first ones together name the columns."""
 
     def _open_columns(self) -> list[str]:
         with self._lines() as lines:
-            return next((list(self._object(line)) for line in lines if line.strip()), [])
+            first = itertools.islice(filter(str.strip, lines), _NAMING)
+            return list(dict.fromkeys(name for line in first for name in self._object(line)))
 
     @staticmethod
     def _object(line: str) -> dict[str, Any]:

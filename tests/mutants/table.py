@@ -48,6 +48,7 @@ _ENGINE = "tests/training/engine/test_engine.py"
 _NORMS = "tests/training/engine/test_extreme_norms.py"
 _PATHS = "tests/training/engine/test_paths.py"
 _DEVICE = "tests/training/engine/test_device.py"
+_NEIGHBOURS = "tests/training/engine/test_neighbours.py"
 _LOOP = "tests/training/own_loop/test_own_loop.py"
 _STACKED = "tests/training/own_loop/test_stacked.py"
 _TOGETHER = "tests/study/test_together.py"
@@ -515,9 +516,9 @@ _in(
         f"{_SCORING}::test_a_record_that_cannot_be_used_adds_exactly_nothing",
     ),
     (
-        "a record leaves traces for the next in buffers",
-        "own = {name: buffer.clone() for",
-        "own = {name: buffer for",
+        "a record leaves traces for the next in a model that is scored",
+        "copied, _ = fresh(model)",
+        "copied = model",
         f"{_SCORING}::test_a_model_that_mixes_records_mixes_nothing"
         f" {_SCORING}::test_a_model_is_left_as_it_was",
     ),
@@ -1226,5 +1227,33 @@ _in(
         "tests/accounting/test_selection.py::test_threshold_by_exact_enumeration"
         " tests/accounting/test_selection.py"
         "::test_a_known_threshold_costs_less_than_the_best_of_as_many",
+    ),
+)
+
+_in(
+    "training/engine/one_by_one.py",
+    (
+        "a model remembers what it met",
+        "loss_of, flat, forgets=True)",
+        "loss_of, flat)",
+        f"{_NEIGHBOURS}::test_one_record_more_moves_a_sum_by_its_bound",
+    ),
+)
+_in(
+    "training/engine/graph/backward.py",
+    (
+        "a backward of a user's sees all records",
+        "if not by_record:",
+        "if False:",
+        f"{_NEIGHBOURS}::test_one_record_more_moves_a_sum_by_its_bound",
+    ),
+)
+_in(
+    "training/engine/fine_tuning.py",
+    (
+        "features of a frozen part are computed by a model that remembers",
+        "whole, _ = fresh(self.whole)",
+        "whole = self.whole",
+        f"{_NEIGHBOURS}::test_features_of_a_frozen_part_hang_on_their_own_record",
     ),
 )

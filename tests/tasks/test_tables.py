@@ -332,3 +332,21 @@ def test_a_metric_of_classes_does_not_go_with_a_regression(tmp_path: Path) -> No
     task = regression(save(patients(), tmp_path))
     with pytest.raises(InvalidInputError, match="must be of numbers in a declared range"):
         plan_study(toy_spec(task=task, arms=ARMS, scoring={"metric": "accuracy"}))
+
+
+@pytest.mark.parametrize("first", ["{broken", "[1, 2]", '{"age": 50}'])
+def test_no_record_by_itself_says_which_columns_a_file_of_json_lines_has(
+    first: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "patients.jsonl"
+    patients().to_json(path, orient="records", lines=True)
+    task = tabular(table(path))
+    before = task.load()
+    path.write_text(first + "\n" + path.read_text())
+    task.check()
+    after = task.load()
+    known = [
+        sum(int((part.y >= 0).sum()) for part in (data.train, data.validation, data.test) if part)
+        for data in (before, after)
+    ]
+    assert known == [400, 400]

@@ -18,7 +18,6 @@ from privtune.ledger import Ledger, UnitMismatchError, export_certificate
 from privtune.strategies import ScorePlan, TrainingPlan
 from privtune.study.split import SplitError
 from privtune.tasks import Sizes, TaskData, TaskDataError, by_unit, get_task, unit_records
-from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
@@ -325,21 +324,6 @@ def test_a_trial_of_units_with_numbers_is_trained_and_scored():
         results.append(result.score)
     assert results[0] < -0.1
     assert results[1] > -0.02, "it learns"
-
-
-def test_hooks_that_count_rows_as_records_refuse_units():
-    """Opacus' hooks would clip row by row, which is not what was charged."""
-    task = of_units()
-    data = task.load().train
-    with pytest.raises(InvalidInputError, match="12 rows for 3 records"):
-        OpacusKernel(
-            task.model,
-            lambda model, x, y: task.loss(model(x), y),
-            x=data.like[0],
-            y=data.like[1],
-            device=torch.device("cpu"),
-            records=60,
-        )
 
 
 @pytest.mark.quick

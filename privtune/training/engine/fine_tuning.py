@@ -15,7 +15,9 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine.coupled import refuse_coupling
+from privtune.training.engine.graph.traced import traced
 from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.records import find_facts, find_raising
 
 __all__ = ["FrozenPart", "Lora", "load_public", "part_of_model", "set_trainable"]
@@ -171,27 +173,35 @@ class FrozenPart:
     Args:
         whole: The model, its head included.
         head: The head's name.
+        together: Whether records are computed at once, under ``vmap``; else one by one, each by a copy
+            that forgets it. Either way no record can touch another's features.
     """
 
     whole: nn.Module
     head: str
+    together: bool = False
     _known: weakref.WeakKeyDictionary[TensorData, TensorData] = field(
         default_factory=weakref.WeakKeyDictionary
     )
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the head is given for these inputs, shape ``[N, ...]``."""
+        with torch.no_grad():
+            if not self.together:
+                return torch.stack([self._one(record) for record in x])
+            with traced():
+                many = torch.vmap(self._one)
+                return torch.cat([many(piece) for piece in torch.split(x, _PASS)])
+
+    def _one(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the head is given for one record."""
         caught: list[torch.Tensor] = []
-        hook = self.whole.get_submodule(self.head).register_forward_pre_hook(
+        whole, _ = fresh(self.whole)
+        whole.get_submodule(self.head).register_forward_pre_hook(
             lambda _, given: caught.append(given[0].detach())
         )
-        try:
-            with torch.no_grad():
-                for piece in torch.split(x, _PASS):
-                    self.whole(piece)
-        finally:
-            hook.remove()
-        return torch.cat(caught)
+        whole(x.unsqueeze(0))
+        return caught[-1].squeeze(0)
 
     def reduce(self, data: TensorData) -> TensorData:
         """Return the data with features in the place of inputs; computed once for each data.
@@ -242,13 +252,26 @@ def part_of_model(model: nn.Module, x: torch.Tensor) -> FrozenPart | None:
     part = FrozenPart(model, head)
     with torch.no_grad():
         features = part.features(x)
-        outputs = [model(x), model(x), part.model(model)(features)]
-    alone = torch.cat([part.features(record) for record in torch.split(x, 1)])
-    if not torch.allclose(alone, features, rtol=1e-3, atol=1e-4):
+        seen = [fresh(model)[0](x) for _ in range(2)]
+        found = part.model(model)(features)
+    if not torch.equal(*seen) or found.shape != seen[0].shape:
+        return None
+    if not torch.allclose(found, seen[0], rtol=1e-3, atol=1e-4):
+        with torch.no_grad():
+            alone = torch.cat([fresh(model)[0](record) for record in torch.split(x, 1)])
+        if torch.allclose(alone, seen[0], rtol=1e-3, atol=1e-4):
+            return None  # the head is not what comes last
         raise InvalidInputError(
             "model",
             type(model).__name__,
             "must take each record by itself: others change its features",
         )
-    same = all(o.shape == outputs[0].shape and torch.equal(o, outputs[0]) for o in outputs[1:])
-    return part if same else None
+    return replace(part, together=_suits_vmap(part, x, features))
+
+
+def _suits_vmap(part: FrozenPart, x: torch.Tensor, features: torch.Tensor) -> bool:
+    try:
+        found = replace(part, together=True).features(x)
+    except Exception:  # no rule for an operation, a choice by value, numbers that are drawn
+        return False
+    return torch.allclose(found, features, rtol=1e-3, atol=1e-4)

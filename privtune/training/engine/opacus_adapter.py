@@ -1,22 +1,21 @@
 """Per-sample gradients by Opacus, one candidate at a time. The only module that imports opacus.
 
-Only the hooks of Opacus are used: they give per-sample gradients (hooks mode) or their norms
-(ghost mode). Sampling, clipping, noise and the account stay PrivTune's own, so none of Opacus'
-loaders, optimizers and accountants can disagree with the plan.
+Only the hooks of Opacus are used: they give per-sample gradients. Sampling, clipping, noise and the
+account stay PrivTune's own, so none of Opacus' loaders, optimizers and accountants can disagree with
+the plan.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine.coupled import refuse_coupling
-from privtune.training.engine.layers.uses import LOST
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.kernel import Layout, say_once
 
@@ -25,93 +24,47 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClippedSum",
-    "Mode",
-    "choose_mode",
     "clipped_sum",
-    "for_one",
     "has_exact_hook",
     "hook",
     "layer_of_opacus",
-    "padded_tables",
     "per_sample_gradients",
     "quiet_hooks",
-    "trains",
 ]
 
 _REMARK = "Full backward hook is firing"
-_HOOKS_BYTES = 32 * 2**20  # per-sample gradients above this size are slower than ghost norms
-
-
-Mode = Literal["hooks", "ghost"]
-
 ClippedSum = tuple[torch.Tensor, torch.Tensor, int]
 """Clipped sum; halves, +1/2 for an unclipped record and -1/2 for a clipped one; bad records."""
 
 
-def choose_mode(mode: Mode | Literal["auto"], parameters: int, records: float) -> Mode:
-    """Take ghost mode when per-sample gradients would be large, unless a mode is asked for."""
-    if mode != "auto":
-        return mode
-    return "hooks" if 4 * records * parameters < _HOOKS_BYTES else "ghost"
-
-
-def hook(module: nn.Module, mode: Mode, *, sequences: bool) -> Any:
+def hook(module: nn.Module) -> Any:
     """Wrap a module with Opacus' hooks, for losses that are summed.
 
     Args:
         module: In training mode.
-        mode: ``"hooks"`` or ``"ghost"``.
-        sequences: Whether a matrix is used at several places of a record. Opacus takes norms of
-            such layers from float32 Gram matrices, which cancellation can make too small (a record
-            then adds up to 1.35 times the bound); layer-wise gradients are right.
 
     Raises:
         InvalidInputError: If Opacus cannot take the module: names every problem.
     """
-    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.grad_sample import GradSampleModule
     from opacus.validators import ModuleValidator
 
     refuse_coupling(module)
     problems = ModuleValidator.validate(module, strict=False)
     if problems:
         raise InvalidInputError("model", type(module).__name__, "; ".join(str(p) for p in problems))
-    options: dict[str, Any] = {"batch_first": True, "loss_reduction": "sum"}
     without = sorted(
-        {type(m).__name__ for m in module.modules() if trains(m) and not has_exact_hook(m)}
+        {type(m).__name__ for m in module.modules() if _trains(m) and not has_exact_hook(m)}
     )
     if without:
         say_once(
             f"Opacus has no formula for the layers {', '.join(without)} of {type(module).__name__}: "
             "their per-sample gradients are computed by functorch, which is slower."
         )
-    if mode == "hooks":
-        try:
-            return GradSampleModule(module, **options)
-        except NotImplementedError as error:
-            raise InvalidInputError("model", type(module).__name__, str(error)) from None
-    ghost = GradSampleModuleFastGradientClipping(
-        module, use_ghost_clipping=not sequences, **options
-    )
-    ghost.NORM_SAMPLERS = {**ghost.NORM_SAMPLERS, nn.Linear: _linear_norms}
-    return ghost
-
-
-def _linear_norms(
-    layer: nn.Linear, activations: Sequence[torch.Tensor], backprops: torch.Tensor
-) -> dict[torch.Tensor, torch.Tensor]:
-    """Return norms of a matrix that a record uses once.
-
-    Opacus' own underflow where one of the two factors is tiny, however large the other is.
-    """
-    if backprops.ndim != 2:
-        raise InvalidInputError("model", "a matrix used at several places", "needs hooks mode")
-    inputs = activations[0].to(backprops.dtype)
-    outputs = (backprops.square().sum(dim=1) + LOST).sqrt()
-    own: torch.Tensor = layer.weight
-    norms = {own: outputs * (inputs.square().sum(dim=1) + LOST).sqrt()}
-    if layer.bias is not None:
-        norms[layer.bias] = outputs
-    return norms
+    try:
+        return GradSampleModule(module, batch_first=True, loss_reduction="sum")
+    except NotImplementedError as error:
+        raise InvalidInputError("model", type(module).__name__, str(error)) from None
 
 
 def layer_of_opacus(name: str) -> type[nn.Module]:
@@ -144,7 +97,7 @@ def per_sample_gradients(
     Raises:
         InvalidInputError: If a layer saw something else than one row a record.
     """
-    for table in padded_tables(module):
+    for table in _padded_tables(module):
         sample = getattr(table.weight, "grad_sample", None)
         if sample is not None:
             sample[:, table.padding_idx] = 0.0
@@ -199,7 +152,7 @@ def clipped_sum(
     finite = norms.isfinite().all(dim=0)
     usable = finite & counted
     gradients = gradients.masked_fill(~usable.unsqueeze(1), 0.0)
-    coefficients, halves = for_one(clipping, norms, usable, row, candidates)
+    coefficients, halves = _for_one(clipping, norms, usable, row, candidates)
     total = torch.cat(
         [c @ gradients[:, s:e] for c, (s, e) in zip(coefficients, groups, strict=True)]
     )
@@ -215,7 +168,7 @@ def quiet_hooks() -> None:
         warnings.filterwarnings("ignore", message=_REMARK)
 
 
-def for_one(
+def _for_one(
     clipping: Clipping, norms: torch.Tensor, kept: torch.Tensor, k: int, candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return candidate k's coefficients ``[G, B]`` and its count of halves over the kept records."""
@@ -224,12 +177,12 @@ def for_one(
     return coefficients, ((clipping.unclipped(stacked)[k].to(norms) - 0.5) * kept).sum()
 
 
-def trains(module: nn.Module) -> bool:
+def _trains(module: nn.Module) -> bool:
     """Say whether a layer has trainable parameters of its own."""
     return any(p.requires_grad for p in module.parameters(recurse=False))
 
 
-def padded_tables(module: nn.Module) -> list[nn.Embedding]:
+def _padded_tables(module: nn.Module) -> list[nn.Embedding]:
     """Return the tables with a row that is never trained, of which Opacus' formula knows nothing."""
     return [
         m for m in module.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None

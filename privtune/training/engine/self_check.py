@@ -127,4 +127,5 @@ def _gradient(
         grads = torch.autograd.grad(
             value, list(named.values()), allow_unused=True, materialize_grads=True
         )
-    return layout.flatten(dict(zip(named, grads, strict=True)))
+    full = [g.to_dense() if g.is_sparse else g for g in grads]
+    return layout.flatten(dict(zip(named, full, strict=True)))

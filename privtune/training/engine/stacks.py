@@ -135,7 +135,7 @@ def threads_for(
 
     Args:
         kernel: The kernel: one that Inductor compiled, or of a model too large to be captured, uses
-            all cores for each product, and Opacus' hooks hold one model.
+            all cores for each product, and one that takes record after record holds one model.
         memory: The memory model.
         candidates: How many there are.
         stack: How many to train at once, or None to choose.
@@ -156,7 +156,7 @@ def stack_sizes(
     """Split candidates into stacks.
 
     Args:
-        kernel: The kernel: one by one through Opacus gains nothing from stacking, nor do
+        kernel: The kernel: record after record gains nothing from stacking, nor do
             convolutions on CPU, which run candidate by candidate and leave the caches.
         memory: The memory model.
         candidates: How many there are.

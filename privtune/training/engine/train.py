@@ -21,7 +21,7 @@ from privtune.training.engine.checkpoint import Checkpoint, Keeper
 from privtune.training.engine.compiling import Shape
 from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
 from privtune.training.engine.initialisation import Initialisation
-from privtune.training.engine.opacus_kernel import OpacusKernel
+from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.stacks import (
     Memory,
     Split,
@@ -142,7 +142,7 @@ def train(
     paces = _paces(method, schedule, candidates, counts)
     left = [{n: v for n, v in candidate.items() if n not in SEARCHED} for candidate in candidates]
     kernel = choose_kernel(
-        model, OfOutputs(loss), local, place, schedule, compiled=compiled, precision=precision
+        model, OfOutputs(loss), local, place, compiled=compiled, precision=precision
     )
     facts = find_facts(lambda x, y: loss(kernel.module(x), y), *local.like, device=place)
     local = local.held_to(facts)
@@ -251,8 +251,7 @@ def losses_of(
     """
     place = torch.device("cpu")
     records = len(data)
-    schedule = Schedule(records, 1.0, 1)
-    kernel = choose_kernel(model, OfOutputs(loss), data, place, schedule)
+    kernel = choose_kernel(model, OfOutputs(loss), data, place)
     x, y, _ = data.fetch(torch.arange(records))
     flat = weights.unsqueeze(0)
     mask = flat.new_ones(1, records)
@@ -291,12 +290,15 @@ def choose_kernel(
     loss_of: LossOf,
     data: Data,
     device: torch.device,
-    schedule: Schedule,
     *,
     compiled: bool = False,
     precision: str = "float32",
 ) -> Kernel:
-    """Return the batched kernel, or Opacus one by one for a model that it cannot take."""
+    """Return the batched kernel, or one that takes record after record for a model that it cannot take.
+
+    Whoever runs such a model on a batch trusts that its way hangs on no record but its own: a scale
+    that is read from the batch where a pixel is above 1 shows on no record that is made up.
+    """
     x, y = data.like
     classes = targets_are_classes(data)
     low = _LOW[precision]
@@ -328,12 +330,10 @@ def choose_kernel(
                 f"does not suit {type(model()).__name__} ({reason})",
                 "Leave it out: float32 is the default.",
             ) from reason
-        records = math.ceil(schedule.expected_batch_size)
-        kernel = OpacusKernel(model, loss_of, x=x, y=y, device=device, records=records)
+        kernel = OneByOneKernel.of(model, loss_of, x=x, y=y, device=device)
         say_once(
-            f"{type(model()).__name__} cannot be trained in stacks ({reason}): candidates are "
-            f"trained one by one through Opacus ({kernel.mode} mode), which costs several times as "
-            "much for small models."
+            f"{type(kernel.module).__name__} cannot be trained in stacks ({reason}): each record is "
+            "computed in a pass of its own, which costs many times as much."
         )
         return kernel
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -29,6 +30,9 @@ __all__ = [
 Fetched = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Inputs, targets, and which of the records cannot be used; None for none of them."""
 
+
+_ALIKE = 8  # records of one shape and type, before any others had so many, say what all are of
+_READ_AT_MOST = 256  # records for that, where they differ
 
 _Read = tuple[RecordTree | None, torch.Tensor, torch.Tensor]
 """What records are made of, their inputs and their targets."""
@@ -162,11 +166,11 @@ class DatasetData:
 
     Args:
         dataset: A map-style dataset of pairs ``(input, target)`` of tensors, arrays or numbers, or
-            of dicts or tuples of these as in ``RecordTree``, all of the first one's shapes: another
-            cannot be used.
+            of dicts or tuples of these as in ``RecordTree``, all of one shape and type: another cannot be
+            used.
         device: Where to put what was fetched.
         like: What records are made of, inputs and targets of any number of made-up ones, which say
-            the shape and type of all; those of the first record that can be read, unless given.
+            the shape and type of all; those of the first eight that are alike, unless given.
         facts: Public facts that every record is held to.
     """
 
@@ -207,7 +211,7 @@ class DatasetData:
     def _first(self) -> _Read:
         if self._like is None:
             found = (read for i in range(self._size) if (read := self._read(i)) is not None)
-            self._like = next(found, None)
+            self._like = _usual(itertools.islice(found, _READ_AT_MOST))
         if self._like is None:
             raise InvalidInputError(
                 "dataset",
@@ -272,6 +276,26 @@ def _collated(part: Any) -> torch.Tensor:
     if not isinstance(found, torch.Tensor):
         raise TypeError("a record holds tensors, arrays and numbers")
     return found
+
+
+def _usual(found: Iterable[_Read]) -> _Read | None:
+    """Return one of the first kind of which some were found, or of the most frequent one.
+
+    Not the first record as it stands: one of another shape or type would make all others unusable.
+    """
+    kinds: list[list[_Read]] = []
+    for read in found:
+        own = next((kind for kind in kinds if _alike(kind[0], read)), None)
+        if own is None:
+            kinds.append(own := [])
+        own.append(read)
+        if len(own) == _ALIKE:
+            return own[0]
+    return max(kinds, key=len)[0] if kinds else None
+
+
+def _alike(one: _Read, other: _Read) -> bool:
+    return one[0] == other[0] and not any(map(_differs, one[1:], other[1:]))
 
 
 def _differs(one: torch.Tensor, like: torch.Tensor) -> bool:

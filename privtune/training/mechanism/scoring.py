@@ -23,6 +23,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.channels import channels_last
 from privtune.training.mechanism.data import TensorData, synthetic
+from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import Loss
 from privtune.training.mechanism.metrics import Floats, Joint, Metric, interval, label, make_metric
 from privtune.training.mechanism.records import blames_records, find_facts, find_raising
@@ -232,10 +233,10 @@ def _sums(
     made_up = tuple(part[0] for part in synthetic(*data.like, (1, 2), device))
 
     def passed(x: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        # On a copy of the buffers: what a forward pass writes there (running statistics) must not
-        # reach the next record.
-        own = {name: buffer.clone() for name, buffer in model.named_buffers()} | weights
-        outputs: torch.Tensor = functional_call(model, own, (x,)) if own else model(x)
+        # On a copy: what a forward pass writes (running statistics, a largest value) must not reach
+        # the next record.
+        copied, _ = fresh(model)
+        outputs: torch.Tensor = functional_call(copied, weights, (x,)) if weights else copied(x)
         return outputs
 
     fast = channels_last(model, partial(passed, made_up[0][:1]))

@@ -46,7 +46,7 @@ class HookedModel:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         try:
-            self.module = hook(model.train(), "hooks", sequences=True)
+            self.module = hook(model.train())
         except InvalidInputError as error:
             raise _unhookable(model, error) from error
         self._layout = layout

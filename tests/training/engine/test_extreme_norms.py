@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from privtune.training.engine.batched import BatchedKernel
-from privtune.training.engine.opacus_kernel import OpacusKernel
+from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
-from privtune.training.mechanism.kernel import Layout, OfOutputs, Rows
+from privtune.training.mechanism.kernel import OfOutputs, Rows
 from privtune.training.mechanism.streams import Streams
 
 CPU = torch.device("cpu")
 SIZES = [1e-45, 1e-38, 1e-30, 1e-25, 1e-19, 1e-10, 1.0, 1e10, 1e18, 1.5e19, 1e25, 3e38]
-FEW = [1e-45, 1e-25, 1e-10, 1.0, 1.5e19, 3e38]  # where a step through Opacus takes its time
+FEW = [1e-45, 1e-25, 1e-10, 1.0, 1.5e19, 3e38]  # where a step takes its time
 BOUNDS = [1e-8, 1e-5, 1e-2, 1.0, 1e8]
 
 
@@ -108,12 +108,11 @@ def test_batched(name, low):
     sweep(kernel, inputs, outputs, Flat, SIZES if low is None else FEW)
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("name", ["outer", "conv"])
-def test_through_opacus(mode, name):
+def test_one_by_one(name):
     model, inputs, outputs = build(name)
     x, y = torch.zeros(1, *inputs), torch.zeros(1, *outputs)
-    kernel = OpacusKernel(model, product, x=x, y=y, device=CPU, mode=mode)
+    kernel = OneByOneKernel.of(model, product, x=x, y=y, device=CPU)
     sweep(kernel, inputs, outputs, Flat, FEW)
 
 
@@ -168,23 +167,3 @@ def test_a_bound_that_float32_does_not_see_is_refused():
 
     with pytest.raises(InvalidInputError, match="at least 1e-15"):
         Flat(1e-20).sensitivity(1)
-
-
-def test_ghost_mode_gives_way_to_a_clipping_that_needs_gradients():
-    model, inputs, outputs = build("outer")
-    kernel = OpacusKernel(
-        model,
-        product,
-        x=torch.zeros(1, *inputs),
-        y=torch.zeros(1, *outputs),
-        device=CPU,
-        mode="ghost",
-    )
-    size = Layout(model()).size
-    clipping = CoordinateTransform(torch.zeros(1, size), torch.full((1, size), 0.5), 1.0)
-    x, y = torch.tensor([1.0, 2.0, -1.0]), torch.tensor([0.1, 0.2, 0.3, 0.4])
-    added = released(kernel, x, y, clipping)
-    gradient = 2.0 * torch.cat([torch.outer(y, x).flatten(), y]).double()
-    assert kernel.mode == "hooks"
-    torch.testing.assert_close(added, gradient / gradient.norm(), rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(released(kernel, x, y, Flat(100.0)), 0.5 * gradient)

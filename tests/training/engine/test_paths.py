@@ -22,7 +22,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine import batched
 from privtune.training.engine import train as engine
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
-from privtune.training.engine.opacus_kernel import OpacusKernel
+from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.stacks import memory_model, stack_sizes
 from privtune.training.engine.train import train
 from privtune.training.mechanism import kernel as kernels
@@ -136,14 +136,13 @@ def test_without_noise_and_clipping_it_is_plain_training(optimizer):
     torch.testing.assert_close(flatten_params(twin), flatten_params(model), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_one_by_one_through_opacus_gives_the_same_training(mode, monkeypatch):
+def test_record_after_record_gives_the_same_training(monkeypatch):
     batched = fit(SimpleDPSGD(1.0), count=2)
     monkeypatch.setattr(
         engine,
         "choose_kernel",
-        lambda model, loss_of, data, device, schedule, **_: OpacusKernel(
-            model, loss_of, x=data.x[:1], y=data.y[:1], device=device, mode=mode
+        lambda model, loss_of, data, device, **_: OneByOneKernel.of(
+            model, loss_of, x=data.x[:1], y=data.y[:1], device=device
         ),
     )
     single = fit(SimpleDPSGD(1.0), count=2)
@@ -178,8 +177,7 @@ def test_the_same_as_opacus_own_optimizer():
     torch.testing.assert_close(before - out[0], flatten_params(model), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_opacus_paths_count_clip_and_drop_alike(mode):
+def test_paths_count_clip_and_drop_alike():
     x, y = blobs(records=24)
     x = x.view(2, 12, -1).clone()
     x[1, 3] = float("nan")
@@ -188,18 +186,18 @@ def test_opacus_paths_count_clip_and_drop_alike(mode):
         kernel
         for kernel in (
             BatchedKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
-            OpacusKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU, mode=mode),
+            OneByOneKernel.of(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
         )
     )
     params = torch.randn(2, first.layout.size) * 0.3
     size = first.layout.size
-    clippings = [Flat(torch.tensor([0.5, 2.0])), Automatic()]
-    if mode == "hooks":
-        clippings += [
-            EqualByLayer(torch.tensor([0.2, 0.4])),
-            AutomaticByLayer(),
-            CoordinateTransform(torch.zeros(2, size) + 0.01, torch.full((2, size), 2.0)),
-        ]
+    clippings = [
+        Flat(torch.tensor([0.5, 2.0])),
+        Automatic(),
+        EqualByLayer(torch.tensor([0.2, 0.4])),
+        AutomaticByLayer(),
+        CoordinateTransform(torch.zeros(2, size) + 0.01, torch.full((2, size), 2.0)),
+    ]
     for clipping in clippings:
         sums, halves, bad = [], [], []
         for kernel in (first, second):
@@ -471,7 +469,7 @@ class Unstackable(nn.Module):
 def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once():
     kernels._said.clear()
     with pytest.warns(
-        FallbackWarning, match=r"Unstackable cannot be trained in stacks.*hooks mode"
+        FallbackWarning, match=r"Unstackable cannot be trained in stacks.*a pass of its own"
     ):
         result = fit(SimpleDPSGD(0.5), count=2, model=Unstackable)
     assert result.params.isfinite().all()
@@ -531,14 +529,6 @@ def test_losses_that_couple_records_are_refused():
     ):
         with pytest.raises(InvalidInputError, match="one number a record"):
             fit(SimpleDPSGD(1.0), loss=loss)
-
-    def weighted(o, t):
-        """The weighted mean, spread over the records: in a batch each depends on all."""
-        weights = torch.tensor([1.0, 2.0, 30.0])[t]
-        return weights * cross_entropy(o, t) / weights.sum()
-
-    with pytest.raises(InvalidInputError, match="couples records"):
-        OpacusKernel(mlp, OfOutputs(weighted), x=blobs()[0], y=blobs()[1], device=CPU)
 
 
 def test_a_regulariser_in_the_loss_is_bounded_with_the_record():

@@ -274,7 +274,7 @@ def test_one_thread_means_no_pool(cores, no_pool):
         run(steps=3)
 
 
-def test_a_model_that_only_opacus_takes_uses_no_pool(cores, no_pool):
+def test_a_model_that_is_taken_record_by_record_uses_no_pool(cores, no_pool):
     class Deciding(nn.Module):
         """Control flow that depends on a parameter."""
 
@@ -285,7 +285,7 @@ def test_a_model_that_only_opacus_takes_uses_no_pool(cores, no_pool):
         def forward(self, x):
             return self.linear(x) * (2.0 if float(self.linear.bias.detach().norm()) > 1e9 else 1.0)
 
-    with pytest.warns(FallbackWarning, match="one by one through Opacus"):
+    with pytest.warns(FallbackWarning, match="in a pass of its own"):
         run(model=Deciding, steps=2)
 
 
@@ -295,7 +295,6 @@ def kernel(model=mlp):
         engine.OfOutputs(cross_entropy),
         TensorData(*blobs()),
         torch.device("cpu"),
-        Schedule(200, 0.1, 1),
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from privtune.errors import PrivTuneError
 from privtune.training.engine.batched import BatchedKernel
-from privtune.training.engine.opacus_kernel import OpacusKernel
+from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import DatasetData, TensorData, targets_are_classes
@@ -33,7 +33,7 @@ from tests.training.simple import (
 
 CPU = torch.device("cpu")
 PLACE = 3  # of the record that cannot be used
-KERNELS = ["batched", "hooks", "ghost"]
+KERNELS = ["batched", "one by one"]
 
 
 class Tokens(nn.Module):
@@ -80,12 +80,11 @@ def answers(
     kind: str, model: Any, data: Any, *, loss: Any = cross_entropy, watched: bool = True
 ) -> tuple[list[torch.Tensor], StackOracle]:
     """Every kind of release about the same samples, from the same seeds."""
-    made = {"batched": BatchedKernel, "hooks": OpacusKernel, "ghost": OpacusKernel}[kind]
-    mode = {} if kind == "batched" else {"mode": kind}
+    made = {"batched": BatchedKernel, "one by one": OneByOneKernel.of}[kind]
     x, y = data.like
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        kernel = made(model, OfOutputs(loss), x=x, y=y, device=CPU, **mode)
+        kernel = made(model, OfOutputs(loss), x=x, y=y, device=CPU)
     facts = find_facts(lambda x, y: loss(kernel.module(x), y), x, y)
     oracle = StackOracle(
         Schedule(len(data), 0.5, 8),
@@ -204,7 +203,7 @@ def moody(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_a_training_of_a_model_that_raises_by_value(
     method: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No transform takes a loss that looks at values, so this one goes through Opacus."""
+    """No transform takes a loss that looks at values, so this one goes record by record."""
     good = numbers()
     candidate = {"learning_rate": 0.1, "max_grad_norm": 1.0}
     weights = [
@@ -237,7 +236,7 @@ def test_a_mistake_of_the_program_is_no_records_fault() -> None:
         return moody(outputs, y)
 
     with pytest.raises(RuntimeError, match="not of any record"):
-        answers("hooks", mlp, numbers(), loss=wrong)
+        answers("one by one", mlp, numbers(), loss=wrong)
 
 
 def test_what_made_up_records_raise_too_is_no_records_fault() -> None:
@@ -294,7 +293,7 @@ def test_no_memory_and_errors_of_our_own_are_no_records_fault(error: Exception) 
         return moody(outputs, y)
 
     with pytest.raises(type(error)):
-        answers("hooks", mlp, changed(numbers(), y=7), loss=wrong)
+        answers("one by one", mlp, changed(numbers(), y=7), loss=wrong)
     assert len(tried) == 1, "nothing was searched"
 
 

@@ -14,12 +14,11 @@ from torch.utils.data import TensorDataset
 from privtune.accounting import Gaussian, NonPrivate, PoissonSampled, Repeated
 from privtune.errors import InvalidInputError
 from privtune.training.engine.initialisation import Initialisation
-from privtune.training.engine.opacus_kernel import OpacusKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism import kernel
 from privtune.training.mechanism.clipping import EqualByLayer, Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, flatten_params
+from privtune.training.mechanism.kernel import FallbackWarning, flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS, FixedDPSGD
@@ -393,29 +392,6 @@ def test_positions_that_the_batch_shares_are_refused():
         InvalidInputError, match=r"places.weight: 1 rows .* Expand what the records"
     ):
         private.step(losses(private, x, y))
-
-
-@pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
-def test_dropout_and_padding_through_opacus():
-    """Such a model passes the kernel's own check, which compares it with records one by one."""
-    x, y = sentences()
-    found = OpacusKernel(
-        lambda: Tokens(drop=0.5),
-        OfOutputs(cross_entropy),
-        x=x[:1],
-        y=y[:1],
-        device=torch.device("cpu"),
-    )
-    assert found.mode == "hooks"
-    for mode in ("hooks", "ghost"):
-        OpacusKernel(
-            lambda: nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5), nn.Linear(4, 3)),
-            OfOutputs(cross_entropy),
-            x=blobs()[0][:1],
-            y=blobs()[1][:1],
-            device=torch.device("cpu"),
-            mode=mode,
-        )
 
 
 # The form by record: the engine's kernels and methods, in a loop of one's own.

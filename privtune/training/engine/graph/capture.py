@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from privtune.errors import InvalidInputError
+from privtune.training.engine.graph.backward import refuse_batched_backward
 from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.engine.graph.polish import polish
 from privtune.training.engine.graph.record import NotRecordedError, record
@@ -41,8 +42,7 @@ __all__ = [
 
 Tensors = tuple[torch.Tensor, ...]
 Program = Callable[..., Tensors]
-Tape = tuple[Program, Sequence[Use]]
-"""A program and the uses that it gives ``(a, g)`` of, in order."""
+Tape = tuple[Program, Sequence[Use]]  # and the uses that it gives (a, g) of, in order
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Lowered:
         return cls(dtype, {n: t.to(dtype) for n, t in every.items() if t.is_floating_point()})
 
     def down(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Bring what goes into a pass to the type; whole numbers stay."""
+        """Bring what goes in to the type; whole numbers stay."""
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
@@ -135,13 +135,15 @@ def plan_model(
     }
     if copy_all:
         own = {
-            name: leaf.unsqueeze(1).expand(-1, x.shape[1], *layout.shapes[name])
-            for name, leaf in leaves.items()
+            n: leaf.unsqueeze(1).expand(-1, x.shape[1], *layout.shapes[n])
+            for n, leaf in leaves.items()
         }
-        sites = _run(module, loss_of, {}, copies=own, x=x, y=y, masks=None).sites
-        names = tuple(layout.shapes)
-        return PassPlan(names, tuple(sites), tuple(CopyUse(n, None) for n in names), all_classes)
+        done = _run(module, loss_of, {}, copies=own, x=x, y=y, masks=None)
+        refuse_batched_backward(module, done.losses)
+        copies = tuple(CopyUse(name, None) for name in layout.shapes)
+        return PassPlan(tuple(layout.shapes), tuple(done.sites), copies, all_classes)
     done = _run(module, loss_of, leaves, copies={}, x=x, y=y, masks=None)
+    refuse_batched_backward(module, done.losses)
     reached = (
         torch.autograd.grad(
             done.losses.sum(), list(leaves.values()), allow_unused=True, retain_graph=True
@@ -150,10 +152,8 @@ def plan_model(
         else [None] * len(leaves)
     )
     counts = Counter(name for entry in done.entries for name in entry.use.names)
-    copied = {n for n, g in zip(leaves, reached, strict=True) if g is not None}
-    copied |= {name for name, count in counts.items() if count > 1}
-    # A weight and a bias that one operation uses are caught together or not at all.
-    for entry in done.entries:
+    copied = {n for n, g in zip(leaves, reached, strict=True) if g is not None or counts[n] > 1}
+    for entry in done.entries:  # its weight and its bias are caught together or not at all
         if copied & set(entry.use.names):
             copied |= set(entry.use.names)
     uses = [e.use for e in done.entries if not copied & set(e.use.names)]
@@ -365,8 +365,8 @@ def _one(
     named = named if low is None else {**low.fixed, **named}
     own = {f"model.{name}": tensor for name, tensor in named.items()}
     value: torch.Tensor = functional_call(whole, own, (x.unsqueeze(0), y.unsqueeze(0)))
-    given = tuple(value.shape) if torch.is_tensor(value) else type(value).__name__
     if not torch.is_tensor(value) or value.numel() != 1:
+        given = tuple(value.shape) if torch.is_tensor(value) else type(value).__name__
         raise InvalidInputError(
             "loss", given, "must be one number for one record, a tensor of shape (1,)"
         )

@@ -25,6 +25,8 @@ __all__ = ["Intercept"]
 # What reads values without a call that a recording would see.
 _READ = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 
+_TRAINED = torch.Tensor.requires_grad
+
 # Activations, and where their argument ``inplace`` stands.
 _IN_PLACE: Mapping[Any, int] = {
     functional.relu: 1,
@@ -55,6 +57,12 @@ class Intercept(Watching):
     ) -> Any:
         """Route one call; anything without a handler, or not in a known form, runs as it is."""
         kwargs = kwargs or {}
+        if self.levels is not None:
+            if func is torch.Tensor.register_hook:
+                raise RuntimeError("a hook on a gradient would see all records at once")
+            if getattr(func, "__self__", None) is _TRAINED:
+                # Under vmap no tensor says so, and what a model does only if it is would be left out.
+                return id(args[0]) in self.names or self.levels.physical(args[0]).requires_grad
         if func in _READ and self.levels is not None:
             torch.equal(args[0], args[0])  # tells a recording that a value is read
         if func in _IN_PLACE and self.generator is None:

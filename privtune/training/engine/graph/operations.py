@@ -181,14 +181,19 @@ def _attention(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     if grouped and q.shape[-3] != k.shape[-3]:
         k = k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
         v = v.repeat_interleave(q.shape[-3] // v.shape[-3], dim=-3)
-    scores = torch.matmul(q, k.transpose(-1, -2)) * (scale or q.shape[-1] ** -0.5)
+    scores = torch.matmul(q, k.transpose(-1, -2)) * (
+        q.shape[-1] ** -0.5 if scale is None else scale
+    )
     if causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~allowed, float("-inf"))
     if mask is not None:
         barred = mask.dtype == torch.bool
         scores = scores.masked_fill(~mask, float("-inf")) if barred else scores + mask
-    weights = torch.softmax(scores, dim=-1)
+    # As torch has it, a place that sees no other, a padded one, gets zeros: not NaN, for which its
+    # record would count as none.
+    blind = (scores == float("-inf")).all(dim=-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
     return torch.matmul(mode.drop(weights, p, weights.shape), v)
 
 

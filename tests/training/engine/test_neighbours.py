@@ -1,0 +1,317 @@
+"""Whatever a model does with its records, one more moves a clipped sum by its bound at most.
+
+What couples them here shows on no record that is made up: a threshold that none of those crosses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from privtune.errors import InvalidInputError
+from privtune.strategies.score_plan import ScorePlan
+from privtune.training.engine.fine_tuning import part_of_model, set_trainable
+from privtune.training.engine.one_by_one import OneByOneKernel
+from privtune.training.engine.train import choose_kernel
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import DatasetData, TensorData
+from privtune.training.mechanism.fresh import fresh
+from privtune.training.mechanism.kernel import OfOutputs, Rows
+from privtune.training.mechanism.scoring import score
+from tests.training.simple import cross_entropy
+
+CPU = torch.device("cpu")
+BOUND = 0.3
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::privtune.training.mechanism.kernel.FallbackWarning"
+)
+
+
+class Two(nn.Module):
+    """Two layers, and something between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 5), nn.Linear(5, 3)
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        return h
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.between(self.a(self.before(x))))
+
+
+class ScalesABatch(Two):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 255.0 if x.max() > 10.0 else x
+
+
+class RemembersTheLargest(Two):
+    largest = 0.0
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest = max(self.largest, float(x.abs().max()) - 10.0)
+        return x / (1.0 + self.largest)
+
+
+class RemembersInABuffer(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(8))
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest.copy_(torch.maximum(self.largest, x.detach().abs().amax(0) - 10.0))
+        return x / (1.0 + self.largest)
+
+
+def shortened(g: torch.Tensor) -> torch.Tensor:
+    return torch.where(g.norm() > 2.0, torch.zeros_like(g), g)
+
+
+class Shortens(torch.autograd.Function):
+    """A function without a rule for ``vmap``."""
+
+    @staticmethod
+    def forward(ctx: Any, h: torch.Tensor) -> torch.Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return shortened(g)
+
+
+class ShortensAll(torch.autograd.Function):
+    """A function with a rule for ``vmap`` that hands all records on at once."""
+
+    @staticmethod
+    def forward(h: torch.Tensor) -> torch.Tensor:
+        return h.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return shortened(g)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, h: torch.Tensor) -> Any:
+        return ShortensAll.apply(h), dims[0]
+
+
+class ByFunction(Two):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        return Shortens.apply(h)
+
+
+class ByFunctionOfAll(Two):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        return ShortensAll.apply(h)
+
+
+class ByHook(Two):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        if h.requires_grad:
+            h.register_hook(shortened)
+        return h
+
+
+class ByModuleHook(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b.register_full_backward_hook(lambda module, into, out: (shortened(into[0]),))
+
+
+MODELS: list[Callable[[], nn.Module]] = [
+    ScalesABatch, RemembersTheLargest, RemembersInABuffer, ByFunction, ByFunctionOfAll, ByHook,
+    ByModuleHook,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_one_record_more_moves_a_sum_by_its_bound(model: Callable[[], nn.Module]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(9, 8, generator=generator), torch.arange(9) % 3
+    kernel = choose_kernel(model, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    params = 2.0 * torch.randn(1, kernel.layout.size, generator=generator)
+
+    def summed(x: torch.Tensor, bound: float) -> torch.Tensor:
+        out, size = torch.zeros_like(params), len(x)
+        mask = torch.ones(1, size)
+        rows = Rows(x[None], y[None, :size], [size], mask, [torch.Generator()])
+        kernel.accumulate(params, rows, Flat(bound), out=out)
+        return out[0]
+
+    without = summed(x[:8], BOUND)
+    for value in (200.0, 1e30, float("nan"), float("inf")):
+        one_more = torch.cat([x[:8], torch.full((1, 8), value)])
+        assert float((summed(one_more, BOUND) - without).norm()) <= BOUND * (1 + 1e-5), value
+        assert torch.equal(summed(x[:8], BOUND), without), "nothing is remembered"
+
+    alone = torch.zeros_like(without)
+    for record in range(8):
+        plain = model()
+        for name, value in kernel.layout.unflatten(params[0]).items():
+            dict(plain.named_parameters())[name].data = value.clone()
+        cross_entropy(plain(x[record : record + 1]), y[record : record + 1]).sum().backward()
+        alone += torch.cat([p.grad.flatten() for p in plain.parameters()])
+    torch.testing.assert_close(summed(x[:8], 1e9), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_changes_its_buffers_is_refused() -> None:
+    def model() -> nn.Module:
+        return nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3))
+
+    x, y = torch.randn(9, 8), torch.arange(9) % 3
+    with pytest.raises(InvalidInputError, match="must not change its buffers in a pass"):
+        choose_kernel(model, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+
+
+def test_draws_that_nothing_catches_come_from_a_candidates_own_stream() -> None:
+    class Recurrent(nn.Module):
+        """Dropout within a call of cuDNN's kind: no draw of it is seen."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.GRU(4, 6, 2, dropout=0.5, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.inner(x.view(-1, 2, 4))[0][:, -1])
+
+    x, y = torch.randn(4, 8), torch.arange(4) % 3
+    kernel = OneByOneKernel.of(Recurrent, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    params = torch.randn(1, kernel.layout.size)
+
+    def drawn(seed: int) -> torch.Tensor:
+        stream = torch.Generator().manual_seed(seed)
+        rows, out = (
+            Rows(x[None], y[None], [4], torch.ones(1, 4), [stream]),
+            torch.zeros_like(params),
+        )
+        kernel.accumulate(params, rows, Flat(1.0), out=out)
+        return out
+
+    before = torch.get_rng_state()
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("model", [RemembersTheLargest, RemembersInABuffer, ScalesABatch])
+def test_one_other_record_changes_a_score_by_one_record(model: Callable[[], nn.Module]) -> None:
+    x, made = torch.randn(40, 8), model()
+    y = made(x).argmax(dim=1)
+    terms = ScorePlan(40, None, metric="loss", bound=2.0, mechanism="gaussian")
+    scores = []
+    for value in (1.0, 1e9):
+        other = torch.cat([x[:1] * value, x[1:]])
+        rng = np.random.default_rng(0)
+        scores.append(40 * score(terms, made, TensorData(other, y), rng=rng))
+    assert abs(scores[0] - scores[1]) <= 2.0 + 1e-4
+
+
+@pytest.mark.parametrize("model", [RemembersTheLargest, RemembersInABuffer, ScalesABatch, Two])
+def test_features_of_a_frozen_part_hang_on_their_own_record(model: Callable[[], nn.Module]) -> None:
+    part = part_of_model(set_trainable(model(), "head"), torch.randn(3, 8))
+    assert part is not None
+    assert part.together == (model is Two)
+    x = torch.randn(9, 8)
+    other = torch.cat([x[:1] * 1e9, x[1:]])
+    assert torch.equal(part.features(x)[1:], part.features(other)[1:])
+    plain = model()
+    plain.load_state_dict(part.whole.state_dict())
+    torch.testing.assert_close(part.features(x), plain.a(plain.before(x)), rtol=1e-4, atol=1e-5)
+
+
+class Padded(nn.Module):
+    """Attention among places, of which those are padding whose first number is above 5."""
+
+    def __init__(self, *, barred: bool) -> None:
+        super().__init__()
+        self.inner, self.head, self.barred = nn.Linear(4, 4), nn.Linear(12, 3), barred
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, there = self.inner(x), x[..., 0] <= 5.0
+        mask = there.unsqueeze(1) & there.unsqueeze(2)
+        if not self.barred:
+            mask = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+        seen = nn.functional.scaled_dot_product_attention(h, h, h, attn_mask=mask)
+        return self.head(seen.flatten(1))
+
+
+@pytest.mark.parametrize("barred", [True, False])
+def test_a_padded_place_that_sees_none_costs_its_record_nothing(*, barred: bool) -> None:
+    """torch gives it zeros; NaN in their place made every padded record count as none."""
+    x, y = torch.randn(6, 3, 4), torch.arange(6) % 3
+    x[:, 2, 0] = 9.0
+    made = Padded(barred=barred)
+    kernel = choose_kernel(lambda: made, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    cross_entropy(made(x), y).sum().backward()
+    flat = torch.cat([p.flatten() for p in made.parameters()]).detach()[None]
+    out, mask = torch.zeros_like(flat), torch.ones(1, 6)
+    rows = Rows(x[None], y[None], [6], mask, [torch.Generator()])
+    assert kernel.accumulate(flat, rows, Flat(1e9), out=out) is None
+    expected = torch.cat([p.grad.flatten() for p in made.parameters()])
+    torch.testing.assert_close(out[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda layer: layer,
+        nn.utils.parametrizations.weight_norm,
+        torch.jit.script,
+        lambda layer: nn.Sequential(layer, layer),
+    ],
+)
+def test_a_copy_that_has_met_no_record_computes_the_same_with_the_same_weights(
+    changed: Any,
+) -> None:
+    model, x = changed(nn.Linear(4, 4)), torch.randn(3, 4)
+    copied, _ = fresh(model)
+    assert torch.equal(copied(x), model(x))
+    assert list(map(id, copied.parameters())) == list(map(id, model.parameters()))
+
+
+class Listed(torch.utils.data.Dataset[Any]):
+    """Records that are read one by one."""
+
+    def __init__(self, records: list[Any]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.records[number]
+
+
+@pytest.mark.parametrize("count", [3, 30])
+@pytest.mark.parametrize(
+    "first",
+    [
+        (torch.zeros(5), 1),
+        (torch.zeros(4, dtype=torch.float64), 1),
+        (torch.zeros(4), 1.0),
+        {"x": torch.zeros(4), "y": torch.zeros(2)},
+        (torch.zeros(4), torch.zeros(1), torch.zeros(1)),
+        "no record",
+    ],
+)
+def test_no_first_record_makes_the_others_unusable(first: Any, count: int) -> None:
+    others = [(torch.full((4,), float(number)), number % 3) for number in range(count)]
+    x, _, lost = DatasetData(Listed([first, *others])).fetch(torch.arange(count + 1))
+    assert lost is not None
+    assert lost.tolist() == [True] + [False] * count
+    assert x[1:, 0].tolist() == list(range(count))
