@@ -38,6 +38,12 @@ _VERSION = sa.select(sa.table(VERSION_TABLE, sa.column("version_num")))
 _HOLDER: sa.ColumnElement[str] = sa.literal_column("xmin::text || ' ' || xmax::text")
 
 
+class _Held(threading.local):
+    """The connection by which a thread holds a name; threads let go in any order."""
+
+    connection: Connection | None = None
+
+
 class Storage:
     """One database, for one process.
 
@@ -58,7 +64,7 @@ class Storage:
         self._turn = Turn(
             database_path(self.url) if writable else None, patience, _busy(self.safe_url, patience)
         )
-        self._held: tuple[int, Connection] | None = None
+        self._held = _Held()
         create_database(self.url)
         with translated(self.safe_url):
             self.engine = open_engine(self.url, patience)
@@ -106,7 +112,7 @@ class Storage:
         """
         self._same_process()
         with self._turn.taken(), translated(self.safe_url), self._connected() as plain:
-            if self.dialect == "postgresql" and self._held is None:
+            if self.dialect == "postgresql" and self._held.connection is None:
                 yield plain.execution_options(isolation_level="AUTOCOMMIT")
                 return
             connection = plain.execution_options(**{WRITE: True, QUICK: True})
@@ -187,11 +193,11 @@ class Storage:
                     return
                 # The lock is the session's, so transactions may use it: many processes that each
                 # held one connection and waited for another could wait for each other.
-                before, self._held = self._held, (threading.get_ident(), connection)
+                before, self._held.connection = self._held.connection, connection
                 try:
                     yield True
                 finally:
-                    self._held = before
+                    self._held.connection = before
                     with suppress(sa.exc.DBAPIError):  # lost, and the lock with it
                         connection.execute(sa.select(sa.func.pg_advisory_unlock(key)))
                         connection.commit()
@@ -214,9 +220,8 @@ class Storage:
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
         """Give the connection that this thread holds a name by, if it is idle; else one more."""
-        thread, held = self._held or (None, None)
-        mine = held is not None and thread == threading.get_ident() and not held.in_transaction()
-        if held is not None and mine and _alive(held):
+        held = self._held.connection
+        if held is not None and not held.in_transaction() and _alive(held):
             yield held
             return
         with self.engine.connect() as connection:
