@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from privtune.ledger.values import Budget
 
 __all__ = [
+    "SENSELESS",
     "BudgetClosedError",
     "BudgetExceededError",
     "BudgetExistsError",
@@ -27,6 +28,17 @@ __all__ = [
     "UnknownBudgetError",
     "UnknownChargeError",
 ]
+
+
+SENSELESS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What reading raises where somebody else's document has another shape than ours, whichever that is."""
 
 
 class LedgerError(PrivTuneError):
