@@ -429,9 +429,14 @@ def test_a_budget_larger_than_any_float_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("seq", math.inf), ("seq", 8.5), ("seq", True), ("charge", "3"), ("kind", "\ud800"),
-        ("sealed", "\ud800"), ("sealed", None), ("body", {"x": math.nan}), ("more", 1),
-    ],  # fmt: skip
+        ("seq", math.inf),
+        ("seq", True),
+        ("charge", "3"),
+        ("kind", "\ud800"),
+        ("sealed", None),
+        ("body", {"x": math.nan}),
+        ("more", 1),
+    ],
 )
 def test_a_senseless_part_of_a_certificate_is_one_sentence(
     ledger: Ledger, name: str, value: Any
