@@ -179,6 +179,7 @@ class Ledger(LedgerReading):
             BudgetClosedError: The budget was closed.
             DeclarationClosedError: The budget is a declared one and has started.
             UnitMismatchError: A request counts another unit than the budget protects.
+            ChargeStateError: A plan's digest is that of a charge for another event.
 
         **Guarantee**: the composition of everything ever admitted is at most the budget. Asking
         again for a plan (by its digest) returns the charge that is there: nothing is charged twice.
