@@ -21,9 +21,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.files import private_folder
-from privtune.ledger.engines import QUICK, WRITE, SecureConnection, connect_patiently, open_engine
+from privtune.ledger.engines import QUICK, WRITE, SecureConnection, open_engine, open_session
 from privtune.ledger.errors import LedgerBusyError, LedgerError
-from privtune.ledger.failures import translated
+from privtune.ledger.failures import LOCK_TIMEOUT, sqlstate, translated
 from privtune.ledger.places import checked_url, create_database, database_path
 from privtune.ledger.schema import VERSION_TABLE
 from privtune.ledger.turn import Turn, pause
@@ -142,9 +142,7 @@ class Storage:
         # A server's connections are few: none stays open.
         return {
             "poolclass": sa.NullPool,
-            "creator": lambda: connect_patiently(
-                self.engine.dialect, self.patience, *args, **options
-            ),
+            "creator": lambda: open_session(self.engine.dialect, self.patience, *args, **options),
         }
 
     def lock(
@@ -163,7 +161,7 @@ class Storage:
                 with connection.begin_nested():  # a wait that fails ends a transaction
                     return connection.execute(row.with_for_update(), values).one_or_none()
             except sa.exc.OperationalError as error:
-                if "lock timeout" not in str(error.orig):
+                if sqlstate(error) != LOCK_TIMEOUT:
                     raise
                 now = connection.execute(row.with_only_columns(_HOLDER), values).scalar()
                 if now == holder:
