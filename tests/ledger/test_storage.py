@@ -190,9 +190,9 @@ def test_postgres_locks_whatever_the_server_defaults_to(postgres_url: str) -> No
 
 @pytest.mark.postgres
 def test_postgres_answers_whatever_the_server_defaults_to(postgres_url: str) -> None:
-    """Texts would be bytes, times no times, numbers short of their last digits, and a long wait cut off."""
+    """Texts would be bytes, times none, numbers short of their last digits, and a long wait cut off."""
     settings = (
-        "client_encoding=SQL_ASCII", "datestyle=German", "timezone=Pacific/Kiritimati", "extra_float_digits=-10",
+        "client_encoding=SQL_ASCII", "datestyle=German", "timezone=Asia/Tokyo", "extra_float_digits=-10",
         "statement_timeout=50", "idle_session_timeout=50", "default_transaction_isolation=serializable",
     )  # fmt: skip
     parsed = sa.make_url(postgres_url)
