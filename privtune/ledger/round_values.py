@@ -44,6 +44,7 @@ class OpenRound:
         >>> opened = OpenRound("clinic-1", 20, bytes(32))
         >>> opened, opened.seed(3) == opened.seed(3), len(opened.seed(3))  # no secret is shown
         (OpenRound(charge_id='clinic-1'), True, 32)
+        >>> opened.check_open()  # its secret is there
     """
 
     charge_id: str
