@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privtune.cli._common import AsJson, changes_table, console, emit_json, rounded_up
+from privtune.cli._common import AsJson, changes_table, console, emit_json
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -76,7 +77,7 @@ def _number(value: float) -> str:
 
 def _least(value: float) -> str:
     """Print what something costs or saves at least, rounded down."""
-    return f"{-rounded_up(-value):.6g}" if math.isfinite(value) else "∞"
+    return f"{rounded_down(value):.6g}" if math.isfinite(value) else "∞"
 
 
 def _show(answer: Guarantee, wanted: str, document: dict[str, Any], *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ from privtune.accounting import Guarantee
 from privtune.ledger.admission import DRIFT, block_guarantee, filter_state, odometer
 from privtune.ledger.audits import audits_of, check_audits
 from privtune.ledger.chain import ENTRY_VERSION, Entry, canonical
-from privtune.ledger.errors import LedgerCorruptedError
+from privtune.ledger.errors import SENSELESS, LedgerCorruptedError
 from privtune.ledger.history import History
 from privtune.ledger.log import stored_entry
 from privtune.ledger.schema import entries
@@ -130,14 +130,20 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
             ...
         privtune.ledger.errors.LedgerCorruptedError: the certificate's digest is not that of ...
     """
+    try:
+        return _verified(certificate, head)
+    except SENSELESS as error:
+        raise LedgerCorruptedError(
+            f"the certificate lacks a part, or has one that makes no sense ({error})."
+        ) from error
+
+
+def _verified(certificate: Mapping[str, Any], head: str | None) -> Verification:
     version = certificate.get("version")
     if certificate.get("format") != FORMAT or version not in _READABLE:
         raise LedgerCorruptedError(f"this is no {FORMAT} of version 1 to {_VERSION}.")
-    try:
-        lines = [_entry(certificate, value) for value in certificate["entries"]]
-        name = str(certificate["budget"]["terms"]["name"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise LedgerCorruptedError(f"the certificate lacks a part ({error}).") from error
+    name = certificate["budget"]["terms"]["name"]
+    lines = [_entry(name, value) for value in certificate["entries"]]
     history = replay(name, ((line, None) for line in lines), head=head)
     for key, value in _summary(history, version, odometer(history, allowed=DRIFT)).items():
         if not _COMPARED.get(key, _same)(certificate.get(key), value):
@@ -225,17 +231,12 @@ def _public(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _entry(certificate: Mapping[str, Any], value: Mapping[str, Any]) -> Entry:
-    return Entry(
-        str(certificate["budget"]["terms"]["name"]),
-        int(value["seq"]),
-        str(value["kind"]),
-        int(value["charge"]),
-        canonical(value["body"]),
-        str(value["sealed"]),
-        str(value["previous"]),
-        str(value["hash"]),
-    )
+def _entry(budget: str, value: Mapping[str, Any]) -> Entry:
+    entry = Entry(budget=budget, **{**value, "body": canonical(value["body"])})
+    for name, part in asdict(entry).items():
+        if type(part) is not (int if name in ("seq", "charge") else str):
+            raise TypeError(f"{name} of an entry is {type(part).__name__}")
+    return entry
 
 
 def _same(there: Any, computed: Any) -> bool:

@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL, Connection, Engine
 from privtune.ledger.errors import LedgerError
 from privtune.ledger.turn import pause
 
-__all__ = ["WRITE", "SecureConnection", "connect_patiently", "open_engine"]
+__all__ = ["WRITE", "SecureConnection", "connect_patiently", "open_engine", "open_session"]
 
 WRITE, QUICK = "privtune_write", "privtune_quick"
 
@@ -36,6 +36,14 @@ _ALIVE = {
 _THEIRS = "; ".join(
     f"SET {name if name.startswith('tcp') else f'tcp_{name}'} = {value}"
     for name, value in _ALIVE.items()
+)
+# What a server or a role may set otherwise, and what is read hangs on: texts, times, numbers to their last
+# digit. How long to wait is ours to say, and a session that is idle while an arm trains holds its name.
+_OURS = (
+    "SET client_encoding = 'UTF8'; SET datestyle = 'ISO'; SET extra_float_digits = 3; "
+    "SELECT set_config(name, '0', false) "
+    "FROM (VALUES ('statement_timeout'), ('idle_session_timeout')) AS known(name) "
+    "WHERE current_setting(name, true) <> '0'"
 )
 _NO_DRIVER = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
 
@@ -74,7 +82,7 @@ def open_engine(url: URL, patience: float) -> Engine:
         connection.commit()
 
     def connect(dialect: Any, _record: object, args: Any, options: Any) -> Any:
-        return connect_patiently(dialect, patience, *args, **options)
+        return open_session(dialect, patience, *args, **options)
 
     sa.event.listen(engine, "do_connect", connect)
     sa.event.listen(engine, "connect", on_connect)
@@ -95,6 +103,15 @@ def connect_patiently(dialect: Any, patience: float, *args: Any, **options: Any)
             if not any(words in str(error) for words in _FULL) or time.monotonic() > deadline:
                 raise
         pause()
+
+
+def open_session(dialect: Any, patience: float, *args: Any, **options: Any) -> Any:
+    """Connect to PostgreSQL as :func:`connect_patiently` does, whatever the server's settings are."""
+    connection = connect_patiently(dialect, patience, *args, **options)
+    with connection.cursor() as cursor:
+        cursor.execute(_OURS)
+    connection.commit()
+    return connection
 
 
 def _on_sqlite_connect(connection: Any, _record: object) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
+from privtune.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from privtune.ledger.values import Budget
 
 __all__ = [
+    "SENSELESS",
     "BudgetClosedError",
     "BudgetExceededError",
     "BudgetExistsError",
@@ -27,6 +29,17 @@ __all__ = [
     "UnknownBudgetError",
     "UnknownChargeError",
 ]
+
+
+SENSELESS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What reading raises where somebody else's document has another shape than ours, whichever that is."""
 
 
 class LedgerError(PrivTuneError):
@@ -93,8 +106,8 @@ class BudgetExceededError(LedgerError):
         self.fitting = tuple(fitting)
         message = (
             f"budget {budget.name!r} (ε = {budget.epsilon:g}, δ = {budget.delta:g}) does not hold "
-            f"this: it asks for ε = {requested:.3g} on its own; ε = {spent:.3g} is spent, "
-            f"ε = {remaining:.3g} is left"
+            f"this: it asks for ε = {rounded_up(requested, 3):g} on its own; ε = {rounded_up(spent, 3):g} is "
+            f"spent, ε = {rounded_down(remaining, 3):g} is left"
         )
         if used is not None:
             message += (

@@ -17,11 +17,15 @@ from privtune.ledger.errors import (
 )
 from privtune.ledger.urls import masked
 
-__all__ = ["translated"]
+__all__ = ["LOCK_TIMEOUT", "sqlstate", "translated"]
+
+LOCK_TIMEOUT = "55P03"
+"""How PostgreSQL calls a lock that was waited for too long."""
 
 _NOTHING = "nothing was written"
 
-# What the driver says (lower case) -> the error, and what to do about it. The first match counts.
+# What the driver says (lower case), or PostgreSQL's code, which is the same in all of its languages -> the
+# error, and what to do about it. The first match counts.
 _KNOWN: tuple[tuple[tuple[str, ...], type[LedgerError], str], ...] = (
     (
         ("append-only",),
@@ -29,17 +33,17 @@ _KNOWN: tuple[tuple[tuple[str, ...], type[LedgerError], str], ...] = (
         "somebody tried to change an entry: the log is append-only",
     ),
     (
-        ("disk is full", "disk full", "no space left", "disk i/o error"),
+        ("disk is full", "disk full", "no space left", "disk i/o error", "53100"),
         LedgerFullError,
         f"the disk is full or failing: {_NOTHING}; make room and try again",
     ),
     (
-        ("readonly", "read-only"),
+        ("readonly", "read-only", "25006"),
         LedgerReadOnlyError,
         f"the storage is read-only: {_NOTHING}; give this user the right to write, or copy it",
     ),
     (
-        ("locked", "lock timeout", "deadlock", "could not serialize"),
+        ("locked", LOCK_TIMEOUT, "40P01", "40001"),
         LedgerBusyError,
         f"another process holds the lock: {_NOTHING}; try again",
     ),
@@ -62,9 +66,9 @@ def translated(url: str) -> Iterator[None]:
     try:
         yield
     except sa.exc.DBAPIError as error:
-        text = str(error.orig).lower()
+        text, state = str(error.orig).lower(), sqlstate(error)
         for words, kind, remedy in _KNOWN:
-            if any(word in text for word in words):
+            if state in words or any(word in text for word in words):
                 raise kind(f"{url}: {remedy}.") from error
         if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
             raise LedgerConnectionError(
@@ -72,6 +76,11 @@ def translated(url: str) -> Iterator[None]:
                 "is rolled back by the database, so look at the charges before trying again."
             ) from error
         raise LedgerError(f"{url}: the database refused ({_first_line(error)}).") from error
+
+
+def sqlstate(error: sa.exc.DBAPIError) -> str:
+    """Return PostgreSQL's code of an error, empty where there is none."""
+    return getattr(error.orig, "sqlstate", None) or ""
 
 
 def _first_line(error: sa.exc.DBAPIError) -> str:

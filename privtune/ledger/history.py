@@ -14,7 +14,7 @@ from typing import Any
 from privtune.accounting import Event, event_from_dict
 from privtune.errors import PrivTuneError
 from privtune.ledger.chain import GENESIS, Entry, Kind
-from privtune.ledger.errors import LedgerCorruptedError
+from privtune.ledger.errors import SENSELESS, LedgerCorruptedError
 from privtune.ledger.values import RECORD, Admission, Budget, Charge, ChargeState
 from privtune.ledger.weights import Weight, slack_of, weigh, weigh_as_gaussian
 
@@ -119,9 +119,9 @@ class History:
             raise self._wrong(entry.seq, "its content does not have the hash that it carries")
         try:
             self._take(entry, {} if sealed is None else json.loads(sealed))
-        except (KeyError, TypeError, ValueError, ArithmeticError, PrivTuneError) as error:
-            if isinstance(error, LedgerCorruptedError):
-                raise
+        except LedgerCorruptedError:
+            raise
+        except (*SENSELESS, PrivTuneError) as error:
             raise self._wrong(entry.seq, f"it cannot be read ({error})") from error
         self.seq = entry.seq
         self.head = entry.hash
@@ -135,6 +135,8 @@ class History:
             self.budget = Budget(**body["terms"])
             if self.budget.name != self.name:
                 raise self._wrong(1, f"it creates budget {self.budget.name!r}")
+            if self.budget.order is None:
+                raise self._wrong(1, "its filter has no order")
             self.created_at = str(body["created_at"])
         elif entry.seq == 1:
             raise self._wrong(1, "the first entry must create the budget")
@@ -157,6 +159,8 @@ class History:
         body = json.loads(entry.body)
         self._check_basis(entry, body)
         event = self._event(body["event"])
+        if not all(isinstance(body[name], str) for name in ("study", "arm", "note", "plan_digest")):
+            raise self._wrong(entry.seq, "its words are no texts")
         self.charges[entry.charge] = Charge(
             id=f"{self.name}-{entry.charge}",
             budget=self.name,

@@ -179,6 +179,7 @@ class Ledger(LedgerReading):
             BudgetClosedError: The budget was closed.
             DeclarationClosedError: The budget is a declared one and has started.
             UnitMismatchError: A request counts another unit than the budget protects.
+            ChargeStateError: A plan's digest is that of a charge for another event.
 
         **Guarantee**: the composition of everything ever admitted is at most the budget. Asking
         again for a plan (by its digest) returns the charge that is there: nothing is charged twice.
@@ -246,8 +247,6 @@ class Ledger(LedgerReading):
     def settle(self, charge_id: str, transcript_digest: str = "") -> Charge:
         """Mark a started charge as settled: its releases are out, as the transcript has them.
 
-        The digest of a finished round's results goes into the sealed part, under the chain.
-
         Args:
             charge_id: The charge's id, as ``"clinic-1"``.
             transcript_digest: The digest of what was released.
@@ -259,16 +258,7 @@ class Ledger(LedgerReading):
             ChargeStateError: It is not started.
         """
         check_text(transcript_digest, "transcript_digest")
-        budget, number = self.parse(charge_id)
-        sealed = {"transcript_digest": transcript_digest}
-
-        def note_round(connection: Connection) -> bool:
-            digest = round_digest(connection, budget, number)
-            if digest is not None:
-                sealed["round"] = digest
-            return True
-
-        return self.move(charge_id, Kind.SETTLED, sealed=sealed, work=note_round)
+        return self.move(charge_id, Kind.SETTLED, sealed={"transcript_digest": transcript_digest})
 
     def void(self, charge_id: str) -> Charge:
         """Give back a charge that never started.
@@ -296,6 +286,8 @@ class Ledger(LedgerReading):
         work: Callable[[Connection], bool] | None = None,
     ) -> Charge:
         """Append a charge's next state.
+
+        Whoever settles, the entry notes the digest of the round's results, if there is a round.
 
         Args:
             charge_id: The charge.
@@ -328,7 +320,9 @@ class Ledger(LedgerReading):
                 raise ChargeStateError(
                     f"charge {charge_id} is {state}: only a {before} charge can be {kind}."
                 )
-            return [Line(kind, number, sealed=sealed)]
+            round_ = round_digest(connection, budget, number) if kind is Kind.SETTLED else None
+            noted = {} if round_ is None else {"round": round_}
+            return [Line(kind, number, sealed={**(sealed or {}), **noted})]
 
         history, _ = self.log.write(budget, decide)
         return history.charges[number]

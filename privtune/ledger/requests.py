@@ -9,11 +9,11 @@ from privtune.errors import InvalidInputError
 from privtune.ledger.admission import admission_of, admit
 from privtune.ledger.advice import suggestions
 from privtune.ledger.chain import Kind
-from privtune.ledger.errors import BudgetExceededError, BudgetExistsError
+from privtune.ledger.errors import BudgetExceededError, BudgetExistsError, ChargeStateError
 from privtune.ledger.history import BASIS_RECORDED, History
 from privtune.ledger.log import Line
 from privtune.ledger.units import refuse_other_unit
-from privtune.ledger.values import RECORD, Budget, ChargeRequest, ChargeState
+from privtune.ledger.values import RECORD, Budget, Charge, ChargeRequest, ChargeState
 
 __all__ = ["ask", "check_requests", "check_same", "numbered", "reservations"]
 
@@ -51,23 +51,41 @@ def reservations(history: History, requests: Sequence[ChargeRequest], basis: str
 def numbered(
     history: History, requests: Sequence[ChargeRequest]
 ) -> tuple[list[int], list[ChargeRequest]]:
-    """Return the number of each request's charge, and the requests that have none yet."""
-    there = {
-        charge.plan_digest: number
+    """Return the number of each request's charge, and the requests that have none yet.
+
+    Raises:
+        ChargeStateError: A plan's digest is that of a charge for another event or unit.
+    """
+    there: dict[str, tuple[int, Charge | ChargeRequest]] = {
+        charge.plan_digest: (number, charge)
         for number, charge in history.charges.items()
         if charge.plan_digest and charge.state is not ChargeState.VOIDED
     }
     numbers: list[int] = []
     missing: list[ChargeRequest] = []
     for request in requests:
-        number = there.get(request.plan_digest)
-        if number is None:
+        number, known = there.get(request.plan_digest, (0, request))
+        if not number:
             missing.append(request)
             number = len(history.charges) + len(missing)
             if request.plan_digest:
-                there[request.plan_digest] = number
+                there[request.plan_digest] = number, request
+        _check_plan(history.name, number, known, request)
         numbers.append(number)
     return numbers, missing
+
+
+def _check_plan(
+    budget: str, number: int, known: Charge | ChargeRequest, request: ChargeRequest
+) -> None:
+    """Refuse the digest of a plan that was charged for something else: that would be all it pays for."""
+    if isinstance(known, Charge) and known.state is ChargeState.SETTLED:
+        return  # it lets nobody start any more, and an older version may have charged it
+    if (known.unit, known.event.to_dict()) != (request.unit, request.event.to_dict()):
+        raise ChargeStateError(
+            f"plan {request.plan_digest!r} is what charge {budget}-{number} is for, which charges another "
+            "event: a plan is charged for what runs, so give every plan a digest of its own."
+        )
 
 
 def check_requests(requests: Sequence[ChargeRequest]) -> None:

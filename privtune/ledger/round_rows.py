@@ -60,14 +60,16 @@ def find_round(connection: Connection, charge_id: str) -> OpenRound | None:
 
 
 def lock_round(storage: Storage, connection: Connection, charge_id: str) -> OpenRound:
-    """Lock the round's row.
+    """Lock the row of a round that is not over.
 
     Raises:
         UnknownChargeError: The charge has no round.
+        ChargeStateError: The charge is settled.
     """
     row = storage.lock(connection, sa.select(rounds).where(*_key(charge_id)), {})
     if (opened := _read(charge_id, row)) is None:
         raise UnknownChargeError(f"charge {charge_id} has no round.")
+    opened.check_open()
     return opened
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from privtune.ledger.errors import LedgerError
+from privtune.ledger.errors import ChargeStateError, LedgerError
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class OpenRound:
         >>> opened = OpenRound("clinic-1", 20, bytes(32))
         >>> opened, opened.seed(3) == opened.seed(3), len(opened.seed(3))  # no secret is shown
         (OpenRound(charge_id='clinic-1'), True, 32)
+        >>> opened.check_open()  # its secret is there
     """
 
     charge_id: str
@@ -55,8 +56,21 @@ class OpenRound:
 
         Args:
             number: The task, from 0.
+
+        Raises:
+            ChargeStateError: The charge is settled, and the secret forgotten: nobody trains any more.
         """
+        self.check_open()
         return Streams(self.secret).key("trial", number)
+
+    def check_open(self) -> None:
+        """Refuse a round whose secret is forgotten: seeds of nothing would be known to everybody.
+
+        Raises:
+            ChargeStateError: If it is.
+        """
+        if not self.secret:
+            raise ChargeStateError(f"charge {self.charge_id} is settled: its round is over.")
 
 
 @dataclass(frozen=True)

@@ -256,6 +256,9 @@ class Rounds:
             charge_id: The round's charge, which pays for the one output of the seed.
             number: The task.
             lose: Forgets what is left of the result, in the same transaction.
+
+        Raises:
+            ChargeStateError: The charge is settled.
         """
         with self._ledger.log.storage.write() as connection:
             self._lock(connection, charge_id)

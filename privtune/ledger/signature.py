@@ -8,7 +8,6 @@ touched here.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Mapping
@@ -175,7 +174,7 @@ def check_signature(
         )
     try:
         key.verify(base64.b64decode(str(values[-1]), validate=True), _message(said, text))
-    except (InvalidSignature, binascii.Error):
+    except (InvalidSignature, ValueError):  # no base64, or no ASCII
         raise SignatureError(
             "the signature does not fit: it, its day or the certificate was changed."
         ) from None

@@ -21,9 +21,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.files import private_folder
-from privtune.ledger.engines import QUICK, WRITE, SecureConnection, connect_patiently, open_engine
+from privtune.ledger.engines import QUICK, WRITE, SecureConnection, open_engine, open_session
 from privtune.ledger.errors import LedgerBusyError, LedgerError
-from privtune.ledger.failures import translated
+from privtune.ledger.failures import LOCK_TIMEOUT, sqlstate, translated
 from privtune.ledger.places import checked_url, create_database, database_path
 from privtune.ledger.schema import VERSION_TABLE
 from privtune.ledger.turn import Turn, pause
@@ -36,6 +36,12 @@ __all__ = ["Storage"]
 _VERSION = sa.select(sa.table(VERSION_TABLE, sa.column("version_num")))
 # Changes when a row's lock goes to another transaction: who wrote the row, who locked it last.
 _HOLDER: sa.ColumnElement[str] = sa.literal_column("xmin::text || ' ' || xmax::text")
+
+
+class _Held(threading.local):
+    """The connection by which a thread holds a name; threads let go in any order."""
+
+    connection: Connection | None = None
 
 
 class Storage:
@@ -58,7 +64,7 @@ class Storage:
         self._turn = Turn(
             database_path(self.url) if writable else None, patience, _busy(self.safe_url, patience)
         )
-        self._held: tuple[int, Connection] | None = None
+        self._held = _Held()
         create_database(self.url)
         with translated(self.safe_url):
             self.engine = open_engine(self.url, patience)
@@ -106,7 +112,7 @@ class Storage:
         """
         self._same_process()
         with self._turn.taken(), translated(self.safe_url), self._connected() as plain:
-            if self.dialect == "postgresql" and self._held is None:
+            if self.dialect == "postgresql" and self._held.connection is None:
                 yield plain.execution_options(isolation_level="AUTOCOMMIT")
                 return
             connection = plain.execution_options(**{WRITE: True, QUICK: True})
@@ -136,9 +142,7 @@ class Storage:
         # A server's connections are few: none stays open.
         return {
             "poolclass": sa.NullPool,
-            "creator": lambda: connect_patiently(
-                self.engine.dialect, self.patience, *args, **options
-            ),
+            "creator": lambda: open_session(self.engine.dialect, self.patience, *args, **options),
         }
 
     def lock(
@@ -157,7 +161,7 @@ class Storage:
                 with connection.begin_nested():  # a wait that fails ends a transaction
                     return connection.execute(row.with_for_update(), values).one_or_none()
             except sa.exc.OperationalError as error:
-                if "lock timeout" not in str(error.orig):
+                if sqlstate(error) != LOCK_TIMEOUT:
                     raise
                 now = connection.execute(row.with_only_columns(_HOLDER), values).scalar()
                 if now == holder:
@@ -187,11 +191,11 @@ class Storage:
                     return
                 # The lock is the session's, so transactions may use it: many processes that each
                 # held one connection and waited for another could wait for each other.
-                before, self._held = self._held, (threading.get_ident(), connection)
+                before, self._held.connection = self._held.connection, connection
                 try:
                     yield True
                 finally:
-                    self._held = before
+                    self._held.connection = before
                     with suppress(sa.exc.DBAPIError):  # lost, and the lock with it
                         connection.execute(sa.select(sa.func.pg_advisory_unlock(key)))
                         connection.commit()
@@ -214,9 +218,8 @@ class Storage:
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
         """Give the connection that this thread holds a name by, if it is idle; else one more."""
-        thread, held = self._held or (None, None)
-        mine = held is not None and thread == threading.get_ident() and not held.in_transaction()
-        if held is not None and mine and _alive(held):
+        held = self._held.connection
+        if held is not None and not held.in_transaction() and _alive(held):
             yield held
             return
         with self.engine.connect() as connection:

@@ -26,6 +26,7 @@ from privtune.ledger.schema import budgets, entries
 from privtune.ledger.storage import Storage
 from privtune.ledger.weights import weigh_as_gaussian
 from privtune.names import check_text
+from privtune.numbers import rounded_up
 
 __all__ = ["Verification", "is_within", "replay", "verified", "verify"]
 
@@ -205,8 +206,8 @@ def verified(history: History, notes: Iterable[str] = ()) -> Verification:
         warnings.insert(
             0,
             f"THE BUDGET IS BROKEN: everything charged to {history.name!r} costs ε = "
-            f"{guarantee.epsilon:.4g} of {history.terms().epsilon:g}. It admits nothing more; what "
-            "was released cannot be taken back.",
+            f"{rounded_up(guarantee.epsilon, 4):g} of {history.terms().epsilon:g}. It admits nothing more; "
+            "what was released cannot be taken back.",
         )
     if history.backwards:
         warnings.append(
@@ -270,7 +271,7 @@ def _check_block(history: History, last: Entry) -> None:
         if history.charges[number].basis == BASIS_DECLARED
     )
     cost = block_epsilon(declared, budget.delta, budget.adjacency).epsilon
-    why = f"the declared charges cost ε = {cost:.6g}, more than the budget's {budget.epsilon:g}"
+    why = f"the declared charges cost ε = {rounded_up(cost):g}, more than the budget's {budget.epsilon:g}"
     _note(history, last, cost, budget.epsilon, why)
 
 

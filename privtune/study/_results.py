@@ -18,7 +18,7 @@ from privtune.files import open_private, private_folder
 from privtune.ledger.schema import blobs
 from privtune.ledger.storage import Storage
 from privtune.study._objects import DamagedResultError, ObjectStore
-from privtune.study._rows import StudyRow, insert_new
+from privtune.study._rows import StudyRow, check_there, insert_new
 
 __all__ = ["Results", "Staged", "write_file"]
 
@@ -98,7 +98,11 @@ class Results:
         """Store what was staged; what it takes the place of, or what came second, is deleted.
 
         It may be asked twice: by whoever does not know whether the first transaction was committed.
+
+        Raises:
+            PrivTuneError: If the study was deleted.
         """
+        check_there(connection, self._row)
         row = {"study": self._row.name, "name": self._within + name}
         values = {"data": staged.content, "place": staged.place}
         stored = insert_new(connection, blobs, {**row, **values})

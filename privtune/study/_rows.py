@@ -12,7 +12,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-__all__ = ["StudyRow", "insert_new"]
+from privtune.errors import PrivTuneError
+from privtune.ledger.schema import studies
+
+__all__ = ["StudyRow", "check_there", "insert_new"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,25 @@ class StudyRow:
     def folder(self) -> Path:
         """The study's own folder."""
         return Path(os.environ.get("PRIVTUNE_ARTIFACTS") or self.root).absolute() / self.name
+
+
+def check_there(connection: Connection, row: StudyRow) -> None:
+    """Refuse to write to a study that is not the one that was opened, however long ago that was.
+
+    Rows are found by the study's name, and another of that name may have been made since: a worker that
+    comes back must not hand in what it trained on another's charge. Nobody deletes the study before the
+    transaction ends.
+
+    Raises:
+        PrivTuneError: If it was deleted.
+    """
+    asked = sa.select(studies.c.uid).where(studies.c.name == row.name)
+    found = connection.execute(asked.with_for_update(read=True, key_share=True)).scalar()
+    if found != row.uid:
+        raise PrivTuneError(
+            f"Study {row.name!r} was deleted while this process worked for it: nothing of that is kept. "
+            "What was charged stays charged."
+        )
 
 
 def insert_new(connection: Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:

@@ -10,7 +10,8 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +28,7 @@ from privtune.names import check_text, is_reserved
 from privtune.strategies import Plan
 from privtune.strategies.stage_plan import StagePlan
 from privtune.study._objects import ObjectStore
-from privtune.study._rows import StudyRow, insert_new
+from privtune.study._rows import StudyRow, check_there, insert_new
 
 __all__ = [
     "Arm",
@@ -127,7 +128,7 @@ class StudyStore:
     def delete(self, row: StudyRow) -> None:
         """Delete a study's rows and files. Its charges are the ledger's and stay."""
         named = list(self.arms(row.name))
-        with self._storage.write() as connection:
+        with self._changing(row) as connection:
             for table in (failures, blobs, arms):
                 connection.execute(sa.delete(table).where(table.c.study == row.name))
             connection.execute(sa.delete(studies).where(studies.c.name == row.name))
@@ -163,16 +164,16 @@ class StudyStore:
             rows = connection.execute(query).all()
         return {row.name: _read_arm(row) for row in rows}
 
-    def set_release(self, study: str, arm: str, release: Mapping[str, Any], keep: Any) -> bool:
+    def set_release(self, row: StudyRow, arm: str, release: Mapping[str, Any], keep: Any) -> bool:
         """Store an arm's release, with what ``keep`` stores in the transaction; the first one stays.
 
         Returns:
             Whether this was the first.
         """
-        with self._storage.write() as connection:
+        with self._changing(row) as connection:
             moved = connection.execute(
                 sa.update(arms)
-                .where(*_arm(study, arm), arms.c.release.is_(None))
+                .where(*_arm(row.name, arm), arms.c.release.is_(None))
                 .values(release=json.dumps(release))
             )
             if moved.rowcount == 1:
@@ -183,11 +184,11 @@ class StudyStore:
         """Forget an arm's secret: with it, noise could be drawn again and subtracted."""
         connection.execute(sa.update(arms).where(*_arm(study, arm)).values(secret=""))
 
-    def add_failure(self, study: str, arm: str, text: str) -> None:
+    def add_failure(self, row: StudyRow, arm: str, text: str) -> None:
         """Keep what stopped an arm."""
-        row = {"id": uuid.uuid4().hex, "study": study, "arm": arm, "traceback": text}
-        with self._storage.write() as connection:
-            connection.execute(sa.insert(failures), {**row, "time": time.time()})
+        values = {"id": uuid.uuid4().hex, "study": row.name, "arm": arm, "traceback": text}
+        with self._changing(row) as connection:
+            connection.execute(sa.insert(failures), {**values, "time": time.time()})
 
     def failures(self, study: str, arm: str) -> list[dict[str, Any]]:
         """Return what stopped an arm, the latest last."""
@@ -196,10 +197,17 @@ class StudyStore:
             found = query.where(failures.c.study == study, failures.c.arm == arm)
             return [dict(row._mapping) for row in connection.execute(found)]
 
-    def set_announced(self, study: str, arm: str) -> None:
+    def set_announced(self, row: StudyRow, arm: str) -> None:
         """Note that observers have heard of a release."""
+        with self._changing(row) as connection:
+            connection.execute(sa.update(arms).where(*_arm(row.name, arm)).values(announced=1))
+
+    @contextmanager
+    def _changing(self, row: StudyRow) -> Iterator[Connection]:
+        """Give a writing transaction for a study that is there, and not another of its name."""
         with self._storage.write() as connection:
-            connection.execute(sa.update(arms).where(*_arm(study, arm)).values(announced=1))
+            check_there(connection, row)
+            yield connection
 
 
 def study_names(url: str) -> list[str]:

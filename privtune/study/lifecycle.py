@@ -27,6 +27,7 @@ from privtune.strategies import Outcome, Plan, Release
 from privtune.strategies.stage_plan import StagePlan
 from privtune.study._release import MODEL, make_release
 from privtune.study._results import write_file
+from privtune.study._rows import check_there
 from privtune.study._standing import AnyPlan, Stage, Standing
 from privtune.study._store import Arm
 from privtune.study.failures import stopping
@@ -99,6 +100,8 @@ class Life(Standing):
         """
         from privtune.ledger.audits import note_deleted
 
+        with self.ledger.log.storage.read() as connection:
+            check_there(connection, self._row)  # before anything else of that name is deleted
         arms = list(self.rows())
         with ExitStack() as held:
             with suppress(OSError):  # where no lock can be put, nobody has one
@@ -160,6 +163,7 @@ class Life(Standing):
         ]
 
         def add(connection: Connection) -> None:
+            check_there(connection, self._row)
             for arm in asked:
                 there = self._store.add_arm(connection, self.name, arm)
                 self.check_same(arm.plan, there.plan)
@@ -219,17 +223,17 @@ class Life(Standing):
             for name, one in staged.items():
                 results.insert(name, one, connection)
 
-        if not self._store.set_release(self.name, plan.arm, document, put):
+        if not self._store.set_release(self._row, plan.arm, document, put):
             for name, one in staged.items():
                 results.discard(name, one)
 
     def keep_stage(self, plan: StagePlan, document: Mapping[str, Any]) -> None:
         """Store what a stage releases, the first time: started → trained."""
-        self._store.set_release(self.name, plan.arm, document, lambda _: None)
+        self._store.set_release(self._row, plan.arm, document, lambda _: None)
 
     def announce_stage(self, plan: StagePlan) -> None:
         """Note that a stage is through: released → announced."""
-        self._store.set_announced(self.name, plan.arm)
+        self._store.set_announced(self._row, plan.arm)
 
     def settle(self, plan: AnyPlan) -> None:
         """Settle an arm's charge and forget what is sealed, in one transaction: trained → released."""
@@ -238,6 +242,7 @@ class Life(Standing):
         charge = self.charge_of(plan)
 
         def forget(connection: Connection) -> bool:
+            check_there(connection, self._row)
             self.sealed(plan.arm).forget(connection)
             self._store.forget_secret(connection, self.name, plan.arm)
             if charge is not None:
@@ -267,7 +272,7 @@ class Life(Standing):
             write_file(results.folder / "certificate.json", text.encode())
             tell(plan, release)
             forget_times(results.folder, within=True)
-            self._store.set_announced(self.name, plan.arm)
+            self._store.set_announced(self._row, plan.arm)
         return release
 
     def write(self, arm: str, name: str) -> Path:
@@ -280,7 +285,7 @@ class Life(Standing):
 
     def record_failure(self, arm: str, error: BaseException) -> None:
         """Keep the whole traceback of an error for the curator alone: it may come from the data."""
-        self._store.add_failure(self.name, arm, "".join(traceback.format_exception(error)))
+        self._store.add_failure(self._row, arm, "".join(traceback.format_exception(error)))
 
     def _move(self, charge: Charge, kind: Kind, **options: object) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,19 @@ class LedgerContract:
         assert read.started_at is not None
         assert read.closed_at is not None
         assert read.created_at <= read.started_at <= read.closed_at
+
+    def test_a_plan_is_charged_once_and_for_one_event(self, ledger: Ledger) -> None:
+        """A plan asked for again is the charge that is there; nothing else goes by its digest."""
+        plan, louder = request(5.0, plan_digest="p"), request(2.0, plan_digest="p")
+        [made] = ledger.reserve("b", [plan])
+        assert ledger.reserve("b", [plan, plan]) == (made, made)
+        for asked in ([louder], [replace(plan, plan_digest="q"), replace(louder, plan_digest="q")]):
+            with pytest.raises(ChargeStateError, match="another event"):
+                ledger.reserve("b", asked)
+        ledger.start(made.id)
+        with pytest.raises(ChargeStateError, match="another event"):
+            ledger.reserve("b", [louder])
+        assert len(ledger.charges("b")) == 1
 
     @pytest.mark.parametrize(
         ("path", "step"),

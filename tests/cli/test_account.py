@@ -22,9 +22,9 @@ from privtune.accounting import (
     lower_bound,
 )
 from privtune.accounting.sensitivity import sensitivity
-from privtune.cli._common import rounded_up
 from privtune.cli.account import Neighbours, app
 from privtune.errors import InvalidInputError
+from privtune.numbers import rounded_up
 
 pytestmark = pytest.mark.quick
 

@@ -143,7 +143,7 @@ def test_charge_refuse_and_say_what_fits(cli: Cli, budget: str, event: str, sele
     assert (charged["id"], charged["state"], charged["basis"]) == ("b-1", "started", "declared")
     done = cli("budget", "charge", "b", selection, "--note", "second")
     assert (done.code, done.out) == (1, "")
-    assert "asks for ε = 1.44 on its own" in done.err
+    assert "asks for ε = 1.45 on its own" in done.err
     assert "a DP-SGD training with q = 0.0043, T = 2340 from σ ≥ " in done.err
     assert "a selection of mean 10 over it from σ ≥ " in done.err
     assert len(document(cli, "budget", "charges", "b")) == 1
@@ -187,7 +187,7 @@ def test_a_broken_budget_is_not_sound(cli: Cli, budget: str, tmp_path: Path) -> 
     for args in (("b",), ("--certificate", str(certificate))):
         done = cli("budget", "verify", *args)
         assert done.code == 1
-        assert "THE BUDGET IS BROKEN: everything charged to 'b' costs ε = 19.13 of 2." in done.err
+        assert "THE BUDGET IS BROKEN: everything charged to 'b' costs ε = 19.14 of 2." in done.err
         assert done.err.count("\n") == 1
         assert "sound" not in done.out
         found = json.loads(cli("budget", "verify", *args, "--json").out)

@@ -46,6 +46,13 @@ def test_a_declared_block_is_the_budget_and_no_hundredth_more(ledger: Ledger) ->
     assert ledger.spent("b").epsilon <= EPSILON
 
 
+def test_a_refusal_says_bounds() -> None:
+    """What is asked and spent is never less than it says, what is left never more."""
+    budget = Budget(EPSILON, DELTA, name="b")
+    said = str(BudgetExceededError(budget, requested=2.001, spent=1.0049, remaining=1.9959))
+    assert "asks for ε = 2.01 on its own; ε = 1.01 is spent, ε = 1.99 is left" in said
+
+
 @pytest.mark.parametrize("first", [costing(0.5).event, costing(2.5).event])
 def test_block_and_filter_and_odometer_share_one_delta(ledger: Ledger, first: Event) -> None:
     """What the filter may admit, with all that is paid beside it, stays within the budget's δ."""

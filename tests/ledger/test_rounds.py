@@ -26,6 +26,7 @@ from privtune.ledger import (
 )
 from privtune.ledger.history import History
 from privtune.ledger.leases import leased
+from privtune.ledger.round_rows import forget_secret
 from privtune.ledger.round_values import OpenRound
 from privtune.ledger.schema import tasks
 from tests.ledger.one_task import complete_one, lease_one, renew_one
@@ -71,6 +72,23 @@ def begin(ledger: Ledger, rounds: Rounds) -> Begin:
         return rounds.open(charge.id, count=count)
 
     return begun
+
+
+def test_a_settled_round_is_over(ledger: Ledger, rounds: Rounds, begin: Begin) -> None:
+    """Whoever comes late finds its results gone: that is no reason to train them again."""
+    opened = begin(1)
+    [lease] = rounds.lease_some(opened.charge_id, "w", most=1)
+    rounds.complete_some([Finished(lease, 0.5, {})])
+    ledger.settle(opened.charge_id)
+    with ledger.log.storage.write() as connection:
+        forget_secret(connection, opened.charge_id)
+    with pytest.raises(ChargeStateError, match="its round is over"):
+        rounds.reopen(opened.charge_id, 0, lambda _: None)
+    assert rounds.open_count(opened.charge_id) == 0
+    over = rounds.find(opened.charge_id)
+    assert over is not None
+    with pytest.raises(ChargeStateError, match="its round is over"):
+        over.seed(0)
 
 
 def test_one_charge_pays_for_all_rows(ledger: Ledger, rounds: Rounds, begin: Begin) -> None:

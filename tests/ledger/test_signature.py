@@ -117,6 +117,7 @@ def test_a_rewritten_certificate_that_verifies_by_itself_is_found(
         ({"signed_on": "2026-11-21"}, "does not fit"),
         ({"signature": "AAAA"}, "does not fit"),
         ({"signature": "no base64"}, "does not fit"),
+        ({"signature": "é"}, "does not fit"),
         ({"signature": 7}, "lacks a part"),
         ({"more": "x"}, "one too many"),
         ({"version": 2}, "version 1"),

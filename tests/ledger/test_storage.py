@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -21,6 +22,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import (
     Budget,
     ChargeRequest,
+    Finished,
     Ledger,
     LedgerBusyError,
     LedgerConnectionError,
@@ -28,13 +30,16 @@ from privtune.ledger import (
     LedgerError,
     LedgerFullError,
     LedgerReadOnlyError,
+    Rounds,
     verify,
 )
 from privtune.ledger.chain import Kind
+from privtune.ledger.failures import translated
 from privtune.ledger.places import checked_url
 from privtune.ledger.storage import Storage
 from privtune.ledger.urls import masked, masked_url
 from privtune.study import study_names
+from privtune.study._trials import StudyTrials
 
 ASKED = ChargeRequest(Gaussian(9.0))
 
@@ -181,6 +186,52 @@ def test_postgres_locks_whatever_the_server_defaults_to(postgres_url: str) -> No
             assert level == "read committed"
             query = sa.select(sa.text("name")).select_from(sa.text("privtune_budgets"))
             assert "FOR UPDATE" in str(query.with_for_update().compile(connection))
+
+
+@pytest.mark.postgres
+def test_postgres_answers_whatever_the_server_defaults_to(postgres_url: str) -> None:
+    """Texts would be bytes, times none, numbers short of their last digits, and a long wait cut off."""
+    settings = (
+        "client_encoding=SQL_ASCII", "datestyle=German", "timezone=Asia/Tokyo", "extra_float_digits=-10",
+        "statement_timeout=50", "idle_session_timeout=50", "default_transaction_isolation=serializable",
+    )  # fmt: skip
+    parsed = sa.make_url(postgres_url)
+    options = " -c".join((str(parsed.query["options"]), *settings))
+    url = parsed.update_query_dict({"options": options}).render_as_string(hide_password=False)
+    score = 0.1 + 0.2
+    with Ledger(url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="b", dataset="Klinik Süd, ε"))
+        [charge] = ledger.reserve("b", [ASKED])
+        rounds = Rounds(ledger)
+        rounds.open(charge.id, count=1)
+        rounds.complete_some([Finished(*rounds.lease_some(charge.id, "w", most=1), score, {})])
+        assert [result.score for result in rounds.results(charge.id)] == [score]
+        with ledger.log.storage.read() as connection:
+            connection.exec_driver_sql("SELECT pg_sleep(0.1)")
+        assert StudyTrials(ledger.log.storage, "s").of("arm") == []
+        assert ledger.settle(charge.id).state == "settled"
+    with Ledger(postgres_url) as ledger:
+        assert ledger.budget("b").dataset == "Klinik Süd, ε"
+    intact(postgres_url)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("55P03", LedgerBusyError),
+        ("40P01", LedgerBusyError),
+        ("40001", LedgerBusyError),
+        ("25006", LedgerReadOnlyError),
+        ("53100", LedgerFullError),
+        ("42501", LedgerError),
+    ],
+)
+def test_errors_are_known_in_every_language(code: str, kind: type[LedgerError]) -> None:
+    """What PostgreSQL says depends on the server's language, its codes do not."""
+    error = psycopg.errors.lookup(code)("breche Anweisung ab")
+    with pytest.raises(LedgerError) as caught, translated("postgresql://host/x"):
+        raise sa.exc.ProgrammingError("SELECT 1", None, error)
+    assert type(caught.value) is kind
 
 
 def test_a_full_disk(sqlite_path: Path) -> None:

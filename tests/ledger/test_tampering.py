@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -222,6 +223,21 @@ def test_a_senseless_weight_is_named(ledger: Ledger, weight: Any) -> None:
     assert "entry 8" in check(ledger)
 
 
+@pytest.mark.parametrize("body", [None, "x", 7, [], {"basis": []}])
+def test_a_senseless_entry_is_named(ledger: Ledger, body: Any) -> None:
+    rewritten(ledger, lambda seq, there: body if seq == 8 else there)
+    assert "entry 8" in check(ledger)
+
+
+def test_a_budget_without_an_order_is_named(ledger: Ledger) -> None:
+    def without(seq: int, body: dict[str, Any]) -> dict[str, Any]:
+        return {**body, "terms": {**body["terms"], "order": None}} if seq == 1 else body
+
+    rewritten(ledger, without)
+    assert "entry 1" in check(ledger)
+    assert "no order" in check(ledger)
+
+
 @pytest.mark.parametrize(
     ("seq", "basis", "says"),
     [
@@ -408,6 +424,38 @@ def test_every_edit_of_a_certificate_fails(ledger: Ledger) -> None:
 def test_a_budget_larger_than_any_float_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="epsilon = 1000"):
         Budget(10**400, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seq", math.inf),
+        ("seq", True),
+        ("charge", "3"),
+        ("kind", "\ud800"),
+        ("sealed", None),
+        ("body", {"x": math.nan}),
+        ("more", 1),
+    ],
+)
+def test_a_senseless_part_of_a_certificate_is_one_sentence(
+    ledger: Ledger, name: str, value: Any
+) -> None:
+    certificate = export_certificate(ledger.log.storage, "b")
+    certificate["entries"][-1][name] = value
+    with pytest.raises(LedgerCorruptedError):
+        verify_certificate(certificate)
+
+
+@pytest.mark.parametrize("part", ["entries", "kind", "body"])
+def test_a_certificate_that_is_nested_too_deeply_is_one_sentence(ledger: Ledger, part: str) -> None:
+    certificate = export_certificate(ledger.log.storage, "b")
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+    (certificate if part == "entries" else certificate["entries"][-1])[part] = deep
+    with pytest.raises(LedgerCorruptedError):
+        verify_certificate(certificate)
 
 
 @pytest.mark.parametrize("part", ["entries", "charges"])

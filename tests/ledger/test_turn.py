@@ -177,6 +177,31 @@ def test_one_connection_holds_a_name_and_works(postgres_url: str, tmp_path: Path
 
 
 @pytest.mark.postgres
+def test_threads_let_go_of_names_in_any_order(postgres_url: str, tmp_path: Path) -> None:
+    """Two threads run an arm each of one study: whoever began first and ended first works on."""
+    with Ledger(postgres_url) as ledger, ThreadPoolExecutor(2) as pool:
+        storage, meet = ledger.log.storage, threading.Barrier(2, timeout=60)
+
+        def first() -> None:
+            with storage.hold("one", tmp_path):
+                meet.wait()
+                meet.wait()  # both hold a name
+            meet.wait()
+            meet.wait()  # the second has let go of its name, too
+            ledger.create_budget(Budget(3.0, 1e-5, name="b"))
+
+        def second() -> None:
+            meet.wait()
+            with storage.hold("two", tmp_path):
+                meet.wait()
+                meet.wait()  # the first has let go of its name
+            meet.wait()
+
+        for done in [pool.submit(first), pool.submit(second)]:
+            done.result(120)
+
+
+@pytest.mark.postgres
 def test_a_name_is_held_by_a_connection_that_may_be_lost(postgres_url: str, tmp_path: Path) -> None:
     """Servers end connections that are idle while an arm trains: its result is stored all the same."""
     with Ledger(postgres_url) as ledger, Ledger(postgres_url) as other:

@@ -19,8 +19,11 @@ from typing import Any
 import pytest
 
 import privtune
+from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger, verify
-from privtune.study import Study, StudyFinishedError, study_names
+from privtune.strategies import Outcome
+from privtune.study import Study, StudyFinishedError, delete_study, study_names
+from privtune.study.lifecycle import Life
 from tests.ledger.campaigns import processes
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
 from tests.study import driven
@@ -259,6 +262,33 @@ def test_what_is_being_run_is_not_deleted(url: str, arm: str | None) -> None:
         assert [arm.state for arm in study.status()] == ["planned"]
         study.delete()
     assert "kept" not in study_names(url)
+
+
+def test_who_comes_back_after_a_deletion_writes_to_no_other_study_of_the_name(url: str) -> None:
+    """Rows are found by name: what was trained on one charge is never handed in on another's."""
+    Study.create(toy_spec(epsilon=2.0), url).close()
+    with closing(Life("toy", url)) as old:
+        plans = list(old.plans().values())
+        (plan,) = (plan for plan in plans if plan.runs is not None)
+        old.charge(plans)
+        delete_study("toy", url)
+        Study.create(toy_spec(epsilon=1.0), url).close()
+        results, gone = old.sealed(plan.arm), "was deleted while this process worked for it"
+        late: list[Callable[[], object]] = [
+            lambda: results.put("trial-000000.safetensors", b"trained on the charge of before"),
+            lambda: old.keep(plan, Outcome(None), seconds=1.0, utility={}, machine={}),
+            lambda: old.record_failure(plan.arm, ValueError()),
+            lambda: old.charge(plans),
+            old.delete,
+        ]
+        for write in late:
+            with pytest.raises(PrivTuneError, match=gone):
+                write()
+    with closing(Life("toy", url)) as new:
+        assert new.sealed(plan.arm).names() == []
+        assert new.failures(plan.arm) == []
+        assert all(arm.release is None and arm.secret for arm in new.rows().values())
+    assert charges(url, "toy") == ["reserved"] * 3
 
 
 def test_a_study_is_deleted_where_its_folder_cannot_be_made(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from privtune.execution.executor import Executor
 from privtune.execution.table import make_rounds
+from privtune.ledger import LedgerCorruptedError, verify
 from privtune.ledger.round_values import OpenRound
 from privtune.ledger.schema import tasks
 from privtune.study import NullObserver, Study
@@ -98,6 +99,22 @@ def test_the_secret_of_a_round_is_forgotten_with_its_arms(storage: str) -> None:
         opened = [each for each in found if each is not None]
         assert opened
         assert all(each.secret == b"" for each in opened)
+
+
+@pytest.mark.parametrize("change", [{"score": 0.25}, {"result": "{}"}])
+def test_the_chain_covers_the_results_of_an_arms_round(
+    storage: str, change: dict[str, Any]
+) -> None:
+    """However an arm's life settles its charge, what its round held cannot be changed unseen."""
+    study = Study.create(toy_spec(seed=1), storage)
+    study.run()
+    with closing(Life("toy", storage)) as life:
+        log = life.ledger.log.storage
+        verify(log, "toy")
+        with log.write() as connection:
+            assert connection.execute(sa.update(tasks).values(change)).rowcount > 0
+        with pytest.raises(LedgerCorruptedError, match="the round of charge toy-2"):
+            verify(log, "toy")
 
 
 @pytest.mark.parametrize("seed", [None, 7])
