@@ -20,6 +20,7 @@ from privtune.ledger import show_adjacency
 from privtune.strategies.trainings import CANDIDATE
 from privtune.training.mechanism.streams import Streams
 from privtune.views.text import (
+    EXPECTED,
     ceil_to,
     explain_utility,
     public_facts,
@@ -205,7 +206,9 @@ def comparison_document(study: Study) -> dict[str, Any]:
                 "wall_seconds": None
                 if status.release is None
                 else status.release.cost.wall_seconds,
-                "wall_seconds_expected": status.plan.is_sealed,
+                "wall_seconds_expected": status.plan.is_private
+                if status.release is None
+                else status.release.cost.expected,
             }
             for status in study.status()
         ],
@@ -266,10 +269,8 @@ def _print_arms(study: Study, utility: str, values: Mapping[str, str]) -> None:
             if arm["epsilon"] is None
             else f"{ceil_to(arm['epsilon'], 3):.3f}",
             utility: values.get(arm["arm"], arm["state"]),
-            "gradient evaluations": f"{arm['gradient_evaluations']:,.0f}{_mark(arm)}",
-            "seconds": "—"
-            if arm["wall_seconds"] is None
-            else f"{arm['wall_seconds']:.1f}{_mark(arm)}",
+            "gradient evaluations": f"{arm['gradient_evaluations']:,.0f}",
+            "seconds": "—" if arm["wall_seconds"] is None else f"{arm['wall_seconds']:.1f}",
         }
         for arm in document["arms"]
     ]
@@ -296,10 +297,6 @@ def _print_arms(study: Study, utility: str, values: Mapping[str, str]) -> None:
         console().print(Padding(block, (0, 0, 1, 2)), highlight=False, soft_wrap=True)
 
 
-def _mark(arm: Mapping[str, Any]) -> str:
-    return " †" if arm["sealed"] else ""
-
-
 def _footnotes(study: Study) -> list[str]:
     budget = study.spec.budget
     spent = study.spent()
@@ -311,13 +308,12 @@ def _footnotes(study: Study) -> list[str]:
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
         f"{budget.delta:g}, {show_adjacency(budget.adjacency, budget.unit)}).",
         explain_utility(study.status()),
-        "Gradient evaluations are the plan's expectation: sizes of Poisson samples are private.",
+        EXPECTED,
     ]
     lines += map(stage_line, study.stages)
     if any(plan.is_sealed for plan in study.plans):
         lines.append(
-            "† sealed: the plan's expectation. What a selection really took would reveal its secret "
-            "number of runs; the curator's view has it (privtune study show --curator)."
+            "The curator's view has what is sealed of a selection (privtune study show --curator)."
         )
     lines += [
         f"{s.plan.arm}: {s.release.note}" for s in study.status() if s.release and s.release.note

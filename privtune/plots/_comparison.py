@@ -146,8 +146,8 @@ def plot_cost(study: Study) -> go.Figure:
         study: A study.
 
     Returns:
-        A figure with two panels. Hatched bars are the plan's expectation: the cost of a sealed
-        round would tell its number of runs.
+        A figure with two panels. Hatched bars are the plan's expectation: what a training took would
+        tell how many records there are, and a sealed round its number of runs.
 
     Example:
         >>> [bar.marker.pattern.shape for bar in plot_cost(study).data if bar.name == "selection"]
@@ -163,7 +163,7 @@ def plot_cost(study: Study) -> go.Figure:
     for status in study.status():
         arm = status.plan.arm
         seconds = None if status.release is None else status.release.cost.wall_seconds
-        hatched = {"shape": "/" if status.plan.is_sealed else ""}
+        hatched = {"shape": "/" if status.plan.is_private else ""}
         for column, value in ((1, status.plan.expected_gradient_evaluations), (2, seconds)):
             figure.add_trace(
                 go.Bar(

@@ -25,12 +25,13 @@ class Cost:
     Args:
         gradient_evaluations: Per-sample gradients. Always the plan's expectation: the realised
             number is the sum of the sizes of Poisson samples, which is private.
-        wall_seconds: Time; the plan's estimate for a sealed arm. ``None`` if it is not known.
-        expected: Whether the time is the plan's estimate rather than a measurement.
+        wall_seconds: The plan's estimate, from made-up records: what a training really took tells how
+            many records there are, and a round how many runs. ``None`` if it is not known.
+        expected: Whether the time is the plan's estimate: of every arm that is private.
 
     Example:
         >>> cost = study.release("selection").cost
-        >>> cost.expected  # a measured time would tell the number of runs
+        >>> cost.expected  # a measured time would tell the number of runs, and of records
         True
     """
 

@@ -60,7 +60,7 @@ def to_markdown(study: Study) -> str:
                     plan.strategy,
                     show_epsilon(status.guarantee.epsilon),
                     values.get(plan.arm, status.state),
-                    f"{plan.expected_gradient_evaluations:,.0f}{' †' if plan.is_sealed else ''}",
+                    f"{plan.expected_gradient_evaluations:,.0f}",
                     show_params({} if release is None else release.params) or "—",
                 )
             )

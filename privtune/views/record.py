@@ -80,7 +80,7 @@ class ArmRecord:
         arm: Name of the arm; the run's name.
         digest: Digest of its plan; the run's identity.
         sealed: Whether its trials are sealed.
-        seconds: Measured time; 0 for a sealed arm, whose run must not have a length.
+        seconds: Measured time; 0 for a private arm, whose run must not have a length.
         tags: Short texts.
         params: Parameters, written once.
         points: Metrics as (name, value, step), finite values only.
@@ -155,7 +155,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         arm=plan.arm,
         digest=plan.digest(),
         sealed=plan.is_sealed,
-        seconds=0.0 if plan.is_sealed else release.cost.wall_seconds or 0.0,
+        seconds=0.0 if release.cost.expected else release.cost.wall_seconds or 0.0,
         tags=_tags(study, plan, release),
         params=_params(study, plan, release),
         points=tuple(points),
@@ -388,7 +388,7 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
     if release.cost.expected:
         lines += [
             "",
-            "Costs are the plan's expectations: what a sealed round really took would tell its "
-            "secret number of runs.",
+            "Costs are the plan's expectations: what an arm really took would tell how many records "
+            "there are, and of a sealed round its secret number of runs.",
         ]
     return "\n".join(lines)

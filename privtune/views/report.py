@@ -22,6 +22,7 @@ from privtune.views.page import (
 from privtune.views.record import LEDGER_TABLE, budget_view, ledger_table
 from privtune.views.statement import privacy_statement
 from privtune.views.text import (
+    EXPECTED,
     NOT_MEASURED,
     budget_line,
     ceil_to,
@@ -127,7 +128,6 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
     rows = []
     for arm in arms:
         release = arm.release
-        mark = " †" if arm.plan.is_sealed else ""
         seconds = None if release is None else release.cost.wall_seconds
         params = {} if release is None else release.params
         rows.append(
@@ -136,8 +136,8 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
                 arm.plan.strategy,
                 show_epsilon(arm.guarantee.epsilon),
                 values.get(arm.plan.arm, arm.state),
-                f"{arm.plan.expected_gradient_evaluations:,.0f}{mark}",
-                "—" if seconds is None else f"{seconds:.1f}{mark}",
+                f"{arm.plan.expected_gradient_evaluations:,.0f}",
+                "—" if seconds is None else f"{seconds:.1f}",
                 show_params(params) or "—",
             )
         )
@@ -159,11 +159,7 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
             numeric=["ε", utility, "gradients", "seconds"],
         ),
         Html(f'<p class="quiet">{text(explain_utility(arms))}</p>'),
-        Html(
-            '<p class="quiet">Gradient evaluations are expectations: sizes of Poisson samples are '
-            "private. † The plan's expectation: what a sealed round really took would tell its secret "
-            "number of runs.</p>"
-        ),
+        Html(f'<p class="quiet">{text(EXPECTED)}</p>'),
         anchor="comparison",
     )
 

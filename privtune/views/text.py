@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from privtune.study.spec import BudgetSpec
 
 __all__ = [
+    "EXPECTED",
     "NOT_MEASURED",
     "budget_line",
     "ceil_to",
@@ -79,6 +80,10 @@ def public_facts(plans: Sequence[Plan]) -> list[tuple[str, Mapping[str, str]]]:
 
 
 NOT_MEASURED = "not measured"
+EXPECTED = (
+    "Gradient evaluations and seconds are the plan's expectations: sizes of Poisson samples are private, "
+    "and what a training really took tells them, or the secret number of a selection's runs."
+)
 """What stands for a metric that no charge paid for."""
 
 
