@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING, Context
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +27,7 @@ from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import composed_curve
 from privtune.accounting.registry import entry, looks, under
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.numbers import ceil_digits
 
 __all__ = ["Guarantee", "delta", "epsilon", "group_privacy", "lower_bound"]
 
@@ -78,7 +78,7 @@ class Guarantee:
     def __str__(self) -> str:
         """One line for people; both numbers are rounded up."""
         return (
-            f"(ε = {_rounded_up(self.epsilon)}, δ = {_rounded_up(self.delta)}) "
+            f"(ε = {ceil_digits(self.epsilon, 4):g}, δ = {ceil_digits(self.delta, 4):g}) "
             f"under {self.adjacency}, by {self.method}"
         )
 
@@ -104,14 +104,6 @@ class Guarantee:
             "adjacency": self.adjacency.value,
             "bounds": {**{k: number(v) for k, v in self.bounds.items()}, **self.reasons},
         }
-
-
-_FOUR_DIGITS = Context(prec=4, rounding=ROUND_CEILING)
-
-
-def _rounded_up(value: float) -> str:
-    """Show a number, or the next one above it that has four digits."""
-    return f"{float(_FOUR_DIGITS.create_decimal(repr(float(value)))):g}"
 
 
 def epsilon(

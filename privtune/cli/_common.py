@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from decimal import ROUND_CEILING, Context
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privtune.errors import InvalidInputError
+from privtune.numbers import ceil_digits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,6 @@ __all__ = [
     "program",
     "read_bytes",
     "read_json",
-    "rounded_up",
     "write_chart",
     "write_page",
     "write_report",
@@ -184,16 +183,6 @@ def changes_table(found: Sensitivity) -> Table:
 
     table = Table("change", "epsilon", "difference")
     for change in found.changes:
-        numbers = (f"{rounded_up(change.epsilon):.6g}", f"{change.difference:+.4f}")
+        numbers = (f"{ceil_digits(change.epsilon, 6):.6g}", f"{change.difference:+.4f}")
         table.add_row(change.text, *("∞" if "inf" in number else number for number in numbers))
     return table
-
-
-def rounded_up(value: float) -> float:
-    """Round a cost up to six digits: what is printed holds, too.
-
-    Example:
-        >>> rounded_up(4.37718032), rounded_up(-4.37718032)
-        (4.37719, -4.37718)
-    """
-    return float(Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(value))

@@ -17,11 +17,11 @@ from rich.table import Table
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.ledger import show_adjacency
+from privtune.numbers import show_epsilon, show_left
 from privtune.strategies.trainings import CANDIDATE
 from privtune.training.mechanism.streams import Streams
 from privtune.views.text import (
     EXPECTED,
-    ceil_to,
     explain_utility,
     public_facts,
     stage_line,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "arm_view",
-    "ceil_to",
     "comparison_document",
     "examples",
     "examples_table",
@@ -75,7 +74,7 @@ def _facts() -> Table:
 def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
     """Return one arm of what ``privtune study plan`` prints: it reads well in 80 columns."""
     bounds = sorted(guarantee.bounds.items(), key=lambda item: item[1])
-    rest = ", ".join(f"{name} {ceil_to(value, 4):.4f}" for name, value in bounds[1:])
+    rest = ", ".join(f"{name} {show_epsilon(value, 4)}" for name, value in bounds[1:])
     noises = ", ".join(f"{name} = {value:.4g}" for name, value in noise_of(plan).items())
     table = _facts()
     table.add_row("event", formula(plan.event))
@@ -83,7 +82,7 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
     options, mass = plan.training.noise, plan.beyond_reach
     beyond = "nothing" if mass < 1e-30 else f"a mass of {mass:.2g}"
     table.add_row("", f"{options.source}, {options.floating_point}; beyond its reach: {beyond}")
-    epsilon = f"[bold]{ceil_to(guarantee.epsilon, 4):.4f}[/] by {guarantee.method}"
+    epsilon = f"[bold]{show_epsilon(guarantee.epsilon, 4)}[/] by {guarantee.method}"
     if not plan.is_private:
         epsilon = "[bold red]∞: no guarantee at all; no part of the budget; needs --non-private[/]"
     table.add_row("ε", epsilon + (f" (also {rest})" if rest else ""))
@@ -112,7 +111,7 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
 def stage_view(plan: StagePlan, guarantee: Guarantee, **more: str) -> Table:
     """Return one stage of what ``privtune study plan`` and ``privtune study show`` print."""
     table = _facts()
-    table.add_row("ε", f"[bold]{ceil_to(guarantee.epsilon, 4):.4f}[/] by {guarantee.method}")
+    table.add_row("ε", f"[bold]{show_epsilon(guarantee.epsilon, 4)}[/] by {guarantee.method}")
     table.add_row("event", formula(plan.event))
     table.add_row("noise on each sum", f"{plan.scale:.4g}")
     for name, text in more.items():
@@ -162,7 +161,7 @@ def arm_view(plan: Plan, arm: dict[str, Any]) -> Table:
     table = _facts()
     table.add_row("state", arm["state"])
     private = arm["epsilon"] is not None
-    epsilon = f"{ceil_to(arm['epsilon'], 4):.4f} by {arm['bound']}" if private else "∞ NOT PRIVATE"
+    epsilon = f"{show_epsilon(arm['epsilon'], 4)} by {arm['bound']}" if private else "∞ NOT PRIVATE"
     table.add_row("ε", epsilon)
     table.add_row("event", formula(plan.event))
     if arm["params"]:
@@ -267,7 +266,7 @@ def _print_arms(study: Study, utility: str, values: Mapping[str, str]) -> None:
             "strategy": escape(arm["strategy"]),
             "ε": "[bold red]∞ NOT PRIVATE[/]"
             if arm["epsilon"] is None
-            else f"{ceil_to(arm['epsilon'], 3):.3f}",
+            else show_epsilon(arm["epsilon"]),
             utility: values.get(arm["arm"], arm["state"]),
             "gradient evaluations": f"{arm['gradient_evaluations']:,.0f}",
             "seconds": "—" if arm["wall_seconds"] is None else f"{arm['wall_seconds']:.1f}",
@@ -301,8 +300,8 @@ def _footnotes(study: Study) -> list[str]:
     budget = study.spec.budget
     spent = study.spent()
     lines = [
-        f"Budget {budget.name}: ε = {ceil_to(spent.epsilon, 3):.3f} of {budget.epsilon:g} charged, "
-        f"{math.floor(study.remaining() * 1000) / 1000:.3f} left (δ = {budget.delta:g}, "
+        f"Budget {budget.name}: ε = {show_epsilon(spent.epsilon)} of {budget.epsilon:g} charged, "
+        f"{show_left(study.remaining())} left (δ = {budget.delta:g}, "
         f"{show_adjacency(budget.adjacency, budget.unit)}, {together(spent)})."
         if spent.epsilon > 0
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
@@ -328,7 +327,7 @@ def _footnotes(study: Study) -> list[str]:
             lines.append(
                 f"{plan.arm}: its candidates are i.i.d.; released alone, the best of a random number "
                 f"of them (mean {plan.expected_runs:g}) would have cost ε = "
-                f"{ceil_to(instead.epsilon, 3):.3f} at the same noise."
+                f"{show_epsilon(instead.epsilon)} at the same noise."
             )
     if study.spec.seed is not None:
         lines.append(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
+from privtune.numbers import show_epsilon, show_left
 
 if TYPE_CHECKING:
     from privtune.ledger.values import Budget
@@ -93,8 +94,8 @@ class BudgetExceededError(LedgerError):
         self.fitting = tuple(fitting)
         message = (
             f"budget {budget.name!r} (ε = {budget.epsilon:g}, δ = {budget.delta:g}) does not hold "
-            f"this: it asks for ε = {requested:.3g} on its own; ε = {spent:.3g} is spent, "
-            f"ε = {remaining:.3g} is left"
+            f"this: it asks for ε = {show_epsilon(requested)} on its own; "
+            f"ε = {show_epsilon(spent)} is spent, ε = {show_left(remaining)} is left"
         )
         if used is not None:
             message += (

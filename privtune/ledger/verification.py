@@ -26,6 +26,7 @@ from privtune.ledger.schema import budgets, entries
 from privtune.ledger.storage import Storage
 from privtune.ledger.weights import weigh_as_gaussian
 from privtune.names import check_text
+from privtune.numbers import show_epsilon
 
 __all__ = ["Verification", "is_within", "replay", "verified", "verify"]
 
@@ -270,7 +271,7 @@ def _check_block(history: History, last: Entry) -> None:
         if history.charges[number].basis == BASIS_DECLARED
     )
     cost = block_epsilon(declared, budget.delta, budget.adjacency).epsilon
-    why = f"the declared charges cost ε = {cost:.6g}, more than the budget's {budget.epsilon:g}"
+    why = f"the declared charges cost ε = {show_epsilon(cost, 6)}, more than the budget's {budget.epsilon:g}"
     _note(history, last, cost, budget.epsilon, why)
 
 

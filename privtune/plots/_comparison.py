@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from privtune.accounting import epsilon
+from privtune.numbers import show_epsilon
 from privtune.plots._style import apply_style, colours, new_figure
 from privtune.strategies import validation_metric
 from privtune.training.mechanism.metrics import is_share
@@ -90,7 +91,7 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
                     line={"color": palette[arm], "dash": "dot", "width": 1},
                     marker={"symbol": ["circle-open", "circle"], "size": [11, 1]},
                     showlegend=False,
-                    hovertemplate=f"{arm}: one training alone, ε = {one:.4f}<extra></extra>",
+                    hovertemplate=f"{arm}: one training alone, ε = {show_epsilon(one, 4)}<extra></extra>",
                 )
             )
         figure.add_trace(
@@ -109,10 +110,10 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
                     "thickness": 1.5,
                     "width": 6,
                 },
-                hovertemplate=f"{arm}<br>{value:{digits}}<br>ε = {total:.4f}<extra></extra>"
+                hovertemplate=f"{arm}<br>{value:{digits}}<br>ε = {show_epsilon(total, 4)}<extra></extra>"
                 if scored
                 else f"{arm}<br>{value:{digits}} [{low:{digits}}, {high:{digits}}]<br>"
-                f"ε = {total:.4f}<extra></extra>",
+                f"ε = {show_epsilon(total, 4)}<extra></extra>",
             )
         )
     if share:

@@ -7,7 +7,8 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from privtune.views.text import show_epsilon, show_params, stage_line, utility_column
+from privtune.numbers import show_epsilon
+from privtune.views.text import show_params, stage_line, utility_column
 
 if TYPE_CHECKING:
     from privtune.study import Study

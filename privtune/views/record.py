@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import epsilon
 from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
+from privtune.numbers import ceil_to, floor_to, show_epsilon
 from privtune.strategies import validation_metric
 from privtune.strategies.curves import epsilon_spent
 from privtune.tasks import PRECISION, PRETRAINED, TRAINED
 from privtune.views.text import (
     budget_line,
-    ceil_to,
-    floor_to,
     metric_of,
-    show_epsilon,
     stage_line,
     together,
 )
@@ -372,8 +370,8 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
     ]
     if total > one_run:
         lines.append(
-            f"A script that reports the ε of its last training would say {one_run:.4f}; choosing "
-            "among trainings is what the rest pays for."
+            f"A script that reports the ε of its last training would say {show_epsilon(one_run, 4)}; "
+            "choosing among trainings is what the rest pays for."
         )
     if release.note:
         lines += ["", release.note]
