@@ -217,6 +217,10 @@ def _computed(
     else:
         with np.errstate(all="ignore"):  # what leaves its range is no bound, and no warning
             _add_bounds(bounds, parts, wanted, target, method)
+        if wanted == "delta":
+            # Exponentials underflow: a δ of zero is a claim that sums of ε alone can make.
+            for name in bounds.values.keys() - {"basic"}:
+                bounds.values[name] = max(bounds.values[name], sys.float_info.min)
     winner = min(bounds.values, key=lambda name: bounds.values[name], default="none")
     value = bounds.values.get(winner, nothing)
     eps, dlt = (value, target) if wanted == "epsilon" else (target, min(value, 1.0))
@@ -231,6 +235,8 @@ def _add_bounds(
         convert = rdp_epsilon if wanted == "epsilon" else rdp_delta
         rdp = bounds.add("rdp", lambda: convert(curve, target) * (1.0 + _MARGIN))
         if rdp == 0.0 or method == "rdp":
+            if method == "best" and wanted == "delta":
+                add_basic(bounds, parts, wanted, target)
             return
     mu = gaussian_mu(parts)
     if mu is not None:
