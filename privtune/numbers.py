@@ -9,6 +9,7 @@ from typing import TypeGuard
 
 __all__ = ["ceil_digits", "ceil_to", "floor_to", "is_number", "show_epsilon", "show_left"]
 
+_LARGE = 1e9  # from here on six digits are shown
 _WHOLE = 1000  # digits: more than a float has before and after its point
 
 
@@ -58,11 +59,11 @@ def ceil_digits(value: float, digits: int) -> float:
 
 
 def show_epsilon(value: float, places: int = 3) -> str:
-    """Show a cost: rounded up, with two digits at least; infinity as its sign.
+    """Show a cost: rounded up, with two digits at least, six of what is large; infinity as its sign.
 
     Example:
-        >>> show_epsilon(4.22541), show_epsilon(2.4e-6, 4), show_epsilon(math.inf)
-        ('4.226', '2.4e-06', '∞')
+        >>> show_epsilon(4.22541), show_epsilon(2.4e-6, 4), show_epsilon(3e99), show_epsilon(math.inf)
+        ('4.226', '2.4e-06', '3e+99', '∞')
     """
     return _shown(value, places, ROUND_CEILING)
 
@@ -82,6 +83,8 @@ def _shown(value: float, places: int, rounding: str) -> str:
         return "∞" if value > 0 else str(value)
     if 0.0 < abs(value) < 10.0 ** (1 - places):
         return f"{_to_digits(value, 2, rounding):g}"
+    if abs(value) >= _LARGE:
+        return f"{_to_digits(value, 6, rounding):g}"
     return f"{_rounded(value, places, rounding):.{places}f}"
 
 
