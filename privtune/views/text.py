@@ -60,11 +60,13 @@ def public_facts(plans: Sequence[Plan]) -> list[tuple[str, Mapping[str, str]]]:
 
 
 NOT_MEASURED = "not measured"
-EXPECTED = (
-    "Gradient evaluations and seconds are the plan's expectations: sizes of Poisson samples are private, "
-    "and what a training really took tells them, or the secret number of a selection's runs."
-)
 """What stands for a metric that no charge paid for."""
+EXPECTED = (
+    "Gradient evaluations, and seconds of what is private, are the plan's expectations: sizes of Poisson "
+    "samples are private, and what a training really took tells them, or the secret number of a "
+    "selection's runs."
+)
+"""What stands below every comparison."""
 
 
 def metric_of(name: str) -> str:
