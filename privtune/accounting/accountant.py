@@ -72,6 +72,11 @@ class Guarantee:
         for name in ("bounds", "reasons"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
+    def __reduce__(self) -> tuple[type[Guarantee], tuple[Any, ...]]:
+        """Travel between processes: views of mappings do not."""
+        named = (self.epsilon, self.delta, self.method, self.adjacency)
+        return Guarantee, (*named, dict(self.bounds), dict(self.reasons))
+
     def __hash__(self) -> int:
         return hash((self.epsilon, self.delta, self.method, self.adjacency))
 

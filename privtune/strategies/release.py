@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from privtune.strategies.weights import Weights
@@ -87,6 +87,14 @@ class Release:
     note: str = ""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel between processes with weights that are read, not with what reads them."""
+        return {
+            **self.__dict__,
+            "_weights": self.weights,
+            "trials": [replace(trial, weights=trial.weights) for trial in self.trials],
+        }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the released parameters by name: ``model.load_state_dict(release.state_dict())``."""

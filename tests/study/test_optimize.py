@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 import sys
 import traceback
@@ -540,3 +542,12 @@ def test_what_is_no_dataset_of_pairs_is_one_sentence(storage: str, data: Any) ->
     with pytest.raises(PrivTuneError, match="must be inputs and targets"):
         make(storage).optimize(own, strategy=PapernotSteinke(mean_runs=2), **ARGUMENTS)
     assert charges(storage) == 0
+
+
+def test_a_release_travels_between_processes(storage: str) -> None:
+    released = make(storage).optimize(objective, strategy=Everything(trials=2), **ARGUMENTS)
+    for there in (pickle.loads(pickle.dumps(released)), copy.deepcopy(released)):
+        assert there.guarantee == released.guarantee
+        assert there.guarantee.bounds == released.guarantee.bounds
+        assert torch.equal(there.weights, released.weights)
+        assert [t.params for t in there.trials] == [t.params for t in released.trials]
