@@ -1,12 +1,16 @@
-"""What counts as a number in what people and files say, and how one is shown to them as a bound."""
+"""What counts as a number in what people and files say, and how a cost is shown: never as less than it is."""
 
 from __future__ import annotations
 
+import math
 import sys
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import TypeGuard
 
-__all__ = ["is_number", "rounded_down", "rounded_up"]
+__all__ = ["ceil_digits", "ceil_to", "floor_to", "is_number", "show_epsilon", "show_left"]
+
+_LARGE = 1e9  # from here on six digits are shown
+_WHOLE = 1000  # digits: more than a float has before and after its point
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -24,21 +28,75 @@ def is_number(value: object) -> TypeGuard[float]:
     return abs(value) <= sys.float_info.max
 
 
-def rounded_up(value: float, digits: int = 6) -> float:
-    """Round up to so many digits: what is printed is a bound, too.
+def ceil_to(value: float, places: int) -> float:
+    """Round up to decimal places; what is not finite stays as it is.
 
     Example:
-        >>> rounded_up(4.37718032), rounded_up(-4.37718032), rounded_up(1.0049, 3), rounded_up(1.1, 3)
-        (4.37719, -4.37718, 1.01, 1.1)
+        >>> ceil_to(4.22541, 4), ceil_to(0.3, 4)
+        (4.2255, 0.3)
     """
-    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value))))
+    return _rounded(value, places, ROUND_CEILING)
 
 
-def rounded_down(value: float, digits: int = 6) -> float:
-    """Round down to so many digits: what is left, and what something costs at least.
+def floor_to(value: float, places: int) -> float:
+    """Round down to decimal places; what is not finite stays as it is.
 
     Example:
-        >>> rounded_down(1.0059, 3), rounded_down(float("inf"))
-        (1.0, inf)
+        >>> floor_to(0.00669, 3)
+        0.006
     """
-    return -rounded_up(-value, digits)
+    return _rounded(value, places, ROUND_FLOOR)
+
+
+def ceil_digits(value: float, digits: int) -> float:
+    """Round up to significant digits.
+
+    Example:
+        >>> ceil_digits(4.37718032, 6), ceil_digits(-4.37718032, 6), ceil_digits(1e-5, 4)
+        (4.37719, -4.37718, 1e-05)
+    """
+    return _to_digits(value, digits, ROUND_CEILING)
+
+
+def show_epsilon(value: float, places: int = 3) -> str:
+    """Show a cost: rounded up, with two digits at least, six of what is large; infinity as its sign.
+
+    Example:
+        >>> show_epsilon(4.22541), show_epsilon(2.4e-6, 4), show_epsilon(3e99), show_epsilon(math.inf)
+        ('4.226', '2.4e-06', '3e+99', '∞')
+    """
+    return _shown(value, places, ROUND_CEILING)
+
+
+def show_left(value: float, places: int = 3) -> str:
+    """Show what is left, or what something costs at least: rounded down, with two digits at least.
+
+    Example:
+        >>> show_left(2.99999), show_left(1.19e-7), show_left(0.0)
+        ('2.999', '1.1e-07', '0.000')
+    """
+    return _shown(value, places, ROUND_FLOOR)
+
+
+def _shown(value: float, places: int, rounding: str) -> str:
+    if not math.isfinite(value):
+        return "∞" if value > 0 else str(value)
+    if 0.0 < abs(value) < 10.0 ** (1 - places):
+        return f"{_to_digits(value, 2, rounding):g}"
+    if abs(value) >= _LARGE:
+        return f"{_to_digits(value, 6, rounding):g}"
+    return f"{_rounded(value, places, rounding):.{places}f}"
+
+
+# A float is taken for the shortest decimal that reads as it: 0.1 is no more than 0.1.
+
+
+def _rounded(value: float, places: int, rounding: str) -> float:
+    if not math.isfinite(value):
+        return value
+    step = Decimal(1).scaleb(-places)
+    return float(Decimal(repr(float(value))).quantize(step, rounding, Context(prec=_WHOLE)))
+
+
+def _to_digits(value: float, digits: int, rounding: str) -> float:
+    return float(Context(prec=digits, rounding=rounding).create_decimal(repr(float(value))))

@@ -27,7 +27,7 @@ from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import composed_curve
 from privtune.accounting.registry import entry, looks, under
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.numbers import rounded_up
+from privtune.numbers import ceil_digits
 
 __all__ = ["Guarantee", "delta", "epsilon", "group_privacy", "lower_bound"]
 
@@ -72,13 +72,18 @@ class Guarantee:
         for name in ("bounds", "reasons"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
+    def __reduce__(self) -> tuple[type[Guarantee], tuple[Any, ...]]:
+        """Travel between processes: views of mappings do not."""
+        named = (self.epsilon, self.delta, self.method, self.adjacency)
+        return Guarantee, (*named, dict(self.bounds), dict(self.reasons))
+
     def __hash__(self) -> int:
         return hash((self.epsilon, self.delta, self.method, self.adjacency))
 
     def __str__(self) -> str:
         """One line for people; both numbers are rounded up."""
         return (
-            f"(ε = {rounded_up(self.epsilon, 4):g}, δ = {rounded_up(self.delta, 4):g}) "
+            f"(ε = {ceil_digits(self.epsilon, 4):g}, δ = {ceil_digits(self.delta, 4):g}) "
             f"under {self.adjacency}, by {self.method}"
         )
 
@@ -217,6 +222,10 @@ def _computed(
     else:
         with np.errstate(all="ignore"):  # what leaves its range is no bound, and no warning
             _add_bounds(bounds, parts, wanted, target, method)
+        if wanted == "delta":
+            # Exponentials underflow: a δ of zero is a claim that sums of ε alone can make.
+            for name in bounds.values.keys() - {"basic"}:
+                bounds.values[name] = max(bounds.values[name], sys.float_info.min)
     winner = min(bounds.values, key=lambda name: bounds.values[name], default="none")
     value = bounds.values.get(winner, nothing)
     eps, dlt = (value, target) if wanted == "epsilon" else (target, min(value, 1.0))
@@ -231,6 +240,8 @@ def _add_bounds(
         convert = rdp_epsilon if wanted == "epsilon" else rdp_delta
         rdp = bounds.add("rdp", lambda: convert(curve, target) * (1.0 + _MARGIN))
         if rdp == 0.0 or method == "rdp":
+            if method == "best" and wanted == "delta":
+                add_basic(bounds, parts, wanted, target)
             return
     mu = gaussian_mu(parts)
     if mu is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privtune.ledger import Budget, Charge, Ledger
+    from privtune.ledger import Budget, Charge, Ledger, Verification
 
-__all__ = ["document_of", "document_of_charge", "down", "filter_line", "up"]
+__all__ = ["document_of", "document_of_charge", "filter_line", "verify_log"]
 
 
 def document_of(ledger: Ledger, budget: Budget) -> dict[str, Any]:
@@ -67,12 +67,14 @@ def filter_line(state: dict[str, Any]) -> str:
     )
 
 
-def up(value: float | str) -> str:
-    """Print an ε that is spent, rounded up."""
-    number = float(value)
-    return "∞" if math.isinf(number) else f"{math.ceil(number * 1e4 - 1e-9) / 1e4:.4f}"
+def verify_log(ledger: Ledger, name: str, head: str | None) -> Verification:
+    """Replay a budget's log; whoever named a certificate's file is told how that is checked."""
+    from privtune.errors import PrivTuneError
+    from privtune.ledger import UnknownBudgetError, verify
 
-
-def down(value: float) -> str:
-    """Print an ε that is left, rounded down."""
-    return f"{math.floor(value * 1e4 + 1e-9) / 1e4:.4f}"
+    try:
+        return verify(ledger.log.storage, name, head=head)
+    except UnknownBudgetError as error:
+        if not Path(name).is_file():
+            raise
+        raise PrivTuneError(f"{error} A file is checked with --certificate {name}.") from None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privtune.errors import InvalidInputError
-from privtune.numbers import rounded_up
+from privtune.numbers import ceil_digits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -183,6 +183,6 @@ def changes_table(found: Sensitivity) -> Table:
 
     table = Table("change", "epsilon", "difference")
     for change in found.changes:
-        numbers = (f"{rounded_up(change.epsilon):.6g}", f"{change.difference:+.4f}")
+        numbers = (f"{ceil_digits(change.epsilon, 6):.6g}", f"{change.difference:+.4f}")
         table.add_row(change.text, *("∞" if "inf" in number else number for number in numbers))
     return table

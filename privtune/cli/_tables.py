@@ -17,10 +17,11 @@ from rich.table import Table
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.ledger import show_adjacency
+from privtune.numbers import show_epsilon, show_left
 from privtune.strategies.trainings import CANDIDATE
 from privtune.training.mechanism.streams import Streams
 from privtune.views.text import (
-    ceil_to,
+    EXPECTED,
     explain_utility,
     public_facts,
     stage_line,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "arm_view",
-    "ceil_to",
     "comparison_document",
     "examples",
     "examples_table",
@@ -74,7 +74,7 @@ def _facts() -> Table:
 def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
     """Return one arm of what ``privtune study plan`` prints: it reads well in 80 columns."""
     bounds = sorted(guarantee.bounds.items(), key=lambda item: item[1])
-    rest = ", ".join(f"{name} {ceil_to(value, 4):.4f}" for name, value in bounds[1:])
+    rest = ", ".join(f"{name} {show_epsilon(value, 4)}" for name, value in bounds[1:])
     noises = ", ".join(f"{name} = {value:.4g}" for name, value in noise_of(plan).items())
     table = _facts()
     table.add_row("event", formula(plan.event))
@@ -82,7 +82,7 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
     options, mass = plan.training.noise, plan.beyond_reach
     beyond = "nothing" if mass < 1e-30 else f"a mass of {mass:.2g}"
     table.add_row("", f"{options.source}, {options.floating_point}; beyond its reach: {beyond}")
-    epsilon = f"[bold]{ceil_to(guarantee.epsilon, 4):.4f}[/] by {guarantee.method}"
+    epsilon = f"[bold]{show_epsilon(guarantee.epsilon, 4)}[/] by {guarantee.method}"
     if not plan.is_private:
         epsilon = "[bold red]∞: no guarantee at all; no part of the budget; needs --non-private[/]"
     table.add_row("ε", epsilon + (f" (also {rest})" if rest else ""))
@@ -111,7 +111,7 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
 def stage_view(plan: StagePlan, guarantee: Guarantee, **more: str) -> Table:
     """Return one stage of what ``privtune study plan`` and ``privtune study show`` print."""
     table = _facts()
-    table.add_row("ε", f"[bold]{ceil_to(guarantee.epsilon, 4):.4f}[/] by {guarantee.method}")
+    table.add_row("ε", f"[bold]{show_epsilon(guarantee.epsilon, 4)}[/] by {guarantee.method}")
     table.add_row("event", formula(plan.event))
     table.add_row("noise on each sum", f"{plan.scale:.4g}")
     for name, text in more.items():
@@ -161,7 +161,7 @@ def arm_view(plan: Plan, arm: dict[str, Any]) -> Table:
     table = _facts()
     table.add_row("state", arm["state"])
     private = arm["epsilon"] is not None
-    epsilon = f"{ceil_to(arm['epsilon'], 4):.4f} by {arm['bound']}" if private else "∞ NOT PRIVATE"
+    epsilon = f"{show_epsilon(arm['epsilon'], 4)} by {arm['bound']}" if private else "∞ NOT PRIVATE"
     table.add_row("ε", epsilon)
     table.add_row("event", formula(plan.event))
     if arm["params"]:
@@ -205,7 +205,9 @@ def comparison_document(study: Study) -> dict[str, Any]:
                 "wall_seconds": None
                 if status.release is None
                 else status.release.cost.wall_seconds,
-                "wall_seconds_expected": status.plan.is_sealed,
+                "wall_seconds_expected": status.plan.is_private
+                if status.release is None
+                else status.release.cost.expected,
             }
             for status in study.status()
         ],
@@ -264,12 +266,10 @@ def _print_arms(study: Study, utility: str, values: Mapping[str, str]) -> None:
             "strategy": escape(arm["strategy"]),
             "ε": "[bold red]∞ NOT PRIVATE[/]"
             if arm["epsilon"] is None
-            else f"{ceil_to(arm['epsilon'], 3):.3f}",
+            else show_epsilon(arm["epsilon"]),
             utility: values.get(arm["arm"], arm["state"]),
-            "gradient evaluations": f"{arm['gradient_evaluations']:,.0f}{_mark(arm)}",
-            "seconds": "—"
-            if arm["wall_seconds"] is None
-            else f"{arm['wall_seconds']:.1f}{_mark(arm)}",
+            "gradient evaluations": f"{arm['gradient_evaluations']:,.0f}",
+            "seconds": "—" if arm["wall_seconds"] is None else f"{arm['wall_seconds']:.1f}",
         }
         for arm in document["arms"]
     ]
@@ -296,28 +296,23 @@ def _print_arms(study: Study, utility: str, values: Mapping[str, str]) -> None:
         console().print(Padding(block, (0, 0, 1, 2)), highlight=False, soft_wrap=True)
 
 
-def _mark(arm: Mapping[str, Any]) -> str:
-    return " †" if arm["sealed"] else ""
-
-
 def _footnotes(study: Study) -> list[str]:
     budget = study.spec.budget
     spent = study.spent()
     lines = [
-        f"Budget {budget.name}: ε = {ceil_to(spent.epsilon, 3):.3f} of {budget.epsilon:g} charged, "
-        f"{math.floor(study.remaining() * 1000) / 1000:.3f} left (δ = {budget.delta:g}, "
+        f"Budget {budget.name}: ε = {show_epsilon(spent.epsilon)} of {budget.epsilon:g} charged, "
+        f"{show_left(study.remaining())} left (δ = {budget.delta:g}, "
         f"{show_adjacency(budget.adjacency, budget.unit)}, {together(spent)})."
         if spent.epsilon > 0
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
         f"{budget.delta:g}, {show_adjacency(budget.adjacency, budget.unit)}).",
         explain_utility(study.status()),
-        "Gradient evaluations are the plan's expectation: sizes of Poisson samples are private.",
+        EXPECTED,
     ]
     lines += map(stage_line, study.stages)
     if any(plan.is_sealed for plan in study.plans):
         lines.append(
-            "† sealed: the plan's expectation. What a selection really took would reveal its secret "
-            "number of runs; the curator's view has it (privtune study show --curator)."
+            "The curator's view has what is sealed of a selection (privtune study show --curator)."
         )
     lines += [
         f"{s.plan.arm}: {s.release.note}" for s in study.status() if s.release and s.release.note
@@ -332,7 +327,7 @@ def _footnotes(study: Study) -> list[str]:
             lines.append(
                 f"{plan.arm}: its candidates are i.i.d.; released alone, the best of a random number "
                 f"of them (mean {plan.expected_runs:g}) would have cost ε = "
-                f"{ceil_to(instead.epsilon, 3):.3f} at the same noise."
+                f"{show_epsilon(instead.epsilon)} at the same noise."
             )
     if study.spec.seed is not None:
         lines.append(

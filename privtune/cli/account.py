@@ -12,7 +12,7 @@ import typer
 
 from privtune.cli._common import AsJson, changes_table, console, emit_json
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.numbers import rounded_down, rounded_up
+from privtune.numbers import ceil_digits
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -72,12 +72,12 @@ def _read(source: str) -> Event:
 
 def _number(value: float) -> str:
     """Print a cost, rounded up."""
-    return f"{rounded_up(value):.6g}" if math.isfinite(value) else "∞"
+    return f"{ceil_digits(value, 6):.6g}" if math.isfinite(value) else "∞"
 
 
 def _least(value: float) -> str:
     """Print what something costs or saves at least, rounded down."""
-    return f"{rounded_down(value):.6g}" if math.isfinite(value) else "∞"
+    return f"{-ceil_digits(-value, 6):.6g}" if math.isfinite(value) else "∞"
 
 
 def _show(answer: Guarantee, wanted: str, document: dict[str, Any], *, as_json: bool) -> None:
@@ -182,8 +182,8 @@ def calibrate_command(
         )
         return
     console().print(
-        f"noise × [bold]{found.scale:.6g}[/bold]: ε = {_number(answer.epsilon)} at δ = {delta:g} "
-        f"({answer.adjacency.value}), by {answer.method.replace('_', ' ')}"
+        f"noise × [bold]{ceil_digits(found.scale, 6):.6g}[/bold]: ε = {_number(answer.epsilon)} at "
+        f"δ = {delta:g} ({answer.adjacency.value}), by {answer.method.replace('_', ' ')}"
     )
     console().print_json(data=found.event.to_dict())
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
+from privtune.numbers import show_epsilon, show_left
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -129,19 +130,19 @@ def _show(report: AuditReport) -> None:
 
     table = Table("", "audited ≤", "lower ≤", "reported ≤", "published", "runs", "time")
     for row in report.rows:
-        published = "" if report.published is None else f"{report.published:.3f}"
+        published = "" if report.published is None else show_epsilon(report.published)
         colour: Literal["green", "red"] = "green" if row.passed else "red"
         table.add_row(
             row.name,
-            f"[{colour}]{row.epsilon:.3f}[/]",
-            f"{row.lower:.3f}",
-            f"{row.reported:.3f}",
+            f"[{colour}]{show_left(row.epsilon)}[/]",
+            show_left(row.lower),
+            show_epsilon(row.reported),
             published,
             f"{row.runs:,}",
             f"{row.seconds:.0f} s",
         )
         for name, found in row.bounds.items():
-            table.add_row(f"  {name}", f"[dim]{found:.3f}[/]", "", "", "", "", "")
+            table.add_row(f"  {name}", f"[dim]{show_left(found)}[/]", "", "", "", "", "")
     console().print(table)
     laws = Table("law", "seen", "p-value", "")
     for check in report.checks:

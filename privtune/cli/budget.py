@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privtune.cli._answers import answers_are_kept
-from privtune.cli._budgets import document_of, document_of_charge, down, filter_line, up
+from privtune.cli._budgets import document_of, document_of_charge, filter_line, verify_log
 from privtune.cli._common import (
     DEFAULT_STORAGE,
     AsJson,
@@ -20,6 +20,7 @@ from privtune.cli._common import (
     read_json,
 )
 from privtune.cli._signing import check, sign
+from privtune.numbers import show_epsilon, show_left
 
 if TYPE_CHECKING:
     from privtune.ledger import Ledger
@@ -99,8 +100,8 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
             document["name"],
             f"{document['epsilon']:g}",
             f"{document['delta']:g}",
-            up(document["spent"]["epsilon"]),
-            down(document["remaining"]),
+            show_epsilon(float(document["spent"]["epsilon"]), 4),
+            show_left(document["remaining"], 4),
             str(document["charges"]),
             escape(document["dataset"]),
         )
@@ -128,8 +129,8 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
         "dataset": escape(document["dataset"]) or "not described",
         "admission": f"{document['admission']}{', closed' if document['closed'] else ''}",
         "charges": ", ".join(f"{n} {state}" for state, n in document["states"].items()) or "none",
-        "odometer: spent": f"ε = {up(spent['epsilon'])} (by {spent['method']})",
-        "odometer: left": f"ε = {down(document['remaining'])}",
+        "odometer: spent": f"ε = {show_epsilon(float(spent['epsilon']), 4)} (by {spent['method']})",
+        "odometer: left": f"ε = {show_left(document['remaining'], 4)}",
         "filter": filter_line(document["filter"]),
         "chain head": document["head"],
     }
@@ -206,7 +207,7 @@ def charge(
         emit_json(document)
         return
     console().print(
-        f"Charged [bold]{made.id}[/] ({made.state}); ε = {down(document['remaining'])} is left.",
+        f"Charged [bold]{made.id}[/] ({made.state}); ε = {show_left(document['remaining'], 4)} is left.",
         soft_wrap=True,
     )
     if broken:
@@ -253,7 +254,6 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
     """
     from rich.markup import escape
 
-    from privtune.ledger import verify as verify_log
     from privtune.ledger import verify_certificate
 
     if name is None and certificate is None:
@@ -269,7 +269,7 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
         head = verified.head
     if name is not None:
         with _ledger(storage) as ledger:
-            verified = verify_log(ledger.log.storage, name, head=head)
+            verified = verify_log(ledger, name, head)
     if verified is None:
         return
     if as_json:
@@ -282,7 +282,7 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
         )
         console().print(
             f"The {what} of [bold]{verified.budget}[/] {sound}: {verified.entries} entries, "
-            f"{verified.charges} charges, ε = {up(verified.guarantee.epsilon)} at δ = "
+            f"{verified.charges} charges, ε = {show_epsilon(float(verified.guarantee.epsilon), 4)} at δ = "
             f"{verified.guarantee.delta:g} (by {verified.guarantee.method}).",
             soft_wrap=True,
         )

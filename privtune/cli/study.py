@@ -22,6 +22,7 @@ from privtune.cli._common import (
 from privtune.cli._specs import opened, planning
 from privtune.cli.sync import sync
 from privtune.imports import libraries
+from privtune.numbers import show_epsilon
 
 if TYPE_CHECKING:
     from privtune.study import Study
@@ -81,7 +82,6 @@ def plan(
     from rich.padding import Padding
 
     from privtune.cli._tables import (
-        ceil_to,
         examples,
         examples_table,
         finite,
@@ -131,7 +131,7 @@ def plan(
     neighbours = show_adjacency(planned.total.adjacency, parsed.budget.unit)
     what = "All stages and arms" if stages else "All arms"
     console().print(
-        f"{what} together: ε = {ceil_to(planned.total.epsilon, 4):.4f} at δ = "
+        f"{what} together: ε = {show_epsilon(planned.total.epsilon, 4)} at δ = "
         f"{planned.total.delta:g} ({neighbours}, by {planned.total.method}); "
         f"target {parsed.target_epsilon:g}. No data was touched.",
         soft_wrap=True,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 from privtune.errors import InvalidInputError
@@ -39,8 +41,9 @@ class Executor:
         if self.name not in get_args(ExecutorName):
             allowed = f"must be one of {', '.join(get_args(ExecutorName))}"
             raise InvalidInputError("executor", self.name, allowed)
-        if self.jobs < 1:
-            raise InvalidInputError("n_jobs", self.jobs, "must be a whole number of at least 1")
+        if not isinstance(self.jobs, Integral) or self.jobs < 1:
+            allowed = "must be a whole number of at least 1, or -1 for one a processor"
+            raise InvalidInputError("n_jobs", self.jobs, allowed)
         gpus = self.gpus
         if not (math.isfinite(gpus) and (0 <= gpus < 1 or (gpus > 0 and gpus == int(gpus)))):
             allowed = "must be 0, a fraction below 1, or a whole number"
@@ -55,13 +58,15 @@ class Executor:
         Args:
             given: Its name, or a mapping as in specs: ``type``; ``gpus`` for processes and Ray; what
                 submitit takes for SLURM.
-            jobs: How many workers to start.
+            jobs: How many workers to start; -1, as in Optuna, for one a processor.
 
         Raises:
             InvalidInputError: If there is no such executor or option, or no job.
         """
+        if jobs == -1:
+            jobs = os.cpu_count() or 1
         if not isinstance(given, Mapping):
-            name = given or ("processes" if jobs > 1 else "inline")
+            name = given or ("inline" if jobs == 1 else "processes")
             return cls(name, jobs)  # type: ignore[arg-type]
         options = dict(given)
         name = options.pop("type", None)

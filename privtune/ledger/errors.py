@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
-from privtune.numbers import rounded_down, rounded_up
+from privtune.numbers import show_epsilon, show_left
 
 if TYPE_CHECKING:
     from privtune.ledger.values import Budget
@@ -106,8 +106,8 @@ class BudgetExceededError(LedgerError):
         self.fitting = tuple(fitting)
         message = (
             f"budget {budget.name!r} (ε = {budget.epsilon:g}, δ = {budget.delta:g}) does not hold "
-            f"this: it asks for ε = {rounded_up(requested, 3):g} on its own; ε = {rounded_up(spent, 3):g} is "
-            f"spent, ε = {rounded_down(remaining, 3):g} is left"
+            f"this: it asks for ε = {show_epsilon(requested)} on its own; "
+            f"ε = {show_epsilon(spent)} is spent, ε = {show_left(remaining)} is left"
         )
         if used is not None:
             message += (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -16,6 +15,7 @@ from privtune.files import forget_times
 from privtune.ledger.audits import contradictions
 from privtune.ledger.certificate import enforced_unit
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
+from privtune.numbers import show_epsilon
 
 __all__ = ["render_certificate", "write_file"]
 
@@ -242,7 +242,7 @@ def _up(value: float | str) -> str:
     """Return an ε rounded up: what is printed holds."""
     if isinstance(value, str):
         return "∞" if value == "inf" else value
-    return f"{math.ceil(value * 1e4 - 1e-9) / 1e4:g}"
+    return show_epsilon(value, 4)
 
 
 def _text(value: object) -> str:

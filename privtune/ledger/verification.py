@@ -26,7 +26,7 @@ from privtune.ledger.schema import budgets, entries
 from privtune.ledger.storage import Storage
 from privtune.ledger.weights import weigh_as_gaussian
 from privtune.names import check_text
-from privtune.numbers import rounded_up
+from privtune.numbers import show_epsilon
 
 __all__ = ["Verification", "is_within", "replay", "verified", "verify"]
 
@@ -206,7 +206,7 @@ def verified(history: History, notes: Iterable[str] = ()) -> Verification:
         warnings.insert(
             0,
             f"THE BUDGET IS BROKEN: everything charged to {history.name!r} costs ε = "
-            f"{rounded_up(guarantee.epsilon, 4):g} of {history.terms().epsilon:g}. It admits nothing more; "
+            f"{show_epsilon(guarantee.epsilon, 4)} of {history.terms().epsilon:g}. It admits nothing more; "
             "what was released cannot be taken back.",
         )
     if history.backwards:
@@ -271,7 +271,7 @@ def _check_block(history: History, last: Entry) -> None:
         if history.charges[number].basis == BASIS_DECLARED
     )
     cost = block_epsilon(declared, budget.delta, budget.adjacency).epsilon
-    why = f"the declared charges cost ε = {rounded_up(cost):g}, more than the budget's {budget.epsilon:g}"
+    why = f"the declared charges cost ε = {show_epsilon(cost, 6)}, more than the budget's {budget.epsilon:g}"
     _note(history, last, cost, budget.epsilon, why)
 
 

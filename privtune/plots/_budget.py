@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from privtune.accounting import Composed, Event, epsilon
 from privtune.ledger import Ledger
+from privtune.numbers import show_epsilon, show_left
 from privtune.plots._style import colours, new_figure
 from privtune.strategies.curves import epsilon_spent
 
@@ -74,10 +75,11 @@ def plot_budget(study: Study) -> go.Figure:
                 orientation="h",
                 name=label,
                 marker_color=colour,
-                text=f"{label} {added:.2f}",
+                text=f"{label} {show_epsilon(added, 2)}",
                 textposition="inside",
                 insidetextanchor="middle",
-                hovertemplate=f"{label}<br>added {added:.4f}<br>alone {alone:.4f}<extra></extra>",
+                hovertemplate=f"{label}<br>added {show_epsilon(added, 4)}"
+                f"<br>alone {show_epsilon(alone, 4)}<extra></extra>",
             )
         )
     left = max(budget.epsilon - sum(part[1] for part in parts), 0.0)
@@ -88,7 +90,7 @@ def plot_budget(study: Study) -> go.Figure:
             orientation="h",
             name="left",
             marker={"color": "rgba(128,136,150,0.18)", "line": {"color": "#808896", "width": 1}},
-            hovertemplate=f"left {left:.4f}<extra></extra>",
+            hovertemplate=f"left {show_left(left, 4)}<extra></extra>",
         )
     )
     figure.add_vline(x=budget.epsilon, line_dash="dash", line_color="#808896")
@@ -127,7 +129,8 @@ def plot_epsilon_spent(study: Study) -> go.Figure:
                 name=plan.arm,
                 mode="lines+markers",
                 line_color=palette[plan.arm],
-                hovertemplate="step %{x}: ε = %{y:.4f}<extra>" + plan.arm + "</extra>",
+                customdata=[show_epsilon(value, 4) for _, value in curve],
+                hovertemplate="step %{x}: ε = %{customdata}<extra>" + plan.arm + "</extra>",
             )
         )
     return figure

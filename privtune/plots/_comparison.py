@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from privtune.accounting import epsilon
-from privtune.numbers import rounded_up
+from privtune.numbers import show_epsilon
 from privtune.plots._style import apply_style, colours, new_figure
 from privtune.strategies import validation_metric
 from privtune.training.mechanism.metrics import is_share
@@ -91,7 +91,7 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
                     line={"color": palette[arm], "dash": "dot", "width": 1},
                     marker={"symbol": ["circle-open", "circle"], "size": [11, 1]},
                     showlegend=False,
-                    hovertemplate=f"{arm}: one training alone, ε = {rounded_up(one):g}<extra></extra>",
+                    hovertemplate=f"{arm}: one training alone, ε = {show_epsilon(one, 4)}<extra></extra>",
                 )
             )
         figure.add_trace(
@@ -110,10 +110,10 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
                     "thickness": 1.5,
                     "width": 6,
                 },
-                hovertemplate=f"{arm}<br>{value:{digits}}<br>ε = {rounded_up(total):g}<extra></extra>"
+                hovertemplate=f"{arm}<br>{value:{digits}}<br>ε = {show_epsilon(total, 4)}<extra></extra>"
                 if scored
                 else f"{arm}<br>{value:{digits}} [{low:{digits}}, {high:{digits}}]<br>"
-                f"ε = {rounded_up(total):g}<extra></extra>",
+                f"ε = {show_epsilon(total, 4)}<extra></extra>",
             )
         )
     if share:
@@ -147,8 +147,8 @@ def plot_cost(study: Study) -> go.Figure:
         study: A study.
 
     Returns:
-        A figure with two panels. Hatched bars are the plan's expectation: the cost of a sealed
-        round would tell its number of runs.
+        A figure with two panels. Hatched bars are the plan's expectation: what a training took would
+        tell how many records there are, and a sealed round its number of runs.
 
     Example:
         >>> [bar.marker.pattern.shape for bar in plot_cost(study).data if bar.name == "selection"]
@@ -164,7 +164,7 @@ def plot_cost(study: Study) -> go.Figure:
     for status in study.status():
         arm = status.plan.arm
         seconds = None if status.release is None else status.release.cost.wall_seconds
-        hatched = {"shape": "/" if status.plan.is_sealed else ""}
+        hatched = {"shape": "/" if status.plan.is_private else ""}
         for column, value in ((1, status.plan.expected_gradient_evaluations), (2, seconds)):
             figure.add_trace(
                 go.Bar(

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from privtune.numbers import rounded_up
+from privtune.numbers import show_epsilon
 from privtune.plots._lines import plot_lines
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
                     marker={"symbol": ["circle-open", "circle"], "size": [9, 1]},
                     legendgroup=arm,
                     showlegend=False,
-                    hovertemplate=f"{arm}: one training alone, ε = {rounded_up(claimed):g}<extra></extra>",
+                    hovertemplate=f"{arm}: one training alone, ε = {show_epsilon(claimed)}<extra></extra>",
                 )
             )
     figure.update_xaxes(title="ε (hollow: as usually claimed)", rangemode="tozero")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from privtune.accounting import Event, RunLaw, epsilon
 from privtune.errors import PrivTuneError
+from privtune.numbers import show_epsilon
 from privtune.plots._style import apply_style, colours
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def plot_runs(study: Study, *, arm: str | None = None) -> go.Figure:
                 mode="lines+markers",
                 line_color=colour,
                 showlegend=False,
-                hovertemplate="mean %{x:.4g} runs: ε = %{y:.4f}<extra></extra>",
+                customdata=[show_epsilon(cost, 4) for cost in costs],
+                hovertemplate="mean %{x:.4g} runs: ε = %{customdata}<extra></extra>",
             ),
             row=1,
             col=2,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from privtune.accounting._checks import check_number
+from privtune.numbers import show_epsilon
 from privtune.strategies._base import Outcome, Round, Strategy
 from privtune.strategies._check_needs import check_needs
 from privtune.strategies.context import PlanningContext
@@ -104,7 +105,7 @@ class Auto:
         tuned = context.task.pretrained is not None
         whole = epsilon <= _ENOUGH and context.task.trainable == "all"
         if records >= _MANY and searched and (whole if tuned else epsilon >= _ENOUGH):
-            why = f"a tenth of {records:,} records are enough to tune on at ε = {epsilon:.3g}"
+            why = f"a tenth of {records:,} records are enough to tune on at ε = {show_epsilon(epsilon, 2)}"
             return "subsampled-tuning", why
         if tuned:
             return "hyfreedp", "public weights are fine-tuned"

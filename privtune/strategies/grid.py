@@ -13,7 +13,7 @@ from optuna.distributions import CategoricalDistribution
 from privtune.accounting import Event, WorstOf
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
-from privtune.numbers import is_number
+from privtune.numbers import is_number, show_left
 from privtune.strategies._base import StrategyError
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import budgeted, method_class, require_adjacency
@@ -182,7 +182,7 @@ def _most_steps(method: Any, schedule: Schedule, *, epsilon: float, delta: float
     if not fits(1):
         raise StrategyError(
             "The smallest noise_multiplier of the grid does not allow a single step at epsilon = "
-            f"{epsilon:.3g}. Leave it out, or give the arm more budget."
+            f"{show_left(epsilon)}. Leave it out, or give the arm more budget."
         )
     low, high = 1, 2
     while high <= 2**20 and fits(high):

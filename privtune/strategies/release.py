@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from privtune.strategies.weights import Weights
@@ -25,12 +25,13 @@ class Cost:
     Args:
         gradient_evaluations: Per-sample gradients. Always the plan's expectation: the realised
             number is the sum of the sizes of Poisson samples, which is private.
-        wall_seconds: Time; the plan's estimate for a sealed arm. ``None`` if it is not known.
-        expected: Whether the time is the plan's estimate rather than a measurement.
+        wall_seconds: The plan's estimate, from made-up records: what a training really took tells how
+            many records there are, and a round how many runs. ``None`` if it is not known.
+        expected: Whether the time is the plan's estimate: of every arm that is private.
 
     Example:
         >>> cost = study.release("selection").cost
-        >>> cost.expected  # a measured time would tell the number of runs
+        >>> cost.expected  # a measured time would tell the number of runs, and of records
         True
     """
 
@@ -86,6 +87,14 @@ class Release:
     note: str = ""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel between processes with weights that are read, not with what reads them."""
+        return {
+            **self.__dict__,
+            "_weights": self.weights,
+            "trials": [replace(trial, weights=trial.weights) for trial in self.trials],
+        }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the released parameters by name: ``model.load_state_dict(release.state_dict())``."""

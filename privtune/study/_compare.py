@@ -26,7 +26,7 @@ def comparison(arms: Sequence[ArmStatus]) -> pd.DataFrame:
     Returns:
         Columns: ``strategy``, ``state``, ``epsilon``, ``delta``, ``bound``, ``sealed``, ``score``
         (higher is better; a loss is negated), ``gradient_evaluations`` (expected), ``wall_seconds``
-        (expected where sealed), ``validation_accuracy`` or ``validation_loss``, each utility, each
+        (expected), ``validation_accuracy`` or ``validation_loss``, each utility, each
         released hyperparameter as ``params.NAME``; the index is the arm.
     """
     rows: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.execution.gpus import gpu_slots
 from privtune.names import check_name
-from privtune.numbers import is_number, rounded_down
+from privtune.numbers import is_number, show_left
 from privtune.study._standing import Stage
 from privtune.study.imported import ImportedObjective
 from privtune.study.lifecycle import Life, StudyFinishedError, carry_on
@@ -157,7 +157,7 @@ def _target(life: Life, arm: str) -> float:
     if others:
         raise PrivTuneError(
             f"Budget {life.budget!r} has been charged before: say what arm {arm!r} may cost, "
-            f"epsilon=..., of the {rounded_down(life.ledger.remaining(life.budget), 4):g} that are left."
+            f"epsilon=..., of the {show_left(life.ledger.remaining(life.budget))} that are left."
         )
     return life.spec.target_epsilon
 

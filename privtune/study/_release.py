@@ -41,7 +41,7 @@ def make_release(
         plan: The arm's plan.
         outcome: What its strategy hands over.
         guarantee: What the arm cost.
-        seconds: Time: measured, or the plan's estimate for a sealed arm.
+        seconds: Time: the plan's estimate, or measured for an arm that is not private.
         utility: Metrics on the test split: public, or noised and charged.
         machine: What it was computed on.
     """
@@ -70,7 +70,7 @@ def make_release(
         "cost": {
             "gradient_evaluations": plan.expected_gradient_evaluations,
             "wall_seconds": seconds,
-            "expected": plan.is_sealed,
+            "expected": plan.is_private,
         },
     }
     files = {f"{_TRIALS}{t.index:06d}.safetensors": pack_result(t) for t in trials}
@@ -144,10 +144,18 @@ def load_release(
         guarantee=guarantee,
         utility=document["utility"],
         intervals={k: tuple(v) for k, v in document.get("intervals", {}).items()},
-        cost=Cost(**document["cost"]),
+        cost=_cost(plan, document["cost"]),
         sealed=plan.is_sealed,
         trials=tuple(read(name) for name in trials),
         note=document["note"],
         shapes=result.shapes,
         machine=document.get("machine", {}),
     )
+
+
+def _cost(plan: Plan, stored: Mapping[str, Any]) -> Cost:
+    """Read what an arm took; what earlier versions measured of a private one stays where it is."""
+    cost = Cost(**stored)
+    if plan.is_private and not cost.expected:
+        return replace(cost, wall_seconds=None, expected=True)
+    return cost

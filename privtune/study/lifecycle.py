@@ -381,7 +381,7 @@ def _train(
             strategy, trials = trainer.prepare(plan)
             started = time.perf_counter()
             outcome = strategy.run(plan, trials)
-            if not plan.is_sealed:
+            if not plan.is_private:  # else it tells how many records there are
                 seconds = time.perf_counter() - started
             outcome, utility = trainer.finish(plan, outcome)
     except BaseException:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from optuna.exceptions import TrialPruned
 
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.training import pruned
 from privtune.ledger import RECORD
+from privtune.numbers import is_number
 from privtune.priors import IndependentSampler
 from privtune.spaces import SearchSpace
 from privtune.strategies import (
@@ -391,4 +392,8 @@ def in_threads(files: ObjectiveFiles, charge_id: str, jobs: int) -> Callable[[Ro
 
 def deadline_of(timeout: float | None) -> float:
     """Return when a timeout is over, on the monotonic clock."""
-    return math.inf if timeout is None else time.monotonic() + timeout
+    if timeout is None:
+        return math.inf
+    if not is_number(timeout):
+        raise InvalidInputError("timeout", timeout, "must be finite seconds, or None for no end")
+    return time.monotonic() + timeout

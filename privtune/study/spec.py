@@ -112,7 +112,7 @@ class StudySpec(BaseModel):
     expected_batch_size: Annotated[int | None, NUMBER] = Field(default=None, ge=1)
     epsilon: Annotated[float | None, NUMBER] = Field(default=None, gt=0, allow_inf_nan=False)
     device: str = "auto"
-    stack: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    stack: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], NUMBER] = "auto"
     compile: bool = False
     executor: str | Mapping[str, Any] | None = None
     noise: str | Mapping[str, Any] | None = None

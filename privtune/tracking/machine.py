@@ -1,7 +1,8 @@
 """What a training does to the machine: CPU, memory, and the GPU where NVML sees one.
 
-For arms that are not sealed alone, and before the first sealed round of a process: a load that rises
-and falls tells how many trials a round ran, and so does the memory that it leaves behind.
+Only where it is asked for, since load and memory tell how many records there are; for arms that are
+not sealed alone, and before the first sealed round of a process: a load that rises and falls tells how
+many trials a round ran, and so does the memory that it leaves behind.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from privtune.files import open_private, private_folder
 from privtune.training.engine.compute import check_device
 from privtune.training.engine.machine import uuid_of
 
-__all__ = ["MachineSampler", "machine_state"]
+__all__ = ["SWITCH", "MachineSampler", "machine_state"]
 
 Sample = tuple[float, dict[str, float]]
 
 SEALED_STATE = "off: they would show how long a sealed round took"
-UNWATCHED_STATE = "off: not watched; memory that a sealed round left would show how large it was"
+SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"  # MLflow's own
+UNWATCHED_STATE = (
+    "off: they tell how many records there are, or how large a sealed round before them was; "
+    f"{SWITCH}=true logs them for arms that are not sealed, before the first sealed one"
+)
+UNCOVERED = "; no ε covers what they tell of the records"
 
 
 class MachineSampler:
@@ -80,8 +86,8 @@ def machine_state(*, sealed: bool, watched: bool = True) -> str:
 
         pynvml.nvmlInit()
     except Exception as error:  # NVML raises its own types, and none at all without a driver
-        return f"CPU and memory; GPU off: {error}"
-    return "CPU, memory and GPU"
+        return f"CPU and memory; GPU off: {error}{UNCOVERED}"
+    return f"CPU, memory and GPU{UNCOVERED}"
 
 
 def write_samples(samples: list[Sample], path: Path) -> None:

@@ -9,6 +9,7 @@ study's own database, and :func:`sync_study` logs it.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,13 @@ from typing import TYPE_CHECKING
 
 from privtune.plots._style import colours
 from privtune.study.seal import round_ran
-from privtune.tracking.machine import MachineSampler, machine_state, read_samples, write_samples
+from privtune.tracking.machine import (
+    SWITCH,
+    MachineSampler,
+    machine_state,
+    read_samples,
+    write_samples,
+)
 from privtune.tracking.store import (
     TrackingUnavailableError,
     experiment_id,
@@ -49,24 +56,28 @@ class MlflowObserver:
     Args:
         study: The study.
         uri: Tracking URI; ``MLFLOW_TRACKING_URI``, or the store beside the study's database.
-        sampling_seconds: Interval of system metrics.
+        sampling_seconds: Interval of system metrics, of arms that are not sealed. Unless given there
+            are none, or one a second with ``MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true``: load and
+            memory tell how many records there are, and no ε covers that.
 
     Attributes:
         unavailable: Why MLflow could not be reached the last time, or ``None``.
     """
 
     def __init__(
-        self, study: Study, *, uri: str | None = None, sampling_seconds: float = 1.0
+        self, study: Study, *, uri: str | None = None, sampling_seconds: float | None = None
     ) -> None:
         self._study = study
         self.uri = tracking_uri(study.storage, uri)
         self.unavailable: TrackingUnavailableError | None = None
+        if sampling_seconds is None and os.environ.get(SWITCH, "").lower() in {"true", "1"}:
+            sampling_seconds = 1.0
         self._sampling_seconds = sampling_seconds
         self._samplers: dict[str, MachineSampler] = {}
 
     def arm_started(self, plan: Plan) -> None:
-        """Watch the machine, unless the arm is sealed or a sealed one ran in this process."""
-        if not plan.is_sealed and not round_ran():
+        """Watch the machine if asked to, unless the arm is sealed or a sealed one ran in this process."""
+        if self._sampling_seconds is not None and not plan.is_sealed and not round_ran():
             device = self._study.spec.compute.device
             self._samplers[plan.arm] = MachineSampler(self._sampling_seconds, device)
 

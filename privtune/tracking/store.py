@@ -164,7 +164,7 @@ def write_record(
 
     The run begins at the day's 00:00 UTC, plus a second for each arm before it, so that a list by
     time is in the study's order; it ends at once, or after the measured length for an arm that is
-    not sealed. The moments at which a round began, ended and was logged are not in the store.
+    not private. The moments at which a round began, ended and was logged are not in the store.
 
     Args:
         client: An open client.

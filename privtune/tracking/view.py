@@ -128,7 +128,7 @@ def _charts(
         },
         _bar("eps/total", "ε of each arm"),
         _bar("cost/gradient_evaluations", "Gradient evaluations"),
-        _bar("cost/wall_seconds", "Seconds (expected where sealed)"),
+        _bar("cost/wall_seconds", "Seconds (expected)"),
         _bar("eps/one_run", "ε of one training (not the promise)"),
     ]
     if "acc/val" in curves:

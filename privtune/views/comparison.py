@@ -7,7 +7,8 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from privtune.views.text import show_epsilon, show_params, stage_line, utility_column
+from privtune.numbers import show_epsilon
+from privtune.views.text import show_params, stage_line, utility_column
 
 if TYPE_CHECKING:
     from privtune.study import Study
@@ -60,7 +61,7 @@ def to_markdown(study: Study) -> str:
                     plan.strategy,
                     show_epsilon(status.guarantee.epsilon),
                     values.get(plan.arm, status.state),
-                    f"{plan.expected_gradient_evaluations:,.0f}{' †' if plan.is_sealed else ''}",
+                    f"{plan.expected_gradient_evaluations:,.0f}",
                     show_params({} if release is None else release.params) or "—",
                 )
             )

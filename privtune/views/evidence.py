@@ -15,7 +15,8 @@ from privtune.accounting.registry import formula
 from privtune.errors import PrivTuneError
 from privtune.ledger import ChargeState, enforced_unit
 from privtune.ledger.audits import contradictions
-from privtune.views.text import show_epsilon, stage_line, together
+from privtune.numbers import show_epsilon
+from privtune.views.text import stage_line, together
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan

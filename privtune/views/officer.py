@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from privtune.ledger import RECORD
 from privtune.ledger.audits import contradictions
+from privtune.numbers import ceil_to, show_epsilon, show_left
 from privtune.tasks import A_RECORD
 from privtune.views.evidence import OPEN, Evidence, evidence
 from privtune.views.page import Html, document, section, text
 from privtune.views.statement import meaning
-from privtune.views.text import ceil_to, public_facts
+from privtune.views.text import public_facts
 
 if TYPE_CHECKING:
     from privtune.study import Study
@@ -127,8 +128,8 @@ def audited(found: Evidence) -> tuple[str, ...]:
     said = [
         f"{audit['study']}/{audit['arm']}, {row['mechanism']}: by experiment on made-up records ε ≥ "
         f"{row['audited']:.4g} at {audit['confidence']:.0%} confidence ({row['runs']:,} runs, seed "
-        f"{audit['seed']}); lower bound {row['lower']:.4g}, reported {row['reported']:.4g}, published "
-        f"{audit['published']:g}."
+        f"{audit['seed']}); lower bound {show_left(row['lower'], 4)}, reported "
+        f"{show_epsilon(row['reported'], 4)}, published {audit['published']:g}."
         for audit in audits
         for row in audit["rows"]
     ]

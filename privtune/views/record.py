@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import epsilon
 from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
+from privtune.numbers import ceil_to, floor_to, show_epsilon
 from privtune.strategies import validation_metric
 from privtune.strategies.curves import epsilon_spent
 from privtune.tasks import PRECISION, PRETRAINED, TRAINED
 from privtune.views.text import (
     budget_line,
-    ceil_to,
-    floor_to,
     metric_of,
-    show_epsilon,
     stage_line,
     together,
 )
@@ -80,7 +78,7 @@ class ArmRecord:
         arm: Name of the arm; the run's name.
         digest: Digest of its plan; the run's identity.
         sealed: Whether its trials are sealed.
-        seconds: Measured time; 0 for a sealed arm, whose run must not have a length.
+        seconds: Measured time; 0 for a private arm, whose run must not have a length.
         tags: Short texts.
         params: Parameters, written once.
         points: Metrics as (name, value, step), finite values only.
@@ -155,7 +153,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         arm=plan.arm,
         digest=plan.digest(),
         sealed=plan.is_sealed,
-        seconds=0.0 if plan.is_sealed else release.cost.wall_seconds or 0.0,
+        seconds=0.0 if release.cost.expected else release.cost.wall_seconds or 0.0,
         tags=_tags(study, plan, release),
         params=_params(study, plan, release),
         points=tuple(points),
@@ -372,8 +370,8 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
     ]
     if total > one_run:
         lines.append(
-            f"A script that reports the ε of its last training would say {one_run:.4f}; choosing "
-            "among trainings is what the rest pays for."
+            f"A script that reports the ε of its last training would say {show_epsilon(one_run, 4)}; "
+            "choosing among trainings is what the rest pays for."
         )
     if release.note:
         lines += ["", release.note]
@@ -388,7 +386,7 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
     if release.cost.expected:
         lines += [
             "",
-            "Costs are the plan's expectations: what a sealed round really took would tell its "
-            "secret number of runs.",
+            "Costs are the plan's expectations: what an arm really took would tell how many records "
+            "there are, and of a sealed round its secret number of runs.",
         ]
     return "\n".join(lines)

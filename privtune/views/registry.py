@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from privtune.errors import PrivTuneError
+from privtune.numbers import ceil_to
 from privtune.views.evidence import OPEN, Evidence, evidence
 from privtune.views.officer import grouped, whose
-from privtune.views.text import ceil_to, public_facts
+from privtune.views.text import public_facts
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan

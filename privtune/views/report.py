@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import explain
 from privtune.accounting.registry import formula
 from privtune.ledger.audits import contradictions
+from privtune.numbers import show_epsilon, show_left
 from privtune.study.audits import audits_of
 from privtune.views.page import (
     Html,
@@ -22,12 +23,11 @@ from privtune.views.page import (
 from privtune.views.record import LEDGER_TABLE, budget_view, ledger_table
 from privtune.views.statement import privacy_statement
 from privtune.views.text import (
+    EXPECTED,
     NOT_MEASURED,
     budget_line,
-    ceil_to,
     explain_utility,
     public_facts,
-    show_epsilon,
     show_params,
     utility_column,
     utility_name,
@@ -53,10 +53,10 @@ def render_arm(record: ArmRecord, view: BudgetView) -> str:
     lines = [line for line in record.note.splitlines() if line]
     values = {name: value for name, value, step in record.points if step == 0}
     shown = {
-        "ε of the procedure": f"{ceil_to(values['eps/total'], 4):.4f}"
+        "ε of the procedure": show_epsilon(values["eps/total"], 4)
         if "eps/total" in values
         else "no guarantee",
-        "ε of one training (not the promise)": f"{ceil_to(values['eps/one_run'], 4):.4f}"
+        "ε of one training (not the promise)": show_epsilon(values["eps/one_run"], 4)
         if "eps/one_run" in values
         else "no guarantee",
         **record.params,
@@ -127,7 +127,6 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
     rows = []
     for arm in arms:
         release = arm.release
-        mark = " †" if arm.plan.is_sealed else ""
         seconds = None if release is None else release.cost.wall_seconds
         params = {} if release is None else release.params
         rows.append(
@@ -136,8 +135,8 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
                 arm.plan.strategy,
                 show_epsilon(arm.guarantee.epsilon),
                 values.get(arm.plan.arm, arm.state),
-                f"{arm.plan.expected_gradient_evaluations:,.0f}{mark}",
-                "—" if seconds is None else f"{seconds:.1f}{mark}",
+                f"{arm.plan.expected_gradient_evaluations:,.0f}",
+                "—" if seconds is None else f"{seconds:.1f}",
                 show_params(params) or "—",
             )
         )
@@ -159,11 +158,7 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
             numeric=["ε", utility, "gradients", "seconds"],
         ),
         Html(f'<p class="quiet">{text(explain_utility(arms))}</p>'),
-        Html(
-            '<p class="quiet">Gradient evaluations are expectations: sizes of Poisson samples are '
-            "private. † The plan's expectation: what a sealed round really took would tell its secret "
-            "number of runs.</p>"
-        ),
+        Html(f'<p class="quiet">{text(EXPECTED)}</p>'),
         anchor="comparison",
     )
 
@@ -247,7 +242,10 @@ def _budget_figure(study: Study) -> Html:
 
     parts = table(
         ["charge", "ε added", "ε alone"],
-        [(label, f"{added:.4f}", f"{alone:.4f}") for label, added, alone in shares(study)],
+        [
+            (label, show_epsilon(added, 4), show_epsilon(alone, 4))
+            for label, added, alone in shares(study)
+        ],
         caption="What each charge added to the composition",
         numeric=["ε added", "ε alone"],
     )
@@ -313,7 +311,8 @@ def _audits(records: list[dict[str, Any]]) -> Html:
     rows = [
         (
             f"{record['arm']}: {row['mechanism']}",
-            *(f"{row[name]:.4f}" for name in ("audited", "lower", "reported")),
+            *(show_left(row[name], 4) for name in ("audited", "lower")),
+            show_epsilon(row["reported"], 4),
             f"{record['published']:g}",
             f"{row['runs']:,}",
             f"{record['seed']}",
@@ -363,7 +362,7 @@ def _why(study: Study, charge: Charge) -> Html:
 
 
 def _node(node: Explanation) -> str:
-    saved = "" if node.saved is None else f"; leaving it out would save {node.saved:.4f}"
+    saved = "" if node.saved is None else f"; leaving it out would save {show_left(node.saved, 4)}"
     line = f"{text(node.text)}: <strong>ε = {show_epsilon(node.epsilon, 4)}</strong> by {text(node.method)}"
     children = "".join(_node(child) for child in node.children)
     inner = f'<ul class="tree">{children}</ul>' if children else ""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from privtune.accounting import Adjacency, epsilon
 from privtune.ledger import RECORD, enforced_unit
+from privtune.numbers import ceil_to, show_epsilon
 from privtune.tasks import PRETRAINED
 from privtune.views.page import Html, section, table, text
-from privtune.views.text import ceil_to, show_epsilon, together
+from privtune.views.text import together
 
 if TYPE_CHECKING:
     from privtune.study import ArmStatus, Study
@@ -53,14 +54,14 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
         (name, show_epsilon(one), show_epsilon(total))
         for name, one, total in run_and_procedure(study, arms)
     ]
-    rows.append(("everything charged to the budget", "—", f"{spent:.3f}"))
+    rows.append(("everything charged to the budget", "—", show_epsilon(spent)))
     return section(
         "Privacy statement",
         Html(
             f'<p class="lead">Whatever anybody learns from everything released on this budget, they '
             f"would have learnt almost the same whether any single {unit} "
             f"{_NEIGHBOURS[budget.adjacency]}. How nearly is measured by "
-            f"<strong>ε = {spent:.3f} at δ = {budget.delta:g}</strong>; the limit that was set "
+            f"<strong>ε = {show_epsilon(spent)} at δ = {budget.delta:g}</strong>; the limit that was set "
             f"beforehand is ε = {budget.epsilon:g}.</p>"
         ),
         _paragraph(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.ledger import show_adjacency
+from privtune.numbers import show_epsilon, show_left
 from privtune.strategies import validation_metric
 from privtune.training.mechanism.metrics import is_share
 
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from privtune.study.spec import BudgetSpec
 
 __all__ = [
+    "EXPECTED",
     "NOT_MEASURED",
     "budget_line",
-    "ceil_to",
     "explain_utility",
-    "floor_to",
     "metric_of",
     "public_facts",
-    "show_epsilon",
     "show_metric",
     "show_params",
     "stage_line",
@@ -33,23 +31,6 @@ __all__ = [
     "utility_column",
     "utility_name",
 ]
-
-
-def ceil_to(value: float, digits: int) -> float:
-    """Round up: a printed ε is an upper bound too."""
-    scale = float(10**digits)
-    return math.ceil(value * scale) / scale if math.isfinite(value) else value
-
-
-def floor_to(value: float, digits: int) -> float:
-    """Round down: what is left is never shown as more than it is."""
-    scale = float(10**digits)
-    return math.floor(value * scale) / scale if math.isfinite(value) else value
-
-
-def show_epsilon(value: float, digits: int = 3) -> str:
-    """Return an ε for the reader: rounded up, infinity as its sign."""
-    return f"{ceil_to(value, digits):.{digits}f}" if math.isfinite(value) else "∞"
 
 
 def show_params(params: Mapping[str, Any]) -> str:
@@ -80,6 +61,12 @@ def public_facts(plans: Sequence[Plan]) -> list[tuple[str, Mapping[str, str]]]:
 
 NOT_MEASURED = "not measured"
 """What stands for a metric that no charge paid for."""
+EXPECTED = (
+    "Gradient evaluations, and seconds of what is private, are the plan's expectations: sizes of Poisson "
+    "samples are private, and what a training really took tells them, or the secret number of a "
+    "selection's runs."
+)
+"""What stands below every comparison."""
 
 
 def metric_of(name: str) -> str:
@@ -196,7 +183,7 @@ def together(spent: Guarantee) -> str:
 def budget_line(budget: BudgetSpec, spent: Guarantee, left: float) -> str:
     """Return the state of a budget in one line, for the first line of a note."""
     return (
-        f"Privacy budget {budget.name}: ε = {ceil_to(spent.epsilon, 3):.3f} of {budget.epsilon:g} "
-        f"charged, {floor_to(left, 3):.3f} left (δ = {budget.delta:g}, "
+        f"Privacy budget {budget.name}: ε = {show_epsilon(spent.epsilon)} of {budget.epsilon:g} "
+        f"charged, {show_left(left)} left (δ = {budget.delta:g}, "
         f"{show_adjacency(budget.adjacency, budget.unit)})"
     )

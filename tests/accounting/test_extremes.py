@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import mpmath
 import pytest
 
 from privtune.accounting import (
@@ -274,3 +275,19 @@ def test_many_zcdp_parts_are_one():
     together = epsilon(Composed([ZCDP(0.055), steps(0.01, 1.0, 100)]), 1e-5)
     assert apart.method == "pld"
     assert apart.epsilon == pytest.approx(together.epsilon, rel=1e-9)
+
+
+@pytest.mark.parametrize("method", ["best", "rdp"])
+@pytest.mark.parametrize("level", [37.8, 38.0, 40.0, 1e4])
+def test_a_delta_that_underflows_is_not_zero(level: float, method: str) -> None:
+    """Of a Gaussian no ε has a δ of 0: what has no float is rounded up to one."""
+    with mpmath.workdps(60):
+        tails = (mpmath.erfc((level + side) / mpmath.sqrt(2)) / 2 for side in (-0.5, 0.5))
+        exact = next(tails) - mpmath.exp(level) * next(tails)
+        assert 0 < exact <= delta(Gaussian(1.0), level, method=method).delta < 1e-300
+
+
+def test_a_pure_epsilon_has_no_delta() -> None:
+    event = Composed([Laplace(2.0), Laplace(1.0)])
+    assert delta(event, 1.51).delta == delta(event, 1e300).delta == 0.0
+    assert delta(event, 1.49).delta > 0.0

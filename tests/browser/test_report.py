@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from privtune.numbers import show_epsilon
 from privtune.views.report import render_study
-from privtune.views.text import show_epsilon
 from tests.browser.conftest import Browser
 from tests.tracked import Tracked
 

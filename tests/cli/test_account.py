@@ -24,7 +24,7 @@ from privtune.accounting import (
 from privtune.accounting.sensitivity import sensitivity
 from privtune.cli.account import Neighbours, app
 from privtune.errors import InvalidInputError
-from privtune.numbers import rounded_up
+from privtune.numbers import ceil_digits
 
 pytestmark = pytest.mark.quick
 
@@ -90,7 +90,7 @@ def test_from_a_file(tmp_path):
     document = json.loads(run("epsilon", str(path), "--delta", "1e-6", "--json"))
     assert document["epsilon"] == epsilon(EVENT, 1e-6).epsilon
     shown = run("epsilon", str(path), "--delta", "1e-6")
-    assert f"{rounded_up(document['epsilon']):.6g}" in shown
+    assert f"{ceil_digits(document['epsilon'], 6):.6g}" in shown
     assert "rdp" in shown
 
 
@@ -174,7 +174,7 @@ def test_compare():
     )
     shown = run("compare", "-", "--delta", "1e-6")
     assert "cannot" in shown
-    assert f"{rounded_up(epsilon(TUNED, 1e-6).epsilon):.6g}" in shown
+    assert f"{ceil_digits(epsilon(TUNED, 1e-6).epsilon, 6):.6g}" in shown
 
 
 def test_sensitivity():

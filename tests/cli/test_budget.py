@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from privtune.accounting import Gaussian
 from privtune.cli._app import mount
-from privtune.ledger import ChargeRequest, Ledger
+from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
 from privtune.ledger.schema import HEAD
 from tests.cli.conftest import Cli
 from tests.ledger.old import make_hospital, make_old
@@ -143,7 +143,7 @@ def test_charge_refuse_and_say_what_fits(cli: Cli, budget: str, event: str, sele
     assert (charged["id"], charged["state"], charged["basis"]) == ("b-1", "started", "declared")
     done = cli("budget", "charge", "b", selection, "--note", "second")
     assert (done.code, done.out) == (1, "")
-    assert "asks for ε = 1.45 on its own" in done.err
+    assert "asks for ε = 1.445 on its own" in done.err
     assert "a DP-SGD training with q = 0.0043, T = 2340 from σ ≥ " in done.err
     assert "a selection of mean 10 over it from σ ≥ " in done.err
     assert len(document(cli, "budget", "charges", "b")) == 1
@@ -320,3 +320,21 @@ def test_a_certificate_that_is_not_there_is_one_sentence(cli: Cli, tmp_path: Pat
     assert done.err == (
         f"file = '{tmp_path / 'nope.json'}': cannot be read (No such file or directory).\n"
     )
+
+
+def test_a_file_in_the_place_of_a_budget_is_told_how_it_is_checked(
+    cli: Cli, budget: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "digits.certificate.json"
+    assert cli("budget", "export", budget, "--output", str(file)).code == 0
+    done = cli("budget", "verify", str(file))
+    assert done.code == 1
+    assert done.err.endswith(f" A file is checked with --certificate {file}.\n")
+    assert "--certificate" not in cli("budget", "verify", "nope").err
+
+
+def test_a_refusal_rounds_what_is_spent_up_and_what_is_left_down() -> None:
+    refusal = BudgetExceededError(
+        Budget(3.0, 1e-5), requested=2.00001, spent=1.00001, remaining=1.99999
+    )
+    assert "asks for ε = 2.001 on its own; ε = 1.001 is spent, ε = 1.999 is left" in str(refusal)

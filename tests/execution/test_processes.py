@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
 from privtune.errors import InvalidInputError
+from privtune.execution.executor import Executor
 from privtune.execution.processes import run_in_processes
 from privtune.execution.supervise import WorkersDiedError
 from privtune.execution.table import make_rounds, work_through
@@ -105,6 +107,12 @@ def test_no_run_at_all_is_a_round_that_is_over(url: str) -> None:
         rounds = make_rounds(ledger)
         work_through(rounds, charge, workers.numbers, stack=4)
         assert rounds.results(charge) == ()
+
+
+def test_as_many_jobs_as_processors() -> None:
+    assert Executor.of("processes", -1) == Executor.of("processes", os.cpu_count() or 1)
+    with pytest.raises(InvalidInputError, match="n_jobs = -2: must be"):
+        Executor.of(None, -2)
 
 
 def test_at_least_one_job() -> None:

@@ -804,13 +804,13 @@ _in(
         "an arm trains before its charge has started",
         "self._move(charge, Kind.STARTED)",
         "pass",
-        f"{_STEPS}::test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time",
+        f"{_STEPS}::test_every_arm_trains_on_a_started_charge_and_none_shows_its_time",
     ),
     (
-        "a sealed arm's release says how long it took",
-        "            if not plan.is_sealed:\n",
-        "            if True:\n",
-        f"{_STEPS}::test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time",
+        "a private arm's release says how long it took",
+        "            if not plan.is_private:",
+        "            if True:",
+        f"{_STEPS}::test_every_arm_trains_on_a_started_charge_and_none_shows_its_time",
     ),
     (
         "two processes run one study",
@@ -829,7 +829,7 @@ _in(
         "an arm trains before it is charged",
         "            life.start(plan)\n            _train(life, plan,",
         "            _train(life, plan,",
-        f"{_STEPS}::test_every_arm_trains_on_a_started_charge_and_a_sealed_one_shows_no_time",
+        f"{_STEPS}::test_every_arm_trains_on_a_started_charge_and_none_shows_its_time",
     ),
 )
 

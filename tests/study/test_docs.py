@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from privtune.errors import PrivTuneError
+from privtune.numbers import show_epsilon
 from privtune.study import StudySpec, plan_study
 from privtune.tasks import get_task
 
@@ -82,6 +83,19 @@ def test_a_documented_refusal_is_what_is_printed(fields: str, printed: str) -> N
     with pytest.raises(PrivTuneError) as caught:
         plan_study(StudySpec.parse({**BASE, **yaml.safe_load(fields)}))
     assert str(caught.value) == " ".join(printed.split())
+
+
+def test_what_the_guide_plans_is_what_is_planned() -> None:
+    section = (DOCS / "guide.md").read_text("utf-8").split("## Targets")[1]
+    spec, printed = re.findall(r"```(?:yaml|text)\n(.*?)```", section, re.DOTALL)[:2]
+    planned = plan_study(StudySpec.parse(yaml.safe_load(spec)))
+    words = " ".join(printed.split())
+    for plan, cost in zip(planned.plans, planned.guarantees, strict=True):
+        others = sorted((v, k) for k, v in cost.bounds.items() if k != cost.method and v < 10)
+        bounds = ", ".join(f"{name} {show_epsilon(value, 4)}" for value, name in others)
+        assert f"{show_epsilon(cost.epsilon, 4)} by {cost.method} (also {bounds})" in words
+        assert f"expected runs {plan.expected_runs:g}" in words
+    assert f"together: ε = {show_epsilon(planned.total.epsilon, 4)} at" in words
 
 
 def test_the_citation_names_this_version() -> None:

@@ -49,4 +49,7 @@ def test_studies_of_the_version_before_go_on(
         for budget, charges in (("toy", 3), ("open", 2)):
             assert [c.state for c in ledger.charges(budget)] == ["settled"] * charges
             verify(ledger.log.storage, budget)
+    with closing(Study("toy", storage)) as study:
+        cost = study.release("defaults").cost  # that version measured it
+        assert (cost.wall_seconds, cost.expected) == (None, True)
     assert not list((tmp_path / "privtune-artifacts" / "toy").glob("sealed/**/*.safetensors"))

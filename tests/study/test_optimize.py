@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 import sys
 import traceback
@@ -356,6 +358,9 @@ def test_priors_and_a_sampler_of_ones_own(storage: str) -> None:
         ({"validation": None}, PrivTuneError, "no validation split was declared"),
         ({"strategy": LinearScaling()}, PrivTuneError, "cannot call a function of yours"),
         ({"n_jobs": 0}, PrivTuneError, "n_jobs"),
+        ({"n_jobs": "2"}, InvalidInputError, "n_jobs = '2': must be a whole number"),
+        ({"timeout": math.nan}, InvalidInputError, "timeout = nan: must be finite seconds"),
+        ({"timeout": "5"}, InvalidInputError, "timeout = '5': must be finite seconds"),
         ({"strategy": "papernot-steinke"}, InvalidInputError, "must be one of privtune.strategies"),
         ({"strategy": PapernotSteinke}, InvalidInputError, "must be one of privtune.strategies"),
         ({"training": 240}, InvalidInputError, "must be a privtune.DPSGD"),
@@ -537,3 +542,12 @@ def test_what_is_no_dataset_of_pairs_is_one_sentence(storage: str, data: Any) ->
     with pytest.raises(PrivTuneError, match="must be inputs and targets"):
         make(storage).optimize(own, strategy=PapernotSteinke(mean_runs=2), **ARGUMENTS)
     assert charges(storage) == 0
+
+
+def test_a_release_travels_between_processes(storage: str) -> None:
+    released = make(storage).optimize(objective, strategy=Everything(trials=2), **ARGUMENTS)
+    for there in (pickle.loads(pickle.dumps(released)), copy.deepcopy(released)):
+        assert there.guarantee == released.guarantee
+        assert there.guarantee.bounds == released.guarantee.bounds
+        assert torch.equal(there.weights, released.weights)
+        assert [t.params for t in there.trials] == [t.params for t in released.trials]

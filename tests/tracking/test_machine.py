@@ -8,7 +8,7 @@ import types
 import pytest
 
 from privtune.tracking import machine
-from privtune.tracking.machine import SEALED_STATE, MachineSampler, machine_state
+from privtune.tracking.machine import SEALED_STATE, UNCOVERED, MachineSampler, machine_state
 
 pytestmark = pytest.mark.quick
 
@@ -60,7 +60,7 @@ def test_memory_and_utilisation_of_its_own_gpu(
     monkeypatch: pytest.MonkeyPatch, device: str, number: int
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml())
-    assert machine_state(sealed=False) == "CPU, memory and GPU"
+    assert machine_state(sealed=False) == f"CPU, memory and GPU{UNCOVERED}"
     assert gpu_metrics(device) == {
         f"system/gpu_{number}_memory_usage_megabytes": number + 1.0,
         f"system/gpu_{number}_utilization_percentage": number + 40.0,
@@ -75,7 +75,7 @@ def test_a_reading_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_a_driver_the_tag_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml(driver=False))
-    assert machine_state(sealed=False) == "CPU and memory; GPU off: Driver Not Loaded"
+    assert machine_state(sealed=False) == f"CPU and memory; GPU off: Driver Not Loaded{UNCOVERED}"
     assert gpu_metrics() == {}
 
 

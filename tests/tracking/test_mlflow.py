@@ -12,6 +12,7 @@ import pytest
 from privtune.accounting import epsilon
 from privtune.study import Study, seal
 from privtune.tracking import mlflow as observer_module
+from privtune.tracking.machine import SWITCH
 from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import experiment_id, local_uri, open_client, write_record
 from privtune.views.record import arm_record, budget_view
@@ -79,6 +80,28 @@ def test_a_sealed_arm_shows_expectations_and_no_machine(tracked: Tracked) -> Non
     assert {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"} <= set(
         shown
     )
+
+
+def test_no_arm_shows_how_long_it_took(tracked: Tracked) -> None:
+    """Both tell how many records there are: the machine is watched where that was asked for alone."""
+    for run in tracked.runs.values():
+        assert run.info.end_time == run.info.start_time
+        assert run.data.tags["privtune.cost"] == "expected"
+
+
+@pytest.mark.parametrize(("said", "watched"), [(None, False), ("false", False), ("true", True)])
+def test_the_machine_is_watched_by_mlflow_s_own_switch(
+    tracked: Tracked, monkeypatch: pytest.MonkeyPatch, said: str | None, watched: bool
+) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    if said is not None:
+        monkeypatch.setenv(SWITCH, said)
+    monkeypatch.setattr(seal, "_ran", False)
+    observer = MlflowObserver(tracked.study)
+    observer.arm_started(tracked.study.plans[0])
+    assert bool(observer._samplers) is watched
+    for sampler in observer._samplers.values():
+        sampler.stop()
 
 
 def test_the_first_line_of_a_note_is_the_budget(tracked: Tracked) -> None:
@@ -154,7 +177,7 @@ def test_a_run_that_broke_off_is_replaced(
     with monkeypatch.context() as patch:
         patch.setattr(observer_module, "write_record", breaks_off)
         patch.setattr(seal, "_ran", False)  # as in a process of its own
-        observer = MlflowObserver(study)
+        observer = MlflowObserver(study, sampling_seconds=0.2)
         study.run(observer)
     assert "disk full" in str(observer.unavailable)
 

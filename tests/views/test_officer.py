@@ -16,11 +16,11 @@ import yaml
 from privtune.accounting import epsilon, event_from_dict
 from privtune.errors import PrivTuneError
 from privtune.ledger import Budget, Ledger, verify_certificate
+from privtune.numbers import show_epsilon
 from privtune.study import Study
 from privtune.views.evidence import OPEN
 from privtune.views.officer import to_html, to_markdown
 from privtune.views.registry import SCHEMA, registry_entry, to_yaml
-from privtune.views.text import show_epsilon
 from tests.cli.conftest import Cli, cli
 from tests.ledger.old import make_hospital
 from tests.study.conftest import toy_spec

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from privtune.accounting import epsilon
+from privtune.numbers import ceil_to
 from privtune.study import Study
 from privtune.views.page import Html, document, figure, table, text
 from privtune.views.report import render_study
 from privtune.views.statement import meaning
-from privtune.views.text import ceil_to
 from tests.cli.conftest import Cli, cli
 from tests.ledger.old import make_hospital
 from tests.study.conftest import toy_spec
