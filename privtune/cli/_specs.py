@@ -14,7 +14,7 @@ from privtune.cli._common import patience
 if TYPE_CHECKING:
     from privtune.study import Study, StudySpec
 
-__all__ = ["opened", "planning"]
+__all__ = ["differing", "opened", "planning"]
 
 
 @contextmanager
@@ -25,6 +25,12 @@ def planning(spec: StudySpec) -> Iterator[None]:
     arms = ", ".join(arm.name for arm in spec.arms)
     with patience(f"Planning {arms}: their noise is calibrated to one target"):
         yield
+
+
+def differing(study: Study, spec: StudySpec) -> list[str]:
+    """Return the fields in which a study was created from another spec than this one."""
+    stored, given = (each.model_dump(mode="json") for each in (study.spec, spec))
+    return sorted(key for key in given if given[key] != stored[key])
 
 
 def opened(name: str, storage: str) -> Study:
@@ -43,11 +49,10 @@ def opened(name: str, storage: str) -> Study:
             return Study.create(spec, storage)
     except StudyExistsError:
         study = Study(spec.name, storage)
-    stored, given = (each.model_dump(mode="json") for each in (study.spec, spec))
-    if differing := sorted(key for key in given if given[key] != stored[key]):
+    if others := differing(study, spec):
         study.close()
         raise PrivTuneError(
-            f"Study {spec.name!r} exists already, and was created with other {', '.join(differing)} than "
+            f"Study {spec.name!r} exists already, and was created with other {', '.join(others)} than "
             f"{path.name} has now. Go on with it as it was planned: privtune study run {spec.name}. Or "
             "give the spec another name, or delete the study first (what it charged stays charged): "
             f"privtune study delete {spec.name}."

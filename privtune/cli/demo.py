@@ -19,7 +19,9 @@ def demo(
 ) -> None:
     """Compare three strategies on handwritten digits under one budget of ε = 8."""
     from privtune.cli._progress import run_study
+    from privtune.cli._specs import differing
     from privtune.cli._tables import print_comparison
+    from privtune.errors import PrivTuneError
     from privtune.study import Study, StudyExistsError, StudyFinishedError, StudySpec
 
     private_folder(folder)
@@ -37,6 +39,12 @@ def demo(
         study = Study.create(spec, storage)
     except StudyExistsError:
         study = Study(spec.name, storage)
+        if others := differing(study, spec):
+            study.close()
+            raise PrivTuneError(
+                f"{folder} holds a study that was created with other {', '.join(others)} than this "
+                f"version's demo has. Remove {folder}, or choose another --folder."
+            ) from None
     try:
         run_study(study, mlflow=True, quiet=False)
     except StudyFinishedError:

@@ -181,9 +181,12 @@ def can_meet(run: Callable[[], object]) -> bool:
     Raises:
         BaseException: What stops more than a trial: an interrupt, an exit.
     """
+    from privtune.training.mechanism.streams import GLOBAL_GENERATOR
     from privtune.training.own_loop.stacked import plain_modes
 
-    if not plain_modes() or not _TURN.acquire(blocking=False):
+    # Within another rehearsal this thread holds the generator, and waits for a thread that needs it.
+    within = GLOBAL_GENERATOR._is_owned()  # type: ignore[attr-defined]
+    if within or not plain_modes() or not _TURN.acquire(blocking=False):
         return False
     one, other = _Seat(run), _Seat(run)
     try:

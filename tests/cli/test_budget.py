@@ -187,7 +187,7 @@ def test_a_broken_budget_is_not_sound(cli: Cli, budget: str, tmp_path: Path) -> 
     for args in (("b",), ("--certificate", str(certificate))):
         done = cli("budget", "verify", *args)
         assert done.code == 1
-        assert "THE BUDGET IS BROKEN: everything charged to 'b' costs ε = 19.14 of 2." in done.err
+        assert "THE BUDGET IS BROKEN: everything charged to 'b' costs ε = 19.1308 of 2." in done.err
         assert done.err.count("\n") == 1
         assert "sound" not in done.out
         found = json.loads(cli("budget", "verify", *args, "--json").out)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from privtune.study import Study
 from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
 
@@ -70,6 +71,17 @@ def test_a_spec_that_was_changed_is_not_the_study_that_is_there(
     assert refused.err.count("\n") == 1
     done = cli("study", "run", write(tmp_path, arms=[OPEN]), *at, "--no-mlflow")
     assert done.code == 0, done.err
+
+
+def test_the_demo_goes_on_with_no_other_study(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "demo-output"
+    folder.mkdir()
+    other = toy_spec(name="digits-demo", arms=[OPEN])
+    Study.create(other, f"sqlite:///{folder / 'privtune.db'}").close()
+    refused = cli("demo", "--folder", str(folder))
+    assert refused.code == 1
+    assert "holds a study that was created with other arms, budget, " in refused.err
+    assert refused.err.count("\n") == 1
 
 
 def test_a_spec_may_be_called_in_capitals(cli: Cli, tmp_path: Path, at: tuple[str, str]) -> None:

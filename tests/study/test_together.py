@@ -24,10 +24,11 @@ import privtune
 from privtune.spaces import SearchSpace
 from privtune.strategies import Everything, PapernotSteinke, TrialResult
 from privtune.study import StudyInterruptedError, _together
+from privtune.study._together import can_meet
 from privtune.study.failures import ArmStoppedError
 from privtune.study.objective import ObjectiveFiles, plan_objective, rehearse
 from privtune.training.engine import stacks as stacks_of
-from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 from privtune.training.own_loop import stacked
 from privtune.training.own_loop.weights import LoopError
 from tests.toy import blobs
@@ -522,6 +523,12 @@ def test_a_round_within_a_trial_runs_by_itself(stacks: list[int]) -> None:
     assert stacks == [3]
     alone = [r.weights for r in run(files(small, stack=1), 2)]
     assert all(torch.equal(r.weights, alone[r.index]) for results in inner for r in results)
+
+
+def test_a_study_within_a_rehearsal_does_not_wait_for_it() -> None:
+    assert can_meet(lambda: None)
+    with GLOBAL_GENERATOR:  # as a rehearsal holds it, which the threads of another would wait for
+        assert not can_meet(lambda: None)
 
 
 TEMPERATURE = 1.0
