@@ -5,6 +5,7 @@ What couples them here shows on no record that is made up: a threshold that none
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +167,28 @@ def test_one_record_more_moves_a_sum_by_its_bound(model: Callable[[], nn.Module]
         cross_entropy(plain(x[record : record + 1]), y[record : record + 1]).sum().backward()
         alone += torch.cat([p.grad.flatten() for p in plain.parameters()])
     torch.testing.assert_close(summed(x[:8], 1e9), alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, torch.rand], ids=str)
+def test_numbers_from_elsewhere_than_torch_are_drawn_for_each_record(draw: Any) -> None:
+    """Under vmap there would be one for all, and none that is new in a captured pass."""
+
+    class Scales(Two):
+        def between(self, h: torch.Tensor) -> torch.Tensor:
+            return h * draw(1) if draw is torch.rand else h * float(draw())
+
+    x, y = torch.ones(40, 8), torch.zeros(40, dtype=torch.int64)
+    kernel = choose_kernel(Scales, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    assert isinstance(kernel, OneByOneKernel) == (draw is not torch.rand)
+    params = torch.randn(1, kernel.layout.size, generator=torch.Generator().manual_seed(3))
+    found = set()
+    for _ in range(10):  # a pass is captured after 4 of one shape
+        out = torch.zeros_like(params)
+        rows = Rows(x[None, :1], y[None, :1], [1], torch.ones(1, 1), [torch.Generator()])
+        kernel.accumulate(params, rows, Flat(1e9), out=out)
+        found.add(float(out.norm()))
+    if draw is not torch.rand:  # whose stream begins anew in each of these passes
+        assert len(found) == 10
 
 
 def test_a_model_that_changes_its_buffers_is_refused() -> None:

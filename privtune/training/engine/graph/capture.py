@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine.graph.backward import refuse_batched_backward
+from privtune.training.engine.graph.chance import drawn_with_torch
 from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.engine.graph.polish import polish
 from privtune.training.engine.graph.record import NotRecordedError, record
@@ -125,8 +126,7 @@ def plan_model(
     Raises:
         RuntimeError: If the model cannot run under ``vmap``.
     """
-    # Not from the global generator: in another thread, a trial may be drawing its first weights.
-    draws = torch.Generator(x.device).manual_seed(0)
+    draws = torch.Generator(x.device).manual_seed(0)  # another thread may use the global one
     leaves = {
         name: torch.randn(
             len(x), *shape, dtype=layout.dtype, device=x.device, generator=draws
@@ -138,11 +138,11 @@ def plan_model(
             n: leaf.unsqueeze(1).expand(-1, x.shape[1], *layout.shapes[n])
             for n, leaf in leaves.items()
         }
-        done = _run(module, loss_of, {}, copies=own, x=x, y=y, masks=None)
+        done = drawn_with_torch(lambda: _run(module, loss_of, {}, copies=own, x=x, y=y, masks=None))
         refuse_batched_backward(module, done.losses)
         copies = tuple(CopyUse(name, None) for name in layout.shapes)
         return PassPlan(tuple(layout.shapes), tuple(done.sites), copies, all_classes)
-    done = _run(module, loss_of, leaves, copies={}, x=x, y=y, masks=None)
+    done = drawn_with_torch(lambda: _run(module, loss_of, leaves, copies={}, x=x, y=y, masks=None))
     refuse_batched_backward(module, done.losses)
     reached = (
         torch.autograd.grad(
