@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from privtune.accounting._checks import check_integer, check_number
 from privtune.errors import InvalidInputError
 from privtune.strategies import Scoring
 from privtune.tasks import Task, TaskData
 from privtune.training.mechanism.schedule import Schedule
 
 __all__ = ["DPSGD", "Validation"]
+
+_MOST = 10**12  # records: more than anybody has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,9 @@ class DPSGD:
         epochs: Expected passes over them, above 0.
         expected_batch_size: Expected records in one Poisson sample.
 
+    Raises:
+        InvalidInputError: A value out of its range.
+
     Example:
         >>> DPSGD(records=1000, epochs=5, expected_batch_size=50).schedule.steps
         100
@@ -30,6 +36,11 @@ class DPSGD:
     records: int
     epochs: float
     expected_batch_size: int
+
+    def __post_init__(self) -> None:
+        check_integer("records", self.records, at_least=1, at_most=_MOST)
+        check_number("epochs", self.epochs, above=0.0)
+        check_integer("expected_batch_size", self.expected_batch_size, at_least=1, at_most=_MOST)
 
     @property
     def schedule(self) -> Schedule:
@@ -63,8 +74,7 @@ class Validation:
     scoring: Scoring = field(default_factory=Scoring)
 
     def __post_init__(self) -> None:
-        if self.records < 1:
-            raise InvalidInputError("records", self.records, "must be a whole number of at least 1")
+        check_integer("records", self.records, at_least=1, at_most=_MOST)
 
 
 def objective_task(training: DPSGD, validation: Validation | None) -> Task:

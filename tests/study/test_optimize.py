@@ -551,3 +551,18 @@ def test_a_release_travels_between_processes(storage: str) -> None:
         assert there.guarantee.bounds == released.guarantee.bounds
         assert torch.equal(there.weights, released.weights)
         assert [t.params for t in there.trials] == [t.params for t in released.trials]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, "10", 2.5, math.nan])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda wrong: privtune.DPSGD(records=wrong, epochs=1, expected_batch_size=10),
+        lambda wrong: privtune.DPSGD(records=100, epochs=1, expected_batch_size=wrong),
+        lambda wrong: privtune.Validation(records=wrong),
+    ],
+)
+def test_numbers_of_records_are_whole(made: Any, wrong: Any) -> None:
+    """Said where they are written, not by whatever computes with them first."""
+    with pytest.raises(InvalidInputError, match="must be a whole number from 1"):
+        made(wrong)
