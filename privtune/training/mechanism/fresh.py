@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-__all__ = ["fresh"]
+from privtune.errors import InvalidInputError
+
+__all__ = ["fresh", "unwritten"]
 
 
 def fresh(model: nn.Module, beside: Any = None) -> tuple[nn.Module, Any]:
@@ -39,6 +43,35 @@ def fresh(model: nn.Module, beside: Any = None) -> tuple[nn.Module, Any]:
     for part in parts:
         vars(memo[id(part)]).update({n: _copied(held, memo) for n, held in vars(part).items()})
     return _copied(model, memo), _copied(beside, memo)
+
+
+@contextmanager
+def unwritten(model: nn.Module) -> Iterator[None]:
+    """Let records pass through copies of a model, and see that none has written to what these share.
+
+    Raises:
+        InvalidInputError: If a pass changed the model's parameters, or buffers that TorchScript holds;
+            they are what they were then.
+    """
+    shared = [*model.parameters(), *model.buffers()]
+    stood = [(part, part.detach(), part.detach().clone()) for part in shared]
+    yield
+    written = [was for was in stood if not _same(was[0].detach(), was[2])]
+    for part, place, before in written:
+        place.copy_(before)
+        part.data = place
+    if written:
+        raise InvalidInputError(
+            "model",
+            type(model).__name__,
+            "must not write to its parameters in a pass: they would hold something of every record",
+        )
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
