@@ -78,7 +78,17 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     """Return a copy, or what was given."""
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         value = value.detach()  # what a pass has left, as a weight norm does
+    known = len(memo)
     try:
         return deepcopy(value, memo)
     except Exception:  # whatever a class of a user's makes of it
-        return value
+        while len(memo) > known:
+            memo.popitem()  # copies that were begun
+    own: Any = value
+    if type(value) is list:
+        memo[id(value)] = own = []
+        own.extend(_copied(part, memo) for part in value)
+    elif type(value) is dict:
+        memo[id(value)] = own = {}
+        own.update((name, _copied(part, memo)) for name, part in value.items())
+    return own

@@ -5,6 +5,7 @@ What couples them here shows on no record that is made up: a threshold that none
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -62,6 +63,17 @@ class RemembersTheLargest(Two):
     def before(self, x: torch.Tensor) -> torch.Tensor:
         self.largest = max(self.largest, float(x.abs().max()) - 10.0)
         return x / (1.0 + self.largest)
+
+
+class RemembersBesideALock(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[str, Any] = {"in": [{"lock": threading.Lock(), "largest": 0.0}]}
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        own = self.held["in"][0]
+        own["largest"] = max(own["largest"], float(x.abs().max()) - 10.0)
+        return x / (1.0 + own["largest"])
 
 
 class RemembersInABuffer(Two):
@@ -193,6 +205,7 @@ class ByNode(Two):
 MODELS: list[Callable[[], nn.Module]] = [
     ScalesABatch, RemembersTheLargest, RemembersInABuffer, ByFunction, ByFunctionOfAll, ByHook,
     ByModuleHook, ByRule, ByRuleOfAnOperator, BySaved, ByNode,
+    RemembersBesideALock,
 ]  # fmt: skip
 
 
