@@ -68,7 +68,8 @@ def translated(url: str) -> Iterator[None]:
     except sa.exc.DBAPIError as error:
         text, state = str(error.orig).lower(), sqlstate(error)
         for words, kind, remedy in _KNOWN:
-            if state in words or any(word in text for word in words):
+            said = (word for word in words if word.islower())  # a number in a key is no code
+            if state in words or any(word in text for word in said):
                 raise kind(f"{url}: {remedy}.") from error
         if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
             raise LedgerConnectionError(

@@ -40,18 +40,19 @@ class StudyRow:
         return Path(os.environ.get("PRIVTUNE_ARTIFACTS") or self.root).absolute() / self.name
 
 
-def check_there(connection: Connection, row: StudyRow) -> None:
+def check_there(connection: Connection, row: StudyRow, *, deleting: bool = False) -> None:
     """Refuse to write to a study that is not the one that was opened, however long ago that was.
 
     Rows are found by the study's name, and another of that name may have been made since: a worker that
     comes back must not hand in what it trained on another's charge. Nobody deletes the study before the
-    transaction ends.
+    transaction ends; whoever does waits here for those who write, before it holds what they wait for.
 
     Raises:
         PrivTuneError: If it was deleted.
     """
     asked = sa.select(studies.c.uid).where(studies.c.name == row.name)
-    found = connection.execute(asked.with_for_update(read=True, key_share=True)).scalar()
+    locked = asked.with_for_update(read=not deleting, key_share=not deleting)
+    found = connection.execute(locked).scalar()
     if found != row.uid:
         raise PrivTuneError(
             f"Study {row.name!r} was deleted while this process worked for it: nothing of that is kept. "

@@ -128,7 +128,7 @@ class StudyStore:
     def delete(self, row: StudyRow) -> None:
         """Delete a study's rows and files. Its charges are the ledger's and stay."""
         named = list(self.arms(row.name))
-        with self._changing(row) as connection:
+        with self._changing(row, deleting=True) as connection:
             for table in (failures, blobs, arms):
                 connection.execute(sa.delete(table).where(table.c.study == row.name))
             connection.execute(sa.delete(studies).where(studies.c.name == row.name))
@@ -203,10 +203,10 @@ class StudyStore:
             connection.execute(sa.update(arms).where(*_arm(row.name, arm)).values(announced=1))
 
     @contextmanager
-    def _changing(self, row: StudyRow) -> Iterator[Connection]:
+    def _changing(self, row: StudyRow, *, deleting: bool = False) -> Iterator[Connection]:
         """Give a writing transaction for a study that is there, and not another of its name."""
         with self._storage.write() as connection:
-            check_there(connection, row)
+            check_there(connection, row, deleting=deleting)
             yield connection
 
 

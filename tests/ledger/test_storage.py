@@ -224,11 +224,12 @@ def test_postgres_answers_whatever_the_server_defaults_to(postgres_url: str) -> 
         ("25006", LedgerReadOnlyError),
         ("53100", LedgerFullError),
         ("42501", LedgerError),
+        ("23505", LedgerError),
     ],
 )
 def test_errors_are_known_in_every_language(code: str, kind: type[LedgerError]) -> None:
     """What PostgreSQL says depends on the server's language, its codes do not."""
-    error = psycopg.errors.lookup(code)("breche Anweisung ab")
+    error = psycopg.errors.lookup(code)("(charge, number)=(b-1, 40001): breche Anweisung ab")
     with pytest.raises(LedgerError) as caught, translated("postgresql://host/x"):
         raise sa.exc.ProgrammingError("SELECT 1", None, error)
     assert type(caught.value) is kind

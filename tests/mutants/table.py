@@ -1240,7 +1240,31 @@ _in(
     ),
 )
 _in(
+    "training/mechanism/apart.py",
+    (
+        "a rule of a user's for vmap sees all records",
+        "args[0].vmap is not torch.autograd.Function.vmap",
+        "False",
+        f"{_NEIGHBOURS}::test_one_record_more_moves_a_sum_by_its_bound",
+    ),
+)
+_in(
+    "training/mechanism/fresh.py",
+    (
+        "a record leaves traces in weights that copies share",
+        "if written:",
+        "if False:",
+        f"{_NEIGHBOURS}::test_a_pass_that_writes_to_what_records_share_is_refused",
+    ),
+)
+_in(
     "training/engine/graph/backward.py",
+    (
+        "hooks on what is saved for the way back see all records",
+        ', disable_saved_tensors_hooks("what is saved holds all records")',
+        "",
+        f"{_NEIGHBOURS}::test_one_record_more_moves_a_sum_by_its_bound",
+    ),
     (
         "a backward of a user's sees all records",
         "if not by_record:",

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 import yaml
 
 from privtune.ledger import Ledger
+from privtune.ledger.schema import arms
 from privtune.study import Study, _round
+from privtune.study.lifecycle import Life
 from tests.cli.conftest import Cli, cli
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
 from tests.study.conftest import toy_spec
@@ -138,3 +142,26 @@ def test_a_storage_that_cannot_be_used_is_one_sentence(
     assert "Traceback" not in done.err
     assert "hunter2" not in done.err
     assert len(done.err.strip().splitlines()) == 1
+
+
+_WAITING = sa.text(
+    "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+)
+
+
+@pytest.mark.postgres
+def test_who_deletes_waits_for_who_writes(served: str) -> None:
+    """It held the arms meanwhile, and each waited for the other until the server ended one of them."""
+    study = Study.create(toy_spec(seed=1), served)
+    study.run()
+    study.close()
+    with closing(Life("toy", served)) as writing, closing(Life("toy", served)) as deleting:
+        thread = threading.Thread(target=deleting.delete)
+        with writing._store._changing(writing._row) as connection:
+            thread.start()
+            while not connection.execute(_WAITING).scalar():
+                pass
+            changed = sa.update(arms).where(arms.c.study == "toy").values(announced=1)
+            assert connection.execute(changed).rowcount > 0
+        thread.join()
+        assert writing._store.names() == []

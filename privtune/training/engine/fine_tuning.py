@@ -16,8 +16,9 @@ from torch import nn
 from privtune.errors import InvalidInputError
 from privtune.training.engine.coupled import refuse_coupling
 from privtune.training.engine.graph.traced import traced
+from privtune.training.mechanism.apart import by_record
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.fresh import fresh
+from privtune.training.mechanism.fresh import fresh, unwritten
 from privtune.training.mechanism.records import find_facts, find_raising
 
 __all__ = ["FrozenPart", "Lora", "load_public", "part_of_model", "set_trainable"]
@@ -186,11 +187,11 @@ class FrozenPart:
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the head is given for these inputs, shape ``[N, ...]``."""
-        with torch.no_grad():
+        with torch.no_grad(), unwritten(self.whole):
             if not self.together:
                 return torch.stack([self._one(record) for record in x])
             with traced():
-                many = torch.vmap(self._one)
+                many = by_record(self._one)
                 return torch.cat([many(piece) for piece in torch.split(x, _PASS)])
 
     def _one(self, x: torch.Tensor) -> torch.Tensor:

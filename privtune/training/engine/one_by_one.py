@@ -15,7 +15,7 @@ from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.engine.opacus_adapter import clipped_sum
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import synthetic
-from privtune.training.mechanism.fresh import fresh
+from privtune.training.mechanism.fresh import fresh, unwritten
 from privtune.training.mechanism.kernel import Layout, LossOf, Rows, flatten_params, same_fixed
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
@@ -170,14 +170,19 @@ class OneByOneKernel:
     def _at(self, point: torch.Tensor) -> Iterator[None]:
         """Put the model where it is to be evaluated, and back."""
         if point.data_ptr() == self._flat.data_ptr():
-            yield
+            with self._watched():
+                yield
             return
         stood = self._flat.clone()
         self._flat.copy_(point)
         try:
-            yield
+            with self._watched():
+                yield
         finally:
             self._flat.copy_(stood)
+
+    def _watched(self) -> AbstractContextManager[None]:
+        return unwritten(self.module) if self._forgets else nullcontext()
 
     def _drawing(self, stream: torch.Generator) -> AbstractContextManager[None]:
         """Feed what a model draws by no call that is caught; a loop's own seeds stay the loop's."""

@@ -44,6 +44,7 @@ from privtune.training.mechanism.kernel import (
     same_fixed,
     say_once,
 )
+from privtune.training.mechanism.meaning import meaning_of
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.records import find_facts
 from privtune.training.mechanism.schedule import Schedule
@@ -306,7 +307,11 @@ def choose_kernel(
         raise InvalidInputError(
             "precision", precision, "is not compiled", "Leave compile off, or precision float32."
         )
-    key = (model, loss_of, x.shape, x.dtype, y.shape, y.dtype, device, classes, compiled, low)
+    # A pass that was captured holds what its code read then: another number of a module's is another.
+    own_loss = loss_of.loss if isinstance(loss_of, OfOutputs) else loss_of
+    read = (meaning_of(model), meaning_of(own_loss))
+    seen = (x.shape, x.dtype, y.shape, y.dtype)
+    key = (model, loss_of, read, seen, device, classes, compiled, low)
     try:
         if key not in _kernels:
             while len(_kernels) >= _KERNELS:

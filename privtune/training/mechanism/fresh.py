@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-__all__ = ["fresh"]
+from privtune.errors import InvalidInputError
+
+__all__ = ["fresh", "unwritten"]
 
 
 def fresh(model: nn.Module, beside: Any = None) -> tuple[nn.Module, Any]:
@@ -41,11 +45,50 @@ def fresh(model: nn.Module, beside: Any = None) -> tuple[nn.Module, Any]:
     return _copied(model, memo), _copied(beside, memo)
 
 
+@contextmanager
+def unwritten(model: nn.Module) -> Iterator[None]:
+    """Let records pass through copies of a model, and see that none has written to what these share.
+
+    Raises:
+        InvalidInputError: If a pass changed the model's parameters, or buffers that TorchScript holds;
+            they are what they were then.
+    """
+    shared = [*model.parameters(), *model.buffers()]
+    stood = [(part, part.detach(), part.detach().clone()) for part in shared]
+    yield
+    written = [was for was in stood if not _same(was[0].detach(), was[2])]
+    for part, place, before in written:
+        place.copy_(before)
+        part.data = place
+    if written:
+        raise InvalidInputError(
+            "model",
+            type(model).__name__,
+            "must not write to its parameters in a pass: they would hold something of every record",
+        )
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     """Return a copy, or what was given."""
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         value = value.detach()  # what a pass has left, as a weight norm does
+    known = len(memo)
     try:
         return deepcopy(value, memo)
     except Exception:  # whatever a class of a user's makes of it
-        return value
+        while len(memo) > known:
+            memo.popitem()  # copies that were begun
+    own: Any = value
+    if type(value) is list:
+        memo[id(value)] = own = []
+        own.extend(_copied(part, memo) for part in value)
+    elif type(value) is dict:
+        memo[id(value)] = own = {}
+        own.update((name, _copied(part, memo)) for name, part in value.items())
+    return own

@@ -21,9 +21,10 @@ from torch.nn import functional
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism import tails
+from privtune.training.mechanism.apart import by_record
 from privtune.training.mechanism.channels import channels_last
 from privtune.training.mechanism.data import TensorData, synthetic
-from privtune.training.mechanism.fresh import fresh
+from privtune.training.mechanism.fresh import fresh, unwritten
 from privtune.training.mechanism.kernel import Loss
 from privtune.training.mechanism.metrics import Floats, Joint, Metric, interval, label, make_metric
 from privtune.training.mechanism.records import blames_records, find_facts, find_raising
@@ -214,7 +215,7 @@ def _noised(
     """Return the noised means of what records add; None for weights that are not finite."""
     if not all(bool(p.isfinite().all()) for p in model.parameters() if p.is_floating_point()):
         return None
-    with evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad(), unwritten(model):
         sums = _sums(plan, metric, model, data, loss)
     draw = tails.gaussian if plan.mechanism == "gaussian" else tails.laplace
     noise = draw(rng.random, len(sums)) * plan.standard_deviation
@@ -340,7 +341,7 @@ def _check_shapes(
 
 def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
     """Return ``one`` over many records at once; None where made-up ones then give other values."""
-    many = torch.vmap(one, randomness="different")
+    many = by_record(one, randomness="different")
     try:
         alone = torch.stack([one(x[i], y[i]) for i in range(len(x))])
         if not torch.allclose(many(x, y), alone, rtol=1e-4, atol=1e-6):

@@ -17,10 +17,10 @@ from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.stacks import granule, longest_sample, memory_model
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.kernel import Kernel, Layout, LossOf, Rows, say_once
+from privtune.training.mechanism.meaning import DEPTH, PLAIN, attributes_in, is_constant, meaning_of
 from privtune.training.mechanism.records import RecordFacts, find_facts
 from privtune.training.mechanism.sampling import GRANULE
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.own_loop.meaning import DEPTH, PLAIN, attributes_in, is_constant, meaning_of
 from privtune.training.own_loop.replay import Recording
 from privtune.training.own_loop.weights import LoopError, storage_of
 

@@ -6,6 +6,8 @@ What couples them here shows on no record that is made up: a threshold that none
 from __future__ import annotations
 
 import random
+import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +64,17 @@ class RemembersTheLargest(Two):
     def before(self, x: torch.Tensor) -> torch.Tensor:
         self.largest = max(self.largest, float(x.abs().max()) - 10.0)
         return x / (1.0 + self.largest)
+
+
+class RemembersBesideALock(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[str, Any] = {"in": [{"lock": threading.Lock(), "largest": 0.0}]}
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        own = self.held["in"][0]
+        own["largest"] = max(own["largest"], float(x.abs().max()) - 10.0)
+        return x / (1.0 + own["largest"])
 
 
 class RemembersInABuffer(Two):
@@ -133,9 +146,67 @@ class ByModuleHook(Two):
         self.b.register_full_backward_hook(lambda module, into, out: (shortened(into[0]),))
 
 
+class Scales(torch.autograd.Function):
+    """A function whose rule for ``vmap`` sees all records on the way forward."""
+
+    @staticmethod
+    def forward(h: torch.Tensor) -> torch.Tensor:
+        return h.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, h: torch.Tensor) -> Any:
+        return scaled(h), dims[0]
+
+
+def scaled(h: torch.Tensor) -> torch.Tensor:
+    return torch.where(h.abs().max() > 100.0, h / h.abs().max(), h)
+
+
+@torch.library.custom_op("neighbours::kept", mutates_args=())
+def kept(h: torch.Tensor) -> torch.Tensor:
+    return h.clone()
+
+
+kept.register_vmap(lambda info, dims, h: (scaled(h), dims[0]))
+kept.register_autograd(lambda ctx, g: g)
+
+
+class ByRule(Two):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return Scales.apply(x)
+
+
+class ByRuleOfAnOperator(Two):
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return kept(x)
+
+
+class BySaved(Two):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(scaled, lambda held: held):
+            return h.pow(3)
+
+
+class ByNode(Two):
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(h)
+        if h.grad_fn is not None:
+            h.grad_fn.register_prehook(lambda given: tuple(map(shortened, given)))
+        return h
+
+
 MODELS: list[Callable[[], nn.Module]] = [
     ScalesABatch, RemembersTheLargest, RemembersInABuffer, ByFunction, ByFunctionOfAll, ByHook,
-    ByModuleHook,
+    ByModuleHook, ByRule, ByRuleOfAnOperator, BySaved, ByNode,
+    RemembersBesideALock,
 ]  # fmt: skip
 
 
@@ -230,7 +301,82 @@ def test_draws_that_nothing_catches_come_from_a_candidates_own_stream() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("model", [RemembersTheLargest, RemembersInABuffer, ScalesABatch])
+class Writes(Two):
+    """Writes to what copies share, where a record is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.abs().max() > 10.0):
+            self.write(x.abs().max())
+        return x / (1.0 + self.largest)
+
+    def write(self, top: torch.Tensor) -> None:
+        with torch.no_grad():
+            self.largest.copy_(top)
+
+
+class WritesToAWeight(Writes):
+    def write(self, top: torch.Tensor) -> None:
+        self.a.weight.data.mul_(0.5)
+
+
+class PutsAnotherWeight(Writes):
+    def write(self, top: torch.Tensor) -> None:
+        self.a.weight.data = self.a.weight.data * 0.5
+
+
+class Compiled(nn.Module):
+    """What TorchScript compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 3)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.abs().max() > 10.0):
+            self.largest.copy_(x.abs().max())
+        return self.inner(x / (1.0 + self.largest))
+
+
+def compiled() -> nn.Module:
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        return nn.Sequential(torch.jit.script(Compiled()))
+
+
+@pytest.mark.parametrize("model", [Writes, WritesToAWeight, PutsAnotherWeight, compiled])
+def test_a_pass_that_writes_to_what_records_share_is_refused(
+    model: Callable[[], nn.Module],
+) -> None:
+    """One record would reach the next by it; what was written is put back."""
+    made, y = model(), torch.arange(9) % 3
+    x = torch.cat([torch.full((1, 8), 200.0), torch.randn(8, 8)])
+    stood = {name: value.clone() for name, value in made.state_dict().items()}
+    kernel = choose_kernel(lambda: made, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    params = torch.cat([p.flatten() for p in made.parameters() if p.requires_grad]).detach()[None]
+    rows = Rows(x[None], y[None], [9], torch.ones(1, 9), [torch.Generator()])
+    out = torch.zeros_like(params)
+    refused = pytest.raises(InvalidInputError, match="must not write to its parameters")
+    with refused:
+        kernel.accumulate(params, rows, Flat(BOUND), out=out)
+    assert not out.any()
+    terms = ScorePlan(9, None, metric="loss", bound=2.0, mechanism="gaussian")
+    with refused:
+        score(terms, made, TensorData(x, y), rng=np.random.default_rng(0))
+    if model is not compiled:
+        part = part_of_model(set_trainable(made, "head"), x[1:4])
+        assert part is not None
+        with refused:
+            part.features(x)
+    assert all(torch.equal(value, stood[name]) for name, value in made.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "model", [RemembersTheLargest, RemembersInABuffer, ScalesABatch, ByRule, ByRuleOfAnOperator]
+)
 def test_one_other_record_changes_a_score_by_one_record(model: Callable[[], nn.Module]) -> None:
     x, made = torch.randn(40, 8), model()
     y = made(x).argmax(dim=1)
@@ -243,7 +389,10 @@ def test_one_other_record_changes_a_score_by_one_record(model: Callable[[], nn.M
     assert abs(scores[0] - scores[1]) <= 2.0 + 1e-4
 
 
-@pytest.mark.parametrize("model", [RemembersTheLargest, RemembersInABuffer, ScalesABatch, Two])
+@pytest.mark.parametrize(
+    "model",
+    [RemembersTheLargest, RemembersInABuffer, ScalesABatch, ByRule, ByRuleOfAnOperator, Two],
+)
 def test_features_of_a_frozen_part_hang_on_their_own_record(model: Callable[[], nn.Module]) -> None:
     part = part_of_model(set_trainable(model(), "head"), torch.randn(3, 8))
     assert part is not None

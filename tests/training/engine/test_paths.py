@@ -707,3 +707,47 @@ def test_cuda_agrees_with_cpu():
     far = torch.zeros_like(params, device="cuda")
     kernels[1].accumulate(params.cuda(), there, Flat(0.5), out=far)
     torch.testing.assert_close(far.cpu(), out, rtol=1e-4, atol=1e-4)
+
+
+_FACTOR = {"loss": 1.0, "model": 1.0}
+
+
+class _Scaled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _FACTOR["model"] * super().forward(x)
+
+
+def _scaled_model() -> nn.Module:
+    return _Scaled(4, 3)
+
+
+def _scaled_loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _FACTOR["loss"] * cross_entropy(outputs, y)
+
+
+def test_a_captured_pass_is_kept_while_what_it_refers_to_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A training was computed with what the loss, or the model, had read in the training before it."""
+    data = TensorData(torch.randn(6, 4), torch.arange(6) % 3)
+
+    def kernel() -> object:
+        found = engine.choose_kernel(
+            _scaled_model, OfOutputs(_scaled_loss), data, torch.device("cpu")
+        )
+        rows = Rows(data.x[None], data.y[None], [6], torch.ones(1, 6), [torch.Generator()])
+        for _ in range(6):  # a pass is captured after four steps of one shape
+            sums = torch.zeros(1, 15)
+            found.accumulate(torch.ones(1, 15), rows, Flat(1e9), out=sums)
+        norms.append(float(sums.norm()))
+        return found
+
+    norms: list[float] = []
+    first = kernel()
+    assert kernel() is first
+    for name in _FACTOR:
+        monkeypatch.setitem(_FACTOR, name, 3.0)
+        assert kernel() is not first
+        assert norms.pop() > 2.0 * norms[0]
+        monkeypatch.setitem(_FACTOR, name, 1.0)
+    assert kernel() is first

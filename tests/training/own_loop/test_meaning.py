@@ -20,9 +20,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import flatten_params
+from privtune.training.mechanism.meaning import meaning_of
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
-from privtune.training.own_loop.meaning import meaning_of
 from privtune.training.own_loop.private_training import PrivateTraining
 
 STEPS = 20  # a pass is captured after 4 of one shape

@@ -9,15 +9,31 @@ record that is made up.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import disable_saved_tensors_hooks
 
-__all__ = ["refuse_batched_backward"]
+from privtune.training.engine.graph.traced import traced
+from privtune.training.mechanism.apart import Apart
+
+__all__ = ["apart", "refuse_batched_backward"]
 
 _OURS = "privtune."
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Run a model under ``vmap`` where nothing but torch's own code may see all records at once.
+
+    Hooks on saved tensors, which are handed what autograd keeps for the way back, raise.
+    """
+    with traced(), Apart(), disable_saved_tensors_hooks("what is saved holds all records"):
+        yield
 
 
 def refuse_batched_backward(module: nn.Module, losses: torch.Tensor) -> None:

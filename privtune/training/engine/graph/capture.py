@@ -19,13 +19,12 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from privtune.errors import InvalidInputError
-from privtune.training.engine.graph.backward import refuse_batched_backward
+from privtune.training.engine.graph.backward import apart, refuse_batched_backward
 from privtune.training.engine.graph.chance import drawn_with_torch
 from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.engine.graph.polish import polish
 from privtune.training.engine.graph.record import NotRecordedError, record
 from privtune.training.engine.graph.tape import Entry, Levels, Site
-from privtune.training.engine.graph.traced import traced
 from privtune.training.engine.layers.uses import CopyUse, Use
 from privtune.training.mechanism.kernel import Layout, LossOf
 
@@ -344,7 +343,7 @@ def _run(
 
         return torch.vmap(record, in_dims=(0, 0, 0, 0))(copied, xs, ys, drops)
 
-    with traced():
+    with apart():
         losses = torch.vmap(candidate)(stacked, copies, x, y, tuple(masks or ()))
     if any(entry.out._version != entry.version for entry in found[0].entries):
         raise RuntimeError("the model changes the output of a layer in place")

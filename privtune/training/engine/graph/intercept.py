@@ -25,7 +25,7 @@ __all__ = ["Intercept"]
 # What reads values without a call that a recording would see.
 _READ = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 
-_TRAINED = torch.Tensor.requires_grad
+_TRAINED, _MADE_BY = torch.Tensor.requires_grad, torch.Tensor.grad_fn
 
 # Activations, and where their argument ``inplace`` stands.
 _IN_PLACE: Mapping[Any, int] = {
@@ -60,7 +60,10 @@ class Intercept(Watching):
         if self.levels is not None:
             if func is torch.Tensor.register_hook:
                 raise RuntimeError("a hook on a gradient would see all records at once")
-            if getattr(func, "__self__", None) is _TRAINED:
+            read = getattr(func, "__self__", None)
+            if read is _MADE_BY:  # under vmap there is none, and a hook on it would be left out
+                raise RuntimeError("what reads grad_fn would see all records at once")
+            if read is _TRAINED and len(args) == 1:
                 # Under vmap no tensor says so, and what a model does only if it is would be left out.
                 return id(args[0]) in self.names or self.levels.physical(args[0]).requires_grad
         if func in _READ and self.levels is not None:
