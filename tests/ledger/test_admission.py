@@ -50,7 +50,7 @@ def test_a_refusal_says_bounds() -> None:
     """What is asked and spent is never less than it says, what is left never more."""
     budget = Budget(EPSILON, DELTA, name="b")
     said = str(BudgetExceededError(budget, requested=2.001, spent=1.0049, remaining=1.9959))
-    assert "asks for ε = 2.01 on its own; ε = 1.01 is spent, ε = 1.99 is left" in said
+    assert "asks for ε = 2.001 on its own; ε = 1.005 is spent, ε = 1.995 is left" in said
 
 
 @pytest.mark.parametrize("first", [costing(0.5).event, costing(2.5).event])

@@ -50,7 +50,7 @@ def test_it_chooses_by_weights_size_space_and_limit() -> None:
     many = facts(records=25_000)
     assert Auto()._choose(many, 2.0) == (
         "subsampled-tuning",
-        "a tenth of 25,000 records are enough to tune on at ε = 2",
+        "a tenth of 25,000 records are enough to tune on at ε = 2.00",
     )
     assert Auto()._choose(many, 0.99)[0] == "adadp"
     assert Auto(cost_limit=1.9)._choose(many, 2.0)[0] == "adadp"
