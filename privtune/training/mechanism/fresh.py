@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -13,6 +14,8 @@ from torch import nn
 from privtune.errors import InvalidInputError
 
 __all__ = ["fresh", "unwritten"]
+
+_EMPTY = (OrderedDict, dict, list, set)
 
 
 def fresh(model: nn.Module, beside: Any = None) -> tuple[nn.Module, Any]:
@@ -76,6 +79,8 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     """Return a copy, or what was given."""
+    if type(value) in _EMPTY and not value:  # as most of what a module holds: its hooks
+        return memo.setdefault(id(value), type(value)())
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         value = value.detach()  # what a pass has left, as a weight norm does
     known = len(memo)

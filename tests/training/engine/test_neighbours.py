@@ -240,7 +240,7 @@ def test_one_record_more_moves_a_sum_by_its_bound(model: Callable[[], nn.Module]
     torch.testing.assert_close(summed(x[:8], 1e9), alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.rand, torch.rand], ids=str)
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, torch.rand])
 def test_numbers_from_elsewhere_than_torch_are_drawn_for_each_record(draw: Any) -> None:
     """Under vmap there would be one for all, and none that is new in a captured pass."""
 
