@@ -14,7 +14,7 @@ from privtune.cli._common import patience
 if TYPE_CHECKING:
     from privtune.study import Study, StudySpec
 
-__all__ = ["differing", "opened", "planning"]
+__all__ = ["made", "opened", "planning"]
 
 
 @contextmanager
@@ -27,16 +27,22 @@ def planning(spec: StudySpec) -> Iterator[None]:
         yield
 
 
-def differing(study: Study, spec: StudySpec) -> list[str]:
-    """Return the fields in which a study was created from another spec than this one."""
+def made(spec: StudySpec, storage: str) -> tuple[Study, list[str]]:
+    """Create a study, or load the one of its name; return it, and in which fields its spec was another."""
+    from privtune.study import Study, StudyExistsError
+
+    try:
+        return Study.create(spec, storage), []
+    except StudyExistsError:
+        study = Study(spec.name, storage)
     stored, given = (each.model_dump(mode="json") for each in (study.spec, spec))
-    return sorted(key for key in given if given[key] != stored[key])
+    return study, sorted(key for key in given if given[key] != stored[key])
 
 
 def opened(name: str, storage: str) -> Study:
     """Return the study of a name, or of a spec: created unless it was, by the very same one."""
     from privtune.errors import PrivTuneError
-    from privtune.study import Study, StudyExistsError, StudySpec, study_names
+    from privtune.study import Study, StudySpec, study_names
 
     path = Path(name)
     if path.suffix.lower() not in (".yaml", ".yml"):
@@ -44,12 +50,9 @@ def opened(name: str, storage: str) -> Study:
     if not path.is_file() and name in study_names(storage):
         return Study(name, storage)
     spec = StudySpec.from_file(path)
-    try:
-        with planning(spec):
-            return Study.create(spec, storage)
-    except StudyExistsError:
-        study = Study(spec.name, storage)
-    if others := differing(study, spec):
+    with planning(spec):
+        study, others = made(spec, storage)
+    if others:
         study.close()
         raise PrivTuneError(
             f"Study {spec.name!r} exists already, and was created with other {', '.join(others)} than "

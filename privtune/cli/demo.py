@@ -19,10 +19,10 @@ def demo(
 ) -> None:
     """Compare three strategies on handwritten digits under one budget of ε = 8."""
     from privtune.cli._progress import run_study
-    from privtune.cli._specs import differing
+    from privtune.cli._specs import made
     from privtune.cli._tables import print_comparison
     from privtune.errors import PrivTuneError
-    from privtune.study import Study, StudyExistsError, StudyFinishedError, StudySpec
+    from privtune.study import StudyFinishedError, StudySpec
 
     private_folder(folder)
     storage = f"sqlite:///{folder / 'privtune.db'}"
@@ -35,16 +35,13 @@ def demo(
         soft_wrap=True,
         highlight=False,
     )
-    try:
-        study = Study.create(spec, storage)
-    except StudyExistsError:
-        study = Study(spec.name, storage)
-        if others := differing(study, spec):
-            study.close()
-            raise PrivTuneError(
-                f"{folder} holds a study that was created with other {', '.join(others)} than this "
-                f"version's demo has. Remove {folder}, or choose another --folder."
-            ) from None
+    study, others = made(spec, storage)
+    if others:
+        study.close()
+        raise PrivTuneError(
+            f"{folder} holds a study that was created with other {', '.join(others)} than this version's "
+            f"demo has. Remove {folder}, or choose another --folder."
+        )
     try:
         run_study(study, mlflow=True, quiet=False)
     except StudyFinishedError:

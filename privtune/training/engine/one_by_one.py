@@ -16,7 +16,7 @@ from privtune.training.engine.opacus_adapter import clipped_sum
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.fresh import fresh, unwritten
-from privtune.training.mechanism.kernel import Layout, LossOf, Rows, flatten_params, same_fixed
+from privtune.training.mechanism.kernel import Layout, LossOf, Rows, same_fixed, share_flat
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
 if TYPE_CHECKING:
@@ -75,10 +75,7 @@ class OneByOneKernel:
             InvalidInputError: If a record by itself has no loss, or a pass changes buffers.
         """
         module = model().to(device)
-        flat, layout = flatten_params(module), Layout(module)
-        named = dict(module.named_parameters())
-        for name, view in layout.unflatten(flat).items():
-            named[name].data = view
+        flat = share_flat(module)
         kernel = cls(module, loss_of, flat, forgets=True)
         inputs, targets = synthetic(x, y, (1, 2), device)
         streams, mask = [torch.Generator(device)], flat.new_ones(1, 2)

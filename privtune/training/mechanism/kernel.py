@@ -251,6 +251,14 @@ def flatten_params(module: nn.Module) -> torch.Tensor:
     return Layout(module).flatten({n: p.detach() for n, p in module.named_parameters()})
 
 
+def share_flat(module: nn.Module) -> torch.Tensor:
+    """Make the trainable parameters views of one vector of shape ``[P]``, and return it."""
+    flat, named = flatten_params(module), dict(module.named_parameters())
+    for name, view in Layout(module).unflatten(flat).items():
+        named[name].data = view
+    return flat
+
+
 def load_params(module: nn.Module, flat: torch.Tensor) -> None:
     """Write a vector of shape ``[P]`` into the trainable parameters of ``module``.
 

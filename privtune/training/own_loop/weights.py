@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.training.mechanism.kernel import Layout
+from privtune.training.mechanism.kernel import Layout, share_flat
 
 __all__ = ["LoopError", "WatchedWeights", "overlaps", "storage_of"]
 
@@ -62,11 +62,7 @@ class WatchedWeights:
         named = dict(model.named_parameters())
         _refuse_unfit(model, [p for n, p in named.items() if n in layout.shapes])
         self.params = [named[name] for name in layout.shapes]
-        self.flat = layout.flatten({n: p.detach() for n, p in named.items() if n in layout.shapes})
-        with torch.no_grad():
-            views = layout.unflatten(self.flat)
-            for name, parameter in zip(layout.shapes, self.params, strict=True):
-                parameter.data = views[name]
+        self.flat = share_flat(model)
         self._still = {
             name: tensor
             for name, tensor in (*named.items(), *model.named_buffers())
