@@ -107,7 +107,7 @@ def rounds_of(
             jobs[number, row] = (opened.seed(row), tuned)
         if plan.final or plan.rate is not None:
             last = _present(plan.training.part, plan, streams, inside)
-            jobs[number, _FINAL] = (streams.key("trial", 20_000_000), last)
+            jobs[number, _FINAL] = (streams.key("final"), last)
     done = 0
 
     def told(count: int) -> None:

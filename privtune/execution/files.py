@@ -13,16 +13,19 @@ from privtune.strategies.release import split
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["pack_result", "unpack_result"]
+__all__ = ["pack_result", "request_of", "unpack_result"]
 
 
-def pack_result(result: TrialResult, *, certificate: Mapping[str, Any] | None = None) -> bytes:
+def pack_result(
+    result: TrialResult, *, certificate: Mapping[str, Any] | None = None, request: str = ""
+) -> bytes:
     """Return a result as the content of a safetensors file.
 
     Args:
         result: The result. If it knows its shapes, the file holds the parameters by name, so that
             a reader without PrivTune can load them into the model; else the flat vector.
         certificate: What the release cost, for whoever finds the file.
+        request: What the training was asked for by.
     """
     from safetensors.torch import save
 
@@ -39,6 +42,8 @@ def pack_result(result: TrialResult, *, certificate: Mapping[str, Any] | None = 
     metadata = {"result": json.dumps(document)}
     if certificate is not None:
         metadata["privtune"] = json.dumps(certificate)
+    if request:
+        metadata["request"] = request
     tensors = split(result.weights, result.shapes) or {"weights": result.weights}
     return save({name: t.contiguous() for name, t in tensors.items()}, metadata=metadata)
 
@@ -49,8 +54,7 @@ def unpack_result(content: bytes) -> TrialResult:
     Raises:
         PrivTuneError: If it is something else.
     """
-    # The header is JSON, after its length: https://github.com/huggingface/safetensors#format
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    header = _header(content)
     metadata = header.get("__metadata__", {})
     if "result" not in metadata:
         raise PrivTuneError("A stored model is not a trial's result: the store was edited.")
@@ -70,3 +74,13 @@ def unpack_result(content: bytes) -> TrialResult:
         score=None if score is None else float(score),
         **document,
     )
+
+
+def request_of(content: bytes) -> str:
+    """Return what the training of a packed result was asked for by; empty for a row of a round."""
+    return str(_header(content).get("__metadata__", {}).get("request", ""))
+
+
+def _header(content: bytes) -> Any:
+    # JSON, after its length: https://github.com/huggingface/safetensors#format
+    return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

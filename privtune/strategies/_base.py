@@ -36,7 +36,7 @@ class TrialResult:
     """What one trial produced. Sealed: it stays inside the trust boundary unless it is released.
 
     Args:
-        index: Position in its round.
+        index: Position in its round, or among the trials of a release; 0 for a training with a name.
         params: Hyperparameters of the candidate.
         weights: Trained parameters, flat, shape ``[P]``; shape ``[0]`` where there is no model.
         score: Noised (or public) score; ``-inf`` for weights that are not finite; ``None`` unscored.
@@ -156,11 +156,15 @@ class Round(Protocol):
             plan: The arm's plan.
             training: What to run of it.
             params: The candidate.
-            name: What the training is known by in its round; its streams derive from it.
+            name: What the training is known by in its round: any text. Its streams derive from all
+                that is given here, the whole name included: no two trainings share any noise.
             scored: Whether to score it as the plan says.
 
         Returns:
-            The trial's result.
+            The trial's result; the one that is there, if the same was asked for before.
+
+        Raises:
+            StrategyError: If another training, candidate or score was asked for under the name.
         """
         ...
 
@@ -175,11 +179,14 @@ class Round(Protocol):
         """Train and score some trials of the plan's search together, as ``train`` does each.
 
         Args:
-            plan: The arm's plan; it has a search.
-            trials: Candidates by number.
+            plan: The arm's plan; it has a search and no law of runs.
+            trials: Candidates by number, of which no more are shown than the plan pays for.
 
         Returns:
             One result a trial, in their order.
+
+        Raises:
+            StrategyError: If the plan is a sealed selection, or another candidate had the number.
         """
         ...
 

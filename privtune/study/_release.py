@@ -54,7 +54,8 @@ def make_release(
         # The plan promises no curves; the winner's position would bound the number of runs.
         result = replace(result, curves={}, index=0)
     result = replace(result, unusable=0)
-    trials = tuple(replace(trial, unusable=0) for trial in outcome.trials)
+    # By its place among the trials that are shown: names of trainings say nothing of their order.
+    trials = tuple(replace(t, unusable=0, index=n) for n, t in enumerate(outcome.trials))
     certificate = {
         "arm": plan.arm,
         "strategy": plan.strategy,
@@ -133,7 +134,7 @@ def load_release(
         return found if plan.score is None else found.with_score(plan.score.held(found.score))
 
     result = read(MODEL)
-    trials = [name for name in results.names() if name.startswith(_TRIALS)]
+    trials = [read(name) for name in results.names() if name.startswith(_TRIALS)]
     return Release(
         arm=plan.arm,
         strategy=plan.strategy,
@@ -146,7 +147,7 @@ def load_release(
         intervals={k: tuple(v) for k, v in document.get("intervals", {}).items()},
         cost=_cost(plan, document["cost"]),
         sealed=plan.is_sealed,
-        trials=tuple(read(name) for name in trials),
+        trials=tuple(sorted(trials, key=lambda trial: trial.index)),
         note=document["note"],
         shapes=result.shapes,
         machine=document.get("machine", {}),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from privtune.execution.files import pack_result, unpack_result
+from privtune.execution.files import pack_result, request_of, unpack_result
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
 from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.ledger import SKIPPED
-from privtune.strategies import PRUNED, Plan, TrainingPlan, TrialResult
+from privtune.names import check_text
+from privtune.strategies import PRUNED, Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.study._objects import DamagedResultError
 from privtune.study._shown import suggested
 from privtune.training.engine.compute import Compute
@@ -29,13 +32,71 @@ if TYPE_CHECKING:
     from privtune.study._trials import StudyTrials
     from privtune.tasks import Task, TaskData
 
-__all__ = ["STACK", "TRIALS", "Files", "StudyRound", "TrialFiles", "work_on_rows"]
+__all__ = ["STACK", "Asked", "Files", "StudyRound", "TrialFiles", "work_on_rows"]
 
 STACK = 16  # candidates that are trained together
 _SMALL = 2**18  # bytes of a result below which those of a stack are handed in together
 _CAUTIOUS = 4  # likewise, where a known score ends the round: what is trained after it is wasted
 _LOSSES = 3  # how often a round trains anew what its object store has lost, before it says so
-TRIALS, _FINAL = 10_000_000, 20_000_000  # first numbers of trainings with a name, above all rows
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a strategy asked to train, beside the rows of a sealed round.
+
+    Args:
+        key: The name of the training, or the number of a trial that is shown: ``1`` and ``"1"`` differ.
+        training: What to run.
+        params: The candidate.
+        scored: Whether to score it.
+
+    **Guarantee**: everything random in a training derives from the whole of this. Two that differ in
+    anything, if only a candidate under the same name, have independent samples and noise: with the same
+    noise, the difference of two releases would be free of it.
+    """
+
+    key: str | int
+    training: TrainingPlan
+    params: Mapping[str, Any]
+    scored: bool = True
+
+    @cached_property
+    def request(self) -> str:
+        """All of it as one text."""
+        parts = [self.key, self.training.to_dict(), dict(self.params), self.scored]
+        return json.dumps(parts, sort_keys=True)
+
+    def secret(self, streams: Streams) -> bytes:
+        """Return the 32 bytes that everything random in the training derives from."""
+        return streams.key(f"training/{_hash(self.request)}")
+
+    @property
+    def file(self) -> str:
+        """The name of its result: no part of a name that a strategy chose becomes part of a path."""
+        return (
+            _trial_file(self.key) if isinstance(self.key, int) else f"{_hash(self.key)}.safetensors"
+        )
+
+    def check_same(self, content: bytes) -> None:
+        """Refuse a result that was stored under the same key for something else.
+
+        Raises:
+            StrategyError: If it was.
+        """
+        if request_of(content) != self.request:
+            what = "Trial" if isinstance(self.key, int) else "The training of name"
+            raise StrategyError(
+                f"{what} {self.key!r} was trained before with other hyperparameters, by another plan of its "
+                "training, or with a score where there is none now. Give each training a name of its own."
+            )
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _trial_file(number: int) -> str:
+    return f"trial-{number:06d}.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +135,8 @@ class Files(ABC):
 
         Those of a trial that is shown were drawn by a sampler, and are kept beside the row.
         """
-        if number >= TRIALS:
-            drawn = suggested(self.results, number - TRIALS)
+        if not self.plan.is_sealed:
+            drawn = suggested(self.results, number)
             return {**self.plan.params, **{name: value for name, (value, _) in drawn.items()}}
         return self.plan.candidate(self.space, self.streams, number)
 
@@ -88,6 +149,7 @@ class Files(ABC):
         secrets: Mapping[int, bytes],
         scored: bool,
         alone: bool = True,
+        named: bool = False,
     ) -> Iterable[TrialResult]:
         """Train some candidates; everything random in each derives from its secret.
 
@@ -97,6 +159,7 @@ class Files(ABC):
             secrets: Their secrets.
             scored: Whether to score them.
             alone: Whether no other process may be at the same ones.
+            named: Whether this is a training with a name, whose number is no row's and no trial's.
 
         Returns:
             A result a candidate, in any order, each as soon as it is done; a list where all are done
@@ -114,15 +177,16 @@ class Files(ABC):
             own = {n: p for n, p in rows.items() if search.training_of(p) == training}
             if not own:
                 continue
-            secrets = {number: by_number[number].seed for number in own}
+            # A trial that is shown has the same noise here as in the process of its strategy.
+            asked = {n: Asked(n, training, p) for n, p in own.items() if not self.plan.is_sealed}
+            shown = {number: each.secret(self.streams) for number, each in asked.items()}
+            secrets = {number: by_number[number].seed for number in own} | shown
             results = self.train(training, own, secrets=secrets, scored=True, alone=False)
             left = len(results) if isinstance(results, list) else 0
             for result in results:
-                lease = by_number[result.index]
-                shown = lease.number >= TRIALS
-                index = lease.number - TRIALS if shown else lease.number
-                name = f"trial-{index if shown else f'{index:06d}'}.safetensors"
-                content = pack_result(replace(result, index=index))
+                lease, name = by_number[result.index], _trial_file(result.index)
+                request = asked[result.index].request if asked else ""
+                content = pack_result(result, request=request)
                 staged, left = self.results.stage(name, content), left - 1
                 yield Handed(
                     lease,
@@ -170,8 +234,9 @@ class TrialFiles(Files):
         secrets: Mapping[int, bytes],
         scored: bool,
         alone: bool = True,
+        named: bool = False,
     ) -> list[TrialResult]:
-        """Train some candidates together; a training with a name goes on from its checkpoint."""
+        """Train some candidates together; one that nobody else is at goes on from its checkpoint."""
         from privtune.training.engine.checkpoint import Keeper
 
         name = "checkpoint"
@@ -191,7 +256,7 @@ class TrialFiles(Files):
             # Sealed trials and private splits have no curves: nothing would have paid for them.
             validated=self.task.public_validation and not self.plan.is_sealed,
             # Rows are trained again whole: another worker may be at the same one.
-            keeper=keeper if alone and min(trials) >= TRIALS else None,
+            keeper=keeper if alone else None,
         )
 
 
@@ -252,6 +317,7 @@ class StudyRound:
         """Run the sealed round: rows that have no result yet, then read all of them."""
         if self.charge_id is None:
             return ()
+        self._check_kind(sealed=True)
         rounds = make_rounds(self.ledger)
         for last in (False,) * _LOSSES + (True,):
             if self.give_out is None:
@@ -295,8 +361,8 @@ class StudyRound:
         scored: bool = False,
     ) -> TrialResult:
         """Train one candidate, unless its result is there."""
-        (result,) = self._named(training, {name: params}, scored=scored)
-        return result
+        asked = Asked(check_text(name, "name"), training, dict(params), scored)
+        return self._trained([asked])[0]
 
     @property
     def at_once(self) -> int:
@@ -310,57 +376,74 @@ class StudyRound:
         self, plan: Plan, trials: Mapping[int, Mapping[str, Any]]
     ) -> Sequence[TrialResult]:
         """Train some trials together, those of one training as one stack, or as rows of the table."""
+        self._check_kind(sealed=False)
         if plan.search is None:
             return ()
+        asked = [Asked(int(n), plan.search.training_of(p), dict(p)) for n, p in trials.items()]
         if len(trials) > 1:
-            self._distribute(trials)
-        done: dict[int, TrialResult] = {}
+            self._distribute(asked)
+        done: dict[str | int, TrialResult] = {}
         for training in plan.search.trainings:
-            named = {
-                f"trial-{number}": params
-                for number, params in trials.items()
-                if plan.search.training_of(params) == training
-            }
-            done |= {result.index: result for result in self._named(training, named, scored=True)}
+            own = [each for each in asked if each.training == training]
+            done |= zip((each.key for each in own), self._trained(own), strict=True)
         return [done[number] for number in trials]
 
-    def _distribute(self, trials: Iterable[int]) -> None:
+    def _check_kind(self, *, sealed: bool) -> None:
+        """Refuse sealed rows and trials that are shown in one arm: both are numbered from 0."""
+        if self.files.plan.is_sealed is sealed:
+            return
+        raise StrategyError(
+            f"Arm {self.files.plan.arm!r} "
+            + (
+                "has no law of runs, so there is no sealed round to select from: train what it pays for "
+                "with train or train_numbered."
+                if sealed
+                else "is a sealed selection, whose trials are drawn by select and are not shown: ask and "
+                "train_numbered are for plans without a law of runs."
+            )
+        )
+
+    def _distribute(self, asked: Sequence[Asked]) -> None:
         """Have trials that have no result worked through as rows, if others shall train them."""
         there = set(self.files.results.names())
-        missing = [n for n in trials if f"trial-{n}.safetensors" not in there]
+        # Others train what was drawn; a candidate that the strategy made up is trained here.
+        missing = [
+            int(each.key)
+            for each in asked
+            if each.file not in there and self.files.candidate(int(each.key)) == each.params
+        ]
         if self.give_out is None or self.charge_id is None or not missing:
             return
         rounds = make_rounds(self.ledger)
-        # Numbered as the streams of trainings with a name: a row's seed is what it is in one process.
-        rows = [TRIALS + number for number in missing]
-        patiently(partial(rounds.propose, self.charge_id, rows, secret=self.files.secret))
+        patiently(partial(rounds.propose, self.charge_id, missing, secret=self.files.secret))
         self.give_out(rounds)
         if not self.space:  # what a function defines while it runs was drawn where it ran
             self.shown.take(missing)
 
-    def _named(
-        self, training: TrainingPlan, named: Mapping[str, Mapping[str, Any]], *, scored: bool
-    ) -> list[TrialResult]:
-        """Train candidates by name together, but for those whose results are there."""
-        done: dict[str, TrialResult] = {}
-        missing: dict[int, str] = {}
-        for name in named:
-            if (content := self.files.results.find(f"{name}.safetensors")) is not None:
-                done[name] = unpack_result(content)
-                continue
-            # Rows are numbered from 0. A training with a name ("final", "trial-3") gets a number far
-            # above theirs, so that it never draws the random numbers of a row.
-            first = TRIALS if "-" in name else _FINAL
-            missing[first + _number(name)] = name
+    def _trained(self, asked: Sequence[Asked]) -> list[TrialResult]:
+        """Train what was asked for, of one training, together, but for those whose results are there."""
+        done: dict[int, TrialResult] = {}
+        missing: dict[int, Asked] = {}
+        for index, each in enumerate(asked):
+            if (content := self.files.results.find(each.file)) is not None:
+                each.check_same(content)
+                done[index] = unpack_result(content)
+            else:
+                missing[each.key if isinstance(each.key, int) else index] = each
         if missing:
-            secrets = {number: self.streams.key("trial", number) for number in missing}
-            trials = {number: named[name] for number, name in missing.items()}
-            results = self.files.train(training, trials, secrets=secrets, scored=scored)
+            first = next(iter(missing.values()))
+            results = self.files.train(
+                first.training,
+                {number: each.params for number, each in missing.items()},
+                secrets={number: each.secret(self.streams) for number, each in missing.items()},
+                scored=first.scored,
+                named=isinstance(first.key, str),
+            )
             for result in results:
-                name = missing[result.index]
-                done[name] = replace(result, index=_number(name))
-                self.files.results.put(f"{name}.safetensors", pack_result(done[name]))
-        return [done[name] for name in named]
+                each = missing[result.index]
+                done[asked.index(each)] = result
+                self.files.results.put(each.file, pack_result(result, request=each.request))
+        return [done[index] for index in range(len(asked))]
 
     @cached_property
     def shown(self) -> ShownTrials:
@@ -369,6 +452,7 @@ class StudyRound:
 
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
         """Draw a trial with Optuna; a candidate that was drawn is used again."""
+        self._check_kind(sealed=False)
         trial = self.shown.ask(number, sampler=make(self.space))
         return {name: trial.suggest(name, law) for name, law in self.space.items()}
 
@@ -376,8 +460,3 @@ class StudyRound:
         """Tell Optuna how a trial ended, once."""
         score = -math.inf if result.score is None else result.score
         self.shown.tell(number, score=score, pruned=result.failed == PRUNED)
-
-
-def _number(name: str) -> int:
-    """Return the number of a training with a name: 3 of ``trial-3``, 0 of ``final``."""
-    return int(name.rpartition("-")[2]) if "-" in name else 0

@@ -34,7 +34,7 @@ from privtune.strategies.everything import sampler_of
 from privtune.strategies.release import split
 from privtune.study._hints import searches_begin_at_hints
 from privtune.study._loop_data import SealedTrialError
-from privtune.study._round import STACK, TRIALS, Files, StudyRound, work_on_rows
+from privtune.study._round import STACK, Files, StudyRound, work_on_rows
 from privtune.study._shown import suggested
 from privtune.study._together import by_itself, can_meet, run_together
 from privtune.study.rehearsal import (
@@ -178,19 +178,19 @@ class ObjectiveFiles(Files):
 
     def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
         """Train leased rows; trials that are shown are opened here, unless whoever asked did so."""
-        if self.shown is None or all(lease.number < TRIALS for lease in leases):
+        if self.shown is None or self.plan.is_sealed:
             yield from super().run_rows(leases)
             return
         shown = self.shown()
-        numbers = [lease.number - TRIALS for lease in leases]
+        numbers = [lease.number for lease in leases]
         for number in numbers:
             sampler = sampler_of(self.plan, self.streams, number, self.space)
-            trial = self.live[TRIALS + number] = shown.ask(number, sampler=sampler)
+            trial = self.live[number] = shown.ask(number, sampler=sampler)
             trial.take(suggested(self.results, number))  # by a worker that died at it
         for handed, number in zip(super().run_rows(leases), numbers, strict=True):
             shown.hand_over(number)
             yield handed
-            del self.live[TRIALS + number]
+            del self.live[number]
 
     def train(
         self,
@@ -200,13 +200,22 @@ class ObjectiveFiles(Files):
         secrets: Mapping[int, bytes],
         scored: bool,
         alone: bool = True,
+        named: bool = False,
     ) -> Iterable[TrialResult]:
         """Call the function for each trial; those that wait for each other share a stack."""
-        runs = [partial(self._one, training, n, p, secrets[n]) for n, p in trials.items()]
+        live = {} if named else self.live
+        runs = [
+            partial(self._one, training, n, p, secrets[n], live.get(n)) for n, p in trials.items()
+        ]
         return run_together(runs) if self.at_once > 1 else map(by_itself, runs)
 
     def _one(
-        self, training: TrainingPlan, number: int, given: Mapping[str, Any], secret: bytes
+        self,
+        training: TrainingPlan,
+        number: int,
+        given: Mapping[str, Any],
+        secret: bytes,
+        live: ShownTrial | None,
     ) -> TrialResult:
         if time.monotonic() > self.deadline:
             raise StudyInterruptedError(
@@ -225,7 +234,7 @@ class ObjectiveFiles(Files):
                 subset=self.streams,
                 given=given,
                 sampler=self.sampler,
-                live=self.live.get(number),
+                live=live,
                 split=self.split,
                 facts=self.facts,
                 initialised=initialisation.done,
@@ -371,9 +380,10 @@ class ObjectiveRound(StudyRound):
 
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
         """Open Optuna's trial; the function's suggestions define the space."""
+        self._check_kind(sealed=False)
         sampler = make(self.space) if self.sampler is None else self.sampler
         trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
-        self.own.live[TRIALS + number] = trial
+        self.own.live[number] = trial
         return {}
 
 

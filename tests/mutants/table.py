@@ -644,9 +644,9 @@ _in(
 _in(
     "study/_round.py",
     (
-        "the final training reuses the noise of trial 0",
-        "TRIALS, _FINAL = 10_000_000, 20_000_000",
-        "TRIALS, _FINAL = 10_000_000, 10_000_000",
+        "all trainings that a strategy names share their noise",
+        'streams.key(f"training/{_hash(self.request)}")',
+        'streams.key("training/")',
         "tests/study/test_failures.py::test_the_trainings_of_an_arm_have_noise_of_their_own",
     ),
 )

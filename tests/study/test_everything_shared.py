@@ -20,7 +20,6 @@ from privtune.execution.table import make_rounds
 from privtune.ledger import Budget, ChargeRequest, ChargeStateError, Ledger, Rounds
 from privtune.strategies import Everything
 from privtune.study import Study, _round
-from privtune.study._round import TRIALS
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
 from tests.ledger.one_task import complete_one, lease_one
@@ -196,23 +195,23 @@ def test_only_a_started_charge_has_rows(tmp_path: Path) -> None:
         [charge] = ledger.reserve("b", [ChargeRequest(Gaussian(20.0))])
         rounds, secret = make_rounds(ledger), bytes(range(32))
         with pytest.raises(ChargeStateError, match="reserved"):
-            rounds.propose(charge.id, [TRIALS], secret=secret)
+            rounds.propose(charge.id, [0], secret=secret)
         ledger.start(charge.id)
-        rounds.propose(charge.id, [TRIALS, TRIALS + 1], secret=secret)
+        rounds.propose(charge.id, [0, 1], secret=secret)
         lease = lease_one(rounds, charge.id, "one")
         assert lease is not None
         assert complete_one(rounds, lease, 0.5, {})
         held = lease_one(rounds, charge.id, "one")
-        rounds.propose(charge.id, [TRIALS + 1, TRIALS + 2], secret=secret)
+        rounds.propose(charge.id, [1, 2], secret=secret)
         assert rounds.open_count(charge.id) == 2
         late = lease_one(rounds, charge.id, "two")
         assert held is not None
         assert late is not None
-        assert (held.number, late.number) == (TRIALS + 1, TRIALS + 2), "leases stay"
-        rounds.propose(charge.id, [TRIALS], secret=secret)
+        assert (held.number, late.number) == (1, 2), "leases stay"
+        rounds.propose(charge.id, [0], secret=secret)
         again = lease_one(rounds, charge.id, "three")
         assert again is not None
-        assert (again.number, again.seed) == (TRIALS, lease.seed), "its result was lost"
+        assert (again.number, again.seed) == (0, lease.seed), "its result was lost"
         ledger.settle(charge.id)
         with pytest.raises(ChargeStateError, match="settled"):
-            rounds.propose(charge.id, [TRIALS + 3], secret=secret)
+            rounds.propose(charge.id, [3], secret=secret)
