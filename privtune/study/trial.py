@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Trial"]
 
+_NUMBERS = 2**31  # a divisor of the 2**63 seeds of a stream: each number is as likely
+
 
 class Trial(Suggestions):
     """One trial of a study, handed to the objective.
@@ -40,7 +42,7 @@ class Trial(Suggestions):
     Args:
         plan: The arm's plan.
         training: What this trial may run.
-        number: Position in its round. Sealed, like everything here.
+        number: Position in its round, or Optuna's number: see :attr:`number`.
         streams: The trial's random streams.
         subset: The arm's streams, which the tuning subset is drawn from.
         given: Hyperparameters that are fixed for this trial: suggestions return them.
@@ -101,7 +103,8 @@ class Trial(Suggestions):
         facts: RecordFacts | None = None,
     ) -> None:
         super().__init__(streams, given, sampler, live)
-        self.number = number
+        # The position of a sealed trial is kept from its function: see the property.
+        self._number = streams.seed("number") % _NUMBERS if plan.is_sealed else number
         self.user_attrs: dict[str, Any] = {}
         self._plan, self._training = plan, training
         self._subset = subset
@@ -112,6 +115,18 @@ class Trial(Suggestions):
         self._split, self._initialised, self._rehearsal = split, initialised, rehearsal
         self.pruned = False
         self._facts = facts
+
+    @property
+    def number(self) -> int:
+        """Optuna's number under ``everything``; in a sealed selection a random one below 2**31.
+
+        Private selection covers candidates that are drawn independently. With positions, a function that
+        computes ``GRID[trial.number % len(GRID)]`` would walk through its grid: how many of it are tried
+        would then be the secret number of runs. With a number from the trial's own stream it draws from the
+        grid. The number is no suggestion: it is not released, and a final training on what was suggested
+        has another one. What a release shall name is suggested: ``trial.suggest_categorical``.
+        """
+        return self._number
 
     def make_private(
         self,

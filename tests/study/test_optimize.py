@@ -12,16 +12,18 @@ import types
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 import torch
+from scipy.stats import chisquare
 from torch import nn
 
 import privtune
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.ledger import Ledger
+from privtune.ledger import Ledger, OpenRound
 from privtune.priors import LogNormal
-from privtune.spaces import DependentSamplerError
+from privtune.spaces import DependentSamplerError, SearchSpace
 from privtune.strategies import (
     Everything,
     Fixed,
@@ -40,6 +42,7 @@ from privtune.study import (
     _optimize,
 )
 from privtune.study.failures import ArmStoppedError
+from privtune.study.objective import ObjectiveFiles, plan_objective
 from privtune.training.own_loop.private_training import PlanExhaustedError
 from tests.toy import blobs
 
@@ -566,3 +569,69 @@ def test_numbers_of_records_are_whole(made: Any, wrong: Any) -> None:
     """Said where they are written, not by whatever computes with them first."""
     with pytest.raises(InvalidInputError, match="must be a whole number from 1"):
         made(wrong)
+
+
+@pytest.mark.statistical
+def test_the_number_of_a_sealed_trial_is_a_draw_of_its_own(storage: str) -> None:
+    """Uniform numbers exceed each of these bounds with a probability of 1e-6; the seed is fixed."""
+    found: list[int] = []
+
+    def asked(trial: privtune.Trial) -> float:
+        found.append(trial.number)
+        assert trial.number == found[-1]
+        raise optuna.TrialPruned
+
+    study = make(storage, seed=3)
+    plan = plan_objective(
+        PapernotSteinke(mean_runs=4),
+        LOOP,
+        SPLIT,
+        budget=privtune.Budget(6.0, 1e-5, name="loop"),
+        epsilon=6.0,
+        sampler=None,
+        pruner=None,
+    )
+    files = ObjectiveFiles(
+        plan=plan,
+        secret=bytes(32),
+        results=study._life.sealed(plan.arm),
+        space=SearchSpace({}),
+        objective=asked,
+        stack=1,
+    )
+    opened = OpenRound("loop-1", 4000, bytes(32))
+    for number in range(opened.tasks):
+        secrets = {number: opened.seed(number)}
+        with pytest.raises(SealedTrialError):
+            list(files.train(plan.training, {number: {}}, secrets=secrets, scored=True))
+    assert len(set(found)) == len(found)
+    assert 0 <= min(found) < 2**23
+    assert 2**31 - 2**23 <= max(found) < 2**31
+    for size in (2, 7, 10, 20):
+        counts = np.bincount(np.array(found) % size, minlength=size)
+        assert chisquare(counts).pvalue > 1e-6
+        # What follows the position would repeat after every walk through the grid.
+        pairs = np.bincount((np.array(found) % size - np.arange(len(found))) % size, minlength=size)
+        assert chisquare(pairs).pvalue > 1e-6
+
+
+def test_numbers_are_optuna_s_where_trials_are_shown_and_drawn_where_they_are_sealed(
+    storage: str,
+) -> None:
+    seen: dict[str, list[int]] = {}
+
+    def asked(trial: privtune.Trial) -> float:
+        if not trial._rehearsal:
+            seen.setdefault(arm, []).append(trial.number)
+        return objective(trial)
+
+    study = make(storage, seed=3)
+    for arm, strategy in (
+        ("all", Everything(trials=4)),
+        ("best", PapernotSteinke(mean_runs=8)),
+    ):
+        study.optimize(asked, strategy=strategy, arm=arm, epsilon=2.5, **ARGUMENTS)
+    assert seen["all"] == [0, 1, 2, 3]
+    (rows,) = [len(study._life.trials.of("best"))]
+    assert len(set(seen["best"])) == rows > 1
+    assert min(seen["best"]) > 100, "no position"

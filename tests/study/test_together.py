@@ -112,6 +112,21 @@ def _no_thread_is_left() -> Iterator[None]:
     assert not _together._TURN.locked()
 
 
+class Numbered(privtune.Trial):
+    """A trial that tells its position, so that tests can say which is which."""
+
+    number = 0
+
+    def __init__(self, *args: Any, number: int, **rest: Any) -> None:
+        super().__init__(*args, number=number, **rest)
+        self.number = number
+
+
+@pytest.fixture(autouse=True)
+def _trials_tell_their_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("privtune.study.objective.Trial", Numbered)
+
+
 @pytest.fixture
 def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many loops each stack trained."""
