@@ -144,7 +144,8 @@ def _choices(event: Event) -> list[tuple[Choice, Event]]:
 def _law(choice: Choice) -> str:
     law = choice.selection.runs
     kind = "a threshold" if choice.threshold else law.law.replace("_", " ")
-    return f"{kind}, mean {law.expected_runs:.4g}"
+    least = "" if law.minimum is None else f", at least {law.minimum}"
+    return f"{kind}, mean {law.expected_runs:.4g}{least}"
 
 
 def _other_runs(choice: Choice) -> list[tuple[str, Callable[[], Event]]]:
