@@ -73,14 +73,31 @@ class RunLaw(ABC):
         most = self.most
         if most is not None and least >= most:
             allowed = f"must be less than the most runs, {most}"
-            raise InvalidInputError("minimum", least, allowed, "A fixed number is binomial, mean n.")
+            raise InvalidInputError(
+                "minimum", least, allowed, "A fixed number is binomial, mean n."
+            )
         if self.maximum is not None and self.maximum > _MAX_SURE_CAP:
             allowed = f"must be at most {_MAX_SURE_CAP:,} where there is a minimum"
             raise InvalidInputError("maximum", self.maximum, allowed)
         if self.mean < least or (self._from_zero and self.mean == least):
-            allowed = f"must be {'above' if self._from_zero else 'at least'} the minimum, {least} runs"
+            allowed = (
+                f"must be {'above' if self._from_zero else 'at least'} the minimum, {least} runs"
+            )
             raise InvalidInputError("mean", self.mean, allowed)
         self.drawn  # noqa: B018  its fields are checked
+
+    def can_have_cap(self, cap: int) -> bool:
+        """Return whether the law can be given this cap: beside a minimum φ is a sum up to it.
+
+        Args:
+            cap: A most number of runs.
+
+        Example:
+            >>> from privtune.accounting import Geometric
+            >>> Geometric(mean=5).can_have_cap(5000), Geometric(mean=5, minimum=3).can_have_cap(5000)
+            (True, False)
+        """
+        return cap <= (_MAX_CAP if self.minimum is None else _MAX_SURE_CAP)
 
     @property
     def _from_zero(self) -> bool:
@@ -253,7 +270,7 @@ class RunLaw(ABC):
         return float(self.pmf(0)) if self.can_be_zero else 0.0
 
     def at_most(self, k: int) -> float:
-        """Return P(K <= k), rounded up: for people who ask how often few candidates are drawn.
+        """Return P(K <= k).
 
         Args:
             k: A number of runs, at least 0.
@@ -263,8 +280,7 @@ class RunLaw(ABC):
             >>> round(Geometric(mean=5).at_most(1), 6), Geometric(mean=5, minimum=3).at_most(2)
             (0.2, 0.0)
         """
-        total = float(self.pmf(np.arange(k + 1)).sum())
-        return min(total * (1.0 + 1e-9), 1.0)
+        return min(float(self.pmf(np.arange(k + 1)).sum()), 1.0)
 
     def quantile(self, p: float) -> int:
         """Return the smallest k with `P(K <= k) >= p`, for p in [0, 1).

@@ -253,7 +253,15 @@ def test_sure_runs_cost_more_than_one_and_less_than_all_shown(law):
     st.lists(st.floats(0.03, 1.0), min_size=3, max_size=3),
     st.lists(st.floats(0.03, 1.0), min_size=3, max_size=3),
     st.floats(0.05, 0.95),
-    st.sampled_from([Geometric(9, minimum=4), Binomial(3, 3.0), Binomial(10, 10.0), Poisson(20.0), Geometric(30)]),
+    st.sampled_from(
+        [
+            Geometric(9, minimum=4),
+            Binomial(3, 3.0),
+            Binomial(10, 10.0),
+            Poisson(20.0),
+            Geometric(30),
+        ]
+    ),
 )
 @settings(max_examples=12, deadline=None)
 def test_rearrangement_by_exact_enumeration(first, second, cut, runs):
