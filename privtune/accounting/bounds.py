@@ -142,7 +142,7 @@ def _add_selection(bounds: Bounds, event: PrivateSelection, wanted: str, target:
         return depth if depth is not None and depth < envelope else None  # a coarser lattice
 
     bounds.add("rearrangement", rearranged)
-    if isinstance(runs, NegativeBinomial) and runs.cap is None:
+    if isinstance(runs, NegativeBinomial) and runs.cap is None and not runs.sure_runs:
         bounds.add("profile", lambda: _profile(event, runs, wanted, target))
         if runs.shape_parameter == 1.0 and wanted == "epsilon":
             bounds.add("liu-talwar", lambda: _liu_talwar(event.event, runs.gamma, target))

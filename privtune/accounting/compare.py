@@ -191,8 +191,8 @@ def _as_dp_event(parts: list[_Release | _Choice]) -> Any:
         if isinstance(part, _Choice):
             law = part.runs.to_dict()
             shape = law.get("shape", _SHAPES.get(part.runs.law))
-            if shape is None or "maximum" in law:
-                raise _CannotError("a fixed, binomial or capped number of runs")
+            if shape is None or "maximum" in law or "minimum" in law:
+                raise _CannotError("a fixed, binomial or bounded number of runs")
             base = _as_dp_event(_parts(part.event))
             one = RepeatAndSelectDpEvent(base, float(law["mean"]), float(shape))
         elif part.kind == "zcdp":

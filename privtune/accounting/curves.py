@@ -95,7 +95,10 @@ def selection_curve(curve: Floats, runs: RunLaw, orders: Floats = ORDERS) -> Flo
     References:
         Papernot and Steinke, arXiv:2110.03620, Theorem 2 (truncated negative binomial) and
         Theorem 6 (Poisson). Other laws, and capped ones, have no such theorem: infinite.
+        Runs that are sure are composed with the selection among the drawn ones.
     """
+    if runs.sure_runs:
+        return np.asarray(runs.sure_runs * curve + selection_curve(curve, runs.drawn, orders))
     infinite = np.full_like(orders, np.inf)
     if runs.cap is not None or isinstance(runs, Binomial):
         return infinite

@@ -10,20 +10,23 @@ import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, ClassVar
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy as sp
 from numpy.typing import ArrayLike, NDArray
 
 from privtune.accounting._checks import check_integer, check_number
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 
 __all__ = ["RunLaw"]
 
 Floats = NDArray[np.float64]
 _MAX_CAP = 100_000
+_MAX_SURE = 1000  # runs that are sure to happen
+_MAX_SURE_CAP = 2000  # with runs that are sure φ is asked for everywhere, a sum of so many terms
 _LEAST_LOG_KEPT = -200.0  # log of the mass that a cap keeps; below this, its few masses are summed
 _MAX_DRAW = 2**25  # a number of runs that nobody can make
 
@@ -32,7 +35,8 @@ class RunLaw(ABC):
     """A law of the number of runs, with an optional hard cap (truncated and renormalised).
 
     Subclasses are frozen dataclasses that give the uncapped law; the cap is applied here, once, to
-    everything.
+    everything. With a ``minimum`` of m, `K = s + K'`: K' has the same family and cap m − s less, and
+    `s` is such that the smallest K is m. `φ(x) = x^s E[x^K']`. Mean, cap and n are those of K.
 
     Example:
         >>> from privtune.accounting import Geometric, run_law_from_dict
@@ -45,16 +49,78 @@ class RunLaw(ABC):
         (0.0909, 180.0)
         >>> run_law_from_dict(law.to_dict()) == law
         True
+        >>> Geometric(mean=10, minimum=3).pmf([2, 3, 4])  # 2 + a geometric number of mean 8
+        array([0.      , 0.125   , 0.109375])
     """
 
     law: ClassVar[str]
     __match_args__: ClassVar[tuple[str, ...]]  # of a dataclass, its fields
+    mean: float
     maximum: int | None
+    minimum: int | None
 
     def __post_init__(self) -> None:
         if self.maximum is not None:
             cap = check_integer("maximum", self.maximum, at_least=self._least_cap, at_most=_MAX_CAP)
             object.__setattr__(self, "maximum", cap)
+        if self.minimum is None:
+            return
+        least = check_integer("minimum", self.minimum, at_least=1, at_most=_MAX_SURE)
+        object.__setattr__(self, "minimum", least)
+        if self.minimum == 1 and not self._from_zero:
+            object.__setattr__(self, "minimum", None)  # the law as it is
+            return
+        most = self.most
+        if most is not None and least >= most:
+            allowed = f"must be less than the most runs, {most}"
+            raise InvalidInputError(
+                "minimum", least, allowed, "A fixed number is binomial, mean n."
+            )
+        if self.maximum is not None and self.maximum > _MAX_SURE_CAP:
+            allowed = f"must be at most {_MAX_SURE_CAP:,} where there is a minimum"
+            raise InvalidInputError("maximum", self.maximum, allowed)
+        if self.mean < least or (self._from_zero and self.mean == least):
+            allowed = (
+                f"must be {'above' if self._from_zero else 'at least'} the minimum, {least} runs"
+            )
+            raise InvalidInputError("mean", self.mean, allowed)
+        self.drawn  # noqa: B018  its fields are checked
+
+    def can_have_cap(self, cap: int) -> bool:
+        """Return whether the law can be given this cap: beside a minimum φ is a sum up to it.
+
+        Args:
+            cap: A most number of runs.
+
+        Example:
+            >>> from privtune.accounting import Geometric
+            >>> Geometric(mean=5).can_have_cap(5000), Geometric(mean=5, minimum=3).can_have_cap(5000)
+            (True, False)
+        """
+        return cap <= (_MAX_CAP if self.minimum is None else _MAX_SURE_CAP)
+
+    @property
+    def _from_zero(self) -> bool:
+        """Whether the law without a minimum starts at K = 0."""
+        return False
+
+    @property
+    def sure_runs(self) -> int:
+        """How many runs happen beside those that are drawn: s of `K = s + K'`."""
+        return 0 if self.minimum is None else self.minimum - (0 if self._from_zero else 1)
+
+    @cached_property
+    def drawn(self) -> Self:
+        """The law of K', the number of runs beside the sure ones."""
+        sure = self.sure_runs
+        if not sure:
+            return self
+        less = {
+            name: value - sure
+            for name in ("mean", "maximum", "n")
+            if (value := getattr(self, name, None)) is not None
+        }
+        return replace(self, minimum=None, **less)  # type: ignore[type-var]
 
     @property
     def _least_cap(self) -> int:
@@ -105,6 +171,8 @@ class RunLaw(ABC):
             x: Points in [0, 1], of any shape.
         """
         points = np.asarray(x, dtype=np.float64)
+        if self.sure_runs:
+            return self._with_sure_runs(points, 0)
         return self._pgf(points) if self.cap is None else self._summed(points, 0)
 
     def pgf_derivative(self, x: ArrayLike) -> Floats:
@@ -114,6 +182,8 @@ class RunLaw(ABC):
             x: Points in [0, 1], of any shape.
         """
         points = np.asarray(x, dtype=np.float64)
+        if self.sure_runs:
+            return self._with_sure_runs(points, 1)
         if self.cap is None:
             return self._pgf_derivative(points)
         return self._capped_derivative(self._pgf_derivative, points, 1)
@@ -125,9 +195,21 @@ class RunLaw(ABC):
             x: Points in [0, 1], of any shape.
         """
         points = np.asarray(x, dtype=np.float64)
+        if self.sure_runs:
+            return self._with_sure_runs(points, 2)
         if self.cap is None:
             return self._pgf_second(points)
         return self._capped_derivative(self._pgf_second, points, 2)
+
+    def _with_sure_runs(self, x: Floats, order: int) -> Floats:
+        """Return the order-th derivative of `x^s ψ(x)`, ψ of the drawn law, by Leibniz's rule."""
+        sure, drawn = self.sure_runs, self.drawn
+        parts = (drawn.pgf, drawn.pgf_derivative, drawn.pgf_second_derivative)
+        total = np.zeros_like(x)
+        for taken in range(min(order, sure) + 1):  # how often x^s is differentiated
+            factor = math.comb(order, taken) * math.perm(sure, taken)
+            total = total + factor * x ** (sure - taken) * parts[order - taken](x)
+        return total
 
     def _capped_derivative(
         self, uncapped: Callable[[Floats], Floats], x: Floats, order: int
@@ -157,6 +239,8 @@ class RunLaw(ABC):
             k: Numbers of runs, of any shape.
         """
         values = np.asarray(k, dtype=np.float64)
+        if self.sure_runs:
+            return self.drawn.pmf(values - self.sure_runs)
         lowest = 0.0 if self.can_be_zero else 1.0
         inside = (values >= lowest) & (values == np.floor(values))
         if self.cap is not None:
@@ -185,6 +269,19 @@ class RunLaw(ABC):
         """P(K = 0)."""
         return float(self.pmf(0)) if self.can_be_zero else 0.0
 
+    def at_most(self, k: int) -> float:
+        """Return P(K <= k).
+
+        Args:
+            k: A number of runs, at least 0.
+
+        Example:
+            >>> from privtune.accounting import Geometric
+            >>> round(Geometric(mean=5).at_most(1), 6), Geometric(mean=5, minimum=3).at_most(2)
+            (0.2, 0.0)
+        """
+        return min(float(self.pmf(np.arange(k + 1)).sum()), 1.0)
+
     def quantile(self, p: float) -> int:
         """Return the smallest k with `P(K <= k) >= p`, for p in [0, 1).
 
@@ -207,7 +304,8 @@ class RunLaw(ABC):
         return self._invert(level, strict=True)
 
     def _invert(self, level: float, *, strict: bool) -> int:
-        start, total, size = (0 if self.can_be_zero else 1), 0.0, 256
+        least = 1 if self.minimum is None else self.minimum
+        start, total, size = (0 if self.can_be_zero else least), 0.0, 256
         while True:
             masses = self.pmf(np.arange(start, start + size))
             cumulated = total + np.cumsum(masses)

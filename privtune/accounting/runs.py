@@ -107,8 +107,8 @@ class NegativeBinomial(RunLaw):
 
     @property
     def log_gamma(self) -> float:
-        """The logarithm of γ."""
-        return _log_gamma(self.shape_parameter, self.mean)
+        """The logarithm of γ, of the runs that are drawn where some are sure."""
+        return _log_gamma(self.shape_parameter, self.drawn.mean)
 
     @property
     def shape_parameter(self) -> float:
@@ -176,6 +176,7 @@ class TruncatedNegativeBinomial(NegativeBinomial):
         shape: η, from above -1 to 1000. 1 is the geometric, 0 the logarithmic law.
         mean: Expected number of runs before the cap, from 1 to 10^6.
         maximum: Hard cap on runs; the law is truncated and renormalised.
+        minimum: Fewest runs, m: `K = m − 1 + K'` for a K' of this family from 1 on.
 
     References:
         Papernot and Steinke, arXiv:2110.03620, Definition 1.
@@ -190,12 +191,13 @@ class TruncatedNegativeBinomial(NegativeBinomial):
     shape: float
     mean: float
     maximum: int | None = None
+    minimum: int | None = None
 
     def __post_init__(self) -> None:
         shape = check_number("shape", self.shape, above=-1.0, at_most=1000.0)
         object.__setattr__(self, "shape", shape)
         super().__post_init__()
-        _log_gamma(self.shape, self.mean)
+        _log_gamma(self.shape, self.drawn.mean)
 
     @property
     def shape_parameter(self) -> float:
@@ -210,6 +212,7 @@ class Geometric(NegativeBinomial):
     Args:
         mean: Expected number of runs before the cap, from 1 to 10^6.
         maximum: Hard cap on runs; the law is truncated and renormalised.
+        minimum: Fewest runs, m: `K = m − 1 + K'` for a K' of this family from 1 on.
 
     Example:
         >>> law = Geometric(mean=10)
@@ -221,6 +224,7 @@ class Geometric(NegativeBinomial):
     _shape: ClassVar[float] = 1.0
     mean: float
     maximum: int | None = None
+    minimum: int | None = None
 
 
 @dataclass(frozen=True)
@@ -230,6 +234,7 @@ class Logarithmic(NegativeBinomial):
     Args:
         mean: Expected number of runs before the cap, from 1 to 10^6.
         maximum: Hard cap on runs; the law is truncated and renormalised.
+        minimum: Fewest runs, m: `K = m − 1 + K'` for a K' of this family from 1 on.
 
     Example:
         >>> law = Logarithmic(mean=10)  # one run is likelier than under the geometric law, the tail longer
@@ -241,6 +246,7 @@ class Logarithmic(NegativeBinomial):
     _shape: ClassVar[float] = 0.0
     mean: float
     maximum: int | None = None
+    minimum: int | None = None
 
 
 @dataclass(frozen=True)
@@ -250,6 +256,7 @@ class Poisson(RunLaw):
     Args:
         mean: Expected number of runs before the cap, above 0, at most 10^6.
         maximum: Hard cap on runs; the law is truncated and renormalised.
+        minimum: Fewest runs, m: `K = m + K'` for a K' of this family.
 
     Example:
         >>> law = Poisson(mean=10)
@@ -260,6 +267,7 @@ class Poisson(RunLaw):
     law: ClassVar[str] = "poisson"
     mean: float
     maximum: int | None = None
+    minimum: int | None = None
 
     def __post_init__(self) -> None:
         mean = check_number("mean", self.mean, above=0.0, at_most=_MAX_MEAN)
@@ -267,9 +275,13 @@ class Poisson(RunLaw):
         super().__post_init__()
 
     @property
-    def can_be_zero(self) -> bool:
-        """True: K = 0 is possible."""
+    def _from_zero(self) -> bool:
         return True
+
+    @property
+    def can_be_zero(self) -> bool:
+        """Whether K = 0 is possible: not where there is a minimum."""
+        return self.minimum is None
 
     def _log_pmf(self, k: Floats) -> Floats:
         return np.asarray(k * math.log(self.mean) - self.mean - sp.special.gammaln(k + 1.0))
@@ -295,6 +307,7 @@ class Binomial(RunLaw):
         n: Number of trials, from 1 to 10^6.
         mean: Expected number of runs before the cap, above 0, at most n.
         maximum: Hard cap on runs; the law is truncated and renormalised.
+        minimum: Fewest runs, m: `K = m + K'` for a K' of this family, with n − m trials.
 
     Example:
         >>> law = Binomial(n=20, mean=10)
@@ -306,6 +319,7 @@ class Binomial(RunLaw):
     n: int
     mean: float
     maximum: int | None = None
+    minimum: int | None = None
 
     def __post_init__(self) -> None:
         n = check_integer("n", self.n, at_least=1, at_most=int(_MAX_MEAN))
@@ -316,12 +330,16 @@ class Binomial(RunLaw):
 
     @property
     def _least_cap(self) -> int:
-        return 1 if self.can_be_zero else self.n
+        return 1 if self.mean < self.n else self.n
+
+    @property
+    def _from_zero(self) -> bool:
+        return True
 
     @property
     def can_be_zero(self) -> bool:
-        """Whether K = 0 is possible: not when the number of runs is fixed."""
-        return self.mean < self.n
+        """Whether K = 0 is possible: not when the number of runs is fixed, or has a minimum."""
+        return self.mean < self.n and self.minimum is None
 
     @property
     def most(self) -> int:
@@ -390,7 +408,7 @@ def run_law_from_dict(data: Mapping[str, Any]) -> RunLaw:
     for field in data:
         if field not in ("law", *names):
             raise InvalidInputError("field", field, f"{name} knows {', '.join(names)}")
-    for field in names[:-1]:
-        if field not in data:
+    for field in names:
+        if field not in (*data, "maximum", "minimum"):
             raise InvalidInputError("field", field, f"is required by {name}")
     return _LAWS[name](**{field: value for field, value in data.items() if field != "law"})

@@ -144,7 +144,8 @@ def _choices(event: Event) -> list[tuple[Choice, Event]]:
 def _law(choice: Choice) -> str:
     law = choice.selection.runs
     kind = "a threshold" if choice.threshold else law.law.replace("_", " ")
-    return f"{kind}, mean {law.expected_runs:.4g}"
+    least = "" if law.minimum is None else f", at least {law.minimum}"
+    return f"{kind}, mean {law.expected_runs:.4g}{least}"
 
 
 def _other_runs(choice: Choice) -> list[tuple[str, Callable[[], Event]]]:
@@ -160,8 +161,8 @@ def _other_runs(choice: Choice) -> list[tuple[str, Callable[[], Event]]]:
             lambda: PrivateSelection(base, _with(law, 1.0)),
         )
     ]
-    if law.cap is None and law.law != "binomial":
-        cap = round(_CAP * law.expected_runs)
+    cap = round(_CAP * law.expected_runs)
+    if law.cap is None and law.law != "binomial" and law.can_have_cap(cap):
         capped = {**law.to_dict(), "maximum": cap}
         words = f"at most {cap} runs ({_law(choice)})"
         changes.append((words, lambda: PrivateSelection(base, run_law_from_dict(capped))))

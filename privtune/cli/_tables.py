@@ -18,6 +18,7 @@ from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.ledger import show_adjacency
 from privtune.numbers import show_epsilon, show_left
+from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
 from privtune.strategies.trainings import CANDIDATE
 from privtune.training.mechanism.streams import Streams
 from privtune.views.text import (
@@ -31,6 +32,7 @@ from privtune.views.text import (
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
+    from privtune.spaces import SearchSpace
     from privtune.strategies import Plan, TrainingPlan
     from privtune.strategies.stage_plan import StagePlan
     from privtune.study import Study, StudySpec
@@ -51,10 +53,18 @@ __all__ = [
 ]
 
 
-def plan_document(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
-    """Return an arm's plan as JSON-ready data."""
+def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[str, Any]:
+    """Return an arm's plan as JSON-ready data, with what a fewest number of runs would cost."""
+    more: dict[str, Any] = {}
+    if plan.runs is not None:
+        more["few_runs"] = few_runs(plan.runs)
+        more["min_runs"] = [
+            {"min_runs": fewest, "epsilon": value}
+            for fewest, value in _minimums(plan, guarantee, space).items()
+        ]
     return {
         **plan.to_dict(),
+        **more,
         "guarantee": finite(guarantee.to_dict()),
         "expected_runs": plan.expected_runs,
         "expected_gradient_evaluations": plan.expected_gradient_evaluations,
@@ -71,7 +81,14 @@ def _facts() -> Table:
     return table
 
 
-def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
+def _minimums(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[int, float]:
+    if plan.runs is None or not math.isfinite(guarantee.epsilon):
+        return {}
+    terms: dict[str, Any] = {"delta": guarantee.delta, "adjacency": guarantee.adjacency}
+    return price_of_minimums(plan.event, plan.runs, space, **terms)
+
+
+def plan_view(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Table:
     """Return one arm of what ``privtune study plan`` prints: it reads well in 80 columns."""
     bounds = sorted(guarantee.bounds.items(), key=lambda item: item[1])
     rest = ", ".join(f"{name} {show_epsilon(value, 4)}" for name, value in bounds[1:])
@@ -87,6 +104,18 @@ def plan_view(plan: Plan, guarantee: Guarantee) -> Table:
         epsilon = "[bold red]∞: no guarantee at all; no part of the budget; needs --non-private[/]"
     table.add_row("ε", epsilon + (f" (also {rest})" if rest else ""))
     table.add_row("expected runs", f"{plan.expected_runs:g}")
+    if plan.runs is not None:
+        table.add_row("draws", say_few_runs(plan.runs))
+    if prices := _minimums(plan, guarantee, space):
+        offers = " and ".join(
+            f"min_runs: {m} (ε = {show_epsilon(e, 4)})" for m, e in prices.items()
+        )
+        table.add_row(
+            "[yellow]note[/]",
+            "The space is wide: a round of one candidate is likely to find nothing good. "
+            f"{show_epsilon(guarantee.epsilon, 4)} would become, at the same noise and mean number of "
+            f"runs: {offers}.",
+        )
     table.add_row("expected gradient evaluations", f"{plan.expected_gradient_evaluations:,.0f}")
     baseline = plan.details.get("baseline_gradient_evaluations")
     if baseline is not None:

@@ -99,6 +99,7 @@ def plan(
         planned = plan_study(parsed)
         advised = advice_on(planned) if advice else None
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
+    space = parsed.search_space()
     stages = list(zip(planned.stages, planned.stage_guarantees, strict=True))
     if as_json:
         staged = [{**s.to_dict(), "guarantee": finite(cost.to_dict())} for s, cost in stages]
@@ -106,7 +107,7 @@ def plan(
             {
                 "study": parsed.name,
                 "target_epsilon": parsed.target_epsilon,
-                "arms": [plan_document(arm, guarantee) for arm, guarantee in pairs],
+                "arms": [plan_document(arm, guarantee, space) for arm, guarantee in pairs],
                 **({"stages": staged} if staged else {}),
                 "total": finite(planned.total.to_dict()),
                 "examples": examples(parsed),
@@ -121,7 +122,7 @@ def plan(
         console().print(Padding(stage_view(stage, guarantee), (0, 0, 1, 2)), highlight=False)
     for arm, guarantee in pairs:
         console().print(f"[bold]{arm.arm}[/] ({arm.strategy})")
-        console().print(Padding(plan_view(arm, guarantee), (0, 0, 1, 2)), highlight=False)
+        console().print(Padding(plan_view(arm, guarantee, space), (0, 0, 1, 2)), highlight=False)
     console().print("[bold]Declared public[/] (no guarantee covers it)")
     console().print(Padding(public_view(planned.plans), (0, 0, 1, 2)), highlight=False)
     if drawn := examples(parsed):

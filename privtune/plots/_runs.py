@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from privtune.accounting import Event, RunLaw, epsilon
+from privtune.accounting import RunLaw, epsilon
 from privtune.errors import PrivTuneError
 from privtune.numbers import show_epsilon
 from privtune.plots._style import apply_style, colours
+from privtune.strategies.laws import with_law
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -37,23 +38,12 @@ def costs_at_other_means(study: Study, plan: Plan) -> list[tuple[float, float]]:
             continue
         try:
             other = replace(law, mean=mean)
-            event = _drawn_by(other, plan.event, law)
+            event = with_law(plan.event, law, other)
         except PrivTuneError:  # beyond the law's own bounds, such as a cap
             continue
         cost = epsilon(event, budget.delta, adjacency=budget.adjacency).epsilon
         answers.append((other.expected_runs, cost))
     return answers
-
-
-def _drawn_by(other: RunLaw, event: Event, law: RunLaw) -> Event:
-    """Return an event in which another law takes the place of a law, wherever it stands."""
-    if getattr(event, "runs", None) == law:
-        changed: Any = event
-        return cast("Event", replace(changed, runs=other))
-    children = event.children()
-    return (
-        event.rebuild([_drawn_by(other, child, law) for child in children]) if children else event
-    )
 
 
 def plot_runs(study: Study, *, arm: str | None = None) -> go.Figure:

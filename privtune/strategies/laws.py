@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from privtune.accounting import (
     Adjacency,
@@ -30,10 +30,14 @@ __all__ = [
     "MeanRuns",
     "OptionsOfLaw",
     "choose_law",
+    "few_runs",
     "finding_probability",
     "largest_mean",
     "law_of_runs",
+    "price_of_minimums",
+    "say_few_runs",
     "unused_price",
+    "with_law",
 ]
 
 MeanRuns = float | Literal["auto"] | None
@@ -50,6 +54,9 @@ _TOLERANCE = 5e-3
 _BUCKET = 1.25
 _MOST_RUNS = 1000
 _LARGEST_MEAN = 1e6  # that a law takes
+_WIDE, _DIMENSIONS = 100.0, 3  # of a space
+_OFTEN = 0.1  # the probability of at most one candidate above which more are suggested
+_SUGGESTED = (2, 3)
 _GRAIN = 1000  # means are found in thousandths, so that a plan shows the number it charges
 
 _FAMILIES: tuple[tuple[str, Callable[[float], RunLaw]], ...] = (
@@ -75,6 +82,8 @@ class OptionsOfLaw:
         n: Number of trials of the binomial law; only with that law.
         power: Only with ``law: auto``.
         maximum: Hard cap on the number of runs; part of the law, and so of the price.
+        min_runs: Fewest runs; part of the law, and so of the price. ``mean_runs`` stays the mean of
+            all runs.
     """
 
     law: str = "geometric"
@@ -84,6 +93,7 @@ class OptionsOfLaw:
     n: int | None = None
     power: float | None = None
     maximum: int | None = None
+    min_runs: int | None = None
 
     def run_law(self) -> RunLaw:
         """Return the law of the number of runs, where it is given.
@@ -106,21 +116,105 @@ class OptionsOfLaw:
         """
         if self.power is not None:
             raise InvalidInputError("power", self.power, "is taken with law: auto only")
-        fields: dict[str, Any] = {"law": self.law, "mean": mean}
+        fields: dict[str, Any] = {"law": self.law, "mean": mean, "minimum": self.min_runs}
         for name in ("shape", "n", "maximum"):
-            if getattr(self, name) is not None:
-                fields[name] = getattr(self, name)
-        return law_of_runs(fields)
+            fields[name] = getattr(self, name)
+        return law_of_runs({name: value for name, value in fields.items() if value is not None})
+
+    @property
+    def least_mean(self) -> float:
+        """The smallest mean number of runs that the options allow, in thousandths."""
+        if self.min_runs is None:
+            return 1.0
+        return self.min_runs + (1 / _GRAIN if self.law in ("poisson", "binomial") else 0.0)
+
+
+_OPTIONS = {"mean": "mean_runs", "minimum": "min_runs"}  # as an arm calls the fields of a law
 
 
 def law_of_runs(fields: Mapping[str, Any]) -> RunLaw:
-    """Return a law of the number of runs; its mean is called as the arm's option is."""
+    """Return a law of the number of runs; its fields are called as the arm's options are."""
     try:
         return run_law_from_dict(fields)
     except InvalidInputError as error:
-        if error.name != "mean":
-            raise
-        raise InvalidInputError("mean_runs", error.value, error.allowed, error.remedy) from None
+        name = _OPTIONS.get(error.name, error.name)
+        raise InvalidInputError(name, error.value, error.allowed, error.remedy) from None
+
+
+def few_runs(law: RunLaw) -> dict[str, float]:
+    """Return how likely it is that a selection draws no candidate, one, and at most two.
+
+    Example:
+        >>> {name: round(p, 4) for name, p in few_runs(Geometric(mean=5)).items()}
+        {'none': 0.0, 'one': 0.2, 'at_most_two': 0.36}
+    """
+    none, one = law.zero_probability, float(law.pmf(1))
+    return {"none": none, "one": one, "at_most_two": law.at_most(2)}
+
+
+def say_few_runs(law: RunLaw) -> str:
+    """Return :func:`few_runs` as people read it, percentages rounded up.
+
+    Example:
+        >>> say_few_runs(Geometric(mean=3))
+        'one candidate with probability 33.4%, at most two with 55.6%'
+    """
+    found = {name: f"{math.ceil(1000 * p - 1e-6) / 10:g}%" for name, p in few_runs(law).items()}
+    none = f"no candidate with probability {found['none']}, " if law.can_be_zero else ""
+    return f"{none}one candidate with probability {found['one']}, at most two with {found['at_most_two']}"
+
+
+def is_wide(space: Mapping[str, Any]) -> bool:
+    """Return whether few draws from a space are likely to miss what is good in it.
+
+    That is so where it has three dimensions or more, or one that spans two powers of ten or more
+    on a logarithmic scale.
+    """
+
+    def spans(law: Any) -> bool:
+        low, high = getattr(law, "low", None), getattr(law, "high", None)
+        return bool(getattr(law, "log", False) and low and high and high / low >= _WIDE)
+
+    return len(space) >= _DIMENSIONS or any(spans(law) for law in space.values())
+
+
+def with_law(event: Event, law: RunLaw, other: RunLaw) -> Event:
+    """Return an event in which another law takes the place of a law of runs, wherever it stands."""
+    if getattr(event, "runs", None) == law:
+        changed: Any = event
+        return cast("Event", replace(changed, runs=other))
+    parts = event.children()
+    return event.rebuild([with_law(part, law, other) for part in parts]) if parts else event
+
+
+def price_of_minimums(
+    event: Event, law: RunLaw, space: Mapping[str, Any], *, delta: float, adjacency: Adjacency
+) -> dict[int, float]:
+    """Return what a fewest number of runs costs, for a selection that often draws one of a wide space.
+
+    Args:
+        event: What the arm costs.
+        law: Its law of the number of runs.
+        space: What candidates are drawn from.
+        delta: The budget's δ.
+        adjacency: The budget's neighbouring relation.
+
+    Returns:
+        The arm's ε by ``min_runs``, at the same noise and mean; empty where the space is not wide, or
+        one candidate at most is drawn with a probability of 10% or less.
+    """
+    found: dict[int, float] = {}
+    if law.at_most(1) <= _OFTEN or not is_wide(space):
+        return found
+    for fewest in _SUGGESTED:
+        try:
+            other = replace(law, minimum=fewest)  # type: ignore[type-var]
+        except InvalidInputError:  # a mean or a cap that leaves no room
+            continue
+        changed = with_law(event, law, other)
+        if changed != event:  # a known threshold stops by another law
+            found[fewest] = account(changed, delta, adjacency=adjacency).epsilon
+    return found
 
 
 def unused_price(value: float) -> InvalidInputError:
@@ -222,6 +316,7 @@ def largest_mean(
     family: Callable[[float], RunLaw],
     *,
     whole: Callable[[Event, RunLaw], Event] = PrivateSelection,
+    least: float = 1.0,
     epsilon: float,
     delta: float,
     adjacency: Adjacency,
@@ -232,12 +327,13 @@ def largest_mean(
         base: One run, its noise given.
         family: Maps a mean to a law. Means up to 1000 are tried, and up to the most runs of the law.
         whole: Makes the event of the selection.
+        least: The smallest mean that the family has, in thousandths, at least 1.
         epsilon: Target of the whole selection.
         delta: Target, in (0, 1).
         adjacency: The neighbouring relation.
 
     Returns:
-        The law, its mean in thousandths; None if not even a mean of 1 fits.
+        The law, its mean in thousandths; None if not even the smallest mean fits.
 
     **Guarantee**: the accountant reports at most ``epsilon`` for the selection with this very law.
     """
@@ -246,8 +342,8 @@ def largest_mean(
         event = whole(base, family(thousandths / _GRAIN))
         return account(event, delta, adjacency=adjacency).epsilon <= epsilon
 
-    most = family(1.0).most
-    low, top = _GRAIN, min(_MOST_RUNS, most or _MOST_RUNS) * _GRAIN
+    most = family(least).most
+    low, top = round(least * _GRAIN), min(_MOST_RUNS, most or _MOST_RUNS) * _GRAIN
     if not fits(low):
         return None
     high = low

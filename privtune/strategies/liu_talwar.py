@@ -22,10 +22,11 @@ class LiuTalwar(Selection):
 
     With a known threshold the release is the first candidate whose score reaches it, or "nothing",
     and the round ends there: later candidates are not run, and would have no part in the release.
-    That is cheaper than the best of all: 2ε in place of 3ε for a pure run. With a hard cap it is
-    charged as the selection under the order that knows only "reached" and "not reached": given that
-    some run reached the threshold, the first one and a uniformly drawn one have the same law. How
-    many did run stays sealed, and the plan's expectations are those of a round that runs them all.
+    That is cheaper than the best of all: 2ε in place of 3ε for a pure run. With a fewest or a most
+    number of runs it is charged as the selection under the order that knows only "reached" and
+    "not reached": given that some run reached the threshold, the first one and a uniformly drawn
+    one have the same law. How many did run stays sealed, and the plan's expectations are those of a
+    round that runs them all.
 
     Args:
         gamma: Probability of stopping after a run, in (0, 1]; or give ``mean_runs``.
@@ -35,6 +36,8 @@ class LiuTalwar(Selection):
         training_epsilon: What each run costs alone, at the study's δ; only with
             ``mean_runs: auto``.
         maximum: Hard cap on the number of runs.
+        min_runs: Fewest runs: stopping begins after that many. The mean is then
+            ``min_runs − 1 + 1/gamma``.
         threshold: A score known in advance without looking at the data.
 
     References:
@@ -57,6 +60,7 @@ class LiuTalwar(Selection):
     mean_runs: MeanRuns = None
     training_epsilon: float | None = None
     maximum: int | None = None
+    min_runs: int | None = None
     threshold: float | None = None
 
     def run_law(self) -> RunLaw:
@@ -71,16 +75,19 @@ class LiuTalwar(Selection):
             raise InvalidInputError("gamma", self.gamma, "and mean_runs say the same: give one")
         if self.gamma is not None and not 0 < self.gamma <= 1:
             raise InvalidInputError("gamma", self.gamma, "must lie in (0, 1]")
-        mean = 1 / self.gamma if self.gamma is not None else self.mean_runs
+        mean = self.mean_runs
+        if self.gamma is not None:
+            mean = 1 / self.gamma + (0 if self.min_runs is None else self.min_runs - 1)
         return self._law(10.0 if mean is None else mean)
 
     def _law(self, mean: float | str) -> RunLaw:
         fields: dict[str, Any] = {"law": "geometric", "mean": mean}
-        return law_of_runs(fields | ({"maximum": self.maximum} if self.maximum else {}))
+        bounds = {"maximum": self.maximum, "minimum": self.min_runs}
+        return law_of_runs(fields | {k: v for k, v in bounds.items() if v is not None})
 
     def whole(self, base: Event, law: RunLaw) -> Event:
-        """Return what the selection costs; Algorithm 1 has a known threshold and no cap."""
-        if self.threshold is None or self.maximum is not None:
+        """Return what the selection costs; Algorithm 1 has a known threshold, and K is unbounded."""
+        if self.threshold is None or law.cap is not None or law.sure_runs:
             return super().whole(base, law)
         return ThresholdSelection(base, 1.0 / law.expected_runs)
 
@@ -92,6 +99,7 @@ class LiuTalwar(Selection):
             return self.plan_largest(
                 context,
                 self._law,
+                least=float(self.min_runs or 1),
                 training_epsilon=self.training_epsilon,
                 epsilon=epsilon,
                 details=details,

@@ -150,6 +150,7 @@ class Selection(IndependentDrawing):
         context: PlanningContext,
         family: Callable[[float], RunLaw],
         *,
+        least: float,
         training_epsilon: float | None,
         epsilon: float,
         details: Mapping[str, Any] | None = None,
@@ -159,6 +160,7 @@ class Selection(IndependentDrawing):
         Args:
             context: Public facts.
             family: Maps a mean to the law of the number of runs.
+            least: The smallest mean that it has.
             training_epsilon: What each run costs alone, at the context's δ.
             epsilon: Target of the whole selection.
             details: What the plan notes besides.
@@ -168,7 +170,7 @@ class Selection(IndependentDrawing):
 
         Raises:
             InvalidInputError: If ``training_epsilon`` is missing or no finite number above 0.
-            NoRunFitsError: If not even a mean of 1 run fits.
+            NoRunFitsError: If not even the smallest mean fits.
         """
         if training_epsilon is None:
             raise InvalidInputError(
@@ -183,12 +185,13 @@ class Selection(IndependentDrawing):
         scale = factor_for(self.run_event(search, score), context, price)
         search, score = search.scaled(scale), score.scaled(scale)
         base = self.run_event(search, score)
-        law = largest_mean(base, family, whole=self.whole, epsilon=epsilon, **terms)
+        law = largest_mean(base, family, whole=self.whole, least=least, epsilon=epsilon, **terms)
         if law is None:
-            smallest = self.whole(base, family(1.0))
+            smallest = self.whole(base, family(least))
+            fewest = "a single run" if least == 1.0 else f"{least:g} runs"
             raise NoRunFitsError(
                 f"Arm {self.arm!r}: mean_runs: auto with training_epsilon = {price:g} costs "
-                f"epsilon = {account(smallest, **terms).epsilon:.4g} at a mean of a single run, but "
+                f"epsilon = {account(smallest, **terms).epsilon:.4g} at a mean of {fewest}, but "
                 f"the arm's target is {epsilon:.4g}. Lower training_epsilon, or give the arm more of "
                 "the budget (weight).",
                 smallest=smallest,
@@ -240,6 +243,8 @@ class PapernotSteinke(OptionsOfLaw, Selection):
             each run costs ``training_epsilon``.
         training_epsilon: What each run costs alone, at the study's δ; only with
             ``mean_runs: auto``. Without it, the noise is fitted to the mean number of runs.
+        min_runs: Fewest runs: that many candidates are drawn whatever the law says. It has a price,
+            which the plan shows.
         power: Only with ``law: auto``; 0.6 unless given.
 
     References:
@@ -264,6 +269,7 @@ class PapernotSteinke(OptionsOfLaw, Selection):
             return self.plan_largest(
                 context,
                 self.law_of_mean,
+                least=self.least_mean,
                 training_epsilon=self.training_epsilon,
                 epsilon=epsilon,
             )
@@ -271,7 +277,7 @@ class PapernotSteinke(OptionsOfLaw, Selection):
             law = self.run_law()
             self.check(context)
             return self.plan_selection(context, law, epsilon=epsilon)
-        own = ("mean_runs", "training_epsilon", "shape", "n", "maximum")
+        own = ("mean_runs", "training_epsilon", "shape", "n", "maximum", "min_runs")
         given = [name for name in own if getattr(self, name)]
         if given:
             raise InvalidInputError(

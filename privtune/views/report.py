@@ -8,6 +8,7 @@ from privtune.accounting import explain
 from privtune.accounting.registry import formula
 from privtune.ledger.audits import contradictions
 from privtune.numbers import show_epsilon, show_left
+from privtune.strategies.laws import say_few_runs
 from privtune.study.audits import audits_of
 from privtune.views.page import (
     Html,
@@ -265,6 +266,7 @@ def _law_figure(study: Study, plan: Plan, number: int) -> Html:
     from privtune import plots
     from privtune.plots._runs import costs_at_other_means
 
+    law: Any = plan.runs
     costs = table(
         ["mean runs", "ε"],
         [(f"{mean:g}", show_epsilon(cost, 4)) for mean, cost in costs_at_other_means(study, plan)],
@@ -277,7 +279,8 @@ def _law_figure(study: Study, plan: Plan, number: int) -> Html:
             f"runs-{number}",
             plots.plot_runs(study, arm=plan.arm),
             caption="The law from which the secret number of runs K was drawn, and what the "
-            "selection would cost at other means with the same noise. What K was is sealed.",
+            "selection would cost at other means with the same noise. It draws "
+            f"{say_few_runs(law)}. What K was is sealed.",
             numbers=costs,
         ),
     )

@@ -67,6 +67,8 @@ def law(rng):
             lambda: Logarithmic(mean, maximum=cap),
             lambda: TruncatedNegativeBinomial(rng.choice([-0.9, -0.5, 0.5, 2, 50]), mean, cap),
             lambda: Poisson(mean, maximum=cap),
+            lambda: Geometric(mean + 3.0, minimum=rng.choice([1, 2, 4])),
+            lambda: Poisson(mean + 50.0, maximum=2000, minimum=rng.choice([1, 50])),
             lambda: Binomial(max(int(mean), 1), rng.uniform(0.1, 1.0) * max(int(mean), 1)),
             lambda: Binomial(max(int(mean), 1), float(max(int(mean), 1))),
         ]

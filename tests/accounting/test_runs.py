@@ -37,6 +37,15 @@ LAWS = [
     Binomial(20, 5.0),
     Binomial(4, 4.0),
     Binomial(30, 10.0, maximum=12),
+    Geometric(7.5, minimum=2),
+    Geometric(10, maximum=30, minimum=5),
+    Logarithmic(12.0, minimum=3),
+    TruncatedNegativeBinomial(-0.5, 8.0, minimum=4),
+    TruncatedNegativeBinomial(2.0, 20.0, maximum=40, minimum=3),
+    Poisson(5.0, minimum=1),
+    Poisson(40.0, minimum=10),
+    Binomial(20, 8.0, minimum=3),
+    Binomial(6, 6.0, minimum=2),
 ]
 
 
@@ -147,7 +156,7 @@ def test_quantiles_invert_the_distribution_function(law):
         k = law.quantile(p)
         cumulated = np.cumsum(law.pmf(np.arange(k + 1)))
         assert cumulated[-1] >= p - 1e-12
-        assert k in (0, 1) or cumulated[-2] < p
+        assert k in (0, law.minimum or 1) or cumulated[-2] < p
 
 
 @pytest.mark.statistical
@@ -160,6 +169,11 @@ def test_sampling_has_the_law_and_would_notice_another(law):
     if law.mean > 1.1 and law.cap is None and getattr(law, "n", 0) != 4:
         other = run_law_from_dict(
             {**law.to_dict(), "mean": max(law.mean * 0.6, 0.3 if law.can_be_zero else 1.0)}
+            | (
+                {}
+                if law.minimum is None
+                else {"mean": law.minimum + 0.6 * (law.mean - law.minimum)}
+            )
         )
         assert p_value(other, draws) < 1e-6
 
@@ -183,6 +197,58 @@ def test_sampling_from_the_operating_system_varies():
     draws = {Geometric(1000).sample() for _ in range(20)}
     assert len(draws) > 10
     assert min(draws) >= 1
+
+
+@pytest.mark.parametrize(
+    ("law", "sure", "drawn"),
+    [
+        (Geometric(7.5, minimum=3), 2, stats.geom(1 / 5.5)),
+        (Poisson(9.0, minimum=4), 4, stats.poisson(5.0)),
+        (Binomial(20, 8.0, minimum=3), 3, stats.binom(17, 5 / 17)),
+        (Logarithmic(5.0, minimum=2), 1, None),
+    ],
+    ids=str,
+)
+def test_a_minimum_adds_sure_runs_to_those_that_are_drawn(law, sure, drawn):
+    """The masses are scipy's, moved: mean, cap and n are those of all runs together."""
+    k = np.arange(60)
+    if drawn is None:
+        p = 1.0 - float(law.gamma)  # of a logarithmic number of mean 4
+        assert -p / ((1 - p) * math.log1p(-p)) == pytest.approx(4.0, rel=1e-9)
+        drawn = stats.logser(p)
+    assert law.pmf(k) == pytest.approx(drawn.pmf(k - sure), rel=1e-9, abs=1e-15)
+    assert law.pmf(law.minimum) > 0.0 == law.pmf(law.minimum - 1) == law.zero_probability
+    assert law.at_most(law.minimum - 1) == 0.0
+    assert law.at_most(3 + sure) == pytest.approx(drawn.cdf(3), rel=1e-9)
+
+
+def test_a_minimum_of_one_is_a_law_that_starts_there():
+    assert Geometric(5, minimum=1) == Geometric(5)
+    assert run_law_from_dict({"law": "geometric", "mean": 5, "minimum": 1}).to_dict() == {
+        "law": "geometric",
+        "mean": 5.0,
+    }
+    assert not Poisson(5, minimum=1).can_be_zero
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"minimum": 0}, "minimum"),
+        ({"minimum": 2.5}, "minimum"),
+        ({"minimum": True}, "minimum"),
+        ({"minimum": 1001}, "minimum"),
+        ({"minimum": 11}, "mean"),
+        ({"minimum": 8, "maximum": 8}, "minimum"),
+        ({"minimum": 2, "maximum": 5000}, "maximum"),
+        ({"law": "poisson", "minimum": 10}, "mean"),
+        ({"law": "binomial", "n": 10, "minimum": 10}, "minimum"),
+    ],
+)
+def test_a_minimum_that_no_law_has_is_refused(fields, named):
+    with pytest.raises(InvalidInputError) as refused:
+        run_law_from_dict({"law": "geometric", "mean": 10, **fields})
+    assert refused.value.name == named
 
 
 def test_a_fixed_number_of_runs():

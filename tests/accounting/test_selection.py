@@ -135,6 +135,11 @@ finite_laws = st.sampled_from(
         Binomial(3, 3.0),
         Binomial(6, 2.0),
         Geometric(8, maximum=4),
+        Geometric(5, minimum=2),
+        Geometric(8, maximum=6, minimum=3),
+        Logarithmic(5, minimum=4),
+        Poisson(3.0, minimum=1),
+        Binomial(6, 3.0, minimum=2),
     ]
 )
 
@@ -177,11 +182,86 @@ def test_envelope_by_exact_enumeration(first, second, runs):
         assert (np.array(exact)[[2, 3, 4, 5]] <= tabulated + 1e-9).all()
 
 
+def best_by_hand(p, order, masses):
+    """The law of the best of K with the masses of K given: `(below + p)^k − below^k`, over all k."""
+    found, below = np.zeros(len(p)), 0.0
+    for i in order:
+        found[i] = sum(m * ((below + p[i]) ** k - below**k) for k, m in masses.items())
+        below += p[i]
+    return found
+
+
+SURE = {
+    # K = 2 + a geometric number of mean 4, and 3 + a Poisson number of mean 2: masses by hand.
+    "geometric": (Geometric(6, minimum=3), {2 + j: 0.25 * 0.75 ** (j - 1) for j in range(1, 150)}),
+    "poisson": (
+        Poisson(5, minimum=3),
+        {3 + j: math.exp(-2.0) * 2.0**j / math.factorial(j) for j in range(60)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SURE)
+@given(masses, masses)
+@settings(max_examples=25, deadline=None)
+def test_sure_runs_by_exact_enumeration(name, first, second):
+    """Every order of four outcomes against the bound, the pair that composes, and RDP's pieces."""
+    law, counts = SURE[name]
+    p, q = np.array(first) / sum(first), np.array(second) / sum(second)
+    tuner = Tuner(finite_pmf(p, q), law)
+    points = (-0.5, 0.0, 0.3, 1.0, 2.0, 4.0)
+    bound = np.array([tuner.delta(e) for e in points])
+    order_of_rdp = 4.0
+    base = math.log((p**order_of_rdp * q ** (1 - order_of_rdp)).sum()) / (order_of_rdp - 1)
+    for order in itertools.permutations(range(4)):
+        a, b = best_by_hand(p, order, counts), best_by_hand(q, order, counts)
+        assert a.sum() == pytest.approx(1.0, abs=1e-9)
+        exact = np.array([np.maximum(a - math.exp(e) * b, 0.0).sum() for e in points])
+        assert (exact <= bound + 1e-9).all()
+        # K runs are the sure ones beside a selection among those that are drawn.
+        sure = law.sure_runs
+        fewer = {k - sure: m for k, m in counts.items()}
+        c, d = best_by_hand(p, order, fewer), best_by_hand(q, order, fewer)
+        if name == "poisson":
+            c, d = np.append(c, fewer[0]), np.append(d, fewer[0])
+        drawn, whole = (
+            math.log((x**order_of_rdp * y ** (1 - order_of_rdp)).sum()) / (order_of_rdp - 1)
+            for x, y in ((c, d), (a, b))
+        )
+        assert whole <= sure * base + drawn + 1e-9
+
+
+@pytest.mark.parametrize("law", [Geometric(10), Logarithmic(6), Poisson(10.0)], ids=str)
+def test_sure_runs_cost_more_than_one_and_less_than_all_shown(law):
+    base = steps(0.05, 2.0, 400)
+    found = []
+    for minimum in (2, 3, 5):
+        event = PrivateSelection(base, replace(law, minimum=minimum))
+        answer = epsilon(event, 1e-5)
+        assert math.isfinite(answer.bounds["rdp"])
+        # No less than an explicit instance; no more than the sure runs shown beside a selection.
+        least = 1 if not isinstance(law, Poisson) else 0
+        drawn = replace(law, mean=law.mean - minimum + least)
+        shown = Composed([Repeated(minimum - least, base), PrivateSelection(base, drawn)])
+        low, high = lower_bound(event, 1e-5), epsilon(shown, 1e-5).epsilon
+        assert low <= answer.epsilon <= min(high, 1.06 * low)
+        found.append(answer.epsilon)
+    assert found == sorted(found)
+
+
 @given(
     st.lists(st.floats(0.03, 1.0), min_size=3, max_size=3),
     st.lists(st.floats(0.03, 1.0), min_size=3, max_size=3),
     st.floats(0.05, 0.95),
-    st.sampled_from([Binomial(3, 3.0), Binomial(10, 10.0), Poisson(20.0), Geometric(30)]),
+    st.sampled_from(
+        [
+            Geometric(9, minimum=4),
+            Binomial(3, 3.0),
+            Binomial(10, 10.0),
+            Poisson(20.0),
+            Geometric(30),
+        ]
+    ),
 )
 @settings(max_examples=12, deadline=None)
 def test_rearrangement_by_exact_enumeration(first, second, cut, runs):

@@ -42,6 +42,7 @@ def test_plan_shows_every_arm_and_touches_nothing(
         "selection",
         "hyfree",
         "expected runs",
+        "one candidate with probability 25%",
         "sealed",
         "No data was touched",
         "Declared public",
@@ -58,6 +59,12 @@ def test_plan_as_json(cli: Cli, spec: str) -> None:
     assert document["total"]["epsilon"] <= document["target_epsilon"] == 6.0
     selection = document["arms"][1]
     assert selection["expected_runs"] == pytest.approx(4)
+    few = {"none": 0.0, "one": 0.25, "at_most_two": 0.4375}  # a geometric number of mean 4
+    assert selection["few_runs"] == pytest.approx(few, rel=1e-12)
+    for offer in selection["min_runs"]:
+        charged = json.loads(json.dumps(selection["event"]))
+        charged["runs"]["minimum"] = offer["min_runs"]
+        assert offer["epsilon"] == epsilon(event_from_dict(charged), 1e-5).epsilon
     assert selection["event"]["type"] == "private_selection"
     assert selection["guarantee"]["bounds"]
     assert selection["expected_gradient_evaluations"] == pytest.approx(4 * 2 * 240)

@@ -1,16 +1,26 @@
-"""``mean_runs: auto``: as many runs in the mean as fit, each of a given price."""
+"""``mean_runs: auto``, as many runs in the mean as fit; and ``min_runs``, the fewest."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 
-from privtune.accounting import PrivateSelection, ThresholdSelection, epsilon, run_law_from_dict
+from privtune.accounting import (
+    PrivateSelection,
+    ThresholdSelection,
+    epsilon,
+    event_from_dict,
+    event_from_json,
+    run_law_from_dict,
+)
 from privtune.errors import PrivTuneError
-from privtune.strategies import LiuTalwar, NoRunFitsError, PapernotSteinke
+from privtune.strategies import DPHyper, LiuTalwar, NoRunFitsError, PapernotSteinke, Plan
 from privtune.strategies import SubsampledTuning as Subsampled
-from tests.strategies.world import context
+from privtune.strategies.laws import price_of_minimums
+from tests.strategies.world import BOTH, context
 
 AUTO: dict[str, Any] = {"mean_runs": "auto", "training_epsilon": 1.0}
 
@@ -63,8 +73,64 @@ def test_not_even_one_run_fits() -> None:
 
 
 @pytest.mark.parametrize(
+    ("strategy", "fewest"),
+    [
+        (PapernotSteinke(mean_runs=6, min_runs=3), 3),
+        (PapernotSteinke(law="poisson", mean_runs=6, min_runs=2), 2),
+        (PapernotSteinke(law="binomial", n=9, mean_runs=6, min_runs=2), 2),
+        (PapernotSteinke(law="logarithmic", mean_runs=6, min_runs=2, maximum=30), 2),
+        (LiuTalwar(gamma=0.25, min_runs=3), 3),
+        (LiuTalwar(mean_runs=6, min_runs=3, threshold=0.9), 3),
+        (DPHyper(mean_runs=6, min_runs=3), 3),
+        (Subsampled(mean_runs=6, min_runs=3), 3),
+        (PapernotSteinke(min_runs=3, mean_runs="auto", training_epsilon=1.0), 3),
+        (LiuTalwar(min_runs=2, mean_runs="auto", training_epsilon=1.0), 2),
+    ],
+)
+def test_a_fewest_number_of_runs_is_part_of_what_is_charged(strategy: Any, fewest: int) -> None:
+    plan = strategy.plan(context(), epsilon=4.0)
+    assert plan.runs.pmf(range(fewest)).sum() == 0.0 < plan.runs.pmf(fewest)
+    assert plan.runs.mean == pytest.approx(6.0) or strategy.mean_runs == "auto"
+    charged = json.dumps(plan.event.to_dict())
+    assert f'"minimum": {fewest}' in charged
+    assert epsilon(plan.event, 1e-5).epsilon <= 4.0
+    assert event_from_json(charged) == plan.event
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))).runs == plan.runs
+    draws = {plan.runs.sample(np.random.default_rng(seed)) for seed in range(200)}
+    assert min(draws) >= fewest
+
+
+@pytest.mark.parametrize(
+    ("space", "law", "offered"),
+    [
+        (BOTH, {"mean_runs": 5}, [2, 3]),  # two powers of ten
+        (BOTH, {"mean_runs": 2.5}, [2]),
+        (BOTH, {"mean_runs": 20}, []),  # one run in a twentieth of rounds
+        (BOTH, {"mean_runs": 5, "min_runs": 2}, []),
+        ({"learning_rate": {"low": 0.5, "high": 5.0, "log": True}}, {"mean_runs": 5}, []),
+        ({"learning_rate": {"low": 0.05, "high": 6.0}}, {"mean_runs": 5}, []),
+    ],
+)
+def test_more_runs_are_offered_at_their_price(space: Any, law: Any, offered: list[int]) -> None:
+    facts = context(space)
+    given = {} if "max_grad_norm" in space else {"max_grad_norm": 1.0}
+    plan = PapernotSteinke(parameters=given, **law).plan(facts, epsilon=2.0)
+    terms: dict[str, Any] = {"delta": 1e-5, "adjacency": facts.adjacency}
+    prices = price_of_minimums(plan.event, plan.runs, facts.space, **terms)
+    assert list(prices) == offered
+    for fewest, price in prices.items():
+        charged = plan.event.to_dict()
+        charged["runs"]["minimum"] = fewest
+        assert price == epsilon(event_from_dict(charged), 1e-5).epsilon > 2.0 * 0.99
+
+
+@pytest.mark.parametrize(
     ("strategy", "message"),
     [
+        (PapernotSteinke(min_runs=11), r"mean_runs = 10\.0: must be at least the minimum, 11 runs"),
+        (PapernotSteinke(min_runs=0), "min_runs = 0"),
+        (PapernotSteinke(law="auto", min_runs=3), "leave out min_runs"),
+        (LiuTalwar(maximum=0), "maximum = 0"),
         (PapernotSteinke(mean_runs="auto"), "needs training_epsilon"),
         (LiuTalwar(mean_runs="auto"), "needs training_epsilon"),
         (PapernotSteinke(training_epsilon=1.0), "with mean_runs: auto only"),

@@ -88,7 +88,8 @@ class _PrivateSelection(_Chosen[PrivateSelection]):
 
     def formula(self, event: PrivateSelection, of: TextOf) -> str:
         law = event.runs.to_dict()
-        return f"best of K ~ {law['law']}(mean {law['mean']:g}) of [{of(event.event)}]"
+        least = "" if event.runs.minimum is None else f", at least {event.runs.minimum}"
+        return f"best of K ~ {law['law']}(mean {law['mean']:g}{least}) of [{of(event.event)}]"
 
 
 class _ThresholdSelection(_Chosen[ThresholdSelection]):
