@@ -20,6 +20,7 @@ from privtune.ledger import show_adjacency
 from privtune.numbers import show_epsilon, show_left
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
 from privtune.strategies.trainings import CANDIDATE
+from privtune.tasks import rows_note
 from privtune.training.mechanism.streams import Streams
 from privtune.views.text import (
     EXPECTED,
@@ -362,6 +363,7 @@ def _footnotes(study: Study) -> list[str]:
         lines.append(
             f"Fixed seed {study.spec.seed}: no guarantee holds against whoever knows the seed."
         )
+    lines += dict.fromkeys(filter(None, (rows_note(plan.public_facts) for plan in study.plans)))
     return lines
 
 

@@ -33,6 +33,7 @@ from privtune.study._store import Arm
 from privtune.study.failures import stopping
 from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
+from privtune.tasks import rows_note
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -176,7 +177,12 @@ class Life(Standing):
                 plan_digest=arm.digest,
                 public=arm.plan.public_facts,
                 unit=arm.plan.unit,
-                note="; ".join(filter(None, (arm.plan.noise_note, self.spec.weakened))),
+                note="; ".join(
+                    filter(
+                        None,
+                        (arm.plan.noise_note, self.spec.weakened, rows_note(arm.plan.public_facts)),
+                    )
+                ),
             )
             for arm in asked
         ]

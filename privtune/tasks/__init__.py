@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
-    from privtune.tasks._facts import A_RECORD, PRECISION, PRETRAINED, TRAINED, PublicFacts
+    from privtune.tasks._facts import (
+        A_RECORD,
+        PRECISION,
+        PRETRAINED,
+        TRAINED,
+        PublicFacts,
+        rows_note,
+    )
     from privtune.tasks._fine_tuning import fine_tuned
     from privtune.tasks._partition import Sizes, split
     from privtune.tasks._registry import TASKS, get_task
@@ -30,6 +37,7 @@ __all__ = [
     "by_unit",
     "fine_tuned",
     "get_task",
+    "rows_note",
     "split",
     "unit_records",
 ]

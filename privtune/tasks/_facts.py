@@ -6,12 +6,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["A_RECORD", "PARTITIONS", "PRECISION", "PRETRAINED", "TRAINED", "PublicFacts"]
+__all__ = [
+    "A_RECORD", "PARTITIONS", "PRECISION", "PRETRAINED", "ROWS", "TRAINED", "PublicFacts", "rows_note",
+]  # fmt: skip
 
 PRETRAINED, TRAINED, A_RECORD = "pretrained weights", "trained part", "a record"
 """Names of the facts of a fine-tuning, and of what a record is where it is more than a row."""
 PRECISION = "precision"
 """Name of the fact that passes are run in fewer digits."""
+
+ROWS = "rows of the query"
+"""Name of the fact that a query's rows are declared, not known, to come from one record each."""
+
+_INDEPENDENT = "declared independent: that each comes from one protected record was not checked"
+
+
+def rows_note(facts: Mapping[str, str]) -> str:
+    """Return what weakens a guarantee about a query whose rows are declared independent; else nothing.
+
+    Args:
+        facts: The public facts of a plan.
+
+    Example:
+        >>> rows_note({"classes": "2"}), rows_note({ROWS: "declared independent"})
+        ('', 'rows of the query declared independent')
+    """
+    return f"{ROWS} {facts[ROWS]}" if ROWS in facts else ""
+
 
 _EXPECTED = "declared numbers of them are expectations, the true ones are sealed"
 PARTITIONS: Mapping[str, str] = {
@@ -44,6 +65,7 @@ class PublicFacts:
         values: By feature that is no number, what it can be, in words.
         target_range: For a regression, the range that targets are clipped to.
         unit: What one record is all rows of, and how many at most; empty where it is a row.
+        rows_declared: Whether rows of a query are declared to come from one protected record each.
 
     Example:
         >>> facts = PublicFacts(train_records=60_000, classes=10, bounds={"age": (0.0, 120.0)})
@@ -66,12 +88,15 @@ class PublicFacts:
     values: Mapping[str, str] = field(default_factory=dict)
     target_range: tuple[float, float] | None = None
     unit: str = ""
+    rows_declared: bool = False
 
     def to_dict(self) -> dict[str, str]:
         """Return names and values as people read them, in order."""
         facts = {"training records": f"{self.train_records:,}, private"}
         if self.unit:
             facts[A_RECORD] = f"all rows of one {self.unit} of them"
+        if self.rows_declared:
+            facts[ROWS] = _INDEPENDENT
         for name, records, public in (
             ("validation records", self.validation_records, self.public_validation),
             ("test records", self.test_records, self.public_test),

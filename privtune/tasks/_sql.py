@@ -1,4 +1,10 @@
-"""A query to a database as a table. Its URL is part of the spec, and so holds no password."""
+"""A query to a database as a table. Its URL is part of the spec, and so holds no password.
+
+A query makes one record of each row of one table: ``SELECT columns FROM table WHERE conditions on the same
+row``. A join, a LIMIT or a window function would make records out of several rows, so that one person
+could change more than one record. A query is parsed, and every part of it must be on a list of parts that
+are known to look at one row alone.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+import sqlglot
+from sqlglot import exp
 
 from privtune.errors import InvalidInputError
 from privtune.ledger.urls import masked_url
@@ -20,11 +28,185 @@ from privtune.tasks._task import TaskDataError
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-__all__ = ["SqlTable", "check_url"]
+__all__ = ["SqlTable", "check_query", "check_url"]
 
 _BATCH = 2**15  # records that are read at once
 _LOOKED_AT = 100  # records that types are inferred from
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+_DIALECTS = {
+    "sqlite": "sqlite", "postgresql": "postgres", "cockroachdb": "postgres", "redshift": "redshift",
+    "mysql": "mysql", "mariadb": "mysql", "duckdb": "duckdb", "mssql": "tsql", "oracle": "oracle",
+    "snowflake": "snowflake", "bigquery": "bigquery", "databricks": "databricks", "trino": "trino",
+}  # fmt: skip
+"""How sqlglot calls the SQL of SQLAlchemy's databases."""
+
+# What is allowed in a query, by sqlglot's names. Each part computes with the values of one row.
+_PARTS = """
+    Select From Table TableAlias Where Column Star Identifier Alias Literal Null Boolean HexString Var
+    Paren Tuple DataType DataTypeParam Cast TryCast Case If And Or Not Xor EQ NEQ NullSafeEQ NullSafeNEQ
+    GT GTE LT LTE Is In Between Like ILike Glob SimilarTo RegexpLike Escape Neg Add Sub Mul Div IntDiv
+    Mod DPipe Pow BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitwiseLeftShift BitwiseRightShift Interval
+    IntervalSpan AtTimeZone JSONExtract JSONExtractScalar JSONPath JSONPathRoot JSONPathKey
+    JSONPathSubscript Abs Ascii Cbrt Ceil Chr Coalesce Concat ConcatWs Contains EndsWith Exp Floor
+    Greatest Hex Initcap Least Left Length Ln Log Lower MD5 Nullif NumberToStr Nvl2 Pad RegexpExtract
+    RegexpReplace Repeat Replace Reverse Right Round SafeDivide Sign SplitPart Sqrt StartsWith
+    StrPosition Substring ToChar ToNumber Translate Trim Trunc Typeof Unhex Unicode Upper WidthBucket
+    Date DateAdd DateDiff DateFromParts DateSub DateTrunc Day DayOfMonth DayOfWeek DayOfWeekIso
+    DayOfYear Datetime DatetimeAdd DatetimeDiff DatetimeSub DatetimeTrunc Extract Hour LastDay Minute
+    Month Quarter Second StrToDate StrToTime StrToUnix TimeStrToDate TimeStrToTime TimeToStr TimeToUnix
+    Timestamp TimestampAdd TimestampDiff TimestampSub TimestampTrunc TsOrDsAdd TsOrDsDiff TsOrDsToDate
+    TsOrDsToDateStr TsOrDsToDatetime TsOrDsToTimestamp UnixToTime Week WeekOfYear Year
+"""
+_FUNCTIONS = """
+    btrim char date date_part datetime decode format instr julianday printf strftime time to_date
+    timediff to_timestamp unixepoch weekday zeroblob
+"""
+"""Functions of one row that sqlglot has no name of its own for."""
+_FIELDS: dict[type[exp.Expr], frozenset[str]] = {
+    exp.Select: frozenset({"expressions", "from_", "from", "where"}),
+    exp.From: frozenset({"this"}),
+    exp.Table: frozenset({"this", "db", "catalog", "alias", "only"}),
+    exp.TableAlias: frozenset({"this"}),
+    exp.In: frozenset({"this", "expressions"}),
+}
+"""Of parts that may hold more than is allowed: what of them is allowed."""
+_REASONS: dict[str, str] = {
+    "limit": "LIMIT, TOP or FETCH: which rows are left depends on the others",
+    "offset": "OFFSET: which rows are left depends on the others",
+    "group": "GROUP BY: it makes one record of many rows",
+    "having": "HAVING: it looks at many rows",
+    "distinct": "DISTINCT: whether a row is there depends on the others",
+    "qualify": "QUALIFY: it looks at many rows",
+    "joins": "a join: it makes records of several rows",
+    "laterals": "LATERAL: it makes several records of one row",
+    "with_": "WITH: a table of its own",
+    "with": "WITH: a table of its own",
+    "order": "ORDER BY: records have no order, leave it out",
+    "sample": "a sample of the rows: it is drawn anew each time",
+    "into": "INTO: a query only reads",
+    "locks": "FOR UPDATE or FOR SHARE: a query only reads",
+    "windows": "a window: it looks at other rows",
+    "field": "IN with a table: it looks at other rows",
+    "query": "a subquery: it looks at other rows",
+    "unnest": "UNNEST: it makes several records of one row",
+}
+_KINDS: tuple[tuple[tuple[type[Any], ...], str], ...] = (
+    ((exp.Window, exp.WindowSpec), "a window function (OVER): it looks at other rows"),
+    ((exp.SetOperation,), "UNION, INTERSECT or EXCEPT: records of several queries"),
+    ((exp.Query, exp.Exists, exp.Any, exp.All), "a subquery: it looks at other rows"),
+    ((exp.AggFunc, exp.Filter, exp.WithinGroup), "an aggregate: it makes one value of many rows"),
+    ((exp.UDTF, exp.Explode, exp.ExplodingGenerateSeries), "a function that returns several rows"),
+    ((exp.Join,), "a join: it makes records of several rows"),
+)
+_SESSION = """
+    user uid session_user system_user current_user current_role current_catalog current_schema
+    current_date current_time current_timestamp localtime localtimestamp sysdate systimestamp nextval
+    currval rowid _rowid_ oid ctid xmin xmax cmin cmax tableoid rownum ora_rowscn
+"""
+"""Names without quotes that stand for the session, or for a row's place, though they look like columns."""
+_ALLOWED = "SELECT columns FROM one table WHERE conditions on the same row"
+_TODAY = frozenset({"now", "today", "tomorrow", "yesterday"})
+
+
+def check_query(url: str, query: str) -> exp.Table:
+    """Return the table that a query reads row by row, or refuse the query.
+
+    Args:
+        url: Of the database, which says the dialect.
+        query: A SELECT.
+
+    Raises:
+        InvalidInputError: If a part of it may look at another row, or changes from run to run.
+
+    **Guarantee**: of a base table, each row gives one record or none, by its own values alone; so adding or
+    removing a row of the table adds or removes one record.
+
+    Example:
+        >>> check_query("sqlite://", "SELECT id, lower(name) AS name FROM people WHERE age >= 18").name
+        'people'
+        >>> check_query("sqlite://", "SELECT id FROM people LIMIT 10")
+        Traceback (most recent call last):
+            ...
+        privtune.errors.InvalidInputError: task.query = 'SELECT id FROM people LIMIT 10': must ...
+    """
+    backend = sa.make_url(_VARIABLE.sub("x", url)).get_backend_name()
+    dialect = _DIALECTS.get(backend)
+    if dialect is None:
+        raise _refused(query, f"SQL of {backend}, which is not known here")
+    if "\\" in query:
+        raise _refused(query, "a backslash, which databases read in two ways")
+    try:
+        tokens = sqlglot.tokenize(query, dialect=dialect)
+        parsed = [part for part in sqlglot.parse(query, dialect=dialect) if part is not None]
+    except (sqlglot.errors.SqlglotError, RecursionError):
+        raise _refused(query, f"what is no {dialect} that can be parsed") from None
+    if any(token.comments for token in tokens):
+        raise _refused(query, "a comment, in which a database may see a command")
+    if len(parsed) != 1:
+        raise _refused(query, "several statements, or none")
+    (select,) = parsed
+    for part in select.walk():
+        if reason := _reason(part, top=part is select):
+            raise _refused(query, reason)
+    source = (select.args.get("from_") or select.args.get("from") or select).this
+    if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
+        raise _refused(query, "no table, or a function in the place of one")
+    names = {source.alias_or_name.casefold(), source.name.casefold(), ""}
+    for column in select.find_all(exp.Column):
+        if column.table.casefold() not in names:
+            raise _refused(
+                query, f"{column.sql(dialect=dialect)}, a column of no table that is read"
+            )
+    return source
+
+
+def _reason(part: exp.Expr, *, top: bool) -> str:
+    """Return why a part of a query is refused; nothing where it is allowed."""
+    kind = type(part)
+    name = kind.__name__
+    if top != (kind is exp.Select):
+        said = next((said for kinds, said in _KINDS if isinstance(part, kinds)), "")
+        return said or ("what is no SELECT" if top else name)
+    if isinstance(part, exp.Anonymous):
+        if part.name.lower() not in _FUNCTIONS.split():
+            return f"the function {part.name}, which is not known to look at its own row alone"
+    elif name not in _PARTS.split():
+        if said := next((said for kinds, said in _KINDS if isinstance(part, kinds)), ""):
+            return said
+        what = "the function" if isinstance(part, exp.Func) else "the part"
+        return f"{what} {name}, which is not known to look at its own row alone"
+    if isinstance(part, exp.DataType) and part.this == exp.DataType.Type.USERDEFINED:
+        return "a type that is not known here"
+    used = [field for field, value in part.args.items() if value not in (None, [], False)]
+    if isinstance(part, exp.Anonymous):
+        used.remove("this")
+    allowed = _FIELDS.get(kind, used)
+    if more := [field for field in used if field not in allowed]:
+        return _REASONS.get(more[0], f"{more[0].strip('_')} beside {name.upper()}")
+    if isinstance(part, exp.Func) and not isinstance(part, exp.Connector) and not used:
+        return f"the function {name} without a column, which goes by the session"
+    return _session(part)
+
+
+def _session(part: exp.Expr) -> str:
+    if isinstance(part, exp.Literal) and part.is_string and part.name.strip().lower() in _TODAY:
+        return f"{part.name!r}, which is another time in every run"
+    if isinstance(part, exp.Column):
+        own = part.this
+        quoted = isinstance(own, exp.Identifier) and bool(own.args.get("quoted"))
+        if own.name.lower() in _SESSION.split() and not quoted:
+            return f"{own.name}, which stands for the session or a row's place (quote a column of that name)"
+    return ""
+
+
+def _refused(query: str, reason: str) -> InvalidInputError:
+    return InvalidInputError(
+        "task.query",
+        query,
+        f"must be {_ALLOWED}, and holds {reason}",
+        "Store what it returns as a table, one row a record; or say rows: independent, which declares that "
+        "each record of the query comes from one protected record, and is shown wherever the ε is.",
+    )
 
 
 def check_url(url: Any) -> str:
@@ -60,10 +242,58 @@ class SqlTable:
     Args:
         url: Of the database; ``${NAME}`` stands for a variable of the environment.
         query: A SELECT.
+        independent: Whether its rows are declared to come from one protected record each; else it is held
+            to what :func:`check_query` allows.
     """
 
     url: str
     query: str
+    independent: bool = False
+
+    def check_source(self) -> None:
+        """Check that the query reads a base table and its columns: a view may hide a join.
+
+        Raises:
+            TaskDataError: If it does not, or the database does not say.
+        """
+        if self.independent:
+            return
+        table = check_query(self.url, self.query)
+        name, schema = table.name.casefold(), table.db or None
+        remedy = "Name a table, or say rows: independent."
+        with self._connected() as connection:
+            try:
+                inspector = sa.inspect(connection)
+                tables, views = (
+                    [one for one in found if one.casefold() == name]
+                    for found in (
+                        inspector.get_table_names(schema),
+                        inspector.get_view_names(schema),
+                    )
+                )
+                if not tables and not views:
+                    raise TaskDataError(
+                        f"The query of {masked_url(self.url)} cannot be read: it names no table that is "
+                        "there, or that this machine's user may read."
+                    )
+                if len(tables) != 1 or views or table.catalog or _is_virtual(connection, tables[0]):
+                    raise TaskDataError(
+                        f"The query of {masked_url(self.url)} reads {table.name}, which is no table of the "
+                        f"database's: a view may make records of several rows. {remedy}"
+                    )
+                known = {
+                    column["name"].casefold() for column in inspector.get_columns(tables[0], schema)
+                }
+            except (NotImplementedError, sa.exc.NoInspectionAvailable):
+                raise TaskDataError(
+                    f"{masked_url(self.url)} does not say whether {table.name} is a table or a view. {remedy}"
+                ) from None
+        columns = table.root().find_all(exp.Column)
+        named = {column.name.casefold(): column.name for column in columns}
+        if missing := [said for low, said in named.items() if low not in {*known, "*"}]:
+            raise TaskDataError(
+                f"The query of {masked_url(self.url)} names {', '.join(missing)}, no column of {table.name}."
+            )
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -125,3 +355,12 @@ class SqlTable:
                     name: [row[place] for row in records]
                     for name, place in zip(names, places, strict=True)
                 }
+
+
+def _is_virtual(connection: Connection, table: str) -> bool:
+    """Say whether a table of SQLite's is a virtual one, whose rows a module makes up."""
+    if connection.dialect.name != "sqlite":
+        return False
+    asked = sa.text("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :name")
+    made = connection.execute(asked, {"name": table}).scalar()
+    return not isinstance(made, str) or made.upper().split()[1:2] != ["TABLE"]

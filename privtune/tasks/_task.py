@@ -106,6 +106,8 @@ class Task:
             inputs are floating.
         unit: What one record is all rows of, as :func:`privtune.tasks.by_unit` makes them; empty where
             a record is a row.
+        rows_declared: Whether the rows of a query are declared, not known, to come from one protected
+            record each.
 
     Raises:
         InvalidInputError: If a size is below 1, or the partition is unknown.
@@ -145,6 +147,7 @@ class Task:
     constants: Mapping[str, float] = field(default_factory=dict)
     tokens: int | None = None
     unit: str = ""
+    rows_declared: bool = False
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:
@@ -187,6 +190,7 @@ class Task:
             values=self.values,
             target_range=self.target_range,
             unit=f"{self.unit}, at most {self.rows:,}" if self.unit else "",
+            rows_declared=self.rows_declared,
         )
 
     def look(self) -> str:

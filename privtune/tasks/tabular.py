@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
@@ -26,12 +26,15 @@ from privtune.tasks._spec_fields import check_fields, read_classes, read_flag, r
 from privtune.tasks._task import Task, TaskData, TaskDataError
 from privtune.tasks._units import by_unit
 
+if TYPE_CHECKING:
+    from privtune.tasks._sql import SqlTable
+
 __all__ = ["Table", "read_table", "tabular"]
 
 _FIELDS = {
     "type", "name", "path", "url", "query", "target", "classes", "target_range", "bounds", "columns", "model",
     "hidden", "class_weights", "train", "validation", "test", "public_test", "id", "key", "projection",
-    "group", "max_per_group", "unit",
+    "group", "max_per_group", "unit", "rows",
 }  # fmt: skip
 
 Projection = int | tuple[tuple[float, ...], ...]
@@ -54,6 +57,7 @@ class Table:
     projection: Projection | None
     unpaid: tuple[str, ...]
     grouped: bool = False  # by the id
+    independent: bool = False  # declared: each row of the query comes from one protected record
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -69,6 +73,8 @@ class Table:
         Raises:
             TaskDataError: Without any value of a record.
         """
+        if self.query is not None:
+            self._result().check_source()
         file = self._open()
         check_columns(file, self.columns, self._named)
         words = file.text_columns()
@@ -162,11 +168,12 @@ class Table:
         return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
     def _open(self) -> TableFile:
-        if self.query is None:
-            return open_table(Path(self.place))
+        return open_table(Path(self.place)) if self.query is None else self._result()
+
+    def _result(self) -> SqlTable:
         from privtune.tasks._sql import SqlTable
 
-        return SqlTable(self.place, self.query)
+        return SqlTable(self.place, str(self.query), self.independent)
 
     @property
     def _exact(self) -> tuple[str, ...]:
@@ -210,7 +217,9 @@ def tabular(spec: Mapping[str, Any]) -> Task:
 
     Args:
         spec: ``path`` (CSV with one record a line, Parquet or Arrow), or ``query`` (a SELECT) and ``url``
-            (SQLAlchemy's, of the database), ``target`` (column), and either
+            (SQLAlchemy's, of the database; ``rows: independent`` declares that each row of a query that is
+            more than columns and conditions of one table comes from one protected record), ``target``
+            (column), and either
             ``classes`` (every value it can have) or ``target_range`` (public ``[low, high]``, which
             targets are clipped to). Features: ``bounds`` (by numeric column: public ``[low, high]``;
             values are clipped to them and scaled to [-1, 1]) and ``columns`` (by column ``{bounds:
@@ -283,6 +292,7 @@ def read_table(spec: Mapping[str, Any]) -> Table:
         _projection(spec.get("projection"), sum(column.width for column in features)),
         tuple(unpaid),
         grouped,
+        _independent(spec),
     )
 
 
@@ -317,9 +327,23 @@ def _source(spec: Mapping[str, Any]) -> tuple[str, str | None]:
     query = spec["query"]
     if not isinstance(query, str) or not query.strip():
         raise InvalidInputError("task.query", query, "must be one SELECT")
-    from privtune.tasks._sql import check_url
+    from privtune.tasks._sql import check_query, check_url
 
-    return check_url(spec["url"]), query
+    url = check_url(spec["url"])
+    if not _independent(spec):
+        check_query(url, query)
+    return url, query
+
+
+def _independent(spec: Mapping[str, Any]) -> bool:
+    """Say whether the rows of a query are declared to come from one protected record each."""
+    if "rows" not in spec:
+        return False
+    if spec["rows"] != "independent" or "query" not in spec:
+        raise InvalidInputError(
+            "task.rows", spec["rows"], "must be independent, goes with a query, and may be left out"
+        )
+    return True
 
 
 def _projection(given: Any, width: int) -> Projection | None:
@@ -361,6 +385,7 @@ def _task(spec: Mapping[str, Any], table: Table, *, public_test: bool) -> Task:
         check=table.check,
         header=table.header,
         constants=constants_of(spec, table),
+        rows_declared=table.independent,
     )
 
 

@@ -16,7 +16,7 @@ from privtune.errors import PrivTuneError
 from privtune.ledger import ChargeState, enforced_unit
 from privtune.ledger.audits import contradictions
 from privtune.numbers import show_epsilon
-from privtune.views.text import stage_line, together
+from privtune.views.text import stage_line, together, weakened
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan
@@ -176,7 +176,7 @@ def evidence(study: Study) -> Evidence:
         study.name,
         study.spec.task_name,
         tuple(study.plans),
-        study.spec.weakened,
+        weakened(study),
         study.certificate(),
         tuple(plan.arm for plan in released if not plan.is_private),
         tuple(stage_line(stage) for stage in study.stages),

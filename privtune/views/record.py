@@ -25,6 +25,7 @@ from privtune.views.text import (
     metric_of,
     stage_line,
     together,
+    weakened,
 )
 
 if TYPE_CHECKING:
@@ -201,8 +202,8 @@ def study_note(study: Study, view: BudgetView) -> str:
         "the curator's database. Anybody with access can edit this page; the record is the ledger, "
         "and `certificate.json` of every run can be checked alone.",
     ]
-    if study.spec.weakened:
-        lines += ["", f"**{study.spec.weakened}**"]
+    if said := weakened(study):
+        lines += ["", f"**{said}**"]
     return "\n".join(lines)
 
 
@@ -287,8 +288,8 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
     }
     if not math.isfinite(release.guarantee.epsilon):
         tags["privtune.not_private"] = "no guarantee: ε is infinite"
-    if study.spec.weakened:
-        tags["privtune.weakened"] = study.spec.weakened
+    if said := weakened(study):
+        tags["privtune.weakened"] = said
     facts = plan.public_facts
     tuned = {
         "privtune.pretrained": PRETRAINED,

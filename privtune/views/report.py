@@ -10,6 +10,7 @@ from privtune.ledger.audits import contradictions
 from privtune.numbers import show_epsilon, show_left
 from privtune.strategies.laws import say_few_runs
 from privtune.study.audits import audits_of
+from privtune.tasks import rows_note
 from privtune.views.page import (
     Html,
     details,
@@ -115,12 +116,18 @@ def render_study(study: Study) -> str:
 
 
 def _weakened(study: Study) -> Html:
-    if study.spec.seed is None:
-        return Html("")
-    return Html(
-        f'<p class="lead warn"><strong>Fixed seed {study.spec.seed}.</strong> No guarantee holds '
-        "against whoever knows the seed.</p>"
-    )
+    said = []
+    if study.spec.seed is not None:
+        said.append(
+            f"<strong>Fixed seed {study.spec.seed}.</strong> No guarantee holds against whoever knows the "
+            "seed."
+        )
+    if any(rows_note(plan.public_facts) for plan in study.plans):
+        said.append(
+            "<strong>Rows of a query, declared independent.</strong> That each comes from one protected "
+            "record was not checked."
+        )
+    return Html("".join(f'<p class="lead warn">{line}</p>' for line in said))
 
 
 def _comparison(arms: tuple[ArmStatus, ...]) -> Html:

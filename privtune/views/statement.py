@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from privtune.accounting import Adjacency, epsilon
 from privtune.ledger import RECORD, enforced_unit
 from privtune.numbers import ceil_to, show_epsilon
-from privtune.tasks import PRETRAINED
+from privtune.tasks import PRETRAINED, rows_note
 from privtune.views.page import Html, section, table, text
 from privtune.views.text import together
 
@@ -135,6 +135,12 @@ def _limits(study: Study) -> str:
             0,
             f"This study was run with the fixed seed {study.spec.seed}: nothing is promised against "
             "anybody who knows it.",
+        )
+    if any(rows_note(plan.public_facts) for plan in study.plans):
+        parts.insert(
+            0,
+            "The records are rows of a query that were declared, not checked, to come from one protected "
+            "record each: where one comes from several, its people are protected less than is said here.",
         )
     known = {plan.public_facts.get(PRETRAINED) for plan in study.plans}
     parts += [

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from privtune.ledger import show_adjacency
 from privtune.numbers import show_epsilon, show_left
 from privtune.strategies import validation_metric
+from privtune.tasks import rows_note
 from privtune.training.mechanism.metrics import is_share
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.strategies import Plan, Release
-    from privtune.study import ArmStatus
+    from privtune.study import ArmStatus, Study
     from privtune.study.observer import StageStatus
     from privtune.study.spec import BudgetSpec
 
@@ -45,6 +46,12 @@ def stage_line(stage: StageStatus) -> str:
     """Return what a stage released, or how far it is, and what it cost alone."""
     cost = f"ε = {show_epsilon(stage.guarantee.epsilon)}"
     return f"Stage {stage.plan.arm}, shared by all arms: {cost}; {stage.words or stage.state}."
+
+
+def weakened(study: Study) -> str:
+    """Return what weakens the guarantee of a study, in words; nothing where nothing does."""
+    notes = {rows_note(plan.public_facts): None for plan in study.plans}
+    return "; ".join(filter(None, (study.spec.weakened, *notes)))
 
 
 def public_facts(plans: Sequence[Plan]) -> list[tuple[str, Mapping[str, str]]]:

@@ -1,0 +1,268 @@
+"""Queries: one record of each row of one table, and everything else refused by name."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privtune.errors import InvalidInputError
+from privtune.tasks import TaskDataError, get_task
+from privtune.tasks._sql import SqlTable, check_query
+
+LITE, POSTGRES, MYSQL, MSSQL = "sqlite://", "postgresql://h/d", "mysql://h/d", "mssql://h/d"
+
+REFUSED = [
+    # The kinds that were taken once.
+    (LITE, "SELECT age, y FROM p LIMIT 100", "LIMIT"),
+    (LITE, "SELECT age, y FROM p LIMIT -1 OFFSET 5", "LIMIT"),
+    (LITE, "SELECT age - avg(age) OVER () AS age, y FROM p", "window function"),
+    (LITE, "SELECT rank() OVER (ORDER BY age) AS age, y FROM p", "window function"),
+    (LITE, "SELECT avg(age) AS age, y FROM p GROUP BY y", "GROUP BY|aggregate"),
+    (LITE, "SELECT y, age FROM p GROUP BY y HAVING count(*) > 2", "GROUP BY|aggregate|HAVING"),
+    (LITE, "SELECT a.age, b.y FROM p a JOIN p b ON a.y = b.y", "a join"),
+    (LITE, "SELECT DISTINCT age, y FROM p", "DISTINCT"),
+    (LITE, "SELECT age, y FROM p UNION ALL SELECT age, y FROM p", "UNION"),
+    (LITE, "SELECT age, y FROM p WHERE age > (SELECT avg(age) FROM p)", "subquery"),
+    (LITE, "WITH q AS (SELECT * FROM p LIMIT 3) SELECT * FROM q", "WITH|subquery|LIMIT"),
+    # Rows by other rows.
+    (LITE, "SELECT a.age FROM p a, p b", "a join"),
+    (LITE, "SELECT a.age FROM p a CROSS JOIN p b", "a join"),
+    (LITE, "SELECT a.age FROM p a NATURAL JOIN q", "a join"),
+    (LITE, "SELECT age FROM (SELECT age FROM p)", "subquery"),
+    (LITE, "SELECT age FROM p WHERE y IN (SELECT y FROM q)", "subquery"),
+    (LITE, "SELECT age FROM p WHERE y IN q", "IN with a table"),
+    (LITE, "SELECT age FROM p WHERE EXISTS (SELECT 1 FROM q)", "subquery"),
+    (LITE, "SELECT (SELECT max(age) FROM p) AS age FROM p", "subquery"),
+    (LITE, "SELECT max(age) FROM p", "aggregate"),
+    (LITE, "SELECT count(*) FROM p", "aggregate"),
+    (LITE, "SELECT group_concat(age) FROM p", "aggregate"),
+    (LITE, "SELECT total(age) FROM p", "function total"),
+    (LITE, "SELECT age FROM p WINDOW w AS (ORDER BY age)", "window"),
+    (LITE, "SELECT age FROM p ORDER BY age", "ORDER BY"),
+    (LITE, "SELECT age FROM p EXCEPT SELECT 3", "UNION, INTERSECT or EXCEPT"),
+    (LITE, "SELECT age FROM p INTERSECT SELECT 3", "UNION, INTERSECT or EXCEPT"),
+    (LITE, "VALUES (1, 2)", "several rows"),
+    (LITE, "SELECT 1", "no table"),
+    (LITE, "SELECT value FROM json_each('[1, 2]')", "json_each|JSON|in the place of"),
+    (LITE, "SELECT value FROM generate_series(1, 10)", "GenerateSeries"),
+    (LITE, "SELECT rowid, age FROM p", "rowid"),
+    (LITE, "SELECT age FROM p WHERE oid < 5", "oid"),
+    (LITE, "SELECT age FROM p WHERE random() > 0", "Rand"),
+    (LITE, "SELECT age FROM p WHERE abs(random()) % 2 = 0", "Rand"),
+    (LITE, "SELECT last_insert_rowid() AS age FROM p", "last_insert_rowid"),
+    (LITE, "SELECT changes() AS age FROM p", "changes"),
+    (LITE, "SELECT mine(age) AS age FROM p", "function mine"),
+    (LITE, "SELECT age FROM p WHERE seen < date('now')", "'now'"),
+    (LITE, "SELECT date() AS age FROM p", "Date"),
+    (LITE, "SELECT strftime('%Y') AS age FROM p", "CurrentTimestamp"),
+    (LITE, "SELECT julianday() AS age FROM p", "without a column"),
+    (POSTGRES, "SELECT age::mine AS age FROM p", "a type that"),
+    (LITE, "SELECT age FROM p WHERE seen < CURRENT_DATE", "CurrentDate"),
+    (LITE, "SELECT age FROM p; SELECT age FROM p", "several statements"),
+    (LITE, "DELETE FROM p", "no SELECT"),
+    (LITE, "PRAGMA table_info(p)", "no SELECT"),
+    (LITE, "SELECT age FROM p -- LIMIT 3", "comment"),
+    (LITE, "SELECT age /* mine */ FROM p", "comment"),
+    (LITE, "SELECT age FROM p) AS a, (SELECT 1", "parsed"),
+    (LITE, "SELECT FROM WHERE", "parsed|table|Where"),
+    (LITE, "SELECT age FROM p INDEXED BY i", "indexed"),
+    (LITE, "SELECT q.age FROM p", "column of no table"),
+    (POSTGRES, "SELECT DISTINCT ON (y) age FROM p", "DISTINCT"),
+    (POSTGRES, "SELECT age FROM p TABLESAMPLE BERNOULLI (10)", "sample"),
+    (POSTGRES, "SELECT age FROM p FETCH FIRST 3 ROWS ONLY", "FETCH"),
+    (POSTGRES, "SELECT age FROM p OFFSET 3", "OFFSET"),
+    (POSTGRES, "SELECT age INTO q FROM p", "INTO"),
+    (POSTGRES, "SELECT age FROM p FOR UPDATE", "FOR UPDATE"),
+    (POSTGRES, "SELECT age FROM p, LATERAL (SELECT 1) x", "join|LATERAL|subquery"),
+    (POSTGRES, "SELECT unnest(ages) AS age FROM p", "several rows"),
+    (POSTGRES, "SELECT age FROM unnest(ARRAY[1, 2]) AS age", "several rows|in the place of"),
+    (POSTGRES, "SELECT count(*) FILTER (WHERE age > 3) FROM p", "aggregate"),
+    (POSTGRES, "SELECT age FROM p WHERE age > ALL (SELECT age FROM p)", "subquery"),
+    (POSTGRES, "SELECT now() AS age FROM p", "CurrentTimestamp"),
+    (POSTGRES, "SELECT clock_timestamp() AS age FROM p", "clock_timestamp"),
+    (POSTGRES, "SELECT age(seen) AS age FROM p", "function age"),
+    (POSTGRES, "SELECT current_user AS age FROM p", "CurrentUser|current_user"),
+    (POSTGRES, "SELECT user AS age FROM p", "user"),
+    (POSTGRES, "SELECT pg_backend_pid() AS age FROM p", "pg_backend_pid"),
+    (POSTGRES, "SELECT nextval('s') AS age FROM p", "nextval|NextValue"),
+    (POSTGRES, "SELECT setseed(0.5), age FROM p", "setseed"),
+    (POSTGRES, "SELECT ctid, age FROM p", "ctid"),
+    (POSTGRES, "SELECT age FROM p WHERE xmin::text = '5'", "xmin"),
+    (POSTGRES, "SELECT age FROM p WHERE seen < 'today'", "'today'"),
+    (POSTGRES, "SELECT gen_random_uuid() AS id, age FROM p", "Uuid|gen_random_uuid"),
+    (POSTGRES, r"SELECT age FROM p WHERE name = E'\' LIMIT 3 --'", "backslash"),
+    (MYSQL, "SELECT @n := @n + 1 AS age FROM p", "PropertyEQ|Parameter"),
+    (MYSQL, "SELECT age FROM p /*!50000 LIMIT 3 */", "comment"),
+    (MYSQL, "SELECT SQL_CALC_FOUND_ROWS age FROM p", "operation_modifiers"),
+    (MYSQL, "SELECT uuid() AS id, age FROM p", "Uuid"),
+    (MYSQL, "SELECT age FROM p PARTITION (p0)", "partition|parsed"),
+    (MSSQL, "SELECT TOP 3 age FROM p", "TOP"),
+    ("duckdb://", "SELECT age FROM p QUALIFY row_number() OVER () < 3", "QUALIFY|window"),
+    ("duckdb://", "SELECT age FROM p USING SAMPLE 10", "sample"),
+    ("duckdb://", "SELECT age FROM read_csv('p.csv')", "in the place of|ReadCSV"),
+    ("duckdb://", "SELECT COLUMNS('a.*') FROM p", "Columns"),
+    ("unheard://h/d", "SELECT age FROM p", "SQL of unheard"),
+]  # fmt: skip
+
+ALLOWED = [
+    (LITE, "SELECT * FROM p"),
+    (LITE, "SELECT * FROM p;"),
+    (LITE, "SELECT t.age, t.y FROM p AS t WHERE t.age BETWEEN 18 AND 90"),
+    (LITE, "SELECT age / 365.25 AS age, lower(trim(y)) AS y FROM p WHERE age IS NOT NULL"),
+    (LITE, "SELECT CASE WHEN y = 'Yes' THEN 1 ELSE 0 END AS y, coalesce(age, 40) AS age FROM p"),
+    (LITE, "SELECT CAST(age AS INTEGER) AS age, substr(y, 1, 1) AS y FROM p WHERE y IN ('a', 'b')"),
+    (LITE, "SELECT strftime('%Y', seen) AS year, julianday(seen) - julianday(born) AS age FROM p"),
+    (LITE, "SELECT iif(age > 3, 1, 0) AS age, max(age, 3) AS b FROM p WHERE NOT (y LIKE 'x%' OR age < 3)"),
+    (LITE, "SELECT json_extract(more, '$.age') AS age, ifnull(y, 'no') AS y FROM main.p"),
+    (LITE, "SELECT age || '-' || y AS both, abs(round(age, 1)) AS age, -y AS y, age % 2 AS odd FROM p"),
+    (LITE, "SELECT age FROM p WHERE seen >= date('2020-01-01')"),
+    (POSTGRES, "SELECT extract(year FROM seen) AS age, date_trunc('month', seen) AS m FROM s.p"),
+    (POSTGRES, "SELECT age::numeric(10, 2), seen + interval '1 day' AS seen FROM p WHERE y ILIKE 'a%'"),
+    (POSTGRES, "SELECT \"user\", to_char(seen, 'YYYY') AS year, greatest(age, 3) AS age FROM ONLY p"),
+    (POSTGRES, "SELECT more->>'age' AS age, split_part(y, '-', 1) AS y, left(y, 2) AS z FROM p"),
+    (POSTGRES, "SELECT age FROM p WHERE age IS DISTINCT FROM y AND (age, y) = (1, 2)"),
+    (MYSQL, "SELECT `age`, year(seen) AS year, if(age > 3, 1, 0) AS y, datediff(seen, born) AS d FROM p"),
+    (MYSQL, "SELECT date_format(seen, '%Y') AS year, concat(a, b) AS c, age DIV 2 AS age FROM p"),
+    (MSSQL, "SELECT [age], datediff(day, born, seen) AS d, left(y, 2) AS y FROM dbo.p WHERE age > 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("url", "query", "reason"), REFUSED)
+def test_what_may_look_at_other_rows_is_refused_by_name(url: str, query: str, reason: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"and holds .*({reason})") as caught:
+        check_query(url, query)
+    assert "rows: independent" in str(caught.value)
+
+
+@pytest.mark.parametrize(("url", "query"), ALLOWED)
+def test_expressions_of_one_row_are_allowed(url: str, query: str) -> None:
+    assert check_query(url, query).name == "p"
+
+
+def spec(query: str, **changes: Any) -> dict[str, Any]:
+    made = {
+        "type": "tabular",
+        "url": "sqlite:///p.db",
+        "query": query,
+        "target": "y",
+        "classes": [0, 1],
+    }
+    return {
+        **made,
+        "columns": {"age": [0, 100]},
+        "train": 40,
+        "validation": 5,
+        "test": 5,
+        **changes,
+    }
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> sqlite3.Connection:
+    monkeypatch.chdir(tmp_path)
+    made = sqlite3.connect("p.db")
+    made.executescript(
+        "CREATE TABLE p (age REAL, y INTEGER, note TEXT);"
+        "CREATE VIEW doubled AS SELECT a.age, b.y FROM p a, p b;"
+        "CREATE VIEW P2 AS SELECT * FROM p;"
+        "CREATE VIRTUAL TABLE words USING fts5(age, y);"
+    )
+    made.executemany("INSERT INTO p VALUES (?, ?, '')", [(20 + i, i % 2) for i in range(50)])
+    made.commit()
+    return made
+
+
+@pytest.mark.parametrize("table", ["doubled", "p2", "words"])
+def test_a_view_is_no_table(database: sqlite3.Connection, table: str) -> None:
+    query = f"SELECT age, y FROM {table}"
+    with pytest.raises(TaskDataError, match="is no table of the database's"):
+        get_task(spec(query)).check()
+    get_task(spec(query, rows="independent")).check()
+    database.close()
+
+
+def test_a_name_that_is_no_column_is_refused(database: sqlite3.Connection) -> None:
+    with pytest.raises(TaskDataError, match=r"names hidden, no column of p"):
+        get_task(spec("SELECT age, y FROM p WHERE hidden > 3")).check()
+    task = get_task(spec("SELECT P.AGE AS age, y FROM p WHERE Age > 30"))
+    task.check()
+    data = task.load()
+    assert sum(map(len, (data.train, data.validation, data.test))) == 39
+    database.close()
+
+
+@pytest.mark.postgres
+def test_views_of_postgresql_are_no_tables() -> None:
+    import sqlalchemy as sa
+
+    url = os.environ.get("PRIVTUNE_TEST_POSTGRES_URL", "")
+    if not url:
+        pytest.skip("PRIVTUNE_TEST_POSTGRES_URL is not set")
+    engine = sa.create_engine(url)
+    names = ("queried_p", "queried_v", "queried_m")
+    drop = "DROP TABLE IF EXISTS queried_p CASCADE"
+    with engine.begin() as connection:
+        connection.execute(sa.text(drop))
+        connection.execute(sa.text("CREATE TABLE queried_p (age float, y int)"))
+        connection.execute(sa.text("CREATE VIEW queried_v AS SELECT * FROM queried_p"))
+        connection.execute(sa.text("CREATE MATERIALIZED VIEW queried_m AS SELECT * FROM queried_p"))
+    try:
+        SqlTable(url, "SELECT age::int AS age, y FROM public.queried_p").check_source()
+        for name in names[1:]:
+            with pytest.raises(TaskDataError, match="is no table|names no table"):
+                SqlTable(url, f"SELECT age, y FROM {name}").check_source()
+        with pytest.raises(TaskDataError, match="no column of queried_p"):
+            SqlTable(url, "SELECT age, queried_p FROM queried_p").check_source()
+    finally:
+        with engine.begin() as connection:
+            connection.execute(sa.text(drop))
+        engine.dispose()
+
+
+@pytest.mark.parametrize("rows", ["dependent", True, ""])
+def test_rows_are_declared_in_one_word(rows: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"task\.rows"):
+        get_task(spec("SELECT * FROM p LIMIT 3", rows=rows))
+    without = {k: v for k, v in spec("", rows="independent").items() if k not in ("url", "query")}
+    with pytest.raises(InvalidInputError, match=r"task\.rows"):
+        get_task({**without, "path": "p.csv"})
+
+
+def test_declared_rows_stand_in_charge_certificate_report_and_tags(
+    database: sqlite3.Connection,
+) -> None:
+    import privtune
+    from privtune.views.officer import to_markdown
+    from privtune.views.report import render_study
+
+    database.close()
+    study = privtune.create_study(
+        "declared",
+        budget=privtune.Budget(4.0, 1e-5, name="declared"),
+        task=spec("SELECT age, y FROM p LIMIT 40", rows="independent"),
+        arms=[
+            {
+                "name": "one",
+                "strategy": "fixed",
+                "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+            }
+        ],
+        epochs=1,
+        expected_batch_size=8,
+    )
+    said = "declared independent"
+    assert said in study.plans[0].public_facts["rows of the query"]
+    study.run()
+    (charge,) = study.certificate()["charges"]
+    assert said in charge["note"]
+    bodies = [entry["body"] for entry in study.export()["certificate"]["entries"]]
+    assert [said in str(body["public"]) for body in bodies if "event" in body] == [True]
+    page = render_study(study)
+    assert "Rows of a query, declared independent." in page
+    assert "declared, not checked, to come from one protected record each" in page
+    assert said in to_markdown(study).lower()
+    study.close()
