@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +20,58 @@ __all__ = [
     "midnight",
     "open_private",
     "private_folder",
+    "read_bounded",
     "read_private",
+    "regular_file",
 ]
 
 _DAY = 86_400
 _MOST = 1 << 20  # bytes of a file of lines; a fuller one begins anew
+_READ = 16 << 20  # bytes of a spec, an event, a certificate, a key
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 _Value = TypeVar("_Value")
+
+
+def regular_file(path: Path, *, most: int | None = None) -> Path:
+    """Return the path of a regular file, before it is opened: a pipe would block, a device never ends.
+
+    Args:
+        path: A path that a user gave.
+        most: The most bytes that it may hold; None for any number.
+
+    Raises:
+        OSError: If it is not there, no regular file, or too large; ``strerror`` says which.
+    """
+    found = os.stat(path)
+    for is_one, name in _KINDS:
+        if is_one(found.st_mode):
+            raise OSError(0, f"it is {name}, not a regular file")
+    if most is not None and found.st_size > most:
+        raise OSError(0, f"it has {found.st_size:,} bytes; {most:,} are the most that is read")
+    return path
+
+
+def read_bounded(path: Path, *, most: int = _READ) -> bytes:
+    """Read a regular file of a bounded size.
+
+    Args:
+        path: A path that a user gave.
+        most: The most bytes that it may hold.
+
+    Raises:
+        OSError: If it cannot be read, as of :func:`regular_file`.
+    """
+    with regular_file(path, most=most).open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:  # some systems' files say that they hold nothing
+        raise OSError(0, f"it holds more than {most:,} bytes, the most that is read")
+    return content
 
 
 def private_folder(path: Path) -> Path:
@@ -106,7 +153,7 @@ def read_private(path: Path) -> bytes:
         InvalidInputError: It cannot be read, or others may read or write it too.
     """
     try:
-        with path.open("rb") as file:
+        with regular_file(path, most=_READ).open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             content = file.read()
     except OSError as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privtune.errors import InvalidInputError
+from privtune.files import read_bounded
 from privtune.numbers import ceil_digits
 
 if TYPE_CHECKING:
@@ -107,10 +108,8 @@ def emit_json(document: Any) -> None:
 
 def read_bytes(path: Path) -> bytes:
     """Read a file that the user named."""
-    from privtune.errors import InvalidInputError
-
     try:
-        return path.read_bytes()
+        return read_bounded(path)
     except OSError as error:
         raise InvalidInputError("file", str(path), f"cannot be read ({error.strerror})") from None
 

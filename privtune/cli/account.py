@@ -12,6 +12,7 @@ import typer
 
 from privtune.cli._common import AsJson, changes_table, console, emit_json
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.files import read_bounded
 from privtune.numbers import ceil_digits
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _read(source: str) -> Event:
         return event_from_json(sys.stdin.read())
     path = Path(source)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise InvalidInputError("EVENT.json", source, f"cannot be read: {reason}") from None

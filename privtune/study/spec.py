@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from privtune.errors import PrivTuneError
 from privtune.execution.executor import Executor
+from privtune.files import read_bounded
 from privtune.spaces import SearchSpace
 from privtune.study._objects import check_address
 from privtune.study._spec_parts import STORED, ArmSpec, BudgetSpec, Name
@@ -232,7 +233,7 @@ class StudySpec(BaseModel):
             ('digits-demo', ['fixed', 'papernot-steinke', 'hyfreedp'])
         """
         try:
-            data = read_yaml(path.read_text(encoding="utf-8"))
+            data = read_yaml(read_bounded(path).decode())
         except OSError as error:
             raise SpecError(f"Cannot read {path}: {error.strerror}.") from error
         except (yaml.YAMLError, ValueError, OverflowError) as error:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
-from privtune.tasks._cells import MISSING, number_of
+from privtune.files import regular_file
 from privtune.tasks._task import TaskAbsentError, TaskDataError
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ __all__ = [
     "Batch",
     "TableFile",
     "check_columns",
+    "check_file",
     "counted",
     "header_of",
     "open_table",
-    "text_columns",
 ]
 
 ON_READ: ContextVar[Callable[[float], None] | None] = ContextVar("ON_READ", default=None)
@@ -35,8 +35,6 @@ _B = TypeVar("_B")
 Batch = dict[str, Sequence[Any]]
 """Some records of a table: cells by column, a list, or an array of numbers with NaN for none."""
 
-_LOOKED_AT = 100  # records that a CSV file's types are inferred from
-_NAMING = 1000  # objects that name the columns of a file of JSON lines: no record does so alone
 _UNREADABLE = "\0"  # stands for what cannot be read: no number, no date, no class
 _BATCH = 2**15  # records that are read at once
 
@@ -45,8 +43,8 @@ class TableFile(Protocol):
     """A table that has been opened, but for its records."""
 
     @property
-    def columns(self) -> Sequence[str]:
-        """Names of the columns, in order."""
+    def columns(self) -> Sequence[str] | None:
+        """Names of the columns, in order; None where each record names its own."""
         ...
 
     @property
@@ -55,11 +53,11 @@ class TableFile(Protocol):
         ...
 
     def text_columns(self) -> set[str]:
-        """Return the columns that hold no numbers."""
+        """Return the columns that hold no numbers, by the types that a header declares."""
         ...
 
     def batches(self, names: Sequence[str], *, exact: Collection[str] = ()) -> Iterator[Batch]:
-        """Read columns, some records at a time.
+        """Read columns, some records at a time: how a record is read hangs on that record alone.
 
         Args:
             names: The columns.
@@ -87,15 +85,15 @@ def counted(
 
 
 class _Csv:
-    """A CSV file of one record a line, so that no record can swallow the next ones."""
+    """A CSV file of one record a line, so that no record can swallow the next ones.
+
+    A cell that a short line lacks is a missing value; of a line that is too long nothing can be read.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.columns = self._open_columns()
-
-    def _open_columns(self) -> list[str]:
         with self._lines() as lines:
-            return next((_cells(line) for line in lines), [])
+            self.columns: list[str] = next((_cells(line) for line in lines), [])
 
     @property
     def most(self) -> int:
@@ -106,39 +104,28 @@ class _Csv:
     def _lines(self) -> TextIO:
         return self._path.open(encoding="utf-8-sig", errors="replace")
 
-    def _records(self) -> Iterator[list[Any]]:
-        with self._lines() as lines:
-            next(lines, None)
-            yield from (_cells(line) for line in lines if line.strip())
-
     def text_columns(self) -> set[str]:
-        """Return the columns of whose first cells none is a number, though one is there."""
-        first = itertools.islice(self._records(), _LOOKED_AT)
-        return text_columns(self.columns, first)
+        """See ``TableFile``: a header of a CSV file declares no types."""
+        return set()
 
     def batches(self, names: Sequence[str], *, exact: Collection[str] = ()) -> Iterator[Batch]:
-        """See ``TableFile``; cells are unreadable in a line with another number of them."""
+        """See ``TableFile``."""
         places = [self.columns.index(name) for name in names]
-        found = self._records()
-        while records := list(itertools.islice(found, _BATCH)):
-            whole = [len(cells) == len(self.columns) for cells in records]
-            yield {
-                name: [c[place] if w else _UNREADABLE for c, w in zip(records, whole, strict=True)]
-                for name, place in zip(names, places, strict=True)
-            }
+        with self._lines() as lines:
+            next(lines, None)
+            found = (self._record(line, places) for line in lines if line.strip())
+            yield from _batched(names, found)
+
+    def _record(self, line: str, places: Sequence[int]) -> list[Any]:
+        cells = _cells(line)
+        if not 0 < len(cells) <= len(self.columns):
+            return [_UNREADABLE] * len(places)
+        return [cells[place] if place < len(cells) else None for place in places]
 
 
-def text_columns(columns: Sequence[str], records: Iterator[Sequence[Any]]) -> set[str]:
-    """Return the columns of whose cells none is a number, though one is there."""
-    seen: set[str] = set()
-    numeric: set[str] = set()
-    for cells in records:
-        for name, cell in zip(columns, cells, strict=False):
-            if cell is not None and str(cell).strip().lower() not in MISSING:
-                seen.add(name)
-                if number_of(cell) is not None:
-                    numeric.add(name)
-    return seen - numeric
+def _batched(names: Sequence[str], records: Iterator[list[Any]]) -> Iterator[Batch]:
+    while part := list(itertools.islice(records, _BATCH)):
+        yield {name: [cells[n] for cells in part] for n, name in enumerate(names)}
 
 
 class _Arrow:
@@ -182,7 +169,7 @@ class _Arrow:
         """See ``TableFile``."""
         for batch in self._batches(names):
             yield {
-                name: batch.column(name).to_pylist() if name in exact else _fast(batch.column(name))
+                name: _listed(batch.column(name)) if name in exact else _fast(batch.column(name))
                 for name in names
             }
 
@@ -204,28 +191,51 @@ class _Arrow:
                     yield batch.slice(start, _BATCH)
 
 
-class _JsonLines(_Csv):
-    """A file of one JSON object a line. Its first ones together name the columns."""
+class _JsonLines:
+    """A file of one JSON object a line. A key that an object lacks is a missing value of that record."""
 
-    def _open_columns(self) -> list[str]:
+    columns = None
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._lines():  # refuses what cannot be opened
+            pass
+
+    def _lines(self) -> TextIO:
+        return self._path.open(encoding="utf-8-sig", errors="replace")
+
+    @property
+    def most(self) -> int:
+        """See ``TableFile``."""
         with self._lines() as lines:
-            first = itertools.islice(filter(str.strip, lines), _NAMING)
-            return list(dict.fromkeys(name for line in first for name in self._object(line)))
+            return sum(1 for _ in lines)
 
-    @staticmethod
-    def _object(line: str) -> dict[str, Any]:
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+    def text_columns(self) -> set[str]:
+        """See ``TableFile``."""
+        return set()
 
-    def _records(self) -> Iterator[list[Any]]:
+    def batches(self, names: Sequence[str], *, exact: Collection[str] = ()) -> Iterator[Batch]:
+        """See ``TableFile``."""
         with self._lines() as lines:
-            for line in lines:
-                if line.strip():
-                    found = self._object(line)
-                    yield [found.get(name) for name in self.columns] if found else []
+            yield from _batched(names, (_object(line, names) for line in lines if line.strip()))
+
+
+def _object(line: str, names: Sequence[str]) -> list[Any]:
+    """Return what a line says of some columns; of a line that holds no object nothing can be read."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        return [_UNREADABLE] * len(names)
+    return [_encodable(found.get(name)) for name in names]
+
+
+def _encodable(cell: Any) -> Any:
+    """Return a cell that can be written: JSON may hold half of a character, or a list in its place."""
+    if isinstance(cell, dict | list):
+        return _UNREADABLE
+    return cell.encode(errors="replace").decode() if isinstance(cell, str) else cell
 
 
 def _fast(cells: pa.Array) -> Sequence[Any]:
@@ -235,7 +245,18 @@ def _fast(cells: pa.Array) -> Sequence[Any]:
     if types.is_floating(cells.type) or types.is_integer(cells.type):
         found: Sequence[Any] = cells.cast("float64", safe=False).to_numpy(zero_copy_only=False)
         return found
-    listed: list[Any] = cells.to_pylist()
+    return _listed(cells)
+
+
+def _listed(cells: pa.Array) -> list[Any]:
+    """Return cells as Python has them; one that it has not, a date of the year 20000, is unreadable."""
+    try:
+        listed: list[Any] = cells.to_pylist()
+    except (ValueError, ArithmeticError):
+        if len(cells) == 1:
+            return [_UNREADABLE]
+        half = len(cells) // 2
+        return [*_listed(cells[:half]), *_listed(cells[half:])]
     return listed
 
 
@@ -246,6 +267,7 @@ def open_table(path: Path) -> TableFile:
         TaskAbsentError: If it is not there.
         TaskDataError: If it cannot be read; without any value of a record.
     """
+    check_file(path)
     try:
         if path.suffix in (".parquet", ".arrow", ".feather"):
             return _Arrow(path)
@@ -254,18 +276,34 @@ def open_table(path: Path) -> TableFile:
         raise TaskDataError(
             f"{path} needs pyarrow to be read: pip install 'privtune[tables]', or save it as CSV."
         ) from None
-    except FileNotFoundError:
-        raise TaskAbsentError(f"{path} is not there.") from None
     except (OSError, ValueError, csv.Error) as error:
         raise TaskDataError(f"{path} cannot be read ({type(error).__name__}).") from None
 
 
+def check_file(path: Path) -> None:
+    """Check that a path names a regular file, before it is opened.
+
+    Raises:
+        TaskAbsentError: If there is none.
+        TaskDataError: If it is something else: a folder, a pipe, a device.
+    """
+    try:
+        regular_file(path)
+    except FileNotFoundError:
+        raise TaskAbsentError(f"{path} is not there.") from None
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or type(error).__name__
+        raise TaskDataError(f"{path} cannot be read ({said}).") from None
+
+
 def check_columns(file: TableFile, names: Sequence[str], place: str) -> None:
-    """Refuse a table that lacks a column, or has two of a name: by its header alone.
+    """Refuse a table that lacks a column, or has two of a name: by its header alone, where it has one.
 
     Raises:
         TaskDataError: Naming them, and no other: where a header is missing, what stands there is a record.
     """
+    if file.columns is None:
+        return
     if missing := [name for name in names if name not in file.columns]:
         raise TaskDataError(f"{place} lacks the declared columns {', '.join(missing)}.")
     if twice := [name for name in names if list(file.columns).count(name) > 1]:
@@ -273,15 +311,13 @@ def check_columns(file: TableFile, names: Sequence[str], place: str) -> None:
 
 
 def header_of(path: Path, names: Sequence[str]) -> None:
-    """Check a file's header for its columns, without a record: JSON lines have none.
+    """Check a file's header for its columns, without a record.
 
     Raises:
         TaskAbsentError: If there is no file.
         TaskDataError: If it cannot be read, or lacks a column.
     """
-    file = open_table(path)
-    if not isinstance(file, _JsonLines):
-        check_columns(file, names, str(path))
+    check_columns(open_table(path), names, str(path))
 
 
 def _cells(line: str) -> list[str]:

@@ -182,6 +182,10 @@ def _files(path: Path, field: str = "pretrained") -> list[Path]:
     )
     if path.is_dir():
         if found := sorted(path.glob("*.safetensors")):
+            if wrong := [each.name for each in found if not each.is_file()]:
+                raise InvalidInputError(
+                    field, str(path), f"holds {wrong[0]}, no regular file", hint
+                )
             return found
         raise InvalidInputError(field, str(path), "holds no *.safetensors", hint)
     if not path.is_file():

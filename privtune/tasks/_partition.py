@@ -84,7 +84,9 @@ def places(
 
     total = sum(shares)
     secret = hashlib.blake2b(key.encode(), digest_size=32).digest()
-    records: Iterable[bytes] = _contents(x, y) if ids is None else (i.encode() for i in ids)
+    records: Iterable[bytes] = (
+        _contents(x, y) if ids is None else (i.encode(errors="surrogatepass") for i in ids)
+    )
     drawn = np.fromiter(
         (
             # The top of 64 uniform bits, scaled to 0 ... total - 1 in whole numbers.

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -22,7 +23,7 @@ from sqlglot import exp
 
 from privtune.errors import InvalidInputError
 from privtune.ledger.urls import masked_url
-from privtune.tasks._files import Batch, text_columns
+from privtune.tasks._files import Batch, check_file
 from privtune.tasks._task import TaskDataError
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["SqlTable", "check_query", "check_url"]
 
 _BATCH = 2**15  # records that are read at once
-_LOOKED_AT = 100  # records that types are inferred from
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _DIALECTS = {
     "sqlite": "sqlite", "postgresql": "postgres", "cockroachdb": "postgres", "redshift": "redshift",
@@ -304,7 +304,9 @@ class SqlTable:
                 f"task.url needs the variable {unset[0]} of the environment: set it."
             )
         try:
-            engine = sa.create_engine(_VARIABLE.sub(lambda m: os.environ[m[1]], self.url))
+            url = sa.make_url(_VARIABLE.sub(lambda m: os.environ[m[1]], self.url))
+            _check_file(url)
+            engine = sa.create_engine(url)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError, ValueError) as error:
             raise self._unreadable(error) from None
         try:
@@ -338,16 +340,14 @@ class SqlTable:
             return int(connection.execute(self._selected("COUNT(*)")).scalar_one())
 
     def text_columns(self) -> set[str]:
-        """See ``TableFile``: by the first records, as of a CSV file."""
-        with self._connected() as connection:
-            found = connection.execute(sa.text(f"{self._selected('*').text} LIMIT {_LOOKED_AT}"))
-            return text_columns(list(found.keys()), iter([tuple(row) for row in found]))
+        """See ``TableFile``: a result of a query declares no types that every database keeps to."""
+        return set()
 
     def batches(self, names: Sequence[str], *, exact: Collection[str] = ()) -> Iterator[Batch]:
         """See ``TableFile``."""
         with self._connected() as connection:
             streamed = connection.execution_options(yield_per=_BATCH)
-            found = streamed.execute(self._selected("*"))
+            found = streamed.execute(self._selected(_forgiving(connection, names)))
             places = [list(found.keys()).index(name) for name in names]
             rows = iter(found)
             while records := list(itertools.islice(rows, _BATCH)):
@@ -355,6 +355,32 @@ class SqlTable:
                     name: [row[place] for row in records]
                     for name, place in zip(names, places, strict=True)
                 }
+
+
+def _forgiving(connection: Connection, names: Sequence[str]) -> str:
+    """Return what to select so that no value of one row ends the reading of all.
+
+    SQLite keeps text that is not UTF-8, PostgreSQL dates that Python has not.
+    """
+    if connection.dialect.name == "sqlite":
+        driver: Any = connection.connection.driver_connection
+        driver.text_factory = lambda text: text.decode(errors="replace")
+    if connection.dialect.name != "postgresql":
+        return "*"
+    quoted = map(connection.dialect.identifier_preparer.quote_identifier, names)
+    return ", ".join(f"CAST({name} AS TEXT) AS {name}" for name in quoted)
+
+
+def _check_file(url: sa.URL) -> None:
+    """Refuse a database of SQLite's that is no file; one that is not there would be made.
+
+    Raises:
+        TaskDataError: Saying what it is.
+    """
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return
+    if not str(url.database).startswith("file:"):
+        check_file(Path(str(url.database)))
 
 
 def _is_virtual(connection: Connection, table: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
+from privtune.files import regular_file
 from privtune.imports import find_extra
 from privtune.tasks._cells import coded
 from privtune.tasks._data import classification_loss
@@ -33,6 +34,7 @@ __all__ = ["images"]
 _FIELDS = ("type", "name", "path", "classes", "shape", "model", *SPLITS)
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 _BATCH = 1024  # pictures that are read at once
+_LARGEST = 1 << 28  # bytes of one; a larger one cannot be used
 _MODELS = ("small-cnn", "resnet-gn")
 _PIL = partial(find_extra, "PIL.Image", extra="images", what="A folder of pictures")
 
@@ -51,6 +53,8 @@ class _Pictures:
             raise TaskAbsentError(f"{self.path} is not there.")
         if self.path.is_dir():
             self.check()
+        elif not self.path.is_file():
+            self._arrays()
 
     def check(self) -> None:
         """Check what can be checked before anything is charged, without looking at a record."""
@@ -68,12 +72,12 @@ class _Pictures:
         import numpy as np
 
         try:
-            with np.load(self.path, allow_pickle=False) as file:
+            with np.load(regular_file(self.path), allow_pickle=False) as file:
                 x, y = file["x"], file["y"]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise TaskDataError(
                 f"{self.path} must be a folder of classes, or an .npz file of the arrays x and y "
-                f"({type(error).__name__})."
+                f"({getattr(error, 'strerror', None) or type(error).__name__})."
             ) from None
         channels, height, width = self.shape
         fits = (height, width) if channels == 1 else None
@@ -147,7 +151,7 @@ class _Pictures:
 
         channels, height, width = self.shape
         try:
-            with _PIL().open(path) as file:
+            with _PIL().open(regular_file(path, most=_LARGEST)) as file:
                 picture = file.convert("L" if channels == 1 else "RGB").resize((width, height))
         except Exception:  # whatever a decoder makes of a record, it is that record's alone
             return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
+from privtune.files import regular_file
 from privtune.imports import find_extra
 from privtune.tasks._data import classification_loss, logistic
 from privtune.tasks._partition import Sizes, places
@@ -46,7 +47,7 @@ def _file(where: str) -> tuple[Any, Any, Any, Any]:
     import numpy as np
 
     try:
-        with Path(where).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with regular_file(Path(where)).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             if missing := [name for name in _NAMES if name not in file]:
                 raise TaskDataError(f"{where} lacks {', '.join(missing)}; MNIST's file holds them.")
             x, y, x_test, y_test = (file[name] for name in _NAMES)

@@ -109,7 +109,10 @@ class Table:
         most = file.most
         read = map(self._encoded, counted(file.batches(self.columns, exact=self._exact), most))
         if self.grouped:
-            xs, ys, ids = zip(*read, strict=True)
+            nothing = np.zeros((1, self.width), np.float32), np.array([np.nan]), [""]
+            if self.classes is not None:
+                nothing[1][:] = -1
+            xs, ys, ids = zip(*(list(read) or [nothing]), strict=True)
             known = [name for part in ids for name in part or ()]
             return split(
                 np.concatenate(xs),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from privtune.errors import InvalidInputError
+from privtune.files import read_bounded, regular_file
 from privtune.imports import find_extra
 from privtune.tasks._cells import coded, is_missing
 from privtune.tasks._constants import of_softmax
@@ -189,7 +190,10 @@ def text(spec: Mapping[str, Any]) -> Task:
 def _width(folder: Path) -> int:
     """Return how many features an encoder makes of a text."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        for part in folder.rglob("*"):  # all that from_pretrained may open
+            if not part.is_dir():
+                regular_file(part)
+        config = json.loads(read_bounded(folder / "config.json"))
         found: Sequence[Any] = [config.get(n) for n in ("hidden_size", "dim", "d_model")]
     except (OSError, ValueError, AttributeError):
         found = ()

@@ -180,6 +180,8 @@ def test_a_table_that_is_not_as_declared_is_refused_before_anything_is_charged(
     name = changes.get("path", "people")
     declared = {field: value for field, value in changes.items() if field != "path"}
     task = table(tmp_path / f"{name}.{suffix}", **declared)
+    if suffix == "csv" and "holds no numbers" in message:
+        pytest.skip("a header of a CSV file declares no types")
     study = Study.create(toy_spec(task=task, epochs=1), storage_url)  # planned without its file
     path, frame = tmp_path / f"people.{suffix}", records()
     frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
