@@ -1,7 +1,8 @@
 """Witnesses: what autodp and dp-accounting say of what was charged, beside our own account.
 
-Ours decides. A witness can only object: where it accounts for the same releases by the same theory, and
-ours promises more privacy than it does by more than numbers may differ, nothing is certified.
+Ours decides. Their upper bounds are recorded, whether they are above or below ours: a looser bound proves
+nothing, and a tighter one contradicts nothing. Only a lower bound can object. Where the true ε is proved to
+be above ours, nothing is certified.
 """
 
 from __future__ import annotations
@@ -11,24 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from privtune.accounting.algebra import Adjacency, Event, flatten
-from privtune.accounting.compare import Answer, compare
+from privtune.accounting.compare import Answer, compare, proved_by_dp_accounting
 from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import NonPrivate
-from privtune.accounting.mechanisms.entry import UnknownEventError
 from privtune.accounting.rdp import composed_by_autodp
-from privtune.accounting.registry import looks, under
+from privtune.accounting.registry import under
 from privtune.errors import PrivTuneError
 
 __all__ = ["AUTODP", "DisputedAccountError", "Witnessed", "ask_witnesses", "autodp_epsilon"]
 
 AUTODP = "autodp RDP"
-_PLD = "dp-accounting PLD"
-_WITNESSES = (AUTODP, _PLD, "dp-accounting RDP")
-_SHARE, _LATTICE = 0.1, 0.02  # by which ours may be below: relative, and a fixed lattice's in ε
+_WITNESSES = (AUTODP, "dp-accounting PLD", "dp-accounting RDP")
 
 
 class DisputedAccountError(PrivTuneError):
-    """Another accountant says that what was charged costs more than our account does."""
+    """What was charged is proved to cost more than our account says."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,10 @@ class Witnessed:
     Args:
         ours: Our ε, which decides.
         composed: Ours by Rényi divergences alone: our curves, composed by autodp.
-        lower: What some mechanism with this event costs.
-        witnesses: Their answers, and why ours differs.
-        objection: Which witness objects, and why; empty if none does.
+        lower: What the event is proved to cost at least: by an explicit mechanism, or by dp-accounting
+            with every loss rounded down.
+        witnesses: Their upper bounds, and why ours differs.
+        objection: Why ours is too small; empty unless it is below ``lower``.
     """
 
     ours: float
@@ -61,7 +60,7 @@ class Witnessed:
 def ask_witnesses(
     event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_REMOVE
 ) -> Witnessed:
-    """Ask autodp and dp-accounting for ε of an event, and hold it against ours.
+    """Ask autodp and dp-accounting for ε of an event, and hold what is proved against ours.
 
     Args:
         event: What touched the data.
@@ -84,19 +83,17 @@ def ask_witnesses(
     event = under(event, adjacency)
     found = compare(event, delta, tools=_WITNESSES)
     composed = rdp_epsilon(composed_by_autodp(flatten(event)), delta)
-    numbers = {a.tool: a.epsilon for a in found.others if a.epsilon is not None}
+    lower, by = max(
+        (found.lower, "an explicit mechanism"),
+        (proved_by_dp_accounting(event, delta), "dp-accounting, every loss rounded down"),
+    )
     objection = ""
-    for tool, mine in ((_PLD, found.ours.epsilon), (AUTODP, composed)):
-        # autodp knows no tight rule for samples with Laplace noise: it is larger there for a reason.
-        if tool not in numbers or (tool == AUTODP and _sampled_laplace(event)):
-            continue
-        theirs = numbers[tool]
-        if math.isfinite(theirs) and mine < theirs * (1.0 - _SHARE) - _LATTICE:
-            objection = (
-                f"{tool} says epsilon = {theirs:.6g}, our account by the same theory {mine:.6g}: "
-                "one of the two is wrong. Nothing is certified; please report it (SECURITY.md)."
-            )
-    return Witnessed(found.ours.epsilon, composed, found.lower, found.others, objection)
+    if (ours := min(found.ours.epsilon, composed)) < lower:
+        objection = (
+            f"our account says epsilon = {ours:.6g}, but at least {lower:.6g} is proved by {by}. "
+            "Nothing is certified; please report it (SECURITY.md)."
+        )
+    return Witnessed(found.ours.epsilon, composed, lower, found.others, objection)
 
 
 def autodp_epsilon(event: Event, delta: float, *, adjacency: Adjacency) -> float:
@@ -116,11 +113,3 @@ def autodp_epsilon(event: Event, delta: float, *, adjacency: Adjacency) -> float
             f"autodp cannot answer: {answer.why} Ask with --method rdp, by our curves."
         )
     return answer.epsilon
-
-
-def _sampled_laplace(event: Event) -> bool:
-    try:
-        found = looks(event)
-    except UnknownEventError:
-        return False
-    return any(rate < 1.0 and kind == "laplace" for rate, atoms in found for kind, _ in atoms)

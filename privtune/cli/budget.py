@@ -308,7 +308,8 @@ def export(  # noqa: PLR0917 (the command line passes them by name)
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a readable page here as well.")] = None,
     witnesses: Annotated[
-        bool, typer.Option(help="Ask autodp and dp-accounting, too; fail if one objects.")
+        bool,
+        typer.Option(help="Ask autodp and dp-accounting, too; fail if more than our ε is proved."),
     ] = True,
     storage: Storage = DEFAULT_STORAGE,
     as_json: AsJson = False,

@@ -20,7 +20,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from privtune.accounting import Guarantee
+from privtune.accounting import Composed, Guarantee
+from privtune.accounting.witness import DisputedAccountError, ask_witnesses
 from privtune.ledger.admission import DRIFT, block_guarantee, filter_state, odometer
 from privtune.ledger.audits import audits_of, check_audits
 from privtune.ledger.chain import ENTRY_VERSION, Entry, canonical
@@ -30,7 +31,7 @@ from privtune.ledger.log import stored_entry
 from privtune.ledger.schema import entries
 from privtune.ledger.storage import Storage
 from privtune.ledger.units import unit_note
-from privtune.ledger.values import RECORD
+from privtune.ledger.values import RECORD, ChargeState
 from privtune.ledger.verification import Verification, is_within, replay, verified, verify
 from privtune.numbers import is_number
 
@@ -41,6 +42,7 @@ _VERSION = 4  # of which the entries note audits
 _READABLE = (1, 2, 3, _VERSION)
 _LIBRARIES = ("privtune", "autodp", "dp-accounting", "numpy", "scipy")
 _ROUNDING = 1e-6
+_VERSIONS = 0.02  # by what share the numbers of two versions of a witness may differ
 
 
 def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) 
 
     Raises:
         LedgerCorruptedError: The log does not verify; nothing is certified then.
-        DisputedAccountError: A witness says that more was spent than our account does.
+        DisputedAccountError: More is proved than our account says.
 
     Example:
         >>> from privtune.accounting import Gaussian
@@ -90,9 +92,7 @@ def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) 
     if audits := audits_of(storage, history):
         certificate["audits"] = audits
     if witnessed:
-        from privtune.ledger.witnesses import witnesses_of
-
-        certificate["witnesses"] = witnesses_of(history)
+        certificate["witnesses"] = _witnesses_of(history)
     return {**certificate, "digest": _digest(certificate)}
 
 
@@ -108,7 +108,7 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
 
     Raises:
         LedgerCorruptedError: It was edited, or never was a certificate; says where.
-        DisputedAccountError: A witness that is asked again objects.
+        DisputedAccountError: More is proved than our account says.
 
     **Guarantee**: a file in which any value was changed fails. Who rewrites all of it, hashes
     included, makes another certificate: that is told by its signature (``privtune.ledger.signature``),
@@ -153,7 +153,9 @@ def _verified(certificate: Mapping[str, Any], head: str | None) -> Verification:
     rest = {key: value for key, value in certificate.items() if key != "digest"}
     if certificate.get("digest") != _digest(rest):
         raise LedgerCorruptedError("the certificate's digest is not that of its content.")
-    if "witnesses" in certificate and not _witnessed_alike(certificate["witnesses"], history):
+    if "witnesses" in certificate and not _same(
+        certificate["witnesses"], _witnesses_of(history), _VERSIONS
+    ):
         raise LedgerCorruptedError(
             "the certificate's 'witnesses' do not say what they say when they are asked again: it was "
             "edited, or their versions differ in more than rounding."
@@ -239,23 +241,25 @@ def _entry(budget: str, value: Mapping[str, Any]) -> Entry:
     return entry
 
 
-def _same(there: Any, computed: Any) -> bool:
+def _same(there: Any, computed: Any, share: float = _ROUNDING) -> bool:
     """Compare, with a tolerance for numbers that other library versions round differently."""
     if isinstance(computed, Mapping):
         return (
             isinstance(there, Mapping)
             and there.keys() == computed.keys()
-            and all(_same(there[key], computed[key]) for key in computed)
+            and all(
+                key == "why" or _same(there[key], computed[key], share) for key in computed
+            )  # the words for why a witness differs hang on its number
         )
     if isinstance(computed, list):
         return (
             isinstance(there, list)
             and len(there) == len(computed)
-            and all(map(_same, there, computed))
+            and all(_same(one, other, share) for one, other in zip(there, computed, strict=True))
         )
     if isinstance(computed, float):
         return there == computed or (
-            is_number(there) and math.isclose(there, computed, rel_tol=_ROUNDING)
+            is_number(there) and math.isclose(there, computed, rel_tol=share)
         )
     return type(there) is type(computed) and bool(there == computed)
 
@@ -303,10 +307,24 @@ def _digest(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
-def _witnessed_alike(said: Any, history: History) -> bool:
-    from privtune.ledger.witnesses import alike, witnesses_of
+def _witnesses_of(history: History) -> dict[str, Any]:
+    """Ask the witnesses about every charge that was not voided, and about all of them together.
 
-    return alike(said, witnesses_of(history))
+    Raises:
+        DisputedAccountError: More is proved than our account says.
+    """
+    terms = history.terms()
+    charges = [c for c in history.charges.values() if c.state is not ChargeState.VOIDED]
+    asked = {charge.id: charge.event for charge in charges}
+    if len(asked) > 1:
+        asked["all together"] = Composed([charge.event for charge in charges])
+    said = {}
+    for name, event in asked.items():
+        found = ask_witnesses(event, terms.delta, adjacency=terms.adjacency)
+        if found.objection:
+            raise DisputedAccountError(f"{name}: {found.objection}")
+        said[name] = found.to_dict()
+    return said
 
 
 @cache

@@ -1108,6 +1108,26 @@ _in(
 _LEAVING = "tests/accounting/test_leaving.py"
 
 _in(
+    "accounting/witness.py",
+    (
+        "what is proved to cost more is certified",
+        "if (ours := min(found.ours.epsilon, composed)) < lower:",
+        "if False:",
+        "tests/accounting/test_witness.py::test_an_account_that_promises_too_much_is_not_certified",
+    ),
+)
+
+_in(
+    "accounting/compare.py",
+    (
+        "losses that are rounded up prove nothing",
+        "                pessimistic_estimate=False,\n                sampling_prob",
+        "                pessimistic_estimate=True,\n                sampling_prob",
+        "tests/accounting/test_witness.py::test_what_dp_accounting_proves_is_below_the_exact_epsilon",
+    ),
+)
+
+_in(
     "accounting/leaving.py",
     (
         "what is left without a part has no frequency that the part alone hides",
