@@ -100,7 +100,7 @@ class Trial(Suggestions):
         rehearsal: Rehearsal | Literal[""] = "",
         facts: RecordFacts | None = None,
     ) -> None:
-        super().__init__(streams, given, sampler, live)
+        super().__init__(streams, given, sampler, live, training.as_trained)
         self.number = number
         self.user_attrs: dict[str, Any] = {}
         self._plan, self._training = plan, training
@@ -378,7 +378,8 @@ class Trial(Suggestions):
         schedule = {name: fixed[name] for name in SEARCHED if name in fixed}
         if not own:
             return schedule
-        known = {**self.params, **self._plan.params, **self._given, **given}
+        of_trial = {**self.params, **self._plan.params, **self._given}
+        known = {**self._training.as_trained(of_trial), **given}
         if extra := sorted(set(given) - {*method.parameters, *SEARCHED}):
             raise InvalidInputError(
                 "parameters",

@@ -57,6 +57,16 @@ def run(
     )
 
 
+def test_a_training_on_a_subset_steps_at_its_share_of_the_rate() -> None:
+    """The result is that of a tenth of the rate, and says the rate that was drawn."""
+    (less,) = run({0: {**PARAMS, "learning_rate": 0.1 * PARAMS["learning_rate"]}})
+    (found,) = run({0: PARAMS}, replace(TRAINING, rate_factor=0.1))
+    (full,) = run({0: PARAMS})
+    assert torch.equal(found.weights, less.weights)
+    assert not torch.equal(found.weights, full.weights)
+    assert found.params == PARAMS
+
+
 def test_a_machine_without_a_compiler_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(CompileError, match="leave compile off"):

@@ -175,11 +175,21 @@ def test_subsampled_tuning_trains_on_the_subset_and_then_on_the_rest(storage: st
     release = make(storage).optimize(
         spy, strategy=Subsampled(variant=1, rate=0.25, mean_runs=2), **ARGUMENTS
     )
-    assert release.params["learning_rate"] == pytest.approx(3.0 * _closest(seen, release))
+    assert 0.05 <= release.params["learning_rate"] <= 0.2, "the space is that of the release"
+    assert seen[-1] == release.params["learning_rate"]
+    # A quarter is tuned on and three are trained on: a third of the rate.
+    assert all(0.05 / 3 - 1e-9 <= rate <= 0.2 / 3 + 1e-9 for rate in seen[:-1])
+    assert any(3 * rate == pytest.approx(seen[-1], rel=1e-9) for rate in seen[:-1])
 
 
-def _closest(seen: list[float], release: Any) -> float:
-    return min(seen[:-1], key=lambda rate: abs(3.0 * rate - release.params["learning_rate"]))
+def test_a_whole_number_is_no_learning_rate_on_a_subset(storage: str) -> None:
+    def whole(trial: privtune.Trial) -> float:
+        rate = trial.suggest_int("learning_rate", 1, 3)
+        return trial.score(train(trial, nn.Sequential(nn.Linear(6, 3)), rate), VALIDATION)
+
+    with pytest.raises(InvalidInputError, match="must be suggested by suggest_float"):
+        make(storage).optimize(whole, strategy=Subsampled(rate=0.25, mean_runs=2), **ARGUMENTS)
+    assert charges(storage) == 0
 
 
 def test_everything_takes_any_sampler_and_shows_all_trials(storage: str) -> None:
