@@ -46,7 +46,8 @@ def comparison(arms: Sequence[ArmStatus]) -> pd.DataFrame:
         }
         if release is not None:
             of = status.plan.scored
-            row |= validation_metric(status.plan.score, release.score, of=of) | release.utility
+            row |= validation_metric(status.plan.score, release.score, of=of)
+            row |= release.utility
             row |= {f"params.{name}": value for name, value in release.params.items()}
         rows.append(row)
     columns = ["arm"] if not rows else None
