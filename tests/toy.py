@@ -61,5 +61,10 @@ def wrong_size() -> Task:
     )
 
 
+def private_blobs() -> Task:
+    """The same, its test split private."""
+    return replace(blobs(), public_test=False)
+
+
 def public_blobs() -> Task:
     return replace(blobs(), name="public-blobs", public_validation=True)

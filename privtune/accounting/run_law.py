@@ -38,6 +38,9 @@ class RunLaw(ABC):
     everything. With a ``minimum`` of m, `K = s + K'`: K' has the same family and cap m − s less, and
     `s` is such that the smallest K is m. `φ(x) = x^s E[x^K']`. Mean, cap and n are those of K.
 
+    Raises:
+        InvalidInputError: A cap or a minimum that the law cannot have.
+
     Example:
         >>> from privtune.accounting import Geometric, run_law_from_dict
         >>> law = Geometric(mean=10)

@@ -219,6 +219,7 @@ def comparison_document(study: Study) -> dict[str, Any]:
                 "sealed": status.plan.is_sealed,
                 "params": None if status.release is None else dict(status.release.params),
                 "score": None if status.release is None else _finite_or_none(status.release.score),
+                "score_of": status.plan.scored,
                 "score_metric": None if status.plan.score is None else status.plan.score.metric,
                 "note": "" if status.release is None else status.release.note,
                 "trials": []

@@ -118,7 +118,10 @@ def train_trials(
             model=model,
             loss=own.loss,
             data=held_to_classes(reduce(records), own.classes),
-            candidates=[{n: params[n] for n in wanted if n in params} for params in alike.values()],
+            candidates=[
+                {n: used[n] for n in wanted if n in used}
+                for used in map(training.as_trained, alike.values())
+            ],
             secrets=[secrets[index] for index in alike],
             device=compute.device,
             stack=compute.stack,

@@ -70,7 +70,9 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
     records = 1 if study.spec.task is None else study.spec.load_task().test_records
     palette = colours([plan.arm for plan in study.plans])
     figure = new_figure(x=f"ε of the arm (δ = {budget.delta:g})", y=metric.replace("_", " "))
-    share = is_share(metric.removeprefix("validation_").removeprefix("test_"))
+    share = is_share(
+        metric.removeprefix("validation_").removeprefix("tuning_").removeprefix("test_")
+    )
     digits = ".1%" if share else ".4f"
     arms = [status for status in study.status() if math.isfinite(status.guarantee.epsilon)]
     apart = 0.012 * max((status.guarantee.epsilon for status in arms), default=0.0)
@@ -78,7 +80,7 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
         arm, value = status.plan.arm, _value_of(status, metric)
         if value is None:
             continue
-        scored = metric.startswith("validation_")
+        scored = metric.startswith(("validation_", "tuning_"))
         low, high = (value, value) if scored else _interval(status, metric, value, records)
         total = status.guarantee.epsilon
         one = epsilon(status.plan.training.event, budget.delta, adjacency=budget.adjacency).epsilon
@@ -136,7 +138,7 @@ def _value_of(status: ArmStatus, metric: str) -> float | None:
     release = status.release
     if release is None:
         return None
-    scores = validation_metric(status.plan.score, release.score)
+    scores = validation_metric(status.plan.score, release.score, of=status.plan.scored)
     return {**scores, **release.utility}.get(metric)
 
 

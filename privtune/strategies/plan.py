@@ -143,6 +143,14 @@ class Plan:
         return self.runs is not None
 
     @property
+    def scored(self) -> str:
+        """What the score of its release is of: ``validation`` of the released model, or ``tuning``.
+
+        Where the released model is trained after a search, the score is that of the search's winner.
+        """
+        return "tuning" if self.final and self.search is not None else "validation"
+
+    @property
     def threshold(self) -> float | None:
         """The known score at which a sealed round ends early; ``None`` if all its runs run."""
         return self.details.get("threshold")

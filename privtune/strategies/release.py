@@ -50,7 +50,8 @@ class Release:
         params: Hyperparameters of the released model.
         weights: The released model's parameters, flat, shape ``[P]``; shape ``[0]`` where the
             release is "nothing".
-        score: Its noised (or public) validation score, if the strategy scored; held to what the
+        score: Its noised (or public) validation score, if the strategy scored, or that of the tuning's
+            winner where it was trained after a tuning (``plan.scored``); held to what the
             metric can be.
         curves: By name, one value a step: functions of paid-for releases only. Empty if sealed.
         guarantee: What the arm cost, and by which bound.

@@ -110,16 +110,20 @@ class ScorePlan:
         return without({**asdict(self), "options": options}, {"options": {}, "moved": None})
 
 
-def validation_metric(plan: ScorePlan | None, score: float | None) -> dict[str, float]:
+def validation_metric(
+    plan: ScorePlan | None, score: float | None, *, of: str = "validation"
+) -> dict[str, float]:
     """Return a score under the name of its metric, as people read it.
 
     Args:
         plan: How the trial was scored; ``None`` if it was not.
         score: The score: higher is better, so that of a loss is its negative.
+        of: ``validation``, or ``tuning`` for a score of another model than the released one:
+            :attr:`Plan.scored`.
 
     Returns:
-        ``validation_accuracy``, ``validation_loss``, ``validation_auc`` and so on; nothing without
-        a finite score.
+        ``validation_accuracy``, ``validation_loss``, ``tuning_auc`` and so on; nothing without a
+        finite score.
 
     Example:
         >>> validation_metric(ScorePlan(100, 2.0, metric="loss"), -0.25)
@@ -128,4 +132,4 @@ def validation_metric(plan: ScorePlan | None, score: float | None) -> dict[str, 
     if plan is None or score is None or not math.isfinite(score):
         return {}
     value = 0.0 - score if lower_is_better(plan.metric) else score
-    return {f"validation_{label(plan.metric)}": value}
+    return {f"{of}_{label(plan.metric)}": value}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -23,22 +23,8 @@ from privtune.training.methods import METHODS
 
 __all__ = ["SubsampledTuningStrategy"]
 
-Extrapolation = Callable[[Mapping[str, Any], float], Mapping[str, Any]]
-"""Maps the winner's hyperparameters and n/m (final over tuning records) to the final ones."""
-
-
-def _scale_learning_rate(params: Mapping[str, Any], ratio: float) -> Mapping[str, Any]:
-    return {**params, "learning_rate": float(params["learning_rate"]) * ratio}
-
-
-def _keep(params: Mapping[str, Any], _ratio: float) -> Mapping[str, Any]:
-    return params
-
-
-_RULES: Mapping[str, Extrapolation] = {
-    "scale-learning-rate": _scale_learning_rate,
-    "keep": _keep,
-}
+_RULES = ("scale-learning-rate", "keep")
+_FEW = 2000  # records: the best rate of fewer says little about that of all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +34,10 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
     Args:
         variant: 1 trains the final model on the records that were not tuned on, 2 on all.
         rate: Probability that a record is tuned on, in (0, 1).
-        extrapolation: ``scale-learning-rate`` (η n/m, for SGD: the gradient is averaged over a
-            batch that is larger by that much), ``keep`` (for Adam, whose steps do not depend on the
-            gradient's scale), ``auto`` (the one that goes with the method), or a function of the
-            winner's hyperparameters and n/m. It must not look at data.
+        extrapolation: ``scale-learning-rate`` (for SGD: a candidate of rate η is tried on m of n
+            records at η·m/n, since the gradient is averaged over a batch that is smaller by that
+            much), ``keep`` (for Adam, whose steps do not depend on the gradient's scale), or
+            ``auto`` (the one that goes with the method). The space is that of the final training.
         law: As for ``papernot-steinke``, of the selection on the subset.
 
     References:
@@ -75,7 +61,7 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
     arm: str = "subsampled-tuning"
     variant: int = 1
     rate: float = 0.1
-    extrapolation: str | Extrapolation = "auto"
+    extrapolation: str = "auto"
 
     def __post_init__(self) -> None:
         if self.extrapolation == "auto":
@@ -101,7 +87,9 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
                 "the whole arm, but most of this arm's cost is its final training. Give the mean "
                 "number of runs of the tuning."
             )
-        self._rule()
+        if self.extrapolation not in _RULES:
+            allowed = f"must be one of auto, {', '.join(_RULES)}"
+            raise InvalidInputError("extrapolation", self.extrapolation, allowed)
         law = self.run_law()
         self.check(context)
         records = context.schedule.records
@@ -117,6 +105,8 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         event_of = partial(self._event, law=law)
         search, score, event = meet(search, event_of, cost, context=context, epsilon=epsilon)
         final = _final(search.trainings[0], kept, self.variant)
+        if self.extrapolation == "scale-learning-rate":
+            search = search.with_rate_factor(tuned / kept)
         baseline = law.expected_runs * context.schedule.expected_gradient_evaluations
         return Plan(
             arm=self.arm,
@@ -137,11 +127,10 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
             rate=self.rate,
             details={
                 "variant": self.variant,
-                "extrapolation": self.extrapolation
-                if isinstance(self.extrapolation, str)
-                else getattr(self.extrapolation, "__qualname__", "a function"),
+                "extrapolation": self.extrapolation,
                 "ratio": kept / tuned,
                 "baseline_gradient_evaluations": baseline,
+                **({"advice": _few_records(tuned)} if tuned < _FEW else {}),
             },
         )
 
@@ -151,32 +140,26 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         training = search_event(search, weighted=False)
         return SubsampledTuning(self.variant, self.rate, tuning, training)
 
-    def _rule(self) -> Extrapolation:
-        if callable(self.extrapolation):
-            return self.extrapolation
-        if self.extrapolation not in _RULES:
-            raise InvalidInputError(
-                "extrapolation",
-                self.extrapolation,
-                f"must be one of auto, {', '.join(_RULES)}, or a function of the winner's hyperparameters "
-                "and of n/m",
-            )
-        return _RULES[self.extrapolation]
-
     def run(self, plan: Plan, trials: Round) -> Outcome:
-        """Select on the subset, extrapolate, train once."""
+        """Select on the subset, train once with the winner's hyperparameters."""
         if plan.search is None:
             raise InvalidInputError("plan.search", None, "subsampled tuning needs a search")
         search = plan.search
 
         def final(found: Mapping[str, Any]) -> TrialResult:
             check_given(self, found)  # a function may suggest it to some candidates alone
-            params = self._rule()(found, float(plan.details["ratio"]))
             records = plan.training.schedule.records
             training = _final(search.training_of(found), records, self.variant)
-            return trials.train(plan, training, params, name="final")
+            return trials.train(plan, training, found, name="final")
 
         return select_then(plan, trials, final)
+
+
+def _few_records(tuned: int) -> str:
+    return (
+        f"About {tuned:,} records are tuned on, fewer than {_FEW:,}: the best learning rate of so few says "
+        "little about that of all. Take a larger rate, or papernot-steinke."
+    )
 
 
 def _final(training: TrainingPlan, records: int, variant: int) -> TrainingPlan:

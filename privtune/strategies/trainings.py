@@ -11,6 +11,7 @@ from privtune.accounting import (
     Event,
 )
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 from privtune.strategies._later import without
 from privtune.tasks._fine_tuning import PART
 from privtune.training.mechanism.noise_options import NoiseOptions
@@ -36,6 +37,8 @@ class TrainingPlan:
         method: The method, with its noise.
         part: Which records it sees: ``all``, the ``subset`` drawn for tuning, or the ``rest``.
         noise: Where its noise comes from, and how it is treated.
+        rate_factor: What a candidate's learning rate is multiplied by in this training: m/n on a
+            subset of m records, for a candidate whose rate is meant for n.
 
     Example:
         >>> training = study.plans[0].training
@@ -49,6 +52,23 @@ class TrainingPlan:
     method: Method[Any]
     part: str = "all"
     noise: NoiseOptions = field(default_factory=NoiseOptions)
+    rate_factor: float = 1.0
+
+    def as_trained(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a candidate's hyperparameters as this training uses them.
+
+        Args:
+            params: The candidate, as it is released.
+
+        Example:
+            >>> training = dataclasses.replace(study.plans[0].training, rate_factor=0.1)
+            >>> training.as_trained({"learning_rate": 5.0, "max_grad_norm": 1.0})
+            {'learning_rate': 0.5, 'max_grad_norm': 1.0}
+        """
+        rate = params.get("learning_rate")
+        if self.rate_factor == 1.0 or not is_number(rate):
+            return dict(params)
+        return {**params, "learning_rate": rate * self.rate_factor}
 
     def scaled(self, factor: float) -> TrainingPlan:
         """Return the plan with every noise multiplier times ``factor``.
@@ -78,8 +98,9 @@ class TrainingPlan:
             "method": {"name": method.name, **without(own, _later(method))},
             "part": self.part,
             "noise": self.noise.to_dict(),
+            "rate_factor": self.rate_factor,
         }
-        return without(fields, {"noise": NoiseOptions().to_dict()})
+        return without(fields, {"noise": NoiseOptions().to_dict(), "rate_factor": 1.0})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainingPlan:
@@ -95,7 +116,8 @@ class TrainingPlan:
         kind = METHODS[fields.pop("name")]
         method = kind(**{**_later(kind), **fields})
         noise = NoiseOptions.of(data.get("noise"))
-        return cls(Schedule(**data["schedule"]), method, data["part"], noise)
+        factor = data.get("rate_factor", 1.0)
+        return cls(Schedule(**data["schedule"]), method, data["part"], noise, factor)
 
 
 @dataclass(frozen=True)
@@ -166,6 +188,15 @@ class SearchPlan:
         return dataclasses.replace(
             self, trainings=tuple(dataclasses.replace(t, noise=noise) for t in self.trainings)
         )
+
+    def with_rate_factor(self, factor: float) -> SearchPlan:
+        """Return the plan with every learning rate multiplied by ``factor`` in the trials.
+
+        Args:
+            factor: Above 0.
+        """
+        trainings = tuple(dataclasses.replace(t, rate_factor=factor) for t in self.trainings)
+        return dataclasses.replace(self, trainings=trainings)
 
     def scaled(self, factor: float) -> SearchPlan:
         """Return the plan with every noise multiplier times ``factor``.

@@ -45,7 +45,9 @@ def comparison(arms: Sequence[ArmStatus]) -> pd.DataFrame:
             "wall_seconds": None if release is None else release.cost.wall_seconds,
         }
         if release is not None:
-            row |= {**validation_metric(status.plan.score, release.score), **release.utility}
+            of = status.plan.scored
+            row |= validation_metric(status.plan.score, release.score, of=of)
+            row |= release.utility
             row |= {f"params.{name}": value for name, value in release.params.items()}
         rows.append(row)
     columns = ["arm"] if not rows else None

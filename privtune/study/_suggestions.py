@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import (
@@ -31,6 +31,8 @@ class Suggestions:
         given: Hyperparameters that are fixed for this trial: suggestions return them.
         sampler: A sampler of the user's own that declares independence.
         live: Optuna's trial, where every trial is paid for.
+        as_trained: What a training makes of its hyperparameters: the trial records and releases what
+            was drawn, and is handed what this makes of it.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class Suggestions:
         given: Mapping[str, Any],
         sampler: IndependentSampler | None,
         live: ShownTrial | None,
+        as_trained: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> None:
+        self._as_trained = as_trained
         self._suggested: dict[str, tuple[Any, BaseDistribution]] = {}
         self._streams, self._given, self._live = streams, dict(given), live
         if sampler is not None and not given:
@@ -87,7 +91,11 @@ class Suggestions:
         Returns:
             The value; the same one whenever the trial asks for this name.
         """
-        return int(self._suggest(name, IntDistribution(low, high, log=log, step=step)))
+        value = self._suggest(name, IntDistribution(low, high, log=log, step=step))
+        if isinstance(value, float):
+            allowed = "must be suggested by suggest_float: it is scaled to the tuning subset"
+            raise InvalidInputError(name, f"suggest_int({low}, {high})", allowed)
+        return int(value)
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         """Suggest one of some choices, as Optuna's trials do.
@@ -125,7 +133,7 @@ class Suggestions:
                     f"was suggested to this trial before, by {before}",
                     "Give each hyperparameter a name of its own.",
                 )
-            return value
+            return self._used(name, value)
         if name in self._given:
             value = self._given[name]
         elif self._live is not None:
@@ -135,7 +143,11 @@ class Suggestions:
             law = {name: distribution if prior is None else prior}
             value = SearchSpace(law).draw(Streams(self._streams.key(f"search/{name}")), 0)[name]
         self._suggested[name] = value, distribution
-        return value
+        return self._used(name, value)
+
+    def _used(self, name: str, value: Any) -> Any:
+        """Return a value as the training uses it."""
+        return self._as_trained({name: value})[name]
 
 
 def _values(law: BaseDistribution | Prior) -> tuple[type, dict[str, Any]]:

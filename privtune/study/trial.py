@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from privtune.study._shown import ShownTrial
     from privtune.study.split import Split
+    from privtune.training.mechanism.kernel import Loss
     from privtune.training.mechanism.records import RecordFacts
     from privtune.training.methods import Method
     from privtune.training.own_loop.private_training import PrivateTraining
@@ -102,7 +103,7 @@ class Trial(Suggestions):
         rehearsal: Rehearsal | Literal[""] = "",
         facts: RecordFacts | None = None,
     ) -> None:
-        super().__init__(streams, given, sampler, live)
+        super().__init__(streams, given, sampler, live, training.as_trained)
         # The position of a sealed trial is kept from its function: see the property.
         self._number = streams.seed("number") % _NUMBERS if plan.is_sealed else number
         self.user_attrs: dict[str, Any] = {}
@@ -245,7 +246,7 @@ class Trial(Suggestions):
                 "trial.score was called twice, but a trial is charged for one look at the private "
                 "validation split. Score once, at the end."
             )
-        from privtune.training.mechanism.scoring import score
+        from privtune.training.mechanism.scoring import OfRecords, cross_entropy, score
 
         data = to_score(validation)
         tree = data.tree
@@ -260,13 +261,16 @@ class Trial(Suggestions):
             self._split.check(data, self._train)
         rng = self._streams.numpy("score")
         scored = self._private.bare
-        if tree is not None:
+        loss: Loss | OfRecords = cross_entropy
+        if plan.metric == "loss":
+            loss = OfRecords(self._private.loss_to_score(tree))
+        elif tree is not None:
             scored = tree.inputs.wrap(scored)
-        if data.unit:
+        if data.unit and plan.metric != "loss":
             from privtune.training.mechanism.units import OfUnits
 
             scored = OfUnits(scored, data.x.dim() - 2)
-        self._scores.append(score(plan, scored, data, rng=rng))
+        self._scores.append(score(plan, scored, data, rng=rng, loss=loss))
         return self._scores[-1]
 
     def _check_unit(self, data: Any, what: str) -> None:
@@ -393,7 +397,8 @@ class Trial(Suggestions):
         schedule = {name: fixed[name] for name in SEARCHED if name in fixed}
         if not own:
             return schedule
-        known = {**self.params, **self._plan.params, **self._given, **given}
+        of_trial = {**self.params, **self._plan.params, **self._given}
+        known = {**self._training.as_trained(of_trial), **given}
         if extra := sorted(set(given) - {*method.parameters, *SEARCHED}):
             raise InvalidInputError(
                 "parameters",

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["to_csv", "to_markdown"]
 
 _COLUMNS = (
-    "arm", "strategy", "state", "epsilon", "delta", "bound", "sealed", "score", "score_metric",
-    "gradient_evaluations", "wall_seconds", "wall_seconds_expected",
+    "arm", "strategy", "state", "epsilon", "delta", "bound", "sealed", "score", "score_of",
+    "score_metric", "gradient_evaluations", "wall_seconds", "wall_seconds_expected",
 )  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         "eps/left": floor_to(view.left, 4),
         **{short_name(name): _rounded(value, 4) for name, value in release.utility.items()},
         **_ends(plan, release),
-        **_score(plan, release),
+        **_score(plan, release, of=plan.scored),
         "cost/gradient_evaluations": _rounded(release.cost.gradient_evaluations, 0),
         "cost/wall_seconds": _rounded(release.cost.wall_seconds, 1),
     }
@@ -213,10 +213,12 @@ def short_name(name: str) -> str:
     Example:
         >>> short_name("test_accuracy"), short_name("validation_loss"), short_name("test_auc")
         ('acc/test', 'loss/val', 'auc/test')
+        >>> short_name("tuning_accuracy")  # of another model than the released one
+        'acc/tuning'
     """
     metric = metric_of(name)
-    split = "test" if name.startswith("test_") else "val"
-    return f"{_SHORT.get(metric, metric)}/{split}"
+    split = name.removesuffix(f"_{metric}")
+    return f"{_SHORT.get(metric, metric)}/{'val' if split == 'validation' else split}"
 
 
 def _ends(plan: Plan, release: Release) -> dict[str, float | None]:
@@ -251,11 +253,13 @@ def _child(plan: Plan, trial: TrialResult) -> ArmRecord:
     )
 
 
-def _score(plan: Plan, result: Release | TrialResult) -> dict[str, float]:
+def _score(
+    plan: Plan, result: Release | TrialResult, *, of: str = "validation"
+) -> dict[str, float]:
     """Return the score, unless there is a curve of it: it would stand at the curve's first step."""
     return {
         short_name(name): round(value, 4)
-        for name, value in validation_metric(plan.score, result.score).items()
+        for name, value in validation_metric(plan.score, result.score, of=of).items()
         if not (name == "validation_accuracy" and "val_accuracy" in result.curves)
     }
 

@@ -83,7 +83,7 @@ def metric_of(name: str) -> str:
         >>> metric_of("validation_macro_f1")
         'macro_f1'
     """
-    return name.removeprefix("validation_").removeprefix("test_")
+    return name.removeprefix("validation_").removeprefix("tuning_").removeprefix("test_")
 
 
 def show_metric(name: str, value: float) -> str:
@@ -102,13 +102,17 @@ def utility_name(arms: Sequence[ArmStatus]) -> str:
     """Return the name of what arms are compared by.
 
     That is the metric on the test split, where that is public or paid for; where no arm has one, as
-    in open studies, the score on the validation split.
+    in open studies, the score of the released model on the validation split. That of a tuning is
+    of another model.
     """
     released = [(arm.plan, arm.release) for arm in arms if arm.release is not None]
     # Of several metrics of one release, the first.
     names = dict.fromkeys(name for _, r in released for name in list(r.utility)[:1])
     names = names or dict.fromkeys(
-        name for plan, r in released for name in validation_metric(plan.score, r.score)
+        name
+        for plan, r in released
+        if plan.scored == "validation"
+        for name in validation_metric(plan.score, r.score)
     )
     if names:
         return " or ".join(names)
@@ -126,7 +130,8 @@ def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:
     names = utility_name(arms).split(" or ")
     shown = {}
     for plan, release in ((a.plan, a.release) for a in arms if a.release is not None):
-        values = {**validation_metric(plan.score, release.score), **release.utility}
+        scores = validation_metric(plan.score, release.score, of=plan.scored)
+        values = {**scores, **release.utility}
         found = [name for name in names if name in values]
         shown[plan.arm] = show_metric(found[0], values[found[0]]) if found else NOT_MEASURED
         beside = [n for n in release.utility if n not in names] if found else []

@@ -32,6 +32,7 @@ ARM: dict[str, Any] = {
     "sealed": True,
     "params": {"learning_rate": 0.5},
     "score": 0.9,
+    "score_of": "validation",
     "score_metric": "auc",
     "gradient_evaluations": 1234567.0,
     "wall_seconds": 12.3,

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,6 +56,51 @@ def run(
         secrets={n: bytes([n]) * 32 for n in trials},
         compute=compute,
     )
+
+
+def test_a_training_on_a_subset_steps_at_its_share_of_the_rate() -> None:
+    """The result is that of a tenth of the rate, and says the rate that was drawn."""
+    (less,) = run({0: {**PARAMS, "learning_rate": 0.1 * PARAMS["learning_rate"]}})
+    (found,) = run({0: PARAMS}, replace(TRAINING, rate_factor=0.1))
+    (full,) = run({0: PARAMS})
+    assert torch.equal(found.weights, less.weights)
+    assert not torch.equal(found.weights, full.weights)
+    assert found.params == PARAMS
+
+
+@pytest.mark.parametrize("bound", [0.3, 50.0])
+@pytest.mark.parametrize("factor", [1.0, 7.0])
+@pytest.mark.parametrize("squares", [True, False])
+def test_the_metric_loss_is_the_tasks_own_clipped(
+    factor: float, squares: bool, bound: float
+) -> None:
+    """Against NumPy on the weights that came of it, without noise."""
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if squares:
+            wanted = torch.nn.functional.one_hot(targets, 3)
+            return factor * (outputs - wanted).square().sum(dim=1)
+        return factor * torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    task = replace(TASK, loss=loss, model=lambda: torch.nn.Linear(6, 3))
+    (found,) = train_trials(
+        TRAINING,
+        task=task,
+        data=DATA,
+        records=DATA.train,
+        score=ScorePlan(60, None, metric="loss", bound=bound),
+        trials={0: PARAMS},
+        secrets={0: bytes(32)},
+        compute=ON_CPU,
+    )
+    weights = found.weights.double().numpy()
+    x, y = DATA.validation.x.double().numpy(), DATA.validation.y.numpy()
+    outputs = x @ weights[:18].reshape(3, 6).T + weights[18:]
+    if squares:
+        losses = factor * ((outputs - np.eye(3)[y]) ** 2).sum(axis=1)
+    else:
+        losses = factor * (np.log(np.exp(outputs).sum(axis=1)) - outputs[np.arange(60), y])
+    assert found.score == pytest.approx(-np.clip(losses, 0.0, bound).mean(), rel=1e-5)
 
 
 def test_a_machine_without_a_compiler_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:

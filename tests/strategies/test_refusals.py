@@ -41,7 +41,7 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("subsampled-tuning", {"variant": 3}, BOTH, "must be 1 or 2"),
     ("subsampled-tuning", {"rate": 1.0}, BOTH, "strictly between 0 and 1"),
     ("subsampled-tuning", {"law": "auto"}, BOTH, "Give the law of the tuning"),
-    ("subsampled-tuning", {"extrapolation": "guess"}, BOTH, "or a function of the winner's"),
+    ("subsampled-tuning", {"extrapolation": "guess"}, BOTH, "must be one of auto, scale"),
     ("linear-scaling", {}, BOTH, "extrapolates the learning rate alone"),
     (
         "linear-scaling",

@@ -24,10 +24,12 @@ from privtune.strategies import (
     LiuTalwar,
     NonPrivateGrid,
     PapernotSteinke,
+    Plan,
     StrategyError,
     SubsampledTuning,
 )
 from privtune.strategies.linear_scaling import extrapolate
+from privtune.training.mechanism.schedule import Schedule
 from tests.strategies.world import BOTH, RATE, FakeRound, context
 
 SPACE = SearchSpace.from_dict(BOTH)
@@ -95,25 +97,41 @@ def test_a_known_threshold_releases_the_first_that_reaches_it_or_nothing() -> No
 
 
 @pytest.mark.parametrize(
-    ("rule", "factor"),
-    [("scale-learning-rate", 9.0), ("keep", 1.0), (lambda p, r: {**p, "learning_rate": r}, None)],
+    ("rule", "variant", "factor"),
+    [("scale-learning-rate", 1, 24 / 216), ("scale-learning-rate", 2, 0.1), ("keep", 1, 1.0)],
 )
-def test_subsampled_tuning_extrapolates_and_trains_once(rule: object, factor: float | None) -> None:
-    strategy = SubsampledTuning(variant=1, extrapolation=rule)
+def test_subsampled_tuning_tries_smaller_rates_and_releases_what_was_drawn(
+    rule: str, variant: int, factor: float
+) -> None:
+    """24 of 240 records are tuned on; the final training sees the other 216, or all."""
+    strategy = SubsampledTuning(variant=variant, extrapolation=rule)
     plan = strategy.plan(context(), epsilon=2.0)
+    assert plan.search is not None
+    for each in (plan.search, Plan.from_dict(plan.to_dict()).search.scaled(2.0)):
+        tried = each.trainings[0].as_trained({"learning_rate": 3.0, "max_grad_norm": 2.0})
+        assert tried == {"learning_rate": pytest.approx(3.0 * factor), "max_grad_norm": 2.0}
+    assert plan.training.as_trained({"learning_rate": 3.0}) == {"learning_rate": 3.0}
     trials = FakeRound(SPACE, count=8)
     outcome = strategy.run(plan, trials)
     ((name, training, params),) = trials.trained
     assert name == "final"
-    assert training.part == "rest"
+    assert training.part == ("rest" if variant == 1 else "all")
+    assert training.rate_factor == 1.0
     assert training.method == plan.training.method
     best = max(
         (SPACE.draw(trials.streams, n)["learning_rate"] for n in range(8)),
         key=lambda rate: -abs(math.log(rate)),
     )
-    assert params["learning_rate"] == pytest.approx(9.0 if factor is None else best * factor)
+    assert params["learning_rate"] == best, "what was drawn from the space, to the last digit"
     assert outcome.result is not None
     assert outcome.result.score == -abs(math.log(best)), "the score that was paid for"
+
+
+@pytest.mark.parametrize(("records", "warned"), [(19_000, True), (21_000, False)])
+def test_a_small_tuning_subset_is_said_while_planning(records: int, warned: bool) -> None:
+    schedule = Schedule.from_epochs(records=records, expected_batch_size=200, epochs=1)
+    plan = SubsampledTuning(rate=0.1).plan(context(schedule=schedule), epsilon=2.0)
+    assert ("fewer than 2,000" in plan.details.get("advice", "")) == warned
 
 
 def test_dp_hyper_searches_at_its_share_and_trains_once_with_the_rest() -> None:

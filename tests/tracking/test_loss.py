@@ -38,6 +38,38 @@ def run(folder: Path, task: str) -> tuple[Study, dict, dict]:
     return study, {run.info.run_name: run for run in found}, state
 
 
+def test_the_score_of_a_tuning_is_not_that_of_the_released_model(tmp_path: Path) -> None:
+    """Trained after a tuning: the score is of the winner there, another model on fewer records."""
+    storage = f"sqlite:///{tmp_path / 'privtune.db'}"
+    arms = [
+        {"name": "chosen", "strategy": "papernot-steinke", "mean_runs": 2},
+        {"name": "tuned", "strategy": "subsampled-tuning", "mean_runs": 2, "rate": 0.5},
+        {"name": "hyper", "strategy": "dp-hyper", "mean_runs": 2},
+    ]
+    study = Study.create(toy_spec(arms=arms, task="tests.toy:private_blobs", epochs=1), storage)
+    study.run(MlflowObserver(study))
+    client = MlflowClient(tracking_uri=local_uri(storage))
+    experiment = client.get_experiment_by_name("toy")
+    assert experiment is not None
+    runs = {r.info.run_name: r for r in client.search_runs([experiment.experiment_id])}
+    frame = study.compare()
+    for arm, name, column in (
+        ("chosen", "acc/val", "validation_accuracy"),
+        ("tuned", "acc/tuning", "tuning_accuracy"),
+        ("hyper", "acc/tuning", "tuning_accuracy"),
+    ):
+        shown = {n for n in runs[arm].data.metrics if n.startswith("acc/")}
+        assert shown == {name}
+        score = study.release(arm).score
+        assert runs[arm].data.metrics[name] == round(score, 4)
+        assert frame.loc[arm, column] == score
+    assert frame["validation_accuracy"].notna().sum() == 1
+    said = {arm["arm"]: arm["score_of"] for arm in comparison_document(study)["arms"]}
+    assert said == {"chosen": "validation", "tuned": "tuning", "hyper": "tuning"}
+    _, values = utility_column(study.status())
+    assert values["tuned"] == values["hyper"] == "not measured" != values["chosen"]
+
+
 def test_a_loss_is_logged_under_its_own_name(tmp_path: Path) -> None:
     study, runs, state = run(tmp_path, "tests.toy:blobs")
     for release in study.releases():

@@ -25,12 +25,20 @@ from privtune.training.mechanism.apart import by_record
 from privtune.training.mechanism.channels import channels_last
 from privtune.training.mechanism.data import TensorData, synthetic
 from privtune.training.mechanism.fresh import fresh, unwritten
-from privtune.training.mechanism.kernel import Loss
+from privtune.training.mechanism.kernel import Loss, LossOf
 from privtune.training.mechanism.metrics import Floats, Joint, Metric, interval, label, make_metric
 from privtune.training.mechanism.records import blames_records, find_facts, find_raising
 from privtune.training.mechanism.units import rows_of
 
-__all__ = ["Measured", "ScoreTerms", "cross_entropy", "measure", "measure_each", "score"]
+__all__ = [
+    "Measured",
+    "OfRecords",
+    "ScoreTerms",
+    "cross_entropy",
+    "measure",
+    "measure_each",
+    "score",
+]
 
 _CHUNK = 512  # records that are evaluated at once, each by itself
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -76,6 +84,17 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class OfRecords:
+    """A loss that is given a model and a record, as the loops of users define theirs.
+
+    Args:
+        loss_of: The loss of one record.
+    """
+
+    loss_of: LossOf
+
+
+@dataclass(frozen=True)
 class Measured:
     """A metric of a model, and how far off it may be: within what the metric can be, all of it.
 
@@ -96,7 +115,7 @@ def score(
     data: TensorData,
     *,
     rng: np.random.Generator,
-    loss: Loss = cross_entropy,
+    loss: Loss | OfRecords = cross_entropy,
 ) -> float:
     """Return the score of a model, noise included; higher is better.
 
@@ -105,7 +124,7 @@ def score(
         model: The trained model; evaluated in evaluation mode, and left as it was.
         data: The validation records; their targets as the metric takes them.
         rng: Source of the noise, used for this score alone.
-        loss: Loss of each record, for the metric ``loss``.
+        loss: Loss of each record, for the metric ``loss``: of outputs and targets, or ``OfRecords``.
 
     Returns:
         The metric of sums over the declared number of records, negated where less is better.
@@ -210,7 +229,7 @@ def _noised(
     data: TensorData,
     *,
     rng: np.random.Generator,
-    loss: Loss,
+    loss: Loss | OfRecords,
 ) -> Floats | None:
     """Return the noised means of what records add; None for weights that are not finite."""
     if not all(bool(p.isfinite().all()) for p in model.parameters() if p.is_floating_point()):
@@ -225,7 +244,7 @@ def _noised(
 
 
 def _sums(
-    plan: ScoreTerms, metric: Metric, model: nn.Module, data: TensorData, loss: Loss
+    plan: ScoreTerms, metric: Metric, model: nn.Module, data: TensorData, loss: Loss | OfRecords
 ) -> Floats:
     """Return the sums of what each record adds, in float64, shape ``[d]``."""
     device = next((p.device for p in model.parameters()), data.x.device)
@@ -240,12 +259,25 @@ def _sums(
         outputs: torch.Tensor = functional_call(copied, weights, (x,)) if weights else copied(x)
         return outputs
 
-    fast = channels_last(model, partial(passed, made_up[0][:1]))
-    outputs_of = partial(passed, weights=fast)
+    outputs_of: Callable[[torch.Tensor], torch.Tensor]
+    loss_of: Loss
+    if isinstance(loss, OfRecords):
+        given = loss.loss_of
+
+        def of_record(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            copied, own = fresh(model, given)
+            value: torch.Tensor = own(copied, x, y)
+            return value
+
+        # The inputs stand for outputs: the loss passes them through the model by itself.
+        outputs_of, loss_of = torch.Tensor.clone, of_record
+    else:
+        fast = channels_last(model, partial(passed, made_up[0][:1]))
+        outputs_of, loss_of = partial(passed, weights=fast), loss
 
     def mean(outputs: torch.Tensor, targets: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         # Of rows that are each held to the bound, so it is held to it, too.
-        parts = metric.parts(outputs, targets, loss)
+        parts = metric.parts(outputs, targets, loss_of)
         lengths = torch.linalg.vector_norm(parts, ord=order, dim=1, keepdim=True)
         held = parts * (plan.bound / lengths.clamp(min=plan.bound)) * there.unsqueeze(1)
         average: torch.Tensor = held.sum(dim=0) / there.sum().clamp(min=1)
@@ -255,7 +287,7 @@ def _sums(
         outputs, targets = outputs_of(x.unsqueeze(0)), y.unsqueeze(0)
         if metric.takes != "any" and data.unit:
             return mean(*rows_of(outputs, targets))
-        parts = metric.parts(outputs, targets, loss).squeeze(0)
+        parts = metric.parts(outputs, targets, loss_of).squeeze(0)
         # Whatever the metric says of itself, this is what is charged.
         length: torch.Tensor = torch.linalg.vector_norm(parts, ord=order)
         held: torch.Tensor = parts * (plan.bound / length.clamp(min=plan.bound))
@@ -263,9 +295,14 @@ def _sums(
             return held.where((targets >= 0) & (targets < outputs.shape[1]), 0.0)
         return held.where(targets.isfinite(), 0.0) if metric.takes == "numbers" else held
 
-    _check_shapes(outputs_of(made_up[0][:1]), made_up[1][:1], metric, loss, units=bool(data.unit))
+    if isinstance(loss, OfRecords):
+        _check_losses(metric, made_up[0][:1], made_up[1][:1], loss_of)
+    else:
+        _check_shapes(
+            outputs_of(made_up[0][:1]), made_up[1][:1], metric, loss, units=bool(data.unit)
+        )
     facts = find_facts(
-        lambda x, y: _parts(metric, outputs_of(x), y, loss, units=bool(data.unit)),
+        lambda x, y: _parts(metric, outputs_of(x), y, loss_of, units=bool(data.unit)),
         *data.like,
         device=device,
     )
@@ -330,7 +367,12 @@ def _check_shapes(
         raise InvalidInputError(
             "outputs", shape, f"must be of two classes, shape (N, 2), for metric {metric.name}"
         )
-    if metric.takes == "any" and (given := metric.parts(outputs, y, loss).shape) != (1, 1):
+    if metric.takes == "any":
+        _check_losses(metric, outputs, y, loss)
+
+
+def _check_losses(metric: Metric, outputs: torch.Tensor, y: torch.Tensor, loss: Loss) -> None:
+    if (given := metric.parts(outputs, y, loss).shape) != (1, 1):
         raise InvalidInputError(
             "loss",
             tuple(given[:-1]),

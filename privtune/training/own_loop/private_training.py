@@ -20,6 +20,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.engine.compute import sums_in_float32
 from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.mechanism.kernel import LossOf
+from privtune.training.mechanism.packing import RecordTree
 from privtune.training.mechanism.records import Lookups
 from privtune.training.mechanism.units import sum_of_rows
 from privtune.training.own_loop.batch import Batch, OpenSample
@@ -81,6 +82,7 @@ class PrivateTraining(Loop):
     _of_parts: tuple[LossOf, LossOf] | None = None
     _lookups: Lookups | None = None
     _sized: tuple[int, set[int]] | None = None
+    _trained_by: LossOf | None = None
 
     @property
     def model(self) -> Any:
@@ -158,6 +160,7 @@ class PrivateTraining(Loop):
             )
         opened = self._open
         opened.leave()
+        self._trained_by = loss_of
         if self._lookups is not None:
             self.facts = self._lookups.facts()
         self.check()
@@ -186,6 +189,28 @@ class PrivateTraining(Loop):
             self._of_parts = loss_of, made(loss_of)
         return self._of_parts[1]
 
+    def loss_to_score(self, tree: RecordTree | None) -> LossOf:
+        """Return the loss that the last step was trained on, for records that are packed like these.
+
+        Args:
+            tree: How records to score are packed; None for a pair of tensors.
+
+        Raises:
+            InvalidInputError: If the loop handed over numbers, and not the loss of a record.
+        """
+        if self._trained_by is None:
+            raise InvalidInputError(
+                "scoring.metric",
+                "loss",
+                "is not known here: the loop hands over losses that it has computed, private.step(losses)",
+                "Train by private.fit(loss_of), or score by another metric, such as accuracy or "
+                "package.module:function.",
+            )
+        if self._unit:
+            return sum_of_rows(self._trained_by)
+        found: LossOf = self._trained_by if tree is None else tree.loss_of(self._trained_by)
+        return found
+
     def fit(self, loss_of: LossOf, *, on_step: Callable[[int, int], object] | None = None) -> None:
         """Take every planned step.
 
@@ -198,6 +223,7 @@ class PrivateTraining(Loop):
         given: those of one architecture and one loss are trained as one stack, each with its own
         samples, noise and optimizer.
         """
+        self._trained_by = loss_of
         if on_step is None and self._met(loss_of):
             return
         for batch in self.batches():
