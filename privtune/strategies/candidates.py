@@ -14,7 +14,7 @@ from privtune.strategies.grid import CHANGING
 from privtune.strategies.in_run import (
     budgeted,
     method_class,
-    require_adjacency,
+    require_suited,
     require_parameters,
 )
 from privtune.strategies.searching import check_space
@@ -158,4 +158,4 @@ def _check(where: str, entry: Listed, context: PlanningContext) -> None:
         )
     drawn = {name: context.space[name] for name in _drawn(entry, context)}
     require_parameters(where, method, entry.parameters, drawn)
-    require_adjacency(where, method, entry.options, context)
+    require_suited(where, method, entry.options, context)

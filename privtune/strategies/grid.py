@@ -16,7 +16,7 @@ from privtune.errors import InvalidInputError
 from privtune.numbers import is_number, show_left
 from privtune.strategies._base import StrategyError
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.in_run import budgeted, method_class, require_adjacency
+from privtune.strategies.in_run import budgeted, method_class, require_suited
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods._base import scale_noise_of
@@ -60,7 +60,7 @@ def search_plan(
         StrategyError: If the space changes the guarantee and ``guarantee`` does not say how.
     """
     names = [name for name in CHANGING if name in context.space]
-    require_adjacency(arm, method_class(method), options, context)
+    require_suited(arm, method_class(method), options, context)
     if guarantee is not None and guarantee not in _SHARES:
         raise InvalidInputError("guarantee", guarantee, f"must be one of {', '.join(_SHARES)}")
     if not names:

@@ -28,7 +28,7 @@ __all__ = [
     "InRun",
     "budgeted",
     "method_class",
-    "require_adjacency",
+    "require_suited",
     "require_parameters",
     "trained_parameters",
 ]
@@ -66,7 +66,7 @@ class InRun:
         method = method_class(self.method)
         if not context.define_by_run:
             require_parameters(self.arm, method, self.parameters)
-        require_adjacency(self.arm, method, self.options, context)
+        require_suited(self.arm, method, self.options, context)
         training = TrainingPlan(
             context.schedule,
             budgeted(
@@ -230,14 +230,25 @@ def require_parameters(
             check_hyperparameter(f"space.{name}", name, value)
 
 
-def require_adjacency(
+def require_suited(
     arm: str, method: type[Method[Any]], options: Mapping[str, Any], context: PlanningContext
 ) -> None:
-    """Check that a method whose noise is scaled for one adjacency runs under that one.
+    """Check that a method's proven bounds are known, and that its noise is for the budget's adjacency.
 
     Raises:
-        InvalidInputError: If it is not the budget's.
+        InvalidInputError: If the task has no such bounds, or the adjacency is another.
     """
+    known = {} if context.define_by_run else context.task.constants
+    proven: tuple[str, ...] = getattr(method, "proven", ())
+    if missing := [name for name in proven if name not in options and name not in known]:
+        raise InvalidInputError(
+            f"strategy of arm {arm!r}",
+            method.name,
+            f"needs {' and '.join(missing)}, proven for every possible record, which the task does not "
+            "declare",
+            "It is for linear models on features of public bounds (iris-logistic); for a network take "
+            "public-rate or prodigy.",
+        )
     default = getattr(method, "adjacency", None)
     own = default if context.define_by_run else context.adjacency.value
     stated = options.get("adjacency", own)

@@ -83,6 +83,8 @@ class FullBatchDescent(Scheduled, ABC):
     adjacency: str = "replace-one"
 
     open_ended: ClassVar[bool] = False
+    proven: ClassVar[tuple[str, ...]] = ("lipschitz", "smoothness")
+    """What an arm gives, or its task declares: bounds of the loss for every possible record."""
     clips_whole: ClassVar[str] = (
         "lipschitz bounds the whole gradient, and the noise follows from it"
     )

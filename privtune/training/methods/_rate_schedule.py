@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
 
-__all__ = ["SEARCHED", "RateSchedule", "Scheduled", "check_given", "check_searched", "rate_factors"]
+__all__ = ["SEARCHED", "RateSchedule", "Scheduled", "check_given", "check_searched", "epoch_decay", "rate_factors"]
 
 SEARCHED = ("schedule", "warmup")
 """What a candidate may say of its schedule: the type, and the share of its steps to warm up in."""
@@ -39,7 +39,7 @@ class RateSchedule:
     Args:
         type: ``"constant"``; ``"linear"`` and ``"cosine"`` fall to ``end`` over the steps that are
             left; ``"step"`` multiplies by ``factor`` whenever a share ``every`` of them is done;
-            ``"decay"`` divides by ``1 + decay * k`` after k whole epochs of them.
+            ``"decay"`` divides by ``1 + decay * k`` in the k-th epoch of them, k from 1: equation 5.1.
         warmup: Share of the steps in [0, 1) over which the rate rises from nothing.
         start: Share of the steps in [0, 1) after which it falls; never before it is warm.
         end: Factor that ``"linear"`` and ``"cosine"`` reach after the last step, at least 0.
@@ -141,8 +141,23 @@ class RateSchedule:
         if self.type == "step":
             return float(self.factor ** int(done / self.every))
         if self.type == "decay":
-            return 1.0 / (1.0 + self.decay * int(step * rate + 1e-9))
+            return epoch_decay(step * rate, self.decay)
         return 1.0
+
+
+def epoch_decay(epochs: float, decay: float) -> float:
+    """Return ``1 / (1 + decay * (k - 50))``, equation 5.1 of Koskela & Honkela 2020: epoch k > 50.
+
+    Args:
+        epochs: Epochs that ended since the fall began; the epoch under way counts from 1.
+        decay: What an epoch adds, at least 0; 0.1 in the paper.
+
+    Example:
+        >>> [round(epoch_decay(epochs, 0.1), 4) for epochs in (0.0, 0.99, 1.0, 49.0)]
+        [0.9091, 0.9091, 0.8333, 0.1667]
+    """
+    # Sums of steps times a rate fall a little short of whole epochs.
+    return 1.0 / (1.0 + decay * (1 + int(epochs + 1e-9)))
 
 
 @dataclass(frozen=True)

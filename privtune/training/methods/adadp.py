@@ -26,6 +26,7 @@ from privtune.training.methods._common import (
     descend,
 )
 from privtune.training.methods._common import rows as by_row
+from privtune.training.methods._rate_schedule import epoch_decay
 from privtune.training.methods._sampled import SampledGradient
 
 if TYPE_CHECKING:
@@ -162,9 +163,9 @@ class ADADP(LayerClipping, SampledGradient):
         adapted = self.adapt_epochs
         if adapted is None:
             adapted = self.adapt_share * oracle.schedule.steps * rate
-        if (state.step - odd) * rate >= adapted:
-            over = int(state.step * rate - adapted)
-            params = self._full_step(state, oracle, state.learning_rate / (1 + self.decay * over))
+        if (state.step - odd) * rate >= adapted - 1e-9:
+            factor = epoch_decay(state.step * rate - adapted, self.decay)
+            params = self._full_step(state, oracle, state.learning_rate * factor)
             return replace(state, params=params, step=state.step + 1)
         if not odd:
             params = self._full_step(state, oracle, state.learning_rate)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -264,11 +265,26 @@ def test_adadp_fixes_the_rate_and_decays_it(when):
             g = noisy_mean(
                 world, world.draw(), theta, lambda g, bound=bound: clip(g, bound), 0.5, bound
             )
-            theta = theta - eta / (1 + 0.1 * int(0.3 * step - 1.2)) * g
+            epoch = int(0.3 * step - 1.2 + 1e-9) + 1  # k - 50, of the epoch under way
+            theta = theta - eta / (1 + 0.1 * epoch) * g
             yield theta, eta
 
     candidates = [{"learning_rate": 0.1, "max_grad_norm": 1.0}] * 2
     check(method, candidates, literal, steps=12, fields=(lambda s: s.learning_rate,))
+
+
+def test_adadp_decays_by_the_printed_values():
+    """Equation (5.1) with 100 epochs of 10 steps: 1/1.1 in epoch 51, 1/6 in epoch 100."""
+    method = ADADP(0.0, tolerance=0.1, adapt_epochs=50.0)
+    candidate = {"learning_rate": 0.1, "max_grad_norm": 1.0}
+    states, oracle = run(method, [candidate], seeds=(1,), steps=1000, rate=0.1)
+    taken = []
+    for step in (500, 509, 510, 999):
+        oracle.gradient = lambda *_, **__: torch.ones(1, 3, dtype=torch.float64)
+        before = states[step]
+        after = method.update(before, oracle)
+        taken.append(float((before.params - after.params)[0, 0] / before.learning_rate[0]))
+    assert taken == pytest.approx([1 / 1.1, 1 / 1.1, 1 / 1.2, 1 / 6], rel=1e-9)
 
 
 def test_adadp_tolerance_rule():

@@ -49,8 +49,14 @@ def test_factors_are_those_of_torchs_schedulers(said, reference):
 def test_decay_is_equation_5_1_and_warmup_comes_first():
     schedule = Schedule(100, 0.5, 10)
     assert RateSchedule.of({"type": "decay", "start": 0.2}).factors(schedule) == pytest.approx(
-        [1.0, 1.0, *(1 / (1 + 0.1 * k) for k in (0, 0, 1, 1, 2, 2, 3, 3))]
+        [1.0, 1.0, *(1 / (1 + 0.1 * k) for k in (1, 1, 2, 2, 3, 3, 4, 4))]
     )
+    # As printed, for 100 epochs of 60 steps: constant up to epoch 50, then eta / (1 + 0.1 (k - 50)).
+    printed = RateSchedule.of({"type": "decay", "start": 0.5}).factors(Schedule(600, 1 / 60, 6000))
+    by_epoch = [set(printed[60 * k : 60 * (k + 1)]) for k in range(100)]
+    assert by_epoch[:50] == [{1.0}] * 50
+    assert by_epoch[50:52] == [{1 / 1.1}, {1 / 1.2}]  # epochs 51 and 52
+    assert by_epoch[98:] == [{1 / (1 + 0.1 * 49)}, {1 / 6}]
     warm = RateSchedule.of({"type": "linear", "warmup": 0.4, "start": 0.1}).factors(schedule)
     assert warm[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])  # falls once it is warm
     assert warm[5] == pytest.approx(5 / 6)
