@@ -334,6 +334,12 @@ def export(
 def delete(
     name: Name,
     storage: Storage = DEFAULT_STORAGE,
+    leave_objects: Annotated[
+        bool,
+        typer.Option(
+            "--leave-objects", help="Leave what is in an object store that is gone for good."
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a study, its trials and its models. Its charges stay: they cannot be taken back."""
@@ -341,12 +347,16 @@ def delete(
 
     if not yes:
         typer.confirm(f"Delete study {name}, its trials and its models?", abort=True)
-    delete_study(name, storage)
+    left = delete_study(name, storage, leave_objects=leave_objects)
     console().print(
         f"Deleted study {name}. What it charged stays charged: what was released cannot be taken "
         "back.",
         soft_wrap=True,
     )
+    for folder in left:
+        console().print(
+            f"{folder} stays: it holds files that the study did not make.", soft_wrap=True
+        )
 
 
 def _load(name: str, storage: str, *, curator: bool = False) -> Study:

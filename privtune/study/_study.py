@@ -96,6 +96,7 @@ class Study:
             >>> study.remaining()
             4.0
             >>> study.delete()
+            []
             >>> study.close()
         """
         from privtune.study._create import store_study
@@ -306,13 +307,22 @@ class Study:
             stages=self.stages,
         )
 
-    def delete(self) -> None:
+    def delete(self, *, leave_objects: bool = False) -> list[Path]:
         """Delete the study, its trials and its models. Its charges are the ledger's and stay.
 
+        Only files that the study made are deleted. What stops it (a kill, an object store that cannot
+        be reached) leaves the study there, so that another call completes it.
+
+        Args:
+            leave_objects: Leave what is in an object store that is gone for good.
+
+        Returns:
+            The study's folders that stay, since they hold files of others.
+
         Raises:
-            StudyNotFoundError: If there is no such study.
+            PrivTuneError: If the study runs at this moment, or something cannot be deleted now.
         """
-        self._life.delete()
+        return self._life.delete(leave_objects=leave_objects)
 
     def status(self) -> tuple[ArmStatus, ...]:
         """Return how far every arm is. Reads the storage only."""

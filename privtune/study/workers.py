@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -65,7 +66,8 @@ def give_out(
         elif executor.name == "ray":
             run_on_ray(assist, names, jobs=jobs, gpus=executor.gpus, open_count=open_count)
         elif executor.name == "slurm":
-            folder, options = life.folder / "sealed" / "slurm", executor.options
+            # Each run a folder of its own, whose files are submitit's.
+            folder, options = life.place(f"sealed/slurm-{uuid.uuid4().hex[:8]}/"), executor.options
             run_on_slurm(
                 assist, names, jobs=jobs, folder=folder, options=options, open_count=open_count
             )

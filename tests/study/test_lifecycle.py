@@ -28,7 +28,7 @@ from tests.ledger.campaigns import processes
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
 from tests.study import driven
 from tests.study.conftest import toy_spec
-from tests.study.make_old_store import LOOP, objective
+from tests.study.loops import LOOP, objective
 
 LOG = logging.getLogger("campaign")
 FULL = os.environ.get("PRIVTUNE_CAMPAIGN") == "full"

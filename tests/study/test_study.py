@@ -241,7 +241,7 @@ def test_a_long_training_goes_on_from_its_checkpoint(
 
 def test_an_interrupted_loop_of_ones_own_says_that_it_begins_again(storage: str) -> None:
     import privtune
-    from tests.study.make_old_store import LOOP, objective
+    from tests.study.loops import LOOP, objective
 
     def stopped(trial: Any) -> float:
         if trial._rehearsal:
