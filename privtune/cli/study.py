@@ -179,16 +179,23 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
 
         study = opened(name, storage)
     with closing(study):
-        run_study(
-            study,
-            mlflow=mlflow,
-            quiet=as_json,
-            executor=executor,
-            jobs=jobs,
-            device=device,
-            stack=None if stack is None else check_stack(stack),
-            non_private=non_private,
-        )
+        if study.finished:
+            typer.echo(
+                f"Study {study.name} is finished: every arm has been released, so nothing was run and "
+                "nothing was spent.",
+                err=as_json,
+            )
+        else:
+            run_study(
+                study,
+                mlflow=mlflow,
+                quiet=as_json,
+                executor=executor,
+                jobs=jobs,
+                device=device,
+                stack=None if stack is None else check_stack(stack),
+                non_private=non_private,
+            )
         if as_json:
             emit_json(comparison_document(study))
         else:

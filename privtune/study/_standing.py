@@ -100,6 +100,11 @@ class Standing:
         found = {name: rows[name].release for name in self.stages()}
         return {name: document for name, document in found.items() if document is not None}
 
+    def finished(self) -> bool:
+        """Return whether every arm that the spec declares is released, and observers have heard of it."""
+        rows = self.rows()
+        return self.spec.task is not None and all(arm.announced for arm in rows.values())
+
     def task(self) -> Task:
         """Return the study's task with what its stages released."""
         return self.spec.load_task(self.stage_releases())

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Life",
     "StudyBusyError",
-    "StudyFinishedError",
     "Trainer",
     "carry_on",
     "new_arm",
@@ -54,10 +53,6 @@ __all__ = [
 
 class StudyBusyError(PrivTuneError):
     """Another process is running the study, or the arm, at this moment."""
-
-
-class StudyFinishedError(PrivTuneError):
-    """Every arm of the study has been released already."""
 
 
 class Trainer(Protocol):
