@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["optimize"]
 
 _log = logging.getLogger(__name__)
-_RELEASED = "Arm %r of study %r has been released: its release is returned, nothing was run and nothing was spent."
+_RELEASED = "Arm %r of study %r has been released: its release is returned, nothing was run or spent."
 
 
 def optimize(
