@@ -5,6 +5,8 @@ A message says what was wrong, what is allowed, and what to do. It never depends
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["InvalidInputError", "PrivTuneError"]
 
 
@@ -16,7 +18,12 @@ class PrivTuneError(Exception):
     Example:
         >>> issubclass(InvalidInputError, PrivTuneError)
         True
+        >>> len(str(PrivTuneError(f"There is no study named {'x' * 5000!r}.")))
+        328
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_shortened(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidInputError(PrivTuneError, ValueError):
@@ -44,6 +51,14 @@ class InvalidInputError(PrivTuneError, ValueError):
 
 
 _LONGEST = 200
+_RUN, _WHOLE = 300, 4000
+_LONG = re.compile(rf"'[^']{{{_RUN},}}'|\"[^\"]{{{_RUN},}}\"|\S{{{_RUN},}}")
+
+
+def _shortened(text: str) -> str:
+    """Return a message in which no quotation and no word is endless: a name that was passed may be."""
+    text = _LONG.sub(lambda found: f"{found[0][: _RUN - 1]}...", text)
+    return text if len(text) <= _WHOLE else f"{text[: _WHOLE // 2]} ... {text[-_WHOLE // 4 :]}"
 
 
 def _shown(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 import time
@@ -14,9 +15,11 @@ from privtune.errors import InvalidInputError
 
 __all__ = [
     "KeptLines",
+    "OwnFolder",
     "cache_folder",
     "create_private",
     "forget_times",
+    "made_private",
     "midnight",
     "open_private",
     "private_folder",
@@ -87,6 +90,145 @@ def private_folder(path: Path) -> Path:
                 if not part.is_dir():
                     raise
     return path
+
+
+def made_private(path: Path) -> bool:
+    """Take a file or folder away from everybody but its owner, if that is who runs this.
+
+    Args:
+        path: The file or folder; it need not be there.
+
+    Returns:
+        Whether others still have it, since it is somebody else's or cannot be changed.
+    """
+    try:
+        found = path.stat()
+        if not found.st_mode & 0o077:
+            return False
+        if found.st_uid != getattr(os, "geteuid", lambda: found.st_uid)():
+            return True
+        path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+class OwnFolder:
+    """A folder whose owner deletes the files that it made there, and no others.
+
+    A list in the folder, ``.privtune``, names each file before it is made: a process that is killed
+    leaves no file that is not listed. A line is JSON: the owner's id and the file's path in the folder.
+
+    Args:
+        path: The folder; it is made with the first file.
+        owner: An id that no other owner has.
+
+    Example:
+        >>> import tempfile
+        >>> folder = OwnFolder(Path(tempfile.mkdtemp()) / "toy", "an id")
+        >>> folder.write("arm/model", b"ours")
+        >>> _ = (folder.path / "arm" / "notes").write_text("the user's")
+        >>> folder.remove()
+        []
+        >>> [path.name for path in folder.path.rglob("*")]
+        ['arm', 'notes']
+    """
+
+    LIST = ".privtune"
+
+    def __init__(self, path: Path, owner: str) -> None:
+        self.path, self._owner = path, owner
+        self._noted: set[str] = set()
+
+    def file(self, name: str) -> Path:
+        """Return where a file is that this owner makes; it is listed, and its folder is there.
+
+        Args:
+            name: Its path in the folder. One that ends in ``/`` is a folder that a library fills:
+                every file in it is listed with it, those in folders of it are not.
+        """
+        path = self.path / name
+        private_folder(path if name.endswith("/") else path.parent)
+        if name not in self._noted:
+            # The line begins anew: what a killed process wrote of one before it spoils no other.
+            line = f"\n{json.dumps([self._owner, name])}\n"
+            with open_private(self.path / self.LIST, "ab", None) as file:
+                file.write(line.encode())
+            self._noted.add(name)
+        return path
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file that is there whole or not at all, and for its owner alone."""
+        partial = self.file(f"{name}.partial-{os.getpid()}")
+        with open_private(partial, "wb", None) as file:
+            file.write(content)
+        partial.replace(self.file(name))
+
+    def names(self) -> list[str]:
+        """Return the names that this owner has listed, of files that may be gone."""
+        return [name for owner, name in self.listed(self.path) if owner == self._owner]
+
+    @classmethod
+    def listed(cls, path: Path) -> list[tuple[str, str]]:
+        """Return the owners and the names in the list of a folder, those alone that lie in it."""
+        try:
+            lines = (path / cls.LIST).read_bytes().splitlines()
+        except OSError:
+            return []
+        found: dict[tuple[str, str], None] = {}
+        for line in lines:
+            with contextlib.suppress(
+                ValueError, TypeError
+            ):  # a line that is not whole, or was edited
+                owner, name = json.loads(line)
+                inside = Path(name).parts
+                if isinstance(owner, str) and ".." not in inside and not Path(name).is_absolute():
+                    found[owner, str(name)] = None
+        return list(found)
+
+    def remove(self, within: str = "") -> list[Path]:
+        """Delete the listed files, then the folders that this leaves empty, the folder itself at last.
+
+        Args:
+            within: The part of the folder to empty; ends in ``/``.
+
+        Returns:
+            What is not deleted: a listed name that is a folder now, or that a link leads away from here.
+
+        Raises:
+            OSError: If a file cannot be deleted; those before it are.
+        """
+        left, folders = [], {self.path / within} if within else set[Path]()
+        names = [name for name in self.names() if name.startswith(within)]
+        for name in names:
+            path = self.path / name
+            inside = [self.path / part for part in Path(name).parents if part != Path(".")]
+            if any(
+                part.is_symlink() for part in (*inside, *([path] if name.endswith("/") else []))
+            ):
+                left += [path] if path.exists() else []
+                continue
+            folders.update(inside)
+            files = [path]
+            if name.endswith("/"):
+                folders.add(path)
+                files = [file for file in path.glob("*") if file.is_symlink() or not file.is_dir()]
+            for file in files:
+                if file.is_dir() and not file.is_symlink():
+                    left.append(file)
+                else:
+                    file.unlink(missing_ok=True)
+        for folder in sorted(folders, key=lambda folder: len(folder.parts), reverse=True):
+            with contextlib.suppress(OSError):  # it holds what is not ours, or is not there
+                folder.rmdir()
+        if not within and not left:
+            if names:
+                (self.path / self.LIST).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+        return left
 
 
 def cache_folder() -> Path | None:

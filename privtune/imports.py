@@ -8,7 +8,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, TypeVar
 
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -16,14 +16,17 @@ from privtune.errors import InvalidInputError, PrivTuneError
 __all__ = [
     "OWN_PROCESS",
     "ByName",
+    "described",
     "find_extra",
     "find_function",
     "lazily",
     "libraries",
     "unsearched",
+    "users_code",
 ]
 
 T = TypeVar("T")
+_LONGEST = 300  # characters of what somebody else's code says
 
 OWN_PROCESS = threading.Event()
 """Set by the command line: nothing else runs in this process, which may leave libraries out of the
@@ -46,15 +49,48 @@ def find_function(field: str, path: str, *, allowed: str, must: str) -> Callable
     module, separator, name = path.partition(":")
     if not separator or not all(part.isidentifier() for part in (*module.split("."), name)):
         raise InvalidInputError(field, path, allowed)
-    try:
+    remedy = "Check the module path and the name."
+    with users_code(field, path, "cannot be imported", remedy):
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise InvalidInputError(
-            field, path, f"cannot be imported ({error})", "Check the module path and the name."
-        ) from error
     if not callable(found):
         raise InvalidInputError(field, path, must)
     return found
+
+
+@contextmanager
+def users_code(field: str, path: str, failed: str, remedy: str = "") -> Iterator[None]:
+    """Run code of the user's own within: whatever stops it, an exit included, is one sentence.
+
+    What it prints goes to standard error, for standard output may be a document.
+
+    Args:
+        field: What the path of the code was given as.
+        path: The path.
+        failed: What could not be done.
+        remedy: What to do.
+
+    Raises:
+        InvalidInputError: If it raises anything but an interrupt, or one of this package's own errors.
+    """
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except (PrivTuneError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        why = f"{failed} ({described(error)})"
+        raise InvalidInputError(field, path, why, remedy) from error
+
+
+def described(error: BaseException) -> str:
+    """Return an error of somebody else's code in one line."""
+    if isinstance(error, SystemExit):
+        return f"it ends the program: exit {error.code!r}"
+    text = " ".join(str(error).split()).rstrip(".")
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    if isinstance(error, ImportError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def lazily(package: str, file: str) -> Callable[[str], Any]:

@@ -12,7 +12,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Budget, Ledger
 from privtune.ledger.places import artifact_root
 from privtune.names import check_name, check_text
-from privtune.study import SpecError, Study, StudyNotFoundError, StudySpec
+from privtune.study import SpecError, Study, StudySpec
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
 
@@ -112,33 +112,7 @@ def test_a_delete_takes_nothing_that_the_store_does_not_know(
     assert {s.study_name for s in optuna.get_all_study_summaries(storage)} == {"mine"}
     assert privtune.study.study_names(storage) == ["toy"]
     assert cli("study", "delete", "--yes", "--storage", storage, "toy").code == 0
-    assert not (root / "toy").exists()
-    assert (root / "mlflow" / "file").exists()
-
-
-def test_a_study_of_an_older_version_with_a_name_of_today_no_more(
-    cli: Cli, storage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It opens and is shown; deleting it leaves what its folder shares with MLflow, and more."""
-    for module in ("_create", "_spec_parts"):
-        monkeypatch.setattr(f"privtune.study.{module}.check_name", lambda name, *_: name)
-    long = "x" * 150
-    for name in ("mlflow", long):
-        Study.create(toy_spec(name=name), storage).close()
-    monkeypatch.undo()
-    root = artifact_root(storage)
-    victim = root.parents[0] / "victim"
-    for place in (root / "mlflow" / "runs", root / "mlflow" / "selection", root / long, victim):
-        place.mkdir(parents=True)
-    for name in ("mlflow", long):
-        assert cli("study", "show", name, "--storage", storage).code == 0
-        assert cli("study", "delete", name, "--yes", "--storage", storage).code == 0
-        with pytest.raises(StudyNotFoundError):
-            Study(name, storage)
-    assert (root / "mlflow" / "runs").exists()
-    assert not (root / "mlflow" / "selection").exists()
-    assert not (root / long).exists()
-    assert victim.exists()
+    assert snapshot(tmp_path) == before
 
 
 def test_sealed_trials_are_the_curators(storage: str) -> None:

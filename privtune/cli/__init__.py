@@ -16,6 +16,8 @@ from privtune.imports import OWN_PROCESS, libraries
 
 __all__ = ["main"]
 
+_LONGEST = 300  # characters of a file's name in a message
+
 
 def main() -> None:
     """Run the command line.
@@ -50,7 +52,7 @@ def main() -> None:
             sys.stderr.write(f"{error}\n")
             raise SystemExit(1) from None
         except OSError as error:  # a file that was named, or a disk that is full
-            where = "" if error.filename is None else f"{error.filename}: "
+            where = "" if error.filename is None else f"{str(error.filename)[:_LONGEST]}: "
             sys.stderr.write(f"{where}{error.strerror or error}.\n")
             raise SystemExit(1) from None
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -72,7 +74,10 @@ def _was_interrupted(stop: BaseException | None) -> bool:
 
 def _again() -> str:
     # A password must not be shown, and nothing more be imported to mask it.
-    words = ("***" if "@" in word or "password" in word else word for word in sys.argv[1:])
+    words = (
+        "***" if "://" in word and ("@" in word or "?" in word or "#" in word) else word
+        for word in sys.argv[1:]
+    )
     return shlex.join(["privtune", *words])
 
 

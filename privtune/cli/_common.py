@@ -162,11 +162,11 @@ def write_chart(study: Study, path: Path) -> None:
     arms = study.status()
     name = utility_name(arms)
     if " or " in name:
-        remedy = "They have no axis in common; privtune study report has both."
+        remedy = "They have no axis in common; privtune study compare NAME --html FILE shows both."
         raise InvalidInputError("metric", name, "one chart shows one of them", remedy)
     chart = plot_utility(study, metric=name)
     if not chart.data:
-        remedy = "Run the study first, or see the table: privtune study compare."
+        remedy = "Run the study first, or see the table: privtune study compare NAME."
         raise InvalidInputError("metric", name, "no released arm has it to be drawn", remedy)
     caption = (
         f"{explain_utility(arms)} With 95% intervals where a test split says them; hollow: the ε of the "

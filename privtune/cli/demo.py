@@ -22,7 +22,7 @@ def demo(
     from privtune.cli._specs import made
     from privtune.cli._tables import print_comparison
     from privtune.errors import PrivTuneError
-    from privtune.study import StudyFinishedError, StudySpec
+    from privtune.study import StudySpec
 
     private_folder(folder)
     storage = f"sqlite:///{folder / 'privtune.db'}"
@@ -42,15 +42,16 @@ def demo(
             f"{folder} holds a study that was created with other {', '.join(others)} than this version's "
             f"demo has. Remove {folder}, or choose another --folder."
         )
-    try:
-        run_study(study, mlflow=True, quiet=False)
-    except StudyFinishedError:
+    if study.finished:
         console().print(
             f"This study is finished and its budget spent; nothing was run. Remove {folder} to start "
             "over with a new budget (these records are public: on private ones a new budget would "
             "not make the spent one whole).",
             soft_wrap=True,
         )
+    try:
+        if not study.finished:
+            run_study(study, mlflow=True, quiet=False)
     finally:
         print_comparison(study)
         study.close()

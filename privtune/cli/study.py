@@ -180,16 +180,23 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
 
         study = opened(name, storage)
     with closing(study):
-        run_study(
-            study,
-            mlflow=mlflow,
-            quiet=as_json,
-            executor=executor,
-            jobs=jobs,
-            device=device,
-            stack=None if stack is None else check_stack(stack),
-            non_private=non_private,
-        )
+        if study.finished:
+            typer.echo(
+                f"Study {study.name} is finished: every arm has been released, so nothing was run and "
+                "nothing was spent.",
+                err=as_json,
+            )
+        else:
+            run_study(
+                study,
+                mlflow=mlflow,
+                quiet=as_json,
+                executor=executor,
+                jobs=jobs,
+                device=device,
+                stack=None if stack is None else check_stack(stack),
+                non_private=non_private,
+            )
         if as_json:
             emit_json(comparison_document(study))
         else:
@@ -335,6 +342,12 @@ def export(
 def delete(
     name: Name,
     storage: Storage = DEFAULT_STORAGE,
+    leave_objects: Annotated[
+        bool,
+        typer.Option(
+            "--leave-objects", help="Leave what is in an object store that is gone for good."
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a study, its trials and its models. Its charges stay: they cannot be taken back."""
@@ -342,12 +355,16 @@ def delete(
 
     if not yes:
         typer.confirm(f"Delete study {name}, its trials and its models?", abort=True)
-    delete_study(name, storage)
+    left = delete_study(name, storage, leave_objects=leave_objects)
     console().print(
         f"Deleted study {name}. What it charged stays charged: what was released cannot be taken "
         "back.",
         soft_wrap=True,
     )
+    for folder in left:
+        console().print(
+            f"{folder} stays: it holds files that the study did not make.", soft_wrap=True
+        )
 
 
 def _load(name: str, storage: str, *, curator: bool = False) -> Study:

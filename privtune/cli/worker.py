@@ -34,7 +34,9 @@ def worker(  # noqa: PLR0917 (the command line passes them by name)
     """Train what open rounds wait for; any number of workers, anywhere. Charges nothing.
 
     Whoever runs the study charges it, waits and releases: privtune study run NAME --executor
-    external. Both need the same database, the same task or function, and the task's data.
+    external. Both need the same database, the same task or function, and the task's data. A study that
+    cannot be loaded here is skipped, with a word; one that is named is an error, and ends the worker
+    when it is finished.
     """
     from privtune.study.workers import serve
     from privtune.training.engine.compute import check_stack
@@ -48,4 +50,5 @@ def worker(  # noqa: PLR0917 (the command line passes them by name)
         stack=None if stack is None else check_stack(stack),
         most=max_rows,
         idle_exit=math.inf if idle_exit is None else idle_exit,
+        tell=lambda text: typer.echo(text, err=True),
     )

@@ -21,6 +21,7 @@ STOPPED = 70
 """How a worker ends that an error stopped, which it kept for the curator."""
 
 _POLL = 0.2
+_LONELY = 60.0  # seconds without a worker after which whoever waits is reminded of it
 _QUICK_DEATHS = 5  # workers that die in a row without any progress
 
 
@@ -88,17 +89,35 @@ def keep_workers(
             worker.stop(finished=not left)
 
 
-def wait_for(open_count: Callable[[], int], stopped: Callable[[], bool]) -> None:
+def wait_for(
+    open_count: Callable[[], int],
+    stopped: Callable[[], bool],
+    *,
+    at_work: Callable[[], bool] = lambda: True,
+    remind: Callable[[], None] = lambda: None,
+) -> None:
     """Wait until workers that somebody else started have given every row a result.
 
     Args:
         open_count: Returns how many rows have no result yet.
         stopped: Returns whether an error has stopped a worker.
+        at_work: Returns whether a worker holds a row at this moment.
+        remind: Called when none has for a minute; once until one does.
 
     Raises:
         WorkerStoppedError: If one was.
     """
+    asked = seen = time.monotonic()
+    reminded = False
     while open_count():
         if stopped():
             raise WorkerStoppedError
+        now = time.monotonic()
+        if now - asked >= _LONELY / 12:
+            asked = now
+            if at_work():
+                seen, reminded = now, False
+            elif now - seen >= _LONELY and not reminded:
+                reminded = True
+                remind()
         time.sleep(_POLL)

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -184,7 +184,16 @@ def _hand_in(rounds: Rounds, results: Sequence[Handed], enough: float | None) ->
         )
         for done in results
     ]
-    first = patiently(partial(rounds.complete_some, finished))
+    first: Container[int] = ()
+    try:
+        first = patiently(partial(rounds.complete_some, finished))
+    except LedgerConnectionError:
+        raise  # whether it was committed is not known
+    except Exception:
+        for done in results:  # as of a study that was deleted meanwhile
+            if done.drop is not None:
+                done.drop()
+        raise
     for done in results:
         if done.lease.number not in first and done.drop is not None:
             done.drop()

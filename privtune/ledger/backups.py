@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
-from contextlib import closing
+import uuid
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import IO, Any
 
 import sqlalchemy as sa
 
 from privtune.errors import InvalidInputError
-from privtune.files import create_private
+from privtune.files import open_private
 from privtune.ledger.errors import LedgerCorruptedError, LedgerError
 from privtune.ledger.migrate import schema_version
+from privtune.ledger.places import STORE
 from privtune.ledger.schema import budgets
 from privtune.ledger.storage import Storage
-from privtune.ledger.witness import Witness
+from privtune.ledger.witness import Witness, forget_heads
 
-__all__ = ["backup", "backup_storage"]
+_DRAFT = ".privtune-backup-"
+_DRAFT_NAME = re.compile(rf"{re.escape(_DRAFT)}[0-9a-f]{{32}}")
+
+__all__ = ["backup", "backup_storage", "drafts_in"]
 
 
 def backup_storage(url: str, path: Path) -> tuple[Path, list[str]]:
@@ -72,24 +79,75 @@ def backup(storage: Storage, path: Path) -> Path:
     path = path.absolute()
     if path.exists() or not path.parent.is_dir():
         raise InvalidInputError("file", str(path), "must be a new file in a folder that exists")
+    if path.name.lower().endswith(STORE[1:]):
+        allowed = f"must not end in {', '.join(STORE[1:])}, as files that belong to a database do"
+        raise InvalidInputError("file", str(path), allowed)
     with storage.read() as connection:
         if schema_version(connection) is None:
             raise LedgerError(f"{storage.safe_url} holds no ledger to copy.")
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.unlink(missing_ok=True)
     try:
-        create_private(draft)
-        heads = _copy(storage, draft)
-        draft.replace(path)
+        forget_heads(path)
+        _remove_drafts(path.parent)
+        draft = path.with_name(f"{_DRAFT}{uuid.uuid4().hex}")
+        with open_private(draft, "wb", None) as held:  # until the block ends, or the process
+            _hold(held)
+            try:
+                heads = _copy(storage, draft)
+                _put(draft, path)
+            finally:
+                _remove_draft(draft)
+    except FileExistsError:
+        raise InvalidInputError("file", str(path), "must be a new file") from None
     except (OSError, sqlite3.Error) as error:
         raise LedgerError(f"{path} could not be written: {error}.") from error
-    finally:
-        draft.unlink(missing_ok=True)
     witness = Witness(path)
-    Path(f"{path}-heads").unlink(missing_ok=True)
     for budget, entries, head in heads:
         witness.note(budget, entries, head)
     return path
+
+
+def _put(draft: Path, path: Path) -> None:
+    """Give a draft its name, unless something bears that by now."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        raise
+    except OSError as error:  # a file system without links
+        if path.exists():
+            raise FileExistsError from error
+        draft.replace(path)
+
+
+def drafts_in(folder: Path) -> list[Path]:
+    """Return what backups have left in a folder that were killed, and what those that run are writing."""
+    found = [path for path in folder.glob(f"{_DRAFT}*") if _DRAFT_NAME.fullmatch(path.name)]
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())
+
+
+def _hold(file: IO[Any]) -> bool:
+    """Hold a draft; return False if a process that is alive does."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # no such locks here: it may be another's, and is left
+        return False
+    return True
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Delete what backups left in a folder that were killed."""
+    for draft in drafts_in(folder):
+        with suppress(OSError), draft.open("rb") as file:
+            if _hold(file):
+                _remove_draft(draft)
+
+
+def _remove_draft(draft: Path) -> None:
+    for path in (draft, Path(f"{draft}-journal")):
+        path.unlink(missing_ok=True)
 
 
 def _copy(storage: Storage, path: Path) -> list[tuple[str, int, str]]:

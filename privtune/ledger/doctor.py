@@ -18,8 +18,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
+from privtune.ledger.backups import drafts_in
 from privtune.ledger.migrate import schema_version
-from privtune.ledger.places import checked_url, database_path
+from privtune.ledger.places import STORE, checked_url, database_path
 from privtune.ledger.schema import HEAD, arms, blobs, entries, failures, rounds, tasks
 from privtune.ledger.storage import Storage
 
@@ -72,7 +73,7 @@ def check_machine() -> Iterator[Check]:
 
 
 def check_storage(url: str) -> Iterator[Check]:
-    """Look at a ledger's database, without making or changing anything but its journal mode."""
+    """Look at a ledger's database; opening it sets its journal mode, and takes it away from others."""
     try:
         path = database_path(checked_url(url))
         if path is not None:
@@ -82,10 +83,16 @@ def check_storage(url: str) -> Iterator[Check]:
             if not path.exists():
                 yield Check("database", "warn", f"There is no {path} yet: nothing to look at.")
                 return
-            yield _alone([Path(f"{path}{end}") for end in ("", "-wal", "-shm", "-heads", "-turn")])
             yield _noted(Path(f"{path}-heads"))
+            if drafts := drafts_in(path.parent):
+                says = (
+                    f"{drafts[0]} is of a backup that runs or was killed; the next one removes it."
+                )
+                yield Check("backup", "warn", says)
         with closing(Storage(url, patience=5)) as storage:
             yield from _database(storage)
+            if path is not None:
+                yield _alone([Path(f"{path}{end}") for end in STORE])
     except PrivTuneError as error:
         yield Check("database", "fail", str(error))
 

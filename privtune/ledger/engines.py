@@ -54,7 +54,8 @@ def open_engine(url: URL, patience: float) -> Engine:
         # How long to wait where SQLite alone can: while another recovers the log, at the first look.
         connect_args = {"timeout": patience, "factory": SecureConnection}
         engine = sa.create_engine(url, connect_args=connect_args)
-        sa.event.listen(engine, "connect", _on_sqlite_connect)
+        log = "mode" not in url.query  # who only reads makes no write-ahead log
+        sa.event.listen(engine, "connect", lambda *made: _on_sqlite_connect(*made, log=log))
         sa.event.listen(engine, "begin", _on_sqlite_begin)
         return engine
     ours = {name: value for name, value in _ALIVE.items() if name not in url.query}
@@ -114,7 +115,7 @@ def open_session(dialect: Any, patience: float, *args: Any, **options: Any) -> A
     return connection
 
 
-def _on_sqlite_connect(connection: Any, _record: object) -> None:
+def _on_sqlite_connect(connection: Any, _record: object, *, log: bool) -> None:
     # None: the driver sends no BEGIN of its own; the begin event below sends the right one.
     connection.isolation_level = None
     cursor = connection.cursor()
@@ -123,7 +124,7 @@ def _on_sqlite_connect(connection: Any, _record: object) -> None:
         # FULL: a commit is on the disk when it returns. NORMAL may forget it in a power failure,
         # and a forgotten start is a release that nobody paid for.
         cursor.execute("PRAGMA synchronous = FULL")
-        if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        if log and cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             _to_wal(cursor)
         # From here on the waiting is done by Storage._begin.
         cursor.execute("PRAGMA busy_timeout = 20")

@@ -185,6 +185,12 @@ class Leases:
             )
         return [row for row in rows if row.number not in killers]
 
+    def any_held(self, connection: Connection, charge_id: str) -> bool:
+        """Return whether a worker holds a task of a round."""
+        held = tasks.c.done == 0, tasks.c.leased_until > self._now(connection)
+        query = sa.select(tasks.c.number).where(*of_round(charge_id), *held)
+        return connection.execute(query.limit(1)).first() is not None
+
     def _to(self, worker: str, now: Any) -> sa.Update:
         """Give tasks to a worker."""
         until = now + self._seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
@@ -12,9 +12,17 @@ from sqlalchemy.engine import URL, make_url
 from privtune.errors import InvalidInputError
 from privtune.files import create_private
 from privtune.ledger.urls import masked_url
+from privtune.ledger.witness import forget_heads
 from privtune.names import check_text
 
-__all__ = ["artifact_root", "checked_url", "create_database", "database_path"]
+__all__ = [
+    "STORE",
+    "artifact_root",
+    "checked_url",
+    "create_database",
+    "database_path",
+    "read_only_url",
+]
 
 
 def checked_url(url: str) -> URL:
@@ -86,6 +94,29 @@ def database_path(url: URL) -> Path | None:
     return Path(name).absolute()
 
 
+STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
+"""How the files of a SQLite store end: the database, SQLite's own beside it, and ours."""
+
+
+def read_only_url(url: URL) -> URL:
+    """Return a URL by which SQLite reads a file that it may not write, and makes no file beside it.
+
+    Without a write-ahead log nobody has the database open, so that it can be read as a file that does
+    not change; :class:`~privtune.ledger.storage.Storage` looks whether it does. What may be written is
+    opened as it was given.
+    """
+    path = database_path(url)
+    if path is None or not path.is_file() or "immutable" in url.query:
+        return url
+    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    if writable and url.query.get("mode") != "ro":
+        return url
+    query = {key: value for key, value in url.query.items() if key != "mode"} | {"uri": "true"}
+    if not Path(f"{path}-wal").exists():
+        query["immutable"] = "1"
+    return url.set(database=f"file:{quote(str(path))}", query={**query, "mode": "ro"})
+
+
 def create_database(url: URL) -> None:
     """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode.
 
@@ -95,8 +126,7 @@ def create_database(url: URL) -> None:
     if path is None or "mode" in url.query or path.exists():
         return
     try:
-        # What was noted beside a database that is gone is not about the new one.
-        Path(f"{path}-heads").unlink(missing_ok=True)
+        forget_heads(path)  # what was noted beside a database that is gone is not about the new one
         create_private(path)
     except OSError:
         return

@@ -84,6 +84,8 @@ class Rounds:
         True
         >>> [share] = rounds.lease_some(opened.charge_id, "worker-a", most=4, workers=2)
         >>> [share] = rounds.renew_some([share])  # a sign of life, for all that it holds
+        >>> rounds.at_work(opened.charge_id)
+        True
         >>> rounds.complete_some([Finished(share, 0.8, {})])
         frozenset({0})
         >>> while leases := rounds.lease_some(opened.charge_id, "worker-b", most=1):
@@ -273,6 +275,15 @@ class Rounds:
         """
         with self._ledger.log.storage.read() as connection:
             return count_open(connection, charge_id)
+
+    def at_work(self, charge_id: str) -> bool:
+        """Return whether a worker holds a task of a round at this moment.
+
+        Args:
+            charge_id: The round's charge.
+        """
+        with self._ledger.log.storage.read() as connection:
+            return self._leases.any_held(connection, charge_id)
 
     def results(self, charge_id: str) -> tuple[TaskResult, ...]:
         """Return every task's result, once all are there.

@@ -9,28 +9,38 @@ PostgreSQL's REPEATABLE READ takes its snapshot before it waits for the lock.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from privtune.files import private_folder
+from privtune.files import made_private
 from privtune.ledger.engines import QUICK, WRITE, SecureConnection, open_engine, open_session
 from privtune.ledger.errors import LedgerBusyError, LedgerError
 from privtune.ledger.failures import LOCK_TIMEOUT, sqlstate, translated
-from privtune.ledger.places import checked_url, create_database, database_path
+from privtune.ledger.places import (
+    STORE,
+    checked_url,
+    create_database,
+    database_path,
+    read_only_url,
+)
 from privtune.ledger.schema import VERSION_TABLE
 from privtune.ledger.turn import Turn, pause
 from privtune.ledger.urls import masked_url
 from privtune.ledger.witness import Witness
 
 __all__ = ["Storage"]
+
+_log = logging.getLogger(__name__)
 
 # The one row that all to whom PostgreSQL's database is lent lock.
 _VERSION = sa.select(sa.table(VERSION_TABLE, sa.column("version_num")))
@@ -60,14 +70,17 @@ class Storage:
         self.dialect = self.url.get_backend_name()
         self.witness = Witness(database_path(self.url))
         self._pid = os.getpid()
-        writable = "mode" not in self.url.query
-        self._turn = Turn(
-            database_path(self.url) if writable else None, patience, _busy(self.safe_url, patience)
-        )
-        self._held = _Held()
         create_database(self.url)
+        opened, path = read_only_url(self.url), database_path(self.url)
+        writable = "mode" not in opened.query
+        self._turn = Turn(path if writable else None, patience, _busy(self.safe_url, patience))
+        self._unchanging = path if "immutable" in opened.query else None
+        self._seen = self._state()
+        self._held = _Held()
+        if path is not None:
+            _make_private(path)
         with translated(self.safe_url):
-            self.engine = open_engine(self.url, patience)
+            self.engine = open_engine(opened, patience)
 
     @property
     def safe_url(self) -> str:
@@ -87,7 +100,29 @@ class Storage:
             self._connected() as connection,
             self._begin(connection),
         ):
-            yield connection
+            try:
+                yield connection
+            finally:
+                self._check_unchanged()
+
+    def _state(self) -> object:
+        """Return what changes when somebody writes to a file that is read as one that does not."""
+        if self._unchanging is None:
+            return None
+        found = self._unchanging.stat()
+        return (
+            found.st_ino,
+            found.st_mtime_ns,
+            found.st_size,
+            Path(f"{self._unchanging}-wal").exists(),
+        )
+
+    def _check_unchanged(self) -> None:
+        if self._state() != self._seen:
+            raise LedgerBusyError(
+                f"{self.safe_url} was written to while it was read as a file that does not change: what "
+                "was read may be of two states and is not shown; try again."
+            )
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
@@ -169,7 +204,7 @@ class Storage:
                 holder = now
 
     @contextmanager
-    def hold(self, name: str, folder: Path) -> Iterator[bool]:
+    def hold(self, name: str, file: Callable[[str], Path]) -> Iterator[bool]:
         """Hold a name until the block or the process ends; False if another holds it already.
 
         No clock takes part. PostgreSQL lets go when the connection ends, a file system when the
@@ -178,7 +213,7 @@ class Storage:
 
         Args:
             name: What is held.
-            folder: Where SQLite's storages keep the lock's file.
+            file: Returns where the file is, of a name, by which SQLite's storages hold this name.
         """
         self._same_process()
         if self.dialect == "postgresql":
@@ -205,11 +240,10 @@ class Storage:
         except ImportError:  # no such locks on Windows: two processes may do the same work there
             yield True
             return
-        private_folder(folder)
-        path = folder / f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
-        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
+        path = file(f"sealed/.{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock")
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as held:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 yield False
                 return
@@ -247,6 +281,19 @@ class Storage:
                 "this ledger was opened by another process: "
                 "connections do not survive a fork, so open the ledger again in each process."
             )
+
+
+@cache
+def _make_private(database: Path) -> None:
+    """Take a store's files away from others, as those of older versions; report those of others."""
+    open_ones = [path for end in STORE if made_private(path := Path(f"{database}{end}"))]
+    if open_ones:
+        _log.warning(
+            "Others may read secrets and losing scores in %s, and only its owner can change that: "
+            "chmod go= %s",
+            open_ones[0],
+            " ".join(map(str, open_ones)),
+        )
 
 
 def _alive(connection: Connection) -> bool:

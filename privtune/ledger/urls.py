@@ -6,7 +6,15 @@ import re
 
 __all__ = ["masked", "masked_url"]
 
-_SECRET = "password|passwd|pwd|secret|token"  # noqa: S105  what secrets are called
+_SECRET = "password|passwd|pwd|secret|token|key|options"  # noqa: S105  what secrets are called
+_SHOWN = frozenset({
+    "application_name", "cache", "charset", "check_same_thread", "connect_timeout", "dbname", "driver",
+    "host", "hostaddr", "immutable", "isolation_level", "mode", "nolock", "port", "sslmode",
+    "target_session_attrs", "timeout", "uri", "user", "vfs",
+})  # fmt: skip
+"""Options of URLs that are shown; the values of all others are not, whatever they are called."""
+_WITH_USERS = ("postgres", "sqlite", "mysql", "mariadb", "mssql", "oracle")
+"""Schemes whose part before an ``@`` names a user: of others it may be a token."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -23,8 +31,29 @@ def masked_url(url: str) -> str:
     scheme = _SCHEME.match(credentials) or re.match(r"[^:@]*//", credentials)
     begin = scheme.end() if scheme else 0
     user, colon, _ = credentials[begin:].partition(":")
-    shown = f"{credentials[:begin]}{user}:***@{rest}" if at and colon else url
-    return re.sub(rf"({_SECRET})=[^&]+", r"\1=***", shown, flags=re.IGNORECASE)
+    if at and colon:
+        url = f"{credentials[:begin]}{user}:***@{rest}"
+    elif at and scheme and "/" not in user and not url.lower().startswith(_WITH_USERS):
+        url = f"{credentials[:begin]}***@{rest}"
+    return _query_masked(url)
+
+
+def _query_masked(url: str) -> str:
+    """Return a URL of whose options those alone are shown that are known to be no secrets."""
+    place, question, query = url.partition("?")
+    place, number, fragment = place.partition("#")
+    if number and fragment and "://" in place:
+        place = f"{place}#***"
+    elif number:
+        place = f"{place}#{fragment}"
+    if not question:
+        return place
+    shown = []
+    for option in re.split("[&;]", query.partition("#")[0]):
+        name, equals, _ = option.partition("=")
+        known = name.lower() in _SHOWN
+        shown.append(option if known else f"{name}=***" if equals else "***" if option else "")
+    return f"{place}?{'&'.join(shown)}{'#***' if '#' in query else ''}"
 
 
 def masked(message: str) -> str:
@@ -37,9 +66,12 @@ def masked(message: str) -> str:
     # Before the first URL there are words; one of them may be a URL without its scheme.
     words = re.sub(r"(^|[\s'\"])([^\s'\"]+@)", lambda m: m[1] + masked_url(m[2]), parts[0])
     whole = words + "".join(map(_masked_part, parts[1:]))
-    return re.sub(rf"({_SECRET})=[^&\s'\"]+", r"\1=***", whole, flags=re.IGNORECASE)
+    return re.sub(rf"\b(\w*({_SECRET}))=[^&\s'\"]+", r"\1=***", whole, flags=re.IGNORECASE)
 
 
 def _masked_part(part: str) -> str:
     url, at, rest = part.rpartition("@")
-    return masked_url(url + at) + rest
+    # The URL ends at a space or a quotation mark, unless a password holds one.
+    end = re.search(r"[\s'\"]", rest)
+    cut = len(rest) if end is None else end.start()
+    return masked_url(f"{url}{at}{rest[:cut]}") + rest[cut:]

@@ -9,14 +9,35 @@ once held, it may say less after a crash, and a log that lacks what it says has 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from privtune.ledger.errors import LedgerCorruptedError
+from privtune.ledger.errors import LedgerCorruptedError, LedgerError
 
-__all__ = ["Witness"]
+__all__ = ["Witness", "forget_heads"]
 
 Seen = Mapping[int, str]
+_LINE = re.compile(rb".+ [0-9]+ [0-9a-f]{64}")
+
+
+def forget_heads(database: Path) -> None:
+    """Delete the heads that were noted beside a database that is gone.
+
+    Raises:
+        LedgerError: If the file of that name holds something else.
+    """
+    path = database.with_name(f"{database.name}-heads")
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    # The last line may have broken off in a crash.
+    if not all(_LINE.fullmatch(line) for line in lines[:-1]) or path.is_symlink():
+        raise LedgerError(
+            f"{path} holds no heads of a ledger's logs: it is in the way, so remove it."
+        )
+    path.unlink()
 
 
 class Witness:

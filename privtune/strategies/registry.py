@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.imports import ByName
+from privtune.imports import ByName, users_code
 from privtune.strategies._base import Strategy
 from privtune.strategies._options import check_types, reject_unknown_options
 from privtune.strategies.needs import Needs
@@ -190,11 +190,11 @@ def _load(name: str, points: list[EntryPoint]) -> type[Any]:
         raise EntryPointError(f"{what} is refused: the name is registered twice; uninstall one.")
     (point,) = points
     try:
-        cls = point.load()
-    except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        with users_code("strategy", point.value, "cannot be loaded"):
+            cls = point.load()
+    except InvalidInputError as error:
         raise EntryPointError(
-            f"{what} cannot be loaded from {point.value} ({said}); mend or uninstall the package."
+            f"{what} cannot be used: {error} Mend or uninstall the package."
         ) from error
     if lacking := _lacking(name, cls):
         raise EntryPointError(f"{what} cannot be used: {point.value} {lacking}.")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from privtune.study._store import StudyExistsError, StudyNotFoundError, study_names
     from privtune.study._study import Study
     from privtune.study.audits import audits_of, keep_audit
-    from privtune.study.lifecycle import StudyBusyError, StudyFinishedError
+    from privtune.study.lifecycle import StudyBusyError
     from privtune.study.objective import StudyInterruptedError
     from privtune.study.observer import ArmStatus, NullObserver, Observer
     from privtune.study.planning import StudyPlan, plan_study
@@ -35,7 +35,6 @@ __all__ = [
     "Study",
     "StudyBusyError",
     "StudyExistsError",
-    "StudyFinishedError",
     "StudyInterruptedError",
     "StudyNotFoundError",
     "StudyPlan",

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 from privtune.errors import PrivTuneError
+from privtune.files import OwnFolder
 from privtune.ledger import Ledger
-from privtune.ledger.places import artifact_root
+from privtune.ledger.doctor import Check
+from privtune.ledger.migrate import schema_version
+from privtune.ledger.places import artifact_root, checked_url, database_path
+from privtune.ledger.schema import HEAD
+from privtune.ledger.storage import Storage
 from privtune.names import check_name
 from privtune.study._rows import StudyRow
 from privtune.study._standing import AnyPlan
@@ -16,7 +23,7 @@ from privtune.study.lifecycle import Life, new_arm
 from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
 
-__all__ = ["delete_study", "store_study"]
+__all__ = ["check_studies", "delete_study", "store_study"]
 
 
 def store_study(spec: StudySpec, storage: str) -> None:
@@ -40,7 +47,7 @@ def store_study(spec: StudySpec, storage: str) -> None:
         store.create(row, [new_arm(spec, row.uid, plan) for plan in plans])
 
 
-def delete_study(name: str, storage: str) -> None:
+def delete_study(name: str, storage: str, *, leave_objects: bool = False) -> list[Path]:
     """Delete a study, its trials and its models.
 
     Its charges are the ledger's and stay: what was released cannot be taken back.
@@ -48,6 +55,10 @@ def delete_study(name: str, storage: str) -> None:
     Args:
         name: Name of the study.
         storage: Database URL of studies and budgets.
+        leave_objects: Leave what is in an object store that is gone for good.
+
+    Returns:
+        The study's folders that stay, since they hold files of others.
 
     Raises:
         StudyNotFoundError: If there is no such study.
@@ -56,12 +67,45 @@ def delete_study(name: str, storage: str) -> None:
         >>> import privtune
         >>> study = privtune.create_study("old", budget=privtune.Budget(4.0, 1e-5, name="clinic"))
         >>> delete_study("old", study.storage)
+        []
         >>> from privtune.study import study_names
         >>> study_names(study.storage)
         []
     """
     with closing(Life(name, storage)) as life:
-        life.delete()
+        return life.delete(leave_objects=leave_objects)
+
+
+def check_studies(storage: str) -> Iterator[Check]:
+    """Look for what deletions have left that were stopped; changes nothing.
+
+    Args:
+        storage: Database URL of studies and budgets.
+
+    Raises:
+        PrivTuneError: If the storage cannot be read.
+    """
+    path = database_path(checked_url(storage))
+    if path is not None and not path.exists():
+        return
+    with closing(Storage(storage, patience=5)) as opened:
+        with opened.read() as connection:
+            if schema_version(connection) != HEAD:
+                return
+        store = StudyStore(opened)
+        rows, half = [store.study(name) for name in store.names()], store.deleting()
+    for name in half:
+        says = f"The deletion of study {name!r} is not complete. Run: privtune study delete {name}"
+        yield Check("deletion", "warn", says)
+    known = {row.uid for row in rows}
+    roots = dict.fromkeys([artifact_root(storage), *(row.root for row in rows)])
+    lists = [found for root in roots for found in sorted(root.glob(f"*/{OwnFolder.LIST}"))]
+    for folder in (found.parent for found in lists):
+        if not known & {owner for owner, _ in OwnFolder.listed(folder)}:
+            says = f"{folder} is of a study that this storage does not have: remove it by hand, unless "
+            yield Check("deletion", "warn", f"{says}another storage keeps its files there, too.")
+    if not half:
+        yield Check("deletion", "ok", "No deletion of a study was stopped half way.")
 
 
 def _check_terms(ledger: Ledger, spec: StudySpec) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import uuid
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ from privtune.files import private_folder
 
 __all__ = ["DamagedResultError", "ObjectStore", "check_address"]
 
+_OURS = re.compile(
+    r"/([0-9a-f]{16}|check)/[0-9a-f]{32}\Z"
+)  # how objects are named below the study's id
 _CHUNK = 2**30  # bytes; one call of AES-GCM takes less than 2³¹
 _TAG = 16
 # Of what fsspec opens: what one process alone sees, and what is a view of another store.
@@ -34,6 +38,11 @@ _NO_STORES = frozenset({
     "libarchive", "memory", "reference", "simplecache", "tar", "zip",
 })  # fmt: skip
 
+_RUN = "run the study again: it goes on where it was."
+_AGAIN = {
+    "cleared": "delete the study again: it goes on where it was. A store that is gone for good: "
+    "privtune study delete NAME --leave-objects (without the keys, which go, they are noise)."
+}
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (FileNotFoundError, "there is no such bucket or folder"),
     (
@@ -163,12 +172,35 @@ class ObjectStore:
 
     def remove(self, place: str) -> None:
         """Delete one object; without its key it is noise, so one that stays tells nothing."""
-        self.remove_all(json.loads(place)["name"])
+        with contextlib.suppress(Exception):
+            self._files.rm_file(self._path(json.loads(place)["name"]))
 
-    def remove_all(self, folder: str = "") -> None:
-        """Delete a folder whole, with what workers left that died."""
-        with contextlib.suppress(Exception):  # gone, or not to be reached: the key is forgotten
-            self._files.rm(self._path(folder), recursive=True)
+    def remove_all(self, folder: str = "", *, expected: bool = False) -> None:
+        """Delete the objects in a folder, with what workers left that died, and nobody else's.
+
+        Args:
+            folder: The part of the study; all of it unless given.
+            expected: Whether there must be such a store: a folder that is not mounted is none.
+
+        Raises:
+            PrivTuneError: If the store cannot be reached. What is gone already is no error.
+        """
+        local = "file" in self._files.protocol
+        with self._speaking("cleared"):
+            if local and expected and not self._files.exists(self.address):
+                raise FileNotFoundError
+            with contextlib.suppress(FileNotFoundError):
+                for name in self._files.find(self._path(folder)):
+                    if _OURS.search(name):
+                        self._files.rm_file(name)
+            if local:
+                self._remove_empty(Path(self._files._strip_protocol(self._path(folder))))
+
+    @staticmethod
+    def _remove_empty(path: Path) -> None:
+        for part in (*path.glob("*"), path):
+            with contextlib.suppress(OSError):  # it holds files of others, or is none
+                part.rmdir()
 
     def check(self) -> None:
         """Write, read and delete something, before anything is charged.
@@ -202,5 +234,5 @@ class ObjectStore:
             why = next((why for kind, why in _REASONS if isinstance(error, kind)), "")
             raise PrivTuneError(
                 f"{self.address} cannot be {doing} from here ({why or type(error).__name__}). What was "
-                "charged stays charged; mend that and run the study again: it goes on where it was."
+                f"charged stays charged; mend that and {_AGAIN.get(doing, _RUN)}"
             ) from None

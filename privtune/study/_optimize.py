@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from privtune.names import check_name
 from privtune.numbers import is_number, show_left
 from privtune.study._standing import Stage
 from privtune.study.imported import ImportedObjective
-from privtune.study.lifecycle import Life, StudyFinishedError, carry_on
+from privtune.study.lifecycle import Life, carry_on
 from privtune.study.objective import (
     OBJECTIVE,
     Objective,
@@ -26,7 +27,7 @@ from privtune.study.objective import (
     rehearse,
 )
 from privtune.study.seal import open_stream
-from privtune.study.workers import give_out
+from privtune.study.workers import give_out, telling
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.scoring import Measured
 
 __all__ = ["optimize"]
+
+_log = logging.getLogger(__name__)
+_RELEASED = "Arm %r of study %r has been released: its release is returned, nothing was run or spent."
 
 
 def optimize(
@@ -102,21 +106,21 @@ def optimize(
         noise=noise,
         unit=life.ledger.unit(life.budget),
     )
-    trainer = _ObjectiveTrainer(
-        life, objective, imported, strategy, sampler, pruner, chosen, deadline_of(timeout)
-    )
 
     def told(plan: Plan, release: Release) -> None:
         observer.released(plan, release)
         tell(release)
 
-    with life.alone(plan.arm), _spinner(plan) if show_progress_bar else nullcontext():
+    spinner = _spinner(plan) if show_progress_bar else nullcontext()
+    with life.alone(plan.arm), telling() as say, spinner:
+        deadline = deadline_of(timeout)
+        trainer = _ObjectiveTrainer(
+            life, objective, imported, strategy, sampler, pruner, chosen, deadline, say
+        )
         plan = life.planned(plan)
-        if life.stage(plan) is Stage.ANNOUNCED:
-            raise StudyFinishedError(
-                f"Arm {plan.arm!r} of study {life.name!r} has been released; nothing was run and "
-                f"nothing was spent. It is study.release({plan.arm!r})."
-            )
+        if life.stage(plan) is Stage.ANNOUNCED and (there := life.release(plan)) is not None:
+            _log.warning(_RELEASED, plan.arm, life.name)
+            return there
         (release,) = carry_on(life, [plan], trainer, observer, told)
     return release
 
@@ -174,6 +178,7 @@ class _ObjectiveTrainer:
     pruner: Any
     executor: Executor
     deadline: float
+    tell: Callable[[str], None]
     rehearsed: Any = None
 
     @property
@@ -226,7 +231,8 @@ class _ObjectiveTrainer:
         if self.imported is None:
             return in_threads(files, charge.id, self.executor.jobs)
         files.results.put(OBJECTIVE, self.imported.to_json(), replace=True)
-        return give_out(self.executor, self.life, plan, compute=self.life.spec.compute)
+        compute = self.life.spec.compute
+        return give_out(self.executor, self.life, plan, compute=compute, tell=self.tell)
 
     def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
         """Add nothing: only the user's function knows the model."""

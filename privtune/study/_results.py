@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import shutil
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
-from privtune.files import open_private, private_folder
+from privtune.files import open_private
 from privtune.ledger.schema import blobs
 from privtune.ledger.storage import Storage
 from privtune.study._objects import DamagedResultError, ObjectStore
 from privtune.study._rows import StudyRow, check_there, insert_new
 
-__all__ = ["Results", "Staged", "write_file"]
+__all__ = ["Results", "Staged"]
 
 _LARGE = 2**24
 """Bytes above which a result is a file in the study's folder, and its row says so."""
@@ -51,6 +51,7 @@ class Results:
 
     def __init__(self, storage: Storage, row: StudyRow, within: str = "") -> None:
         self._storage, self._row, self._within = storage, row, within
+        self._files = row.files
         address = row.spec.get("artifacts")
         self._objects = None if address is None else ObjectStore(address, row.uid)
 
@@ -61,7 +62,7 @@ class Results:
     @property
     def folder(self) -> Path:
         """Where files of these results are, if there are any."""
-        return self._row.folder / self._within
+        return self._files.path / self._within
 
     def check(self) -> None:
         """Try the object store, if there is one.
@@ -75,15 +76,19 @@ class Results:
     def put(self, name: str, content: bytes, *, replace: bool = False) -> None:
         """Store a result, unless there is one of this name that is not to be replaced."""
         staged = self.stage(name, content)
-        with self._storage.write() as connection:
-            self.insert(name, staged, connection, replace=replace)
+        try:
+            with self._storage.write() as connection:
+                self.insert(name, staged, connection, replace=replace)
+        except PrivTuneError:  # as of a study that was deleted
+            self.discard(name, staged)
+            raise
 
     def stage(self, name: str, content: bytes) -> Staged:
         """Bring a large result to its object or file, so that no transaction waits for that."""
         if len(content) <= _LARGE:
             return Staged(content)
         if self._objects is None:
-            file = private_folder(self.folder) / f"{name}.staged-{uuid.uuid4().hex}"
+            file = self._files.file(f"{self._within}{name}.staged-{uuid.uuid4().hex}")
             with open_private(file, "wb", None) as staged:
                 staged.write(content)
                 staged.flush()
@@ -115,7 +120,7 @@ class Results:
         if not stored:
             self._drop(staged)
         elif staged.file is not None and staged.file.exists():
-            staged.file.replace(self.folder / name)
+            staged.file.replace(self._files.file(self._within + name))
 
     def discard(self, name: str, staged: Staged) -> None:
         """Delete what was staged and came second; not what came first after all, and was asked twice."""
@@ -183,12 +188,6 @@ class Results:
         self._drop(Staged(place=connection.execute(place).scalar_one_or_none()))
         connection.execute(sa.delete(blobs).where(*self._mine(name)))
 
-    def adopt(self, pattern: str) -> None:
-        """Store what versions before kept in files beside the rows, as results of their names."""
-        for path in self.folder.glob(pattern):
-            self.put(path.name, path.read_bytes())
-            path.unlink()
-
     def names(self) -> list[str]:
         """Return the names of the results in this folder, in order."""
         with self._storage.read() as connection:
@@ -196,11 +195,16 @@ class Results:
             return sorted(name.removeprefix(self._within) for name in found)
 
     def forget(self, connection: Connection) -> None:
-        """Delete the results in this folder, and the folder: whole, a worker may have left a part."""
+        """Delete the results in this folder, with what workers left there that died.
+
+        What cannot be reached now goes with the study: its files are listed, its keys forgotten here.
+        """
         connection.execute(sa.delete(blobs).where(*self._all()))
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._files.remove(self._within)
         if self._objects is not None:
-            self._objects.remove_all(self._object_folder)
+            with contextlib.suppress(PrivTuneError):
+                self._objects.remove_all(self._object_folder)
 
     @property
     def _object_folder(self) -> str:
@@ -213,12 +217,3 @@ class Results:
     def _all(self) -> tuple[sa.ColumnElement[bool], ...]:
         start = sa.func.substr(blobs.c.name, 1, len(self._within))
         return blobs.c.study == self._row.name, start == self._within
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, and for its owner alone."""
-    private_folder(path.parent)
-    partial = path.with_suffix(f".partial-{os.getpid()}")
-    with open_private(partial, "wb", None) as file:
-        file.write(content)
-    partial.replace(path)

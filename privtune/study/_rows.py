@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,9 +14,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
-from privtune.ledger.schema import studies
+from privtune.files import OwnFolder
+from privtune.ledger.schema import blobs, studies
+from privtune.names import is_name
 
-__all__ = ["StudyRow", "check_there", "insert_new"]
+__all__ = ["DELETING", "StudyRow", "check_there", "insert_new"]
+
+DELETING = "deleting"
+"""The result that says that a study's deletion has begun: from then on nothing else is written to it."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,18 @@ class StudyRow:
 
     @property
     def folder(self) -> Path:
-        """The study's own folder."""
-        return Path(os.environ.get("PRIVTUNE_ARTIFACTS") or self.root).absolute() / self.name
+        """The study's own folder, named by its id, too: nobody else's bears that name."""
+        return self.folder_in(Path(os.environ.get("PRIVTUNE_ARTIFACTS") or self.root))
+
+    @property
+    def files(self) -> OwnFolder:
+        """What the study has made in its folder."""
+        return OwnFolder(self.folder, self.uid)
+
+    def folder_in(self, root: Path) -> Path:
+        """Return the folder that the study has, or would have, below a root."""
+        name = f"{self.name}-{self.uid[:12]}" if is_name(self.name) else self.uid
+        return root.absolute() / name
 
 
 def check_there(connection: Connection, row: StudyRow, *, deleting: bool = False) -> None:
@@ -54,9 +70,17 @@ def check_there(connection: Connection, row: StudyRow, *, deleting: bool = False
     locked = asked.with_for_update(read=not deleting, key_share=not deleting)
     found = connection.execute(locked).scalar()
     if found != row.uid:
+        with suppress(OSError):  # what was made here since, nobody else would delete
+            row.files.remove()
         raise PrivTuneError(
             f"Study {row.name!r} was deleted while this process worked for it: nothing of that is kept. "
             "What was charged stays charged."
+        )
+    begun = sa.select(blobs.c.name).where(blobs.c.study == row.name, blobs.c.name == DELETING)
+    if not deleting and connection.execute(begun).first() is not None:
+        raise PrivTuneError(
+            f"The deletion of study {row.name!r} has begun and is not complete; complete it with: "
+            f"privtune study delete {row.name}. What was charged stays charged."
         )
 
 

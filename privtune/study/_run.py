@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,9 +16,8 @@ from privtune.strategies.searching import parts_of
 from privtune.strategies.stage_plan import StagePlan, release_stage
 from privtune.study._release import utility_of
 from privtune.study._round import StudyRound
-from privtune.study._standing import Stage
-from privtune.study.lifecycle import Life, StudyFinishedError, carry_on
-from privtune.study.workers import give_out, make_files
+from privtune.study.lifecycle import Life, carry_on
+from privtune.study.workers import give_out, make_files, telling
 from privtune.tasks import TaskDataError
 from privtune.tasks._fine_tuning import for_candidate
 from privtune.training.engine.compute import check_device, check_stack
@@ -47,6 +46,8 @@ def run_study(
     """Run what has not been released: see :meth:`privtune.Study.run`."""
     if life.spec.task is None:
         life.spec.load_task()  # says that the study is open, and what runs its arms
+    if life.finished():
+        return tuple(found for arm in life.plans().values() if (found := life.release(arm)))
     plans = list(life.plans().values())
     compute = life.spec.compute
     if stack is not None:
@@ -56,15 +57,10 @@ def run_study(
     check_device(compute.device)
     if executor.name == "processes":
         gpu_slots(executor.jobs, gpus=executor.gpus, device=compute.device)  # before the charge
-    with life.alone():
-        if all(life.stage(plan) is Stage.ANNOUNCED for plan in plans):
-            raise StudyFinishedError(
-                f"Study {life.name!r} is finished: every arm has been released, nothing was run and "
-                f"nothing was spent. See it with: privtune study compare {life.name}."
-            )
+    with life.alone(), telling() as tell:
         if not non_private:
             _check_private(life.name, plans)
-        trainer = _TaskTrainer(life, _task(life), observer, compute, executor)
+        trainer = _TaskTrainer(life, _task(life), observer, compute, executor, tell)
         return carry_on(life, plans, trainer, observer, measure=trainer.measure)
 
 
@@ -100,6 +96,7 @@ class _TaskTrainer:
     observer: Observer
     compute: Compute
     executor: Executor
+    tell: Callable[[str], None]
     timed: dict[object, float] = field(default_factory=dict)
 
     @cached_property
@@ -138,7 +135,7 @@ class _TaskTrainer:
             ledger=life.ledger,
             charge_id=None if charge is None else charge.id,
             files=files,
-            give_out=give_out(self.executor, life, plan, compute=self.compute),
+            give_out=give_out(self.executor, life, plan, compute=self.compute, tell=self.tell),
         )
 
     def _strategy(self, plan: Plan) -> Strategy:

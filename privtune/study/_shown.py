@@ -103,7 +103,6 @@ class ShownTrials:
         lend: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._stored, self._results, self._lend = study, results, lend
-        results.adopt(f"*{_ASKED}.jsonl")
         self._before = [name for name in results.names() if _ASKED in name]
         memory = optuna.storages.InMemoryStorage()
         # Of the same name: Hyperband derives a trial's bracket from it.

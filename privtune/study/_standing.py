@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
+from privtune.files import made_private
 from privtune.ledger import Charge, ChargeState, ChargeStateError, Ledger
 from privtune.ledger.admission import DRIFT
 from privtune.strategies import Plan, Release
@@ -66,6 +68,11 @@ class Standing:
             self.ledger.close()
             raise
         self.folder = self._row.folder
+        self.files = self._row.files
+        if self.files.names():  # a study's own folder is its owner's, whoever made it how
+            made_private(self.folder)
+            if "PRIVTUNE_ARTIFACTS" not in os.environ:  # which may name a folder of others
+                made_private(self.folder.parent)
         self.budget = self.spec.budget.name
         self.trials = StudyTrials(self.ledger.log.storage, name)
         self._results = Results(self.ledger.log.storage, self._row)
@@ -92,6 +99,11 @@ class Standing:
         rows = self.rows()
         found = {name: rows[name].release for name in self.stages()}
         return {name: document for name, document in found.items() if document is not None}
+
+    def finished(self) -> bool:
+        """Return whether every arm that the spec declares is released, and observers have heard of it."""
+        rows = self.rows()
+        return self.spec.task is not None and all(arm.announced for arm in rows.values())
 
     def task(self) -> Task:
         """Return the study's task with what its stages released."""

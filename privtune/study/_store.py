@@ -5,9 +5,8 @@ Whatever must happen together with a charge's next state takes the connection of
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +20,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
+from privtune.files import OwnFolder
 from privtune.ledger import Ledger
 from privtune.ledger.schema import arms, blobs, failures, studies
 from privtune.ledger.storage import Storage
-from privtune.names import check_text, is_reserved
+from privtune.names import check_text
 from privtune.strategies import Plan
 from privtune.strategies.stage_plan import StagePlan
 from privtune.study._objects import ObjectStore
-from privtune.study._rows import StudyRow, check_there, insert_new
+from privtune.study._rows import DELETING, StudyRow, check_there, insert_new
 
 __all__ = [
     "Arm",
@@ -37,6 +37,9 @@ __all__ = [
     "StudyRow",
     "StudyStore",
 ]
+
+
+_PLACES = "places/"
 
 
 class StudyExistsError(PrivTuneError):
@@ -125,20 +128,64 @@ class StudyStore:
         with self._storage.read() as connection:
             return {row.name: row.uid for row in connection.execute(query)}
 
-    def delete(self, row: StudyRow) -> None:
-        """Delete a study's rows and files. Its charges are the ledger's and stay."""
-        named = list(self.arms(row.name))
+    def note_place(self, row: StudyRow) -> None:
+        """Note where the study's files are from now on, if that is not where it was created."""
+        if row.folder == row.folder_in(row.root):
+            return
+        place = str(row.folder.parent)
+        name = f"{_PLACES}{hashlib.sha256(place.encode()).hexdigest()[:16]}"
+        with self._changing(row, deleting=True) as connection:  # also of a lock that deletion takes
+            values = {"study": row.name, "name": name, "data": place.encode(), "place": None}
+            insert_new(connection, blobs, values)
+
+    def places(self, row: StudyRow) -> list[OwnFolder]:
+        """Return every folder that the study has had, as far as it can be reached from here."""
+        here = blobs.c.study == row.name, blobs.c.name.startswith(_PLACES, autoescape=True)
+        with self._storage.read() as connection:
+            noted = connection.scalars(sa.select(blobs.c.data).where(*here)).all()
+        roots = [row.root, *(Path(bytes(place).decode()) for place in noted if place)]
+        folders = [row.folder, *map(row.folder_in, roots)]
+        return [OwnFolder(folder, row.uid) for folder in dict.fromkeys(folders)]
+
+    def deleting(self) -> list[str]:
+        """Return the names of the studies whose deletion has begun and is not complete."""
+        query = sa.select(blobs.c.study).where(blobs.c.name == DELETING).order_by(blobs.c.study)
+        with self._storage.read() as connection:
+            return list(connection.scalars(query))
+
+    def begin_deletion(self, row: StudyRow) -> None:
+        """Note that the study is being deleted: whoever still works for it writes no more to it."""
+        with self._changing(row, deleting=True) as connection:
+            values = {"study": row.name, "name": DELETING, "data": b"", "place": None}
+            insert_new(connection, blobs, values)
+
+    def delete(self, row: StudyRow, *, leave_objects: bool = False) -> list[Path]:
+        """Delete a study's objects and files, and then its rows. Its charges are the ledger's and stay.
+
+        The rows say what there is to delete, so they go last: stopped anywhere, it can be called again.
+
+        Returns:
+            The study's folders that stay, since they hold files of others.
+
+        Raises:
+            PrivTuneError: If a file or an object cannot be deleted now; the rows stay.
+        """
+        places = self.places(row)
+        if (address := row.spec.get("artifacts")) is not None and not leave_objects:
+            query = sa.select(blobs.c.name).where(
+                blobs.c.study == row.name, blobs.c.place.is_not(None)
+            )
+            with self._storage.read() as connection:
+                expected = connection.execute(query.limit(1)).first() is not None
+            ObjectStore(address, row.uid).remove_all(expected=expected)
+        _remove(places, row)
         with self._changing(row, deleting=True) as connection:
             for table in (failures, blobs, arms):
                 connection.execute(sa.delete(table).where(table.c.study == row.name))
             connection.execute(sa.delete(studies).where(studies.c.name == row.name))
-        if (address := row.spec.get("artifacts")) is not None:
-            ObjectStore(address, row.uid).remove_all()
-        # A study of an older version may share the folder of something else, or be named like one.
-        parts = ("sealed", *named) if is_reserved(row.name) else (".",)
-        for place in (Path(os.path.normpath(row.folder / part)) for part in parts):
-            if row.folder.parent in place.parents:
-                shutil.rmtree(place, ignore_errors=True)
+        # Whoever asked for the study's lock meanwhile made its file anew.
+        _remove(places, row)
+        return [place.path for place in places if place.path.exists()]
 
     @staticmethod
     def add_arm(connection: Connection, study: str, arm: Arm) -> Arm:
@@ -222,6 +269,17 @@ def study_names(url: str) -> list[str]:
     """
     with Ledger(url) as ledger:
         return StudyStore(ledger.log.storage).names()
+
+
+def _remove(places: Sequence[OwnFolder], row: StudyRow) -> None:
+    try:
+        for place in places:
+            place.remove()
+    except OSError as error:
+        raise PrivTuneError(
+            f"{error.filename} cannot be deleted ({error.strerror}), so study {row.name!r} is not deleted "
+            f"completely. Mend that, and run again: privtune study delete {row.name}."
+        ) from None
 
 
 @lru_cache(maxsize=256)

@@ -58,10 +58,8 @@ class Study:
         Traceback (most recent call last):
             ...
         privtune.study.seal.SealedTrialsError: The trials of study 'shown' are sealed: ...
-        >>> study.run()
-        Traceback (most recent call last):
-            ...
-        privtune.study.lifecycle.StudyFinishedError: Study 'shown' is finished: every arm ...
+        >>> study.finished, [release.arm for release in study.run()]  # again: nothing runs or is spent
+        (True, ['defaults', 'selection'])
     """
 
     def __init__(self, name: str, storage: str, *, curator: bool = False) -> None:
@@ -96,6 +94,7 @@ class Study:
             >>> study.remaining()
             4.0
             >>> study.delete()
+            []
             >>> study.close()
         """
         from privtune.study._create import store_study
@@ -115,6 +114,7 @@ class Study:
     ) -> tuple[Release, ...]:
         """Run every arm that has not been released, and return all releases.
 
+        Of a study that is :attr:`finished` it returns the releases, runs nothing and spends nothing.
         All arms are charged in one transaction before the first of them touches data.
 
         Args:
@@ -135,7 +135,6 @@ class Study:
             One release an arm, in the spec's order.
 
         Raises:
-            StudyFinishedError: If every arm has been released. Nothing is spent.
             BudgetExceededError: If the arms do not fit what is left. Nothing is spent.
             NonPrivateError: If an arm has no guarantee and ``non_private`` does not allow that.
         """
@@ -172,6 +171,8 @@ class Study:
     ) -> Release:
         """Run one arm whose trials are trained by a function of one's own, and release it.
 
+        Of an arm that has been released it returns the release, runs nothing and spends nothing.
+
         Args:
             objective: Suggests hyperparameters, trains through ``trial.make_private`` (then
                 ``private.fit(loss_of)``), returns ``trial.score(model, validation)``. It is called
@@ -201,7 +202,6 @@ class Study:
             The release.
 
         Raises:
-            StudyFinishedError: If the arm has been released. Nothing is spent.
             BudgetExceededError: If it does not fit what is left. Nothing is spent.
 
         **Guarantee**: what is released is covered by the arm's event, if the objective touches the
@@ -271,6 +271,11 @@ class Study:
         return tuple(self._life.plans())
 
     @property
+    def finished(self) -> bool:
+        """Whether every arm that the spec declares has been released; of an open study never."""
+        return self._life.finished()
+
+    @property
     def trials(self) -> list[optuna.trial.FrozenTrial]:
         """Every trial of every arm, as Optuna has them. For the curator alone.
 
@@ -306,13 +311,22 @@ class Study:
             stages=self.stages,
         )
 
-    def delete(self) -> None:
+    def delete(self, *, leave_objects: bool = False) -> list[Path]:
         """Delete the study, its trials and its models. Its charges are the ledger's and stay.
 
+        Only files that the study made are deleted. What stops it (a kill, an object store that cannot
+        be reached) leaves the study there, so that another call completes it.
+
+        Args:
+            leave_objects: Leave what is in an object store that is gone for good.
+
+        Returns:
+            The study's folders that stay, since they hold files of others.
+
         Raises:
-            StudyNotFoundError: If there is no such study.
+            PrivTuneError: If the study runs at this moment, or something cannot be deleted now.
         """
-        self._life.delete()
+        return self._life.delete(leave_objects=leave_objects)
 
     def status(self) -> tuple[ArmStatus, ...]:
         """Return how far every arm is. Reads the storage only."""

@@ -26,7 +26,6 @@ from privtune.ledger.chain import Kind
 from privtune.strategies import Outcome, Plan, Release
 from privtune.strategies.stage_plan import StagePlan
 from privtune.study._release import MODEL, make_release
-from privtune.study._results import write_file
 from privtune.study._rows import check_there
 from privtune.study._standing import AnyPlan, Stage, Standing
 from privtune.study._store import Arm
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Life",
     "StudyBusyError",
-    "StudyFinishedError",
     "Trainer",
     "carry_on",
     "new_arm",
@@ -56,10 +54,6 @@ __all__ = [
 
 class StudyBusyError(PrivTuneError):
     """Another process is running the study, or the arm, at this moment."""
-
-
-class StudyFinishedError(PrivTuneError):
-    """Every arm of the study has been released already."""
 
 
 class Trainer(Protocol):
@@ -93,16 +87,28 @@ class Life(Standing):
     stays; with the settlement its secret and the models that lost are forgotten.
     """
 
-    def delete(self) -> None:
+    _placed = False
+
+    def delete(self, *, leave_objects: bool = False) -> list[Path]:
         """Delete the study, its trials and its models. Its charges are the ledger's and stay.
+
+        Stopped anywhere, it is completed by another call: the study's rows go last.
+
+        Args:
+            leave_objects: Leave what is in an object store that cannot be reached any more.
+
+        Returns:
+            The study's folders that stay, since they hold files of others.
 
         Raises:
             StudyBusyError: If another process runs it: what that trains would be lost.
+            PrivTuneError: If a file or an object cannot be deleted now.
         """
         from privtune.ledger.audits import note_deleted
 
         with self.ledger.log.storage.read() as connection:
-            check_there(connection, self._row)  # before anything else of that name is deleted
+            # Before anything else of that name is deleted.
+            check_there(connection, self._row, deleting=True)
         arms = list(self.rows())
         with ExitStack() as held:
             with suppress(OSError):  # where no lock can be put, nobody has one
@@ -110,9 +116,10 @@ class Life(Standing):
                     with self.alone(arm):
                         pass
                 held.enter_context(self.alone())
+            self._store.begin_deletion(self._row)
             self.trials.delete(arms)
             note_deleted(self.ledger.log, self.budget, self.name)
-            self._store.delete(self._row)
+            return self._store.delete(self._row, leave_objects=leave_objects)
 
     def check_results(self) -> None:
         """Try where large results go, before anything is charged."""
@@ -130,7 +137,8 @@ class Life(Standing):
             StudyBusyError: If one does.
         """
         held = self.name if arm is None else f"{self.name}/{arm}"
-        with self.ledger.log.storage.hold(held, self.folder / "sealed") as alone:
+        self.note_place()
+        with self.ledger.log.storage.hold(held, self.place) as alone:
             if not alone:
                 what = f"Study {self.name!r}" if arm is None else f"Arm {held!r}"
                 raise StudyBusyError(
@@ -148,6 +156,21 @@ class Life(Standing):
                     )
                 error.add_note(f"What was charged stays charged; go on with: {again}")
                 raise
+
+    def place(self, name: str) -> Path:
+        """Return where a file of the study's own is that is no result; its folder is there.
+
+        Args:
+            name: Its path in the study's folder; one that ends in ``/`` is a folder.
+        """
+        self.note_place()
+        return self.files.file(name)
+
+    def note_place(self) -> None:
+        """Note where files are made from here, before the first is: a deletion looks there, too."""
+        if not self._placed:
+            self._store.note_place(self._row)
+            self._placed = True
 
     def charge(self, plans: Sequence[AnyPlan]) -> None:
         """Charge arms, all or none: planned → charged. Arms of an open study are added with it.
@@ -229,9 +252,13 @@ class Life(Standing):
             for name, one in staged.items():
                 results.insert(name, one, connection)
 
-        if not self._store.set_release(self._row, plan.arm, document, put):
-            for name, one in staged.items():
-                results.discard(name, one)
+        first = False
+        try:
+            first = self._store.set_release(self._row, plan.arm, document, put)
+        finally:
+            if not first:
+                for name, one in staged.items():
+                    results.discard(name, one)
 
     def keep_stage(self, plan: StagePlan, document: Mapping[str, Any]) -> None:
         """Store what a stage releases, the first time: started → trained."""
@@ -275,7 +302,7 @@ class Life(Standing):
             for name in results.names():
                 self.write(plan.arm, name)
             text = json.dumps(self.certificate(), indent=2, allow_nan=False)
-            write_file(results.folder / "certificate.json", text.encode())
+            self.files.write(f"{plan.arm}/certificate.json", text.encode())
             tell(plan, release)
             forget_times(results.folder, within=True)
             self._store.set_announced(self._row, plan.arm)
@@ -286,7 +313,8 @@ class Life(Standing):
         results = self.released(arm)
         path = results.folder / name
         if not path.exists() and (content := results.get(name)) is not None:
-            write_file(path, content)
+            self.note_place()
+            self.files.write(f"{arm}/{name}", content)
         return path
 
     def record_failure(self, arm: str, error: BaseException) -> None:
@@ -302,7 +330,10 @@ class Life(Standing):
                 raise
 
     def _log(self, plan: AnyPlan) -> Path:
-        return self.folder / "sealed" / f"{plan.arm}.log"
+        try:
+            return self.place(f"sealed/{plan.arm}.log")
+        except OSError:  # a worker of another user: the seal writes to nowhere then
+            return self.folder / "sealed" / f"{plan.arm}.log"
 
 
 def new_arm(spec: StudySpec, uid: str, plan: AnyPlan) -> Arm:

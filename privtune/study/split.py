@@ -78,7 +78,6 @@ class Split:
         for tensor in (validation.x, validation.y):
             digest.update(_bytes(tensor).tobytes())
         found = digest.hexdigest().encode()
-        self._results.adopt(_DIGEST)
         self._results.put(_DIGEST, found)
         if self._results.get(_DIGEST) != found:
             raise SplitError(

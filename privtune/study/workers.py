@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,11 +28,13 @@ from privtune.execution.slurm import run_on_slurm
 from privtune.execution.supervise import STOPPED, wait_for
 from privtune.execution.table import make_rounds, patiently
 from privtune.files import read_private
-from privtune.ledger import Ledger, LedgerConnectionError
+from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
+from privtune.ledger.urls import masked_url
 from privtune.study._round import Files, TrialFiles, work_on_rows
 from privtune.study._standing import Stage
 from privtune.study._store import StudyStore
 from privtune.study.lifecycle import Life
+from privtune.study.seal import open_stream
 from privtune.training.engine.compute import Compute, check_device
 
 if TYPE_CHECKING:
@@ -38,17 +42,26 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.tasks import Task, TaskData
 
-__all__ = ["assist", "give_out", "make_files", "serve", "storage_here", "work"]
+__all__ = ["assist", "give_out", "make_files", "serve", "storage_here", "telling", "work"]
 
 _POLL = 1.0
 _DIED = 1
+_AGAIN = 60.0  # seconds after which a study that could not be loaded is tried again
 _OPENING = 30.0  # seconds that a worker waits for a database which its driver could reach
 
 
 def give_out(
-    executor: Executor, life: Life, plan: Plan, *, compute: Compute
+    executor: Executor, life: Life, plan: Plan, *, compute: Compute, tell: Callable[[str], None]
 ) -> Callable[[Rounds], None] | None:
-    """Return what has the rows of an arm's round worked through by others, if others shall."""
+    """Return what has the rows of an arm's round worked through by others, if others shall.
+
+    Args:
+        executor: Who trains.
+        life: The study.
+        plan: The arm's plan.
+        compute: Where to train.
+        tell: Says what is waited for; see :func:`telling`.
+    """
     charge = life.charge_of(plan)
     if charge is None or executor.name == "inline":
         return None
@@ -61,11 +74,23 @@ def give_out(
         jobs, names = executor.jobs, (life.name, plan.arm)
         if executor.name == "external":
             failures = partial(life.failures, plan.arm)
-            wait_for(open_count, lambda: len(patiently(failures)) > before)
+            tell(
+                f"Arm {plan.arm!r} of study {life.name!r} waits for workers. {_how_to_start(life)}"
+            )
+            wait_for(
+                open_count,
+                lambda: len(patiently(failures)) > before,
+                at_work=lambda: patiently(partial(rounds.at_work, charge_id)),
+                remind=lambda: tell(
+                    f"No worker has been at work on arm {plan.arm!r} of study {life.name!r} for a minute: "
+                    f"none runs, or none can load the study, which a worker says. {_how_to_start(life)}"
+                ),
+            )
         elif executor.name == "ray":
             run_on_ray(assist, names, jobs=jobs, gpus=executor.gpus, open_count=open_count)
         elif executor.name == "slurm":
-            folder, options = life.folder / "sealed" / "slurm", executor.options
+            # Each run a folder of its own, whose files are submitit's.
+            folder, options = life.place(f"sealed/slurm-{uuid.uuid4().hex[:8]}/"), executor.options
             run_on_slurm(
                 assist, names, jobs=jobs, folder=folder, options=options, open_count=open_count
             )
@@ -75,6 +100,30 @@ def give_out(
             run_in_processes(work, args, jobs=jobs, open_count=open_count, gpus=slots)
 
     return give
+
+
+@contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """Give what says something on standard error, also from inside the seal of a round."""
+    stream = open_stream(sys.stderr)
+
+    def tell(text: str) -> None:
+        stream.write(f"{text}\n")
+        stream.flush()
+
+    try:
+        yield tell
+    finally:
+        if stream is not sys.stderr:
+            stream.close()
+
+
+def _how_to_start(life: Life) -> str:
+    shown = masked_url(life.url)
+    command = f"privtune worker {life.name} --storage {shlex.quote(shown)}"
+    hidden = " (put in what *** hides, or set PRIVTUNE_STORAGE)" if shown != life.url else ""
+    local = " on this machine" if shown.startswith("sqlite") else " wherever the storage is reached"
+    return f"Start one{local}: {command}{hidden}"
 
 
 def make_files(
@@ -163,41 +212,50 @@ def serve(
     stack: int | Literal["auto"] | None = None,
     most: int | None = None,
     idle_exit: float = math.inf,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Work on every round that is open, and wait for more.
 
     Args:
         url: URL of the storage.
-        study: The only study to work for; all unless given.
+        study: The only study to work for, until it is finished; all unless given. Of all, those that
+            cannot be loaded here, or whose trainings fail, are skipped, and the others are served.
         arm: The only arm of each study to work for; all unless given.
         device: Where to train; what the study says unless given.
         stack: How many candidates to train in one pass, likewise.
         most: How many rows to run before leaving.
         idle_exit: How many seconds to wait for work before leaving.
+        tell: Hears which studies are skipped and why, once each, and that the only one is finished.
 
     Returns:
         How many rows were run. Sealed: it tells of the number of runs.
 
     Raises:
         InvalidInputError: If there is no such device here.
-        PrivTuneError: If a training was stopped by an error, which is kept for the curator.
+        PrivTuneError: If the only study cannot be loaded here, was deleted, or one of its trainings was
+            stopped by an error, which is kept for the curator.
     """
     if device is not None:
         check_device(device)
     count, idle = 0, time.monotonic()
     with ExitStack() as opened:
-        studies = _Studies(url, study, opened)
+        studies = _Studies(url, study, opened, tell)
         while True:
             before = count
             try:
-                for life in patiently(studies.at_work):
-                    for plan, charge_id in _open_rounds(life, arm):
-                        left = None if most is None else most - count
+                if patiently(studies.is_over):
+                    tell(
+                        f"Study {study} is finished: every arm has been released, nothing is left to do."
+                    )
+                    return count
+                for life, plan, charge_id in studies.at_work(arm):
+                    left = None if most is None else most - count
+                    with studies.skipping(life.name, plan.arm):
                         count += _serve(
                             life, plan, charge_id, device=device, stack=stack, most=left
                         )
-                        if most is not None and count >= most:
-                            return count
+                    if most is not None and count >= most:
+                        return count
             except LedgerConnectionError:
                 if time.monotonic() - idle >= idle_exit:
                     raise
@@ -210,27 +268,74 @@ def serve(
                 time.sleep(_POLL)
 
 
+class _NotLoadedError(PrivTuneError):
+    """What an arm is trained with cannot be loaded here: its task, its data, its function."""
+
+
 class _Studies:
     """The studies of a storage, each opened once, when one of its rounds has work."""
 
-    def __init__(self, url: str, only: str | None, opened: ExitStack) -> None:
-        self._url, self._only, self._opened = url, only, opened
+    def __init__(
+        self, url: str, only: str | None, opened: ExitStack, tell: Callable[[str], None]
+    ) -> None:
+        self._url, self._only, self._opened, self._tell = url, only, opened, tell
         self._ledger = opened.enter_context(Ledger(url))
         self._rounds = make_rounds(self._ledger)
         self._store = StudyStore(self._ledger.log.storage)
         self._lives: dict[str, Life] = {}
-        if only is not None:
-            self._store.study(only)  # says that there is none
+        self._skipped: dict[tuple[str, ...], float] = {}
+        self._told: set[str] = set()
+        self._one = None if only is None else opened.enter_context(closing(Life(only, url)))
 
-    def at_work(self) -> list[Life]:
-        """Return the studies that may hold an open round; none at the price of one question."""
-        if not self._rounds.open_charges():
-            return []
-        return [
-            self._life(name, uid)
-            for name, uid in self._store.uids().items()
-            if self._only in {None, name}
-        ]
+    def is_over(self) -> bool:
+        """Return whether the only study to work for is finished.
+
+        Raises:
+            StudyNotFoundError: If it was deleted.
+        """
+        if self._one is None or self._only is None:
+            return False
+        self._store.study(self._only)
+        return self._one.finished()
+
+    def at_work(self, arm: str | None) -> Iterator[tuple[Life, Plan, str]]:
+        """Return the open rounds of all studies; none at the price of one question."""
+        if not patiently(self._rounds.open_charges):
+            return
+        for name, uid in patiently(self._store.uids).items():
+            if self._only in {None, name} and self._is_due(uid):
+                found: list[tuple[Life, Plan, str]] = []
+                with self.skipping(name, uid=uid):
+                    life = patiently(partial(self._life, name, uid))
+                    found = [(life, *each) for each in _open_rounds(life, arm)]
+                yield from (each for each in found if self._is_due(name, each[1].arm))
+
+    @contextmanager
+    def skipping(self, name: str, arm: str = "", *, uid: str = "") -> Iterator[None]:
+        """Skip a study, or an arm, that cannot be worked for here; say so once, with the reason.
+
+        What cannot be loaded is tried again after a minute; what failed while it was trained never is,
+        since its driver has stopped, too. The only study to work for is not skipped.
+        """
+        try:
+            yield
+        except (LedgerConnectionError, LedgerBusyError):
+            raise
+        except Exception as error:
+            if self._only is not None or (arm and not isinstance(error, PrivTuneError)):
+                raise
+            loading = not arm or isinstance(error, _NotLoadedError)
+            again = time.monotonic() + _AGAIN if loading else math.inf
+            self._skipped[(name, arm) if arm else (uid,)] = again
+            what = f"Arm {arm!r} of study {name!r}" if arm else f"Study {name!r}"
+            if (
+                text := f"{what} is skipped here: {error or type(error).__name__}"
+            ) not in self._told:
+                self._told.add(text)
+                self._tell(text)
+
+    def _is_due(self, *key: str) -> bool:
+        return time.monotonic() >= self._skipped.get(key, -math.inf)
 
     def _life(self, name: str, uid: str) -> Life:
         # One that was deleted and made again is another.
@@ -288,7 +393,12 @@ def _work(
     with life.seal(plan):
         compute = life.spec.compute
         compute = replace(compute, stack=stack or compute.stack, device=device or compute.device)
-        files = _files(life, plan, compute)
+        try:
+            files = _files(life, plan, compute)
+        except (LedgerConnectionError, LedgerBusyError):
+            raise
+        except PrivTuneError as error:
+            raise _NotLoadedError(str(error)) from error
         return work_on_rows(make_rounds(life.ledger), charge_id, files, workers=workers, most=most)
 
 

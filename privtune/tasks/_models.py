@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from privtune.errors import InvalidInputError
+from privtune.imports import users_code
 
 __all__ = [
     "InRange",
@@ -116,7 +117,8 @@ def own_model(factory: Callable[..., object], path: str, features: Any, outputs:
     Raises:
         InvalidInputError: If it returns no module.
     """
-    model = factory(features, outputs)
+    with users_code("task.model", path, f"its function failed, called with {features}, {outputs}"):
+        model = factory(features, outputs)
     if not isinstance(model, nn.Module):
         raise InvalidInputError(
             "task.model", path, f"must return a torch.nn.Module, not {type(model).__name__}"

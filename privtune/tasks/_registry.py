@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.imports import ByName, find_function
+from privtune.errors import InvalidInputError
+from privtune.imports import ByName, find_function, users_code
 from privtune.tasks._fine_tuning import from_spec
 from privtune.tasks._task import Task
 
@@ -76,16 +76,8 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
         allowed=f"must be one of {', '.join(sorted(TASKS))}, or package.module:factory",
         must="must name a function that returns a task",
     )
-    try:
+    with users_code("task", name, "its function failed, called without arguments"):
         task = factory()
-    except PrivTuneError:
-        raise
-    except Exception as error:
-        raise InvalidInputError(
-            "task",
-            name,
-            f"its function failed, called without arguments ({type(error).__name__}: {error})",
-        ) from error
     if not isinstance(task, Task):
         raise InvalidInputError(
             "task", name, f"must return a privtune.tasks.Task, not {type(task).__name__}"

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["MlflowObserver", "sync_study"]
 
 _log = logging.getLogger(__name__)
+_SAMPLES = "machine.json"
 
 
 class MlflowObserver:
@@ -104,7 +105,8 @@ class MlflowObserver:
 
     def _end(self, plan: Plan) -> None:
         if (sampler := self._samplers.pop(plan.arm, None)) is not None:
-            write_samples(sampler.stop(), _samples_path(self._study, plan.arm))
+            path = self._study._life.place(f"{plan.arm}/{_SAMPLES}")
+            write_samples(sampler.stop(), path)
 
 
 def sync_study(study: Study, *, uri: str | None = None) -> tuple[str, ...]:
@@ -194,4 +196,4 @@ def _view(study: Study, status: Sequence[ArmStatus]) -> str:
 
 
 def _samples_path(study: Study, arm: str) -> Path:
-    return study.folder / arm / "machine.json"
+    return study.folder / arm / _SAMPLES

@@ -37,10 +37,25 @@ def to_csv(document: Mapping[str, Any]) -> str:
         rows.append(row | {f"params.{name}": v for name, v in (arm["params"] or {}).items()})
     names = dict.fromkeys(name for row in rows for name in row)
     file = io.StringIO()
-    writer = csv.DictWriter(file, list(names) or list(_COLUMNS), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    columns = list(names) or list(_COLUMNS)
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(map(_no_formula, columns))
+    writer.writerows([_no_formula(row.get(name, "")) for name in columns] for row in rows)
     return file.getvalue()
+
+
+def _no_formula(cell: Any) -> Any:
+    """Return a cell that spreadsheets do not compute: names and choices come from whoever wrote the spec.
+
+    Source: OWASP, CSV injection; a quotation mark before the text makes it a text.
+    """
+    if isinstance(cell, str):
+        cell = cell.replace("\r", " ")  # which ends a row for some readers, and is not quoted
+    if not isinstance(cell, str) or not cell.lstrip(" ").startswith(
+        ("=", "+", "-", "@", "\t", "\r")
+    ):
+        return cell
+    return f"'{cell}"
 
 
 def to_markdown(study: Study) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 from privtune.execution import doctor as engines
 from privtune.ledger import Budget, Ledger, doctor
 from privtune.ledger.places import artifact_root
-from privtune.ledger.storage import Storage
+from privtune.ledger.storage import Storage, _make_private
 from privtune.training.engine import machine
 from tests.cli.conftest import Cli
 from tests.ledger.conftest import postgres_url
@@ -51,7 +52,7 @@ def test_a_healthy_ledger(cli: Cli, url: str) -> None:
     assert {state for state, _ in found.values()} == {"ok"}
     assert set(found) == {
         "python", "torch", "cuda", "mlflow", "ray", "slurm", "file system", "fsync", "disk",
-        "permissions", "heads", "schema", "settings", "artifacts",
+        "permissions", "heads", "schema", "settings", "artifacts", "deletion",
     }  # fmt: skip
     assert "permissions" in cli("doctor").out
 
@@ -67,10 +68,18 @@ def test_it_makes_nothing(cli: Cli, url: str, tmp_path: Path) -> None:
 def test_a_file_that_others_may_open(
     cli: Cli, url: str, tmp_path: Path, ending: str, mode: int
 ) -> None:
-    (tmp_path / f"p.db{ending}").chmod(mode)
-    state, says = states(cli, 1)["permissions"]
-    assert state == "fail"
-    assert f"chmod go= {tmp_path}/p.db{ending}" in says
+    """One's own is closed by opening the store; what is somebody else's is said."""
+    path = tmp_path / f"p.db{ending}"
+    path.chmod(mode)
+    _make_private.cache_clear()
+    assert states(cli, 0)["permissions"][0] == "ok"
+    assert path.stat().st_mode & 0o077 == 0
+    if os.geteuid() == 0:
+        path.chmod(mode)
+        os.chown(path, 65534, 65534)
+        state, says = states(cli, 1)["permissions"]
+        assert state == "fail"
+        assert f"chmod go= {path}" in says
 
 
 def test_folders_that_others_may_enter(cli: Cli, url: str) -> None:
@@ -118,7 +127,7 @@ def test_an_old_schema_a_missing_folder_and_no_heads(cli: Cli, url: str, tmp_pat
 
 
 def test_settings_that_forget(cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(connection: sqlite3.Connection, _record: object) -> None:
+    def hasty(connection: sqlite3.Connection, *_: object, **_options: object) -> None:
         connection.isolation_level = None
         connection.execute("PRAGMA synchronous = OFF")
 

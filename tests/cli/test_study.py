@@ -105,9 +105,9 @@ def test_a_whole_life(cli: Cli, spec: str, storage: str) -> None:
     assert "privtune ui" in ran.out
 
     finished = cli("study", "run", "toy", *at)
-    assert finished.code == 1
-    assert "nothing was spent" in finished.err
-    assert finished.out == ""
+    assert (finished.code, finished.err) == (0, "")
+    assert "nothing was spent" in finished.out
+    assert "accuracy" in finished.out
 
     document = json.loads(cli("study", "compare", "toy", *at, "--json").out)
     assert [arm["state"] for arm in document["arms"]] == ["settled"] * 3

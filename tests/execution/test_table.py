@@ -15,6 +15,7 @@ from privtune.accounting import Gaussian, Geometric, PrivateSelection
 from privtune.execution import table
 from privtune.execution.supervise import wait_for
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
+from privtune.files import OwnFolder
 from privtune.ledger import Budget, ChargeRequest, Lease, Ledger, LedgerConnectionError, Rounds
 from privtune.ledger.schema import tasks
 from tests.execution import workers
@@ -153,12 +154,12 @@ def test_a_lock_whose_session_was_ended_is_let_go_of_without_a_word(
             "checkout",
             lambda connection, *_: sessions.append(connection.info.backend_pid),
         )
-        with ledger.log.storage.hold("study", tmp_path) as alone:
+        with ledger.log.storage.hold("study", OwnFolder(tmp_path, "id").file) as alone:
             assert alone
             with other.log.storage.write() as connection:
                 for pid in sessions:
                     connection.execute(sa.select(sa.func.pg_terminate_backend(pid)))
-        with other.log.storage.hold("study", tmp_path) as alone:
+        with other.log.storage.hold("study", OwnFolder(tmp_path, "id").file) as alone:
             assert alone
 
 

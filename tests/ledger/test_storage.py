@@ -432,3 +432,35 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
 def test_limits_are_not_left_behind() -> None:
     """The test of the full disk limits a child, not this process."""
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+SECRETS = (
+    "sslkey", "sslpassword", "password", "passfile", "options", "sslcert", "sslrootcert", "token", "api_key",
+    "access_token", "sig", "X-Amz-Signature", "pw", "krbsrvname", "service", "PASSWORD", "pass%77ord", "auth",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("option", SECRETS)
+@pytest.mark.parametrize(
+    "place", ["postgresql://bob@h/db", "https://h/api", "sqlite:///p.db", "h/db"]
+)
+def test_of_options_those_alone_are_shown_that_are_known(option: str, place: str) -> None:
+    for url in (
+        f"{place}?{option}=hunter2",
+        f"{place}?mode=ro&{option}=hunter2&timeout=3",
+        f"{place}?timeout=3;{option}=hun;{option}=hunter2#hunter2",
+        f"{place}?hunter2",
+        f"{place}?{option}=hun?ter2=hunter2",
+    ):
+        assert "hunter2" not in masked_url(url), url
+        if "://" in place:
+            assert "hunter2" not in masked(f"{url}: cannot be reached"), url
+            assert masked(f"{url}: cannot be reached").endswith("cannot be reached")
+    shown = masked_url(f"{place}?mode=ro&{option}=hunter2&sslmode=require")
+    assert shown == f"{place}?mode=ro&{option}=***&sslmode=require"
+
+
+def test_what_stands_for_a_user_is_shown_of_databases_alone() -> None:
+    assert masked_url("https://hunter2@h/api") == "https://***@h/api"
+    assert masked_url("postgresql://bob@h/db") == "postgresql://bob@h/db"
+    assert masked("tried https://hunter2@h/api, twice") == "tried https://***@h/api, twice"

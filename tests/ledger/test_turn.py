@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from privtune.files import OwnFolder
 from privtune.ledger import Budget, Ledger, LedgerBusyError
 from privtune.ledger.engines import connect_patiently
 from privtune.ledger.storage import Storage
@@ -165,14 +166,14 @@ def test_one_connection_holds_a_name_and_works(postgres_url: str, tmp_path: Path
     """Processes that each held a connection and waited for another could wait for each other."""
     with Ledger(postgres_url) as ledger, Ledger(postgres_url) as other:
         storage = ledger.log.storage
-        with storage.hold("toy", tmp_path) as alone:
+        with storage.hold("toy", OwnFolder(tmp_path, "id").file) as alone:
             assert alone
             ledger.create_budget(Budget(3.0, 1e-5, name="b"))
             with storage.write():
                 assert storage.engine.pool.checkedout() == 1  # type: ignore[attr-defined]
-            with other.log.storage.hold("toy", tmp_path) as second:
+            with other.log.storage.hold("toy", OwnFolder(tmp_path, "id").file) as second:
                 assert not second
-        with other.log.storage.hold("toy", tmp_path) as alone:
+        with other.log.storage.hold("toy", OwnFolder(tmp_path, "id").file) as alone:
             assert alone
 
 
@@ -183,7 +184,7 @@ def test_threads_let_go_of_names_in_any_order(postgres_url: str, tmp_path: Path)
         storage, meet = ledger.log.storage, threading.Barrier(2, timeout=60)
 
         def first() -> None:
-            with storage.hold("one", tmp_path):
+            with storage.hold("one", OwnFolder(tmp_path, "id").file):
                 meet.wait()
                 meet.wait()  # both hold a name
             meet.wait()
@@ -192,7 +193,7 @@ def test_threads_let_go_of_names_in_any_order(postgres_url: str, tmp_path: Path)
 
         def second() -> None:
             meet.wait()
-            with storage.hold("two", tmp_path):
+            with storage.hold("two", OwnFolder(tmp_path, "id").file):
                 meet.wait()
                 meet.wait()  # the first has let go of its name
             meet.wait()
@@ -206,7 +207,7 @@ def test_a_name_is_held_by_a_connection_that_may_be_lost(postgres_url: str, tmp_
     """Servers end connections that are idle while an arm trains: its result is stored all the same."""
     with Ledger(postgres_url) as ledger, Ledger(postgres_url) as other:
         ledger.create_budget(Budget(3.0, 1e-5, name="b"))
-        with ledger.log.storage.hold("toy", tmp_path):
+        with ledger.log.storage.hold("toy", OwnFolder(tmp_path, "id").file):
             for _ in range(2):
                 with ledger.log.storage.read() as connection:
                     pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()

@@ -24,7 +24,7 @@ from privtune.strategies import Fixed, PapernotSteinke
 from privtune.study import Study, _round, _run
 from privtune.study.lifecycle import Life
 from privtune.training.engine import checkpoint
-from tests.study.make_old_store import LOOP, objective
+from tests.study.loops import LOOP, objective
 
 TRACEBACK = 99
 """How a process ends whose command ended in a traceback."""

@@ -20,7 +20,7 @@ from privtune.study import NullObserver, SealedError, Study
 from privtune.study.seal import open_stream, sealed
 from tests import toy
 from tests.study.conftest import toy_spec
-from tests.study.make_old_store import LOOP, objective
+from tests.study.loops import LOOP, objective
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution, distribution_to_json
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
 from privtune.study._results import Results
@@ -66,21 +65,6 @@ def test_a_trial_whose_process_died_goes_on_with_its_candidate(
     width = again.suggest("width", RATE)
     third = ShownTrials(study, results).ask(0, sampler=unseeded())
     assert third.suggest("width", RATE) == width
-
-
-def test_a_candidate_in_a_file_of_the_version_before_is_used(
-    study: optuna.Study, results: Results
-) -> None:
-    results.folder.mkdir(parents=True)
-    law = distribution_to_json(RATE)
-    file = results.folder / "trial-0.asked.jsonl"
-    file.write_text(json.dumps(["rate", 0.25, law]) + '\n["width", 4.0, "{')  # it died meanwhile
-    for _ in range(2):
-        again = ShownTrials(study, results).ask(0, sampler=unseeded())
-        assert again.suggest("rate", RATE) == 0.25
-        assert not file.exists()
-    width = again.suggest("width", RATE)
-    assert ShownTrials(study, results).ask(0, sampler=unseeded()).suggest("width", RATE) == width
 
 
 def test_a_trial_that_was_trained_before_its_process_died_is_told(

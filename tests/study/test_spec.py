@@ -16,7 +16,7 @@ from privtune.tasks import TaskDataError
 from privtune.training.engine.compute import CompileError, Compute
 from privtune.training.mechanism.noise_options import NoiseOptions
 from tests.study.conftest import toy_spec
-from tests.study.make_old_store import LOOP, objective
+from tests.study.loops import LOOP, objective
 from tests.toy import LOADS
 
 pytestmark = pytest.mark.quick

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,17 +26,6 @@ def test_another_process_may_not_score_on_another_split(results: Results) -> Non
     with pytest.raises(SplitError, match="different validation records"):
         Split(results).check(OTHER, TRAIN)
     assert not results.folder.exists(), "no file is kept beside the rows"
-
-
-def test_nor_than_that_in_a_file_of_the_version_before(results: Results) -> None:
-    content = SPLIT.x.numpy().tobytes() + SPLIT.y.numpy().tobytes()
-    results.folder.mkdir(parents=True)
-    file = results.folder / "validation.sha256"
-    file.write_text(hashlib.sha256(content).hexdigest())
-    with pytest.raises(SplitError, match="different validation records"):
-        Split(results).check(OTHER, TRAIN)
-    assert not file.exists()
-    Split(results).check(SPLIT, TRAIN)
 
 
 @pytest.mark.parametrize("values", [2, 2**40])  # 2: equal by chance, told by their memory alone

@@ -17,7 +17,6 @@ from privtune.study import (
     NullObserver,
     Study,
     StudyExistsError,
-    StudyFinishedError,
     StudyNotFoundError,
     StudySpec,
 )
@@ -94,10 +93,12 @@ def test_a_study_that_is_not_there(storage: str) -> None:
 
 def test_running_a_finished_study_spends_nothing(storage: str) -> None:
     study = Study.create(toy_spec(), storage)
-    study.run()
+    first = study.run()
     spent, loads = study.spent(), len(LOADS)
-    with pytest.raises(StudyFinishedError, match="nothing was spent"):
-        study.run()
+    assert study.finished
+    again = study.run(executor="external", device="cuda:7")  # nobody is waited for
+    assert [release.params for release in again] == [release.params for release in first]
+    assert [release.arm for release in again] == list(study.arms)
     assert study.spent() == spent
     assert len(LOADS) == loads
 
@@ -241,7 +242,7 @@ def test_a_long_training_goes_on_from_its_checkpoint(
 
 def test_an_interrupted_loop_of_ones_own_says_that_it_begins_again(storage: str) -> None:
     import privtune
-    from tests.study.make_old_store import LOOP, objective
+    from tests.study.loops import LOOP, objective
 
     def stopped(trial: Any) -> float:
         if trial._rehearsal:

@@ -51,9 +51,6 @@ class Kept:
     def __init__(self) -> None:
         self._known: dict[str, bytes] = {}
 
-    def adopt(self, _: str) -> None:
-        pass
-
     def put(self, name: str, content: bytes) -> None:
         self._known.setdefault(name, content)
 

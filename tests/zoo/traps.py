@@ -69,9 +69,6 @@ class _Kept:
     def __init__(self) -> None:
         self._kept: dict[str, bytes] = {}
 
-    def adopt(self, pattern: str) -> None:
-        """There are no files of before."""
-
     def put(self, name: str, content: bytes) -> None:
         self._kept.setdefault(name, content)
 

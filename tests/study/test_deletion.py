@@ -1,0 +1,298 @@
+"""A deletion takes what the study made and nothing else, and is completed after it was stopped."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from privtune import PrivTuneError
+from privtune.files import OwnFolder
+from privtune.ledger import Ledger
+from privtune.ledger.doctor import check_artifacts
+from privtune.ledger.places import artifact_root
+from privtune.study import Study, delete_study, study_names
+from privtune.study._create import check_studies
+from privtune.study._store import StudyStore
+from privtune.study.lifecycle import Life
+from tests.study.conftest import toy_spec
+
+ARMS = toy_spec().model_dump(mode="json")["arms"][:2]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder, links not followed, but the ledger's own."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink() and not path.name.startswith("privtune.db")
+    }
+
+
+def ran(storage: str, **changes: object) -> Study:
+    """Return a study of two arms that has run: files of a release, a lock, a log."""
+    study = Study.create(toy_spec(arms=ARMS, epochs=1, **changes), storage)
+    study.run()
+    return study
+
+
+def foreign(folder: Path) -> None:
+    for name in ("file", "model.safetensors", "defaults/model.safetensors", "sealed/notes"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"somebody's {name}")
+
+
+@pytest.mark.parametrize("case", ["set", "set later", "default"])
+def test_a_folder_of_the_studys_name_stays(
+    case: str, storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = artifact_root(storage) if case == "default" else tmp_path / "shared"
+    if case == "set":
+        monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(root))
+    foreign(root / "toy")
+    before = contents(tmp_path)
+    with closing(ran(storage)) as study:
+        assert len(contents(tmp_path)) > len(before)
+        if case == "set later":
+            monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(root))
+        assert study.delete() == []
+    assert contents(tmp_path) == before
+    assert not list(tmp_path.rglob("toy-*")), "nothing of the study's own is left"
+
+
+def test_what_the_user_put_into_the_studys_own_folder_stays(storage: str, tmp_path: Path) -> None:
+    with closing(ran(storage)) as study:
+        own = set(contents(study.folder))
+        folders = [path for path in (study.folder, *study.folder.rglob("*")) if path.is_dir()]
+        for folder in folders:
+            (folder / "notes.txt").write_text("the user's")
+            (folder / "model.safetensors.staged-1").write_text("the user's, of a name like ours")
+        assert study.delete() == [study.folder]
+    left = contents(tmp_path / "privtune-artifacts")
+    assert len(left) == 2 * len(folders)
+    assert all(content.startswith(b"the user's") for content in left.values())
+    assert not own & set(contents(study.folder))
+
+
+@pytest.mark.parametrize("what", ["root", "study", "arm", "file"])
+def test_links_lead_to_nobody_elses_files(what: str, storage: str, tmp_path: Path) -> None:
+    """Where the root or the study's folder was moved and linked, what is ours there goes, too."""
+    with closing(ran(storage)) as study:
+        places = {
+            "root": study.folder.parent,
+            "study": study.folder,
+            "arm": study.folder / "defaults",
+        }
+        place = places.get(what, study.folder / "defaults" / "model.safetensors")
+        moved = tmp_path / "moved" / "place"
+        moved.parent.mkdir()
+        if what in ("root", "study"):
+            place.rename(moved)
+            foreign(moved.parent)
+        else:
+            place.rename(place.with_name("aside"))
+            foreign(moved.parent)
+            moved = moved.parent / ("defaults" if what == "arm" else "model.safetensors")
+        place.symlink_to(moved)
+        theirs = {
+            n: c for n, c in contents(tmp_path / "moved").items() if c.startswith(b"somebody")
+        }
+        study.delete()
+    assert {n: c for n, c in contents(tmp_path / "moved").items() if b"somebody" in c} == theirs
+    if what in ("root", "study"):
+        assert contents(tmp_path / "moved") == theirs
+
+
+def test_every_place_is_cleared_that_the_study_had(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("first", "second", "third"):
+        monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(tmp_path / place))
+        with closing(ran(storage) if place == "first" else Study("toy", storage)) as study:
+            assert study.model_path("defaults").is_relative_to(tmp_path / place)
+    monkeypatch.delenv("PRIVTUNE_ARTIFACTS")
+    delete_study("toy", storage)
+    assert contents(tmp_path) == {}
+
+
+def test_a_folder_that_moved_is_found_where_it_is_said_to_be(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran(storage).close()
+    (tmp_path / "privtune-artifacts").rename(tmp_path / "elsewhere")
+    monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(tmp_path / "elsewhere"))
+    delete_study("toy", storage)
+    assert contents(tmp_path) == {}
+
+
+def test_an_edited_list_deletes_nothing_outside_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("somebody's")
+    folder = OwnFolder(tmp_path / "own", "id")
+    folder.write("model", b"ours")
+    lines = [
+        f'["id", "{name}"]' for name in ("../victim", str(tmp_path / "victim"), "sub/../../victim")
+    ]
+    with (folder.path / folder.LIST).open("a") as file:
+        file.write("\n".join([*lines, '["other", "model"]', "[1", '["id"', "{}", '["id", 3]']))
+    OwnFolder(folder.path, "id").remove()
+    assert contents(tmp_path) == {"victim": b"somebody's"}
+
+
+@pytest.mark.parametrize("by", ["stop", "kill"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "StudyStore.begin_deletion", "StudyTrials.delete", "StudyStore.delete", "OwnFolder.remove",
+        "ObjectStore.remove_all", "Path.unlink", "StudyStore._changing",
+    ],
+)  # fmt: skip
+def test_a_deletion_that_stops_anywhere_is_completed_by_the_next(
+    point: str, by: str, storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped before the named call and behind it; large models are files, objects hold them too."""
+    monkeypatch.setattr("privtune.study._results._LARGE", 100)
+    for behind in (False, True):
+        address = f"file://{tmp_path}/objects" if "Object" in point else None
+        with closing(ran(storage, artifacts=address, budget=_budget(behind))) as study:
+            uid = study._life._row.uid
+        code = _STOPPING.format(point=point, behind=behind, by=by, storage=storage)
+        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+        assert done.returncode == (-signal.SIGKILL if by == "kill" else 3), done.stderr.decode()
+        if "toy" in study_names(storage):
+            delete_study("toy", storage)
+        assert study_names(storage) == []
+        assert contents(tmp_path) == {}, point
+        assert not list(tmp_path.rglob(f"*{uid[:12]}*"))
+
+
+def _budget(number: int) -> dict[str, object]:
+    return {"name": f"b{int(number)}", "epsilon": 6.0, "delta": 1e-5}
+
+
+_STOPPING = """
+import os, signal, sys
+from pathlib import Path
+from privtune.files import OwnFolder
+from privtune.study._objects import ObjectStore
+from privtune.study._store import StudyStore
+from privtune.study._trials import StudyTrials
+from privtune.study import delete_study
+owner, name = "{point}".split(".")
+owner = dict(OwnFolder=OwnFolder, ObjectStore=ObjectStore, StudyStore=StudyStore, StudyTrials=StudyTrials,
+             Path=Path)[owner]
+call = getattr(owner, name)
+def stops(*args, **options):
+    if {behind}:
+        call(*args, **options)
+    if "{by}" == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(3)
+setattr(owner, name, stops)
+delete_study("toy", {storage!r})
+"""
+
+
+def test_what_a_stopped_deletion_leaves_is_said_and_nobody_inherits_it(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(ran(storage)) as study:
+        folder, model = study.folder, study.model_path("defaults").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnFolder, "remove", _raises(OSError(5, "Input/output error", str(folder))))
+        with pytest.raises(
+            PrivTuneError, match=r"not deleted completely.*privtune study delete toy"
+        ):
+            delete_study("toy", storage)
+    (said,) = [c for c in check_studies(storage) if c.state != "ok"]
+    assert said.state == "warn"
+    assert "privtune study delete toy" in said.says
+    begun = pytest.raises(PrivTuneError, match=r"has begun and is not complete.*study delete toy")
+    with closing(Study("toy", storage)) as study, begun:
+        study._life.charge(study.plans)
+    with pytest.raises(PrivTuneError, match="exists already"):
+        Study.create(toy_spec(arms=ARMS), storage)
+    delete_study("toy", storage)
+    assert all(check.state == "ok" for check in check_studies(storage))
+    with closing(ran(storage, budget=_budget(1))) as new:
+        assert new.folder != folder
+        assert new.model_path("defaults").read_bytes() != model
+
+
+def test_what_no_study_has_any_more_is_said(storage: str) -> None:
+    """As of a worker that was killed after its study was deleted."""
+    with closing(ran(storage)) as study:
+        study.delete()
+        study._life.files.write("sealed/selection/late", b"of a worker")
+        folder = study.folder
+    (said,) = [check for check in check_studies(storage) if check.state != "ok"]
+    assert str(folder) in said.says
+    assert check_artifacts(folder.parent).state == "ok"
+
+
+def _raises(error: Exception) -> Callable[..., None]:
+    def call(*_args: object, **_options: object) -> None:
+        raise error
+
+    return call
+
+
+def test_an_object_store_that_is_away_keeps_the_study_until_it_is_back(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privtune.study._results._LARGE", 100)
+    mount, away = tmp_path / "mount", tmp_path / "away"
+    ran(storage, artifacts=f"file://{mount}").close()
+    (mount / "mine").write_text("the user's")
+    (uid,) = [path.name for path in mount.iterdir() if path.is_dir()]
+    (mount / uid / "mine").write_text("the user's")
+    mount.rename(away)
+    for _ in range(2):
+        with pytest.raises(PrivTuneError, match=r"cannot be cleared from here .*--leave-objects"):
+            delete_study("toy", storage)
+    assert study_names(storage) == ["toy"]
+    away.rename(mount)
+    delete_study("toy", storage)
+    assert study_names(storage) == []
+    assert set(contents(tmp_path)) == {"mount/mine", f"mount/{uid}/mine"}
+
+
+def test_a_store_that_refuses_is_left_only_when_that_is_said(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privtune.study._results._LARGE", 100)
+    ran(storage, artifacts=f"file://{tmp_path}/objects").close()
+    files = fsspec.get_filesystem_class("file")
+    monkeypatch.setattr(files, "rm_file", _raises(PermissionError(13, "denied")))
+    with pytest.raises(PrivTuneError, match="access is denied"):
+        delete_study("toy", storage)
+    delete_study("toy", storage, leave_objects=True)
+    assert study_names(storage) == []
+    assert contents(tmp_path)  # noise without its keys
+
+
+def test_a_result_that_comes_after_the_deletion_leaves_no_file(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privtune.study._results._LARGE", 100)
+    Study.create(toy_spec(arms=ARMS), storage).close()
+    with closing(Life("toy", storage)) as late:
+        (plan, *_) = late.plans().values()
+        delete_study("toy", storage)
+        with pytest.raises(PrivTuneError, match="was deleted"):
+            late.sealed(plan.arm).put("trial", b"x" * 200)
+        assert not late.folder.exists()
+
+
+def test_the_store_says_which_studies_are_half_deleted(storage: str) -> None:
+    Study.create(toy_spec(arms=ARMS), storage).close()
+    with Ledger(storage) as ledger:
+        store = StudyStore(ledger.log.storage)
+        assert store.deleting() == []
+        store.begin_deletion(store.study("toy"))
+        assert store.deleting() == ["toy"]

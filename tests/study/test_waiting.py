@@ -1,0 +1,222 @@
+"""A driver says what it waits for; a worker skips what it cannot load, says so, and serves the rest."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from privtune import PrivTuneError
+from privtune.execution import supervise
+from privtune.ledger import ChargeState, Ledger
+from privtune.study import Study, StudyNotFoundError, delete_study
+from privtune.study.lifecycle import Life
+from privtune.study.workers import _how_to_start, serve, telling
+from tests.cli.conftest import Cli, cli
+from tests.study.conftest import toy_spec
+
+__all__ = ["cli"]
+ARM = {"name": "arm", "strategy": "papernot-steinke", "mean_runs": 2}
+
+
+def started(name: str, storage: str, task: str) -> None:
+    """Leave a study whose round is open, as its driver does before it waits."""
+    spec = toy_spec(name=name, task=task, arms=[ARM], seed=3, epochs=1, epsilon=1.0)
+    Study.create(spec, storage).close()
+    with closing(Life(name, storage)) as life:
+        (plan,) = life.plans().values()
+        life.charge([plan])
+        life.start(plan)
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of this host, which is gone after it was planned."""
+    (tmp_path / "of_this_host.py").write_text("from tests.toy import blobs\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / "of_this_host.py"
+    sys.modules.pop("of_this_host", None)
+
+
+BROKEN = {
+    "no module": None,
+    "exits": "raise SystemExit(3)",
+    "syntax": "def (",
+    "its own import": "import no_such_library_of_mine",
+    "another name": "from tests.toy import blobs as other",
+    "data": "from privtune.tasks import TaskDataError\ndef blobs():\n raise TaskDataError('no data here')",
+}
+
+
+@pytest.mark.parametrize("broken", list(BROKEN))
+def test_a_study_that_cannot_be_loaded_here_is_skipped_and_others_are_served(
+    broken: str, storage: str, own: Path
+) -> None:
+    started("a-first", storage, "of_this_host:blobs")
+    started("b-other", storage, "tests.toy:blobs")
+    sys.modules.pop("of_this_host")
+    own.unlink()
+    if (source := BROKEN[broken]) is not None:
+        own.write_text(source)
+    said: list[str] = []
+    assert serve(storage, idle_exit=2.5, tell=said.append) > 0, "the other one was served"
+    (text,) = said  # once, however often it was asked
+    assert "a-first" in text
+    assert "skipped here" in text
+    assert "\n" not in text
+    with closing(Study("b-other", storage)) as study:
+        assert len(study.run(executor="external")) == 1
+    with pytest.raises(PrivTuneError):
+        serve(storage, study="a-first", idle_exit=0.0)
+    with Ledger(storage) as ledger:
+        states = {charge.study: charge.state for charge in ledger.charges("toy")}
+    assert states == {"a-first": ChargeState.STARTED, "b-other": ChargeState.SETTLED}
+
+
+def test_a_spec_that_this_version_cannot_read_is_skipped(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started("a-first", storage, "tests.toy:blobs")
+    started("b-other", storage, "tests.toy:blobs")
+    with Ledger(storage) as ledger, ledger.log.storage.write() as connection:
+        statement = "UPDATE privtune_studies SET spec = '{\"of\": \"2031\"}' WHERE name = 'a-first'"
+        connection.exec_driver_sql(statement)
+    said: list[str] = []
+    assert serve(storage, idle_exit=0.0, tell=said.append) > 0
+    assert len(said) == 1
+    assert "a-first" in said[0]
+
+
+def test_what_could_not_be_loaded_is_tried_again(
+    storage: str, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started("a-first", storage, "of_this_host:blobs")
+    sys.modules.pop("of_this_host")
+    source = own.read_text()
+    own.unlink()
+    monkeypatch.setattr("privtune.study.workers._AGAIN", 0.0)
+    said: list[str] = []
+
+    def mend(text: str) -> None:
+        said.append(text)
+        own.write_text(source)
+
+    assert serve(storage, idle_exit=3.0, tell=mend) > 0
+    assert len(said) == 1
+
+
+def test_a_worker_of_a_finished_study_leaves(storage: str, cli: Cli) -> None:
+    with closing(Study.create(toy_spec(arms=[ARM], epochs=1), storage)) as study:
+        study.run()
+    done = cli("worker", "toy", "--storage", storage)  # without --idle-exit
+    assert (done.code, "is finished" in done.err) == (0, True)
+    ran = cli("study", "run", "toy", "--storage", storage, "--no-mlflow")
+    assert (ran.code, ran.err) == (0, "")
+    assert "nothing was run and nothing was spent" in ran.out
+    assert "arm" in ran.out
+    as_json = cli("study", "run", "toy", "--storage", storage, "--json")
+    assert (as_json.code, "nothing was spent" in as_json.err) == (0, True)
+    assert json.loads(as_json.out)["study"] == "toy"
+
+
+def test_a_worker_of_a_study_that_is_deleted_leaves(storage: str) -> None:
+    Study.create(toy_spec(arms=[ARM]), storage).close()
+    waits = iter([None])
+
+    def sleep(_: float) -> None:
+        if next(waits, "over") is None:
+            delete_study("toy", storage)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("privtune.study.workers.time", _Clock(sleep))
+        with pytest.raises(StudyNotFoundError):
+            serve(storage, study="toy")
+
+
+class _Clock:
+    """The time, whose sleep is given."""
+
+    def __init__(self, sleep: object) -> None:
+        self.sleep, self.monotonic = sleep, time.monotonic
+
+
+def test_a_driver_says_what_it_waits_for_and_how_to_start_it(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and again after a minute without any worker; from inside of the seal."""
+    heard = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", heard)
+    monkeypatch.setattr(supervise, "_LONELY", 0.6)
+    said: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        said[:] = heard.getvalue().splitlines()
+        if len(said) == 2:  # now a worker comes
+            assert serve(storage, study="toy", idle_exit=0.0) > 0
+
+    monkeypatch.setattr(supervise, "time", _Clock(sleep))
+    with closing(Study.create(toy_spec(arms=[ARM], epochs=1, seed=3), storage)) as study:
+        assert len(study.run(executor="external")) == 1
+    first, second = said
+    command = f"privtune worker toy --storage {storage}"
+    assert "Arm 'arm' of study 'toy' waits for workers" in first
+    assert "No worker has been at work" in second
+    assert command in first
+    assert command in second
+
+
+def test_a_worker_that_is_at_work_is_not_missed() -> None:
+    reminded: list[int] = []
+    left = iter([3] * 40 + [0] * 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervise, "_LONELY", 0.0)
+        patch.setattr(supervise, "_POLL", 0.0)
+        supervise.wait_for(
+            lambda: next(left),
+            lambda: False,
+            at_work=lambda: True,
+            remind=lambda: reminded.append(1),
+        )
+    assert reminded == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://bob:hunter2@host/db",
+        "postgresql://host/db?user=bob&password=hunter2",
+        "postgresql://host/db?sslkey=/hunter2&sslpassword=hunter2",
+    ],
+)
+def test_the_command_shows_no_password(url: str, storage: str) -> None:
+    Study.create(toy_spec(arms=[ARM]), storage).close()
+    with closing(Life("toy", storage)) as life:
+        life.url = url
+        said = _how_to_start(life)
+        life.url = storage
+        plain = _how_to_start(life)
+    assert "hunter2" not in said
+    assert "PRIVTUNE_STORAGE" in said
+    assert shlex.split(plain.partition(": ")[2]) == [
+        "privtune",
+        "worker",
+        "toy",
+        "--storage",
+        storage,
+    ]
+
+
+def test_nothing_is_closed_that_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", heard)
+    with telling() as tell:
+        tell("a word")
+    assert heard.getvalue() == "a word\n"
