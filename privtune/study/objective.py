@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from optuna.exceptions import TrialPruned
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.execution.training import pruned
 from privtune.ledger import RECORD
 from privtune.numbers import is_number
@@ -37,6 +37,7 @@ from privtune.study._loop_data import SealedTrialError
 from privtune.study._round import STACK, Files, StudyRound, work_on_rows
 from privtune.study._shown import suggested
 from privtune.study._together import by_itself, can_meet, run_together
+from privtune.study.failures import StudyInterruptedError
 from privtune.study.rehearsal import (
     MadeAnew,
     Rehearsal,
@@ -66,7 +67,6 @@ __all__ = [
     "Objective",
     "ObjectiveFiles",
     "ObjectiveRound",
-    "StudyInterruptedError",
     "plan_objective",
 ]
 
@@ -76,10 +76,6 @@ Objective = Callable[[Trial], float]
 
 OBJECTIVE = "objective.json"
 """Name of the sealed result that says where workers find an arm's function."""
-
-
-class StudyInterruptedError(PrivTuneError):
-    """The time was over before the arm was; its charge stays, nothing was released."""
 
 
 def plan_objective(
