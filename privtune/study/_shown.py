@@ -8,6 +8,7 @@ candidate: with another one, the release would tell that the first had crashed, 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.distributions import distribution_to_json, json_to_distribution
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from privtune.spaces import with_lists, with_tuples
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 Kept = dict[str, tuple[Any, "BaseDistribution"]]
 
-__all__ = ["INDEX", "ShownTrial", "ShownTrials", "suggested"]
+__all__ = ["INDEX", "ShownTrial", "ShownTrials", "converted", "suggested"]
 
 INDEX = "privtune:index"
 """Attribute of a trial: its number in its round."""
@@ -59,7 +62,7 @@ class ShownTrial:
         """Suggest a value of a distribution; the value that the trial had, if its process died."""
         value = self._trial._suggest(name, distribution)
         if name not in self._kept:
-            line = [name, distribution.to_internal_repr(value), distribution_to_json(distribution)]
+            line = [name, value, distribution_to_json(distribution)]
             self._keep(len(self._kept), f"{json.dumps(line)}\n".encode())
             self._kept[name] = value, distribution
         return value
@@ -109,7 +112,8 @@ class ShownTrials:
         # Of the same name: Hyperband derives a trial's bracket from it.
         memory.create_new_study(study.directions, study.study_name)
         self._memory = _Planned(study.study_name, memory)
-        self._memory.add_trials(study.get_trials(deepcopy=False, states=_ENDED))
+        ended = study.get_trials(deepcopy=False, states=_ENDED)
+        self._memory.add_trials([converted(trial, with_tuples) for trial in ended])
         self._ids: dict[int, int] = {
             trial.user_attrs[INDEX]: trial._trial_id
             for trial in self._memory.get_trials(deepcopy=False)
@@ -169,7 +173,7 @@ class ShownTrials:
         value = None if pruned else -math.inf if math.isnan(score) else score
         ended = self._memory.tell(trial._trial, value, state)
         with self._lend():
-            self._stored.add_trial(ended)
+            self._stored.add_trial(converted(ended, with_lists))
         self._told.add(number)
 
 
@@ -191,7 +195,14 @@ def _read(kept: Iterable[bytes]) -> Kept:
     for line in lines:
         if not line.endswith(b"\n"):
             continue
-        name, internal, law = json.loads(line)
-        distribution = json_to_distribution(law)
-        out[name] = distribution.to_external_repr(internal), distribution
+        name, value, law = json.loads(line)
+        out[name] = with_tuples(value), with_tuples(json_to_distribution(law))
     return out
+
+
+def converted(trial: FrozenTrial, convert: Callable[[Any], Any]) -> FrozenTrial:
+    """Return a trial with other values and laws: Optuna's storage gives lists back for tuples."""
+    trial = copy.copy(trial)
+    trial.params = {name: convert(value) for name, value in trial.params.items()}
+    trial.distributions = {name: convert(law) for name, law in trial.distributions.items()}
+    return trial

@@ -34,6 +34,7 @@ from privtune.strategies.everything import sampler_of
 from privtune.strategies.release import split
 from privtune.study._hints import searches_begin_at_hints
 from privtune.study._loop_data import SealedTrialError
+from privtune.study._release import check_end
 from privtune.study._round import STACK, Files, StudyRound, work_on_rows
 from privtune.study._shown import suggested
 from privtune.study._together import by_itself, can_meet, run_together
@@ -338,6 +339,7 @@ def rehearse(
     rehearsal = partial(run, {**plan.params, **point})
     trial, value = by_itself(rehearsal, waits)
     result, loop = trial.finish(value, 0), trial.loop
+    check_end(plan, result)
     known = {**plan.params, **point, **trial.params}
     if loop is not None and loop.has_read:
         refuse_other_ways(loop, lambda kind: by_itself(partial(run, known, kind))[0].loop)
