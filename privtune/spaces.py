@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,6 @@ __all__ = [
     "inside",
     "plain",
     "require_independent_sampler",
-    "with_lists",
     "with_tuples",
     "without_numpy",
 ]
@@ -123,8 +121,10 @@ def without_numpy(data: Any) -> Any:
         >>> without_numpy({"low": np.float64(0.5), "choices": np.arange(3)})
         {'low': 0.5, 'choices': [0, 1, 2]}
     """
-    if isinstance(data, np.generic | np.ndarray):
-        return without_numpy(data.item() if isinstance(data, np.generic) else list(data))
+    if isinstance(data, np.generic):
+        return data.item()
+    if isinstance(data, np.ndarray):
+        return without_numpy(list(data))
     if isinstance(data, Mapping):
         return {without_numpy(name): without_numpy(value) for name, value in data.items()}
     if type(data) in (list, tuple):
@@ -175,47 +175,28 @@ def categorical(name: str, choices: object) -> CategoricalDistribution:
 
 
 def _categorical(choices: Sequence[Any]) -> CategoricalDistribution:
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # of tuples, which Optuna's storage holds as lists
+    if not any(isinstance(choice, tuple) for choice in choices):
         return CategoricalDistribution(choices)
+    law = CategoricalDistribution([None])
+    law.choices = tuple(
+        choices
+    )  # its constructor warns of tuples, which only its storage cannot hold
+    return law
 
 
 def with_tuples(value: Any) -> Any:
-    """Return a value, or a law, as it was before JSON made lists of its tuples.
+    """Return a value of a hyperparameter as it was before JSON made lists of its tuples.
 
     No hyperparameter is a list: see :func:`plain`.
 
     Args:
-        value: What JSON, or Optuna's storage, gave back.
+        value: What JSON gave back.
 
     Example:
         >>> with_tuples([64, [32, "x"]])
         (64, (32, 'x'))
     """
-    return _converted(value, list, tuple)
-
-
-def with_lists(value: Any) -> Any:
-    """Return a value, or a law, as Optuna's storage will give it back: with lists for tuples.
-
-    Args:
-        value: A value of a hyperparameter, or a law.
-
-    Example:
-        >>> with_lists((64, (32, "x")))
-        [64, [32, 'x']]
-    """
-    return _converted(value, tuple, list)
-
-
-def _converted(value: Any, kind: type[Any], into: type[Any]) -> Any:
-    if isinstance(value, CategoricalDistribution):
-        if not any(isinstance(choice, kind) for choice in value.choices):
-            return value
-        return _categorical([_converted(choice, kind, into) for choice in value.choices])
-    return into(_converted(v, kind, into) for v in value) if isinstance(value, kind) else value
+    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
 _Rule = tuple[Callable[[object], bool], str]

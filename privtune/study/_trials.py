@@ -18,7 +18,7 @@ from privtune.imports import unsearched
 from privtune.ledger.failures import translated
 from privtune.ledger.storage import Storage
 from privtune.spaces import inside, with_tuples
-from privtune.study._shown import INDEX, ShownTrials, converted
+from privtune.study._shown import INDEX, ShownTrials, from_storage
 
 if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
@@ -71,7 +71,7 @@ class StudyTrials:
         """Return the sealed trials of an arm. For the curator alone."""
         with self._home.lend():
             study = self._open(arm)
-        return [converted(trial, with_tuples) for trial in study.get_trials()]
+        return [from_storage(trial) for trial in study.get_trials()]
 
     def records(self, arm: str) -> list[dict[str, Any]]:
         """Return number, state, parameters and score of the sealed trials of an arm."""
