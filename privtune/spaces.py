@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler, RandomSampler
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.names import check_text
+from privtune.numbers import is_number
 from privtune.priors import IndependentSampler, LogNormal, Mixture, Prior, with_public_priors
 
 if TYPE_CHECKING:
@@ -25,9 +27,16 @@ if TYPE_CHECKING:
 __all__ = [
     "DependentSamplerError",
     "SearchSpace",
+    "categorical",
+    "check_hyperparameter",
     "inside",
+    "plain",
     "require_independent_sampler",
+    "with_tuples",
+    "without_numpy",
 ]
+
+_LONGEST_NAME = 500  # characters: what Optuna's storage holds, and a prefix
 
 _KINDS: Mapping[str, tuple[type[Any], frozenset[str]]] = {
     "float": (FloatDistribution, frozenset({"low", "high", "log", "step"})),
@@ -55,9 +64,139 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_listed(value: object) -> bool:
-    """Say whether these are choices: Optuna only warns of what it cannot store."""
     kinds = bool | int | float | str | None
     return isinstance(value, list | tuple) and all(isinstance(v, kinds) for v in value)
+
+
+def plain(name: str, value: object) -> Any:
+    """Return a value of a hyperparameter as it is kept, released and loaded again.
+
+    Args:
+        name: The hyperparameter.
+        value: None, a boolean, a number, a text, a scalar of NumPy's, or a tuple of such values.
+
+    Returns:
+        The same in Python's own types.
+
+    Raises:
+        InvalidInputError: If it is something else: a module, a function, a list, an enum, a dtype. What a
+            file cannot hold would be found when the first trial ends, after the charge.
+
+    Example:
+        >>> plain("width", np.int64(4)), plain("widths", (64, np.float32(0.5))), plain("act", "relu")
+        (4, (64, 0.5), 'relu')
+        >>> plain("act", dict)
+        Traceback (most recent call last):
+            ...
+        privtune.errors.InvalidInputError: act = 'dict': must be None, a boolean, a number, a text or ...
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) is tuple:
+        return tuple(plain(name, part) for part in value)
+    if type(value) is str:
+        return check_text(value, name)
+    if value is None or type(value) in (bool, float) or (type(value) is int and is_number(value)):
+        return value
+    kind = str(getattr(value, "__qualname__", None) or type(value).__qualname__)
+    if isinstance(value, list):
+        remedy = "Write a tuple, such as (64, 32): it comes back as one."
+    else:
+        remedy = (
+            "Suggest its name and look it up: trial.suggest_categorical('act', ['relu', 'tanh']), then "
+            "{'relu': nn.ReLU, 'tanh': nn.Tanh}[act]."
+        )
+    raise InvalidInputError(
+        name, kind, "must be None, a boolean, a number, a text or a tuple of these", remedy
+    )
+
+
+def without_numpy(data: Any) -> Any:
+    """Return data of a spec with Python's numbers and lists for NumPy's.
+
+    Args:
+        data: What a program, or a file, says.
+
+    Example:
+        >>> without_numpy({"low": np.float64(0.5), "choices": np.arange(3)})
+        {'low': 0.5, 'choices': [0, 1, 2]}
+    """
+    if isinstance(data, np.generic):
+        return data.item()
+    if isinstance(data, np.ndarray):
+        return without_numpy(list(data))
+    if isinstance(data, Mapping):
+        return {without_numpy(name): without_numpy(value) for name, value in data.items()}
+    if type(data) in (list, tuple):
+        return type(data)(map(without_numpy, data))
+    return data
+
+
+def check_hyperparameter(name: object) -> str:
+    """Return the name of a hyperparameter that can be kept, released and shown.
+
+    Args:
+        name: The name.
+
+    Raises:
+        InvalidInputError: If it is no text, or a very long one.
+
+    Example:
+        >>> check_hyperparameter("learning rate")
+        'learning rate'
+    """
+    text = check_text(name, "name of a hyperparameter")
+    if not 0 < len(text) <= _LONGEST_NAME:
+        allowed = f"must be a text of 1 to {_LONGEST_NAME} characters"
+        raise InvalidInputError("name of a hyperparameter", text, allowed)
+    return text
+
+
+def categorical(name: str, choices: object) -> CategoricalDistribution:
+    """Return the uniform law on some choices, each of them as :func:`plain` has it.
+
+    Args:
+        name: The hyperparameter.
+        choices: A list, a tuple, a range or an array of them.
+
+    Raises:
+        InvalidInputError: If they have no order, there are none, or one cannot be kept.
+
+    Example:
+        >>> categorical("width", np.arange(4, 7)).choices
+        (4, 5, 6)
+    """
+    if isinstance(choices, str | bytes) or not isinstance(choices, Sequence | np.ndarray):
+        kind = type(choices).__qualname__
+        raise InvalidInputError(name, kind, "must be a list, a tuple or an array of choices")
+    if len(choices) == 0:
+        raise InvalidInputError(name, "no choice", "must have at least one")
+    return _categorical([plain(name, choice) for choice in choices])
+
+
+def _categorical(choices: Sequence[Any]) -> CategoricalDistribution:
+    if not any(isinstance(choice, tuple) for choice in choices):
+        return CategoricalDistribution(choices)
+    law = CategoricalDistribution([None])
+    law.choices = tuple(
+        choices
+    )  # its constructor warns of tuples, which only its storage cannot hold
+    return law
+
+
+def with_tuples(value: Any) -> Any:
+    """Return a value of a hyperparameter as it was before JSON made lists of its tuples.
+
+    No hyperparameter is a list: see :func:`plain`.
+
+    Args:
+        value: What JSON gave back.
+
+    Example:
+        >>> with_tuples([64, [32, "x"]])
+        (64, (32, 'x'))
+    """
+    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
 _Rule = tuple[Callable[[object], bool], str]
@@ -140,7 +279,7 @@ class SearchSpace(Mapping[str, BaseDistribution]):
         Raises:
             InvalidInputError: If a type or an argument is unknown, or Optuna refuses the values.
         """
-        laws = with_public_priors(spec)
+        laws = with_public_priors(without_numpy(spec))
         return cls({name: _law(f"space.{name}", fields) for name, fields in laws.items()})
 
     def __getitem__(self, name: str) -> BaseDistribution:
@@ -168,14 +307,15 @@ class SearchSpace(Mapping[str, BaseDistribution]):
         """
         rng = streams.numpy("search", candidate)
         if self.sampler is None:
-            return {name: _prior(law).draw(rng) for name, law in self.distributions.items()}
+            drawn = {name: _prior(law).draw(rng) for name, law in self.distributions.items()}
+            return {name: plain(name, value) for name, value in drawn.items()}
         drawn = dict(self.sampler.draw(rng))
         for name, distribution in self.items():
             if name not in drawn or not inside(distribution, drawn[name]):
                 raise InvalidInputError(
                     "sampler", type(self.sampler).__name__, f"must draw {name} from {distribution}"
                 )
-        return {name: drawn[name] for name in self}
+        return {name: plain(name, drawn[name]) for name in self}
 
 
 def _law(where: str, fields: Mapping[str, Any]) -> BaseDistribution | Prior:
@@ -201,6 +341,11 @@ def _law(where: str, fields: Mapping[str, Any]) -> BaseDistribution | Prior:
             raise InvalidInputError(f"{where}.{name}", value, f"must be {allowed_value}")
     if arguments.get("weights") is not None:
         arguments["weights"] = tuple(arguments["weights"])
+    if kind == "categorical":
+        choices = categorical(f"{where}.choices", arguments["choices"])
+        if any(isinstance(c, float) and not math.isfinite(c) for c in choices.choices):
+            raise InvalidInputError(f"{where}.choices", arguments["choices"], "must be finite")
+        return choices
     try:
         made: BaseDistribution | Prior = law(**arguments)
     except (TypeError, ValueError, OverflowError) as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
+from privtune.spaces import with_tuples
 from privtune.strategies import TrialResult
 from privtune.strategies.release import split
 
@@ -59,7 +60,10 @@ def unpack_result(content: bytes) -> TrialResult:
     if "result" not in metadata:
         raise PrivTuneError("A stored model is not a trial's result: the store was edited.")
     document = json.loads(metadata["result"])
-    names = ["weights"] if "weights" in header else list(document["shapes"])
+    document["params"] = {name: with_tuples(v) for name, v in document["params"].items()}
+    # A parameter of a model may be called "weights", too.
+    named = document["shapes"] and document["shapes"].keys() <= header.keys()
+    names = list(document["shapes"]) if named else ["weights"]
     score = document.pop("score")
 
     def weights() -> torch.Tensor:

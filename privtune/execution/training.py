@@ -28,6 +28,7 @@ __all__ = [
     "accuracy",
     "dry_run",
     "held_to_classes",
+    "made_up_records",
     "model_of",
     "part_of",
     "pruned",
@@ -157,14 +158,25 @@ def train_trials(
     return [done[index] for index in trials]
 
 
-def _made_up_targets(task: Task, records: int, generator: torch.Generator) -> torch.Tensor:
+def made_up_records(task: Task, records: int) -> TensorData:
+    """Return records of a task's shapes and types that hold no data: always the same.
+
+    Args:
+        task: The task.
+        records: How many.
+    """
     import torch
 
+    from privtune.training.mechanism.data import TensorData
+
+    generator = torch.Generator().manual_seed(0)
     shape = (records, task.input_shape[0]) if task.unit else (records,)
     if task.target_range is None:
-        return torch.randint(task.classes or 1, shape, generator=generator)
-    low, high = task.target_range
-    return low + (high - low) * torch.rand(shape, generator=generator)
+        y = torch.randint(task.classes or 1, shape, generator=generator)
+    else:
+        low, high = task.target_range
+        y = low + (high - low) * torch.rand(shape, generator=generator)
+    return TensorData(made_up_inputs(records, task.input_shape, task.tokens), y)
 
 
 def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:
@@ -274,18 +286,13 @@ def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, stack: int, s
     import torch
 
     from privtune.training.engine.train import train
-    from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods import FixedDPSGD
 
     schedule = plan.training.schedule
     records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))
     rate = min(1.0, schedule.expected_batch_size / records)
-    generator = torch.Generator().manual_seed(0)
-    made_up = TensorData(
-        made_up_inputs(records, task.input_shape, task.tokens),
-        _made_up_targets(task, records, generator),
-    )
+    made_up = made_up_records(task, records)
     model, reduce = reduced(task, made_up)
     data = reduce(made_up)
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from privtune.study._store import StudyExistsError, StudyNotFoundError, study_names
     from privtune.study._study import Study
     from privtune.study.audits import audits_of, keep_audit
+    from privtune.study.failures import StudyInterruptedError
     from privtune.study.lifecycle import StudyBusyError
-    from privtune.study.objective import StudyInterruptedError
     from privtune.study.observer import ArmStatus, NullObserver, Observer
     from privtune.study.planning import StudyPlan, plan_study
     from privtune.study.seal import SealedError, SealedTrialsError

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from privtune.accounting import Guarantee
+from privtune.accounting import Adjacency, Guarantee
+from privtune.errors import PrivTuneError
 from privtune.execution.files import pack_result, unpack_result
 from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResult
+from privtune.strategies.release import split
 
 if TYPE_CHECKING:
     from privtune.strategies import ScorePlan
@@ -18,12 +20,16 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.scoring import Measured
     from privtune.training.mechanism.streams import Streams
 
-__all__ = ["MODEL", "load_release", "make_release", "utility_of"]
+__all__ = ["MODEL", "ReleaseError", "check_end", "load_release", "make_release", "utility_of"]
 
 MODEL = "model.safetensors"
 """Name of the released model in its arm's folder."""
 
 _TRIALS = "trials/"
+
+
+class ReleaseError(PrivTuneError):
+    """What a rehearsal would release is not what comes back from its file."""
 
 
 def make_release(
@@ -118,6 +124,83 @@ def _exact(plan: Plan, task: Task, test: TensorData) -> ScorePlan | None:
         # Neither classes nor numbers in a range, as for a density: only what scored the trials.
         return plan.score and replace(plan.score, noise_multiplier=None, moved=None)
     return Scoring().exact(records=task.test_records, target_range=task.target_range)
+
+
+def check_end(plan: Plan, result: TrialResult) -> None:
+    """Pack, release and load what a rehearsal ended with, as a round and a release do.
+
+    Args:
+        plan: The arm's plan.
+        result: What the rehearsal ended with: made up, like its records.
+
+    Raises:
+        ReleaseError: If it cannot be written, or something else is read. After the charge, the first
+            trial to end would stop the arm, whatever was spent.
+    """
+    nothing = Guarantee(0.0, 0.0, "rehearsal", Adjacency.ADD_REMOVE)
+    outcome = Outcome(result, trials=() if plan.is_sealed else (result,))
+    try:
+        _, files = make_release(
+            plan, outcome, guarantee=nothing, seconds=None, utility={}, machine={}
+        )
+        for content in (pack_result(result), *files.values()):
+            found = unpack_result(content)
+            # As text: 1 and True are equal, and a number that is none is not itself.
+            same = repr(dict(found.params)) == repr(dict(result.params))
+            if not same or found.weights.tolist() != result.weights.tolist():
+                raise ReleaseError("something else is read from it than was written")
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise ReleaseError(
+            f"A trial of arm {plan.arm!r} would end in what no file of a release can hold ({said}). "
+            "Hyperparameters are numbers, texts, booleans, None or tuples of these; parameters of models "
+            "are real floating-point tensors. Nothing was charged."
+        ) from error
+
+
+def rehearse_end(plan: Plan, task: Task, params: Mapping[str, Any]) -> None:
+    """Score, pack, release and load a model of a task as its factory makes it, on made-up records.
+
+    Args:
+        plan: The arm's plan.
+        task: The task.
+        params: A candidate.
+
+    Raises:
+        ReleaseError: As :func:`check_end`; or a metric fails.
+    """
+    from privtune.execution.training import held_to_classes, made_up_records, model_of
+    from privtune.tasks._fine_tuning import for_candidate
+    from privtune.training.mechanism.kernel import flatten_params
+    from privtune.training.mechanism.scoring import measure_each
+    from privtune.training.mechanism.streams import Streams
+
+    own = for_candidate(task, params)
+    result = TrialResult(
+        index=0, params=params, weights=flatten_params(own.model()).detach().cpu(), score=0.0
+    )
+    result = shaped(own, result)
+    check_end(plan, result)
+    model = own.model()
+    other = model.load_state_dict(split(result.weights, result.shapes), strict=False)
+    if other.unexpected_keys:
+        raise ReleaseError(
+            f"The model of task {task.name!r} has other parameters each time it is made "
+            f"({', '.join(other.unexpected_keys)}). Nothing was charged."
+        )
+    data = held_to_classes(replace(made_up_records(own, 2), unit=own.unit), own.classes)
+    exact = _exact(plan, task, data) if task.public_test else None
+    for terms in filter(None, (plan.score, plan.report or exact)):
+        rng = Streams(bytes(32)).numpy("score", 0)
+        measure_each(terms, model_of(own, result.weights), data, rng=rng, loss=own.loss)
+
+
+def shaped(task: Task, result: TrialResult) -> TrialResult:
+    """Note the names and shapes of the parameters, so that anybody can load them."""
+    if result.shapes or result.weights.numel() == 0:
+        return result
+    named = task.model().named_parameters()
+    return replace(result, shapes={n: tuple(p.shape) for n, p in named if p.requires_grad})
 
 
 def load_release(

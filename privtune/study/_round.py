@@ -16,6 +16,7 @@ from privtune.execution.table import Handed, make_rounds, patiently, work_throug
 from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.ledger import SKIPPED
 from privtune.names import check_text
+from privtune.spaces import check_hyperparameter, plain
 from privtune.strategies import PRUNED, Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.study._objects import DamagedResultError
 from privtune.study._shown import suggested
@@ -89,6 +90,10 @@ class Asked:
                 f"{what} {self.key!r} was trained before with other hyperparameters, by another plan of its "
                 "training, or with a score where there is none now. Give each training a name of its own."
             )
+
+
+def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {check_hyperparameter(name): plain(name, value) for name, value in params.items()}
 
 
 def _hash(text: str) -> str:
@@ -361,7 +366,7 @@ class StudyRound:
         scored: bool = False,
     ) -> TrialResult:
         """Train one candidate, unless its result is there."""
-        asked = Asked(check_text(name, "name"), training, dict(params), scored)
+        asked = Asked(check_text(name, "name"), training, _plain(params), scored)
         return self._trained([asked])[0]
 
     @property
@@ -379,7 +384,7 @@ class StudyRound:
         self._check_kind(sealed=False)
         if plan.search is None:
             return ()
-        asked = [Asked(int(n), plan.search.training_of(p), dict(p)) for n, p in trials.items()]
+        asked = [Asked(int(n), plan.search.training_of(p), _plain(p)) for n, p in trials.items()]
         if len(trials) > 1:
             self._distribute(asked)
         done: dict[str | int, TrialResult] = {}

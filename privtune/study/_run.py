@@ -11,15 +11,15 @@ from privtune.errors import InvalidInputError
 from privtune.execution.executor import Executor
 from privtune.execution.gpus import gpu_slots
 from privtune.execution.training import dry_run
-from privtune.strategies import NonPrivateError, Outcome, Plan, Release, TrialResult
+from privtune.strategies import NonPrivateError, Outcome, Plan, Release
 from privtune.strategies.searching import parts_of
 from privtune.strategies.stage_plan import StagePlan, release_stage
-from privtune.study._release import utility_of
+from privtune.study._release import rehearse_end, shaped, utility_of
 from privtune.study._round import StudyRound
 from privtune.study.lifecycle import Life, carry_on
 from privtune.study.workers import give_out, make_files, telling
 from privtune.tasks import TaskDataError
-from privtune.tasks._fine_tuning import for_candidate
+from privtune.tasks._fine_tuning import PART, for_candidate
 from privtune.training.engine.compute import check_device, check_stack
 from privtune.training.mechanism.streams import Streams
 
@@ -121,7 +121,12 @@ class _TaskTrainer:
 
     def rehearse(self, plan: Plan) -> float:
         """Train a few steps on made-up records; an unknown strategy is found before the charge."""
-        parts = parts_of(self._strategy(plan), self.life.spec.search_space(), plan)
+        space = self.life.spec.search_space()
+        parts = parts_of(self._strategy(plan), space, plan)
+        params = plan.candidate(space, Streams(bytes(32)), 0)
+        for part in parts or (None,):
+            own = params if part is None else {**params, PART: part}
+            rehearse_end(plan, self.task, own)
         return dry_run(plan, self.task, compute=self.compute, parts=parts, known=self.timed)
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
@@ -149,7 +154,7 @@ class _TaskTrainer:
         if outcome.result is None:
             return outcome, utility
         task = for_candidate(self.staged, outcome.result.params)
-        return replace(outcome, result=_shaped(task, outcome.result)), utility
+        return replace(outcome, result=shaped(task, outcome.result)), utility
 
     def machine(self) -> Mapping[str, str]:
         """Return the versions here, and the hardware if it is this machine's."""
@@ -157,11 +162,3 @@ class _TaskTrainer:
 
         here = self.executor.name in {"inline", "processes"}
         return {**versions(), "device": hardware(self.compute.device) if here else "its workers'"}
-
-
-def _shaped(task: Task, result: TrialResult) -> TrialResult:
-    """Note the names and shapes of the parameters, so that anybody can load them."""
-    if result.shapes or result.weights.numel() == 0:
-        return result
-    named = task.model().named_parameters()
-    return replace(result, shapes={n: tuple(p.shape) for n, p in named if p.requires_grad})

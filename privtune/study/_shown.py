@@ -8,6 +8,7 @@ candidate: with another one, the release would tell that the first had crashed, 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -16,8 +17,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.distributions import distribution_to_json, json_to_distribution
-from optuna.trial import TrialState, create_trial
+from optuna.distributions import (
+    CategoricalDistribution,
+    distribution_to_json,
+    json_to_distribution,
+)
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from privtune.spaces import categorical, with_tuples
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -28,10 +35,13 @@ if TYPE_CHECKING:
 
 Kept = dict[str, tuple[Any, "BaseDistribution"]]
 
-__all__ = ["INDEX", "ShownTrial", "ShownTrials", "suggested"]
+__all__ = ["INDEX", "ShownTrial", "ShownTrials", "from_storage", "suggested"]
 
 INDEX = "privtune:index"
 """Attribute of a trial: its number in its round."""
+
+_TUPLES = "privtune:tuples"
+"""Attribute of a stored trial: by hyperparameter, the places of the choices that are tuples."""
 
 
 class ShownTrial:
@@ -59,7 +69,7 @@ class ShownTrial:
         """Suggest a value of a distribution; the value that the trial had, if its process died."""
         value = self._trial._suggest(name, distribution)
         if name not in self._kept:
-            line = [name, distribution.to_internal_repr(value), distribution_to_json(distribution)]
+            line = [name, value, _law_to_json(distribution)]
             self._keep(len(self._kept), f"{json.dumps(line)}\n".encode())
             self._kept[name] = value, distribution
         return value
@@ -108,7 +118,8 @@ class ShownTrials:
         # Of the same name: Hyperband derives a trial's bracket from it.
         memory.create_new_study(study.directions, study.study_name)
         self._memory = _Planned(study.study_name, memory)
-        self._memory.add_trials(study.get_trials(deepcopy=False, states=_ENDED))
+        ended = study.get_trials(deepcopy=False, states=_ENDED)
+        self._memory.add_trials([from_storage(trial) for trial in ended])
         self._ids: dict[int, int] = {
             trial.user_attrs[INDEX]: trial._trial_id
             for trial in self._memory.get_trials(deepcopy=False)
@@ -168,7 +179,7 @@ class ShownTrials:
         value = None if pruned else -math.inf if math.isnan(score) else score
         ended = self._memory.tell(trial._trial, value, state)
         with self._lend():
-            self._stored.add_trial(ended)
+            self._stored.add_trial(_to_storage(ended))
         self._told.add(number)
 
 
@@ -190,7 +201,63 @@ def _read(kept: Iterable[bytes]) -> Kept:
     for line in lines:
         if not line.endswith(b"\n"):
             continue
-        name, internal, law = json.loads(line)
-        distribution = json_to_distribution(law)
-        out[name] = distribution.to_external_repr(internal), distribution
+        name, value, law = json.loads(line)
+        out[name] = with_tuples(value), _law_from_json(name, law)
     return out
+
+
+def _law_to_json(law: BaseDistribution) -> str:
+    if isinstance(law, CategoricalDistribution):
+        return json.dumps({"choices": law.choices})
+    return distribution_to_json(law)
+
+
+def _law_from_json(name: str, text: str) -> BaseDistribution:
+    fields = json.loads(text)
+    if "choices" in fields:
+        return categorical(name, with_tuples(fields["choices"]))
+    return json_to_distribution(text)
+
+
+def _to_storage(trial: FrozenTrial) -> FrozenTrial:
+    """Return a trial as Optuna's storage can hold it: with texts for tuples, and a note of which."""
+    tuples: dict[str, list[int]] = {}
+    params, laws = dict(trial.params), dict(trial.distributions)
+    for name, law in trial.distributions.items():
+        choices = getattr(law, "choices", ())
+        if places := [place for place, choice in enumerate(choices) if isinstance(choice, tuple)]:
+            tuples[name] = places
+            texts = [
+                f"tuple {json.dumps(c)}" if place in places else c
+                for place, c in enumerate(choices)
+            ]
+            laws[name] = categorical(name, texts)
+            params[name] = texts[int(law.to_internal_repr(params[name]))]
+    return _changed(trial, params, laws, {**trial.user_attrs, _TUPLES: tuples}) if tuples else trial
+
+
+def from_storage(trial: FrozenTrial) -> FrozenTrial:
+    """Return a trial as it was before it was stored: with its tuples."""
+    params, laws = dict(trial.params), dict(trial.distributions)
+    others = {name: value for name, value in trial.user_attrs.items() if name != _TUPLES}
+    for name, places in trial.user_attrs.get(_TUPLES, {}).items():
+        law: Any = laws[name]
+        choices = [
+            with_tuples(json.loads(c.removeprefix("tuple "))) if place in places else c
+            for place, c in enumerate(law.choices)
+        ]
+        params[name] = choices[int(law.to_internal_repr(params[name]))]
+        laws[name] = categorical(name, choices)
+    return _changed(trial, params, laws, others)
+
+
+def _changed(
+    trial: FrozenTrial,
+    params: dict[str, Any],
+    laws: dict[str, BaseDistribution],
+    attributes: dict[str, Any],
+) -> FrozenTrial:
+    trial = copy.copy(trial)
+    trial.params, trial.distributions = params, laws
+    trial.user_attrs = attributes
+    return trial

@@ -14,13 +14,20 @@ from optuna.distributions import (
 
 from privtune.errors import InvalidInputError
 from privtune.priors import IndependentSampler, Prior
-from privtune.spaces import SearchSpace
+from privtune.spaces import SearchSpace, categorical, check_hyperparameter, plain
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
     from privtune.study._shown import ShownTrial
 
 __all__ = ["Suggestions"]
+
+_PLANNED = frozenset(
+    {"batch_size", "expected_batch_size", "lot_size", "epochs", "n_epochs", "num_epochs"}
+    | {"max_epochs", "steps", "n_steps", "num_steps", "max_steps", "noise_multiplier"}
+    | {"sample_rate", "target_epsilon", "epsilon", "delta", "target_delta"}
+)
+"""Names of what the plan says of each training, as loops call it."""
 
 
 class Suggestions:
@@ -102,12 +109,13 @@ class Suggestions:
 
         Args:
             name: Name of the hyperparameter.
-            choices: None, booleans, numbers or texts.
+            choices: None, booleans, numbers, texts, scalars of NumPy's, or tuples of these; a list, a
+                tuple, a range or an array of them. Of others (modules, functions, enums) suggest the names.
 
         Returns:
             One of them; the same one whenever the trial asks for this name.
         """
-        return self._suggest(name, CategoricalDistribution(choices))
+        return self._suggest(name, categorical(name, choices))
 
     def suggest(self, name: str, prior: Prior) -> Any:
         """Suggest a value of a public prior: log-normal, a mixture, one of your own.
@@ -124,9 +132,10 @@ class Suggestions:
     def _suggest(
         self, name: str, distribution: BaseDistribution, prior: Prior | None = None
     ) -> Any:
+        _refuse_planned(check_hyperparameter(name))
         if name in self._suggested:
             value, before = self._suggested[name]
-            if _values(before) != _values(distribution):
+            if not _same_values(before, distribution):
                 raise InvalidInputError(
                     name,
                     distribution,
@@ -142,6 +151,7 @@ class Suggestions:
             # Each name has a stream of its own: what is drawn does not hang on the order of calls.
             law = {name: distribution if prior is None else prior}
             value = SearchSpace(law).draw(Streams(self._streams.key(f"search/{name}")), 0)[name]
+        value = plain(name, value)
         self._suggested[name] = value, distribution
         return self._used(name, value)
 
@@ -150,6 +160,27 @@ class Suggestions:
         return self._as_trained({name: value})[name]
 
 
-def _values(law: BaseDistribution | Prior) -> tuple[type, dict[str, Any]]:
-    """Tell which values a law has: as in Optuna, a scale may be left out when one is asked for again."""
-    return type(law), {name: value for name, value in vars(law).items() if name != "log"}
+def _same_values(law: BaseDistribution, other: BaseDistribution) -> bool:
+    """Say whether laws have the same values: as in Optuna, a scale may be left out the second time."""
+    if isinstance(law, CategoricalDistribution):
+        return law == other
+    ranges = [{n: v for n, v in vars(each).items() if n != "log"} for each in (law, other)]
+    return type(law) is type(other) and ranges[0] == ranges[1]
+
+
+def _refuse_planned(name: str) -> None:
+    """Refuse a name that belongs to the plan: a value would be released that nothing ran with.
+
+    Raises:
+        InvalidInputError: With the ways to search it.
+    """
+    if name.lower().replace("-", "_").replace(" ", "_") not in _PLANNED:
+        return
+    raise InvalidInputError(
+        "name of a hyperparameter",
+        name,
+        "belongs to the plan: what a trial runs is what was charged, whatever it suggests",
+        "To search it, run an arm for each value (study.optimize with another training=DPSGD(...) or "
+        "epsilon=...), or declare a task: the space of a spec takes expected_batch_size, epochs and "
+        "noise_multiplier as a categorical, with guarantee: common (docs/spec.md).",
+    )

@@ -17,8 +17,8 @@ import optuna
 from privtune.imports import unsearched
 from privtune.ledger.failures import translated
 from privtune.ledger.storage import Storage
-from privtune.spaces import inside
-from privtune.study._shown import INDEX, ShownTrials
+from privtune.spaces import inside, with_tuples
+from privtune.study._shown import INDEX, ShownTrials, from_storage
 
 if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
@@ -71,7 +71,7 @@ class StudyTrials:
         """Return the sealed trials of an arm. For the curator alone."""
         with self._home.lend():
             study = self._open(arm)
-        return study.get_trials()
+        return [from_storage(trial) for trial in study.get_trials()]
 
     def records(self, arm: str) -> list[dict[str, Any]]:
         """Return number, state, parameters and score of the sealed trials of an arm."""
@@ -140,7 +140,7 @@ def _finished(space: SearchSpace, result: TrialResult) -> optuna.trial.FrozenTri
 def _all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     """Return a recorded trial's parameters, those outside of the space included."""
     outside = {
-        key.removeprefix(_OUTSIDE): value
+        key.removeprefix(_OUTSIDE): with_tuples(value)
         for key, value in trial.user_attrs.items()
         if key.startswith(_OUTSIDE)
     }

@@ -1,18 +1,39 @@
 """What stops an arm: told to the curator whole, to everybody else as one sentence without data.
 
-Whether a program fails, and how, may depend on the records. So nothing of it leaves: no message, no
-class of an exception, no traceback on standard error. The traceback is kept in the store.
+Whether a program fails, and how, may depend on the records; so may which of PrivTune's own refusals it
+meets (a split that overlaps, a loss that is not a number, a table that is not as declared). So nothing of it
+leaves: no message, no class of an exception, no traceback on standard error. The traceback is kept in the
+store. What is said of the storage, of a time limit and of the source of a function passes: it depends on no
+record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from privtune.errors import PrivTuneError
 from privtune.execution.supervise import WorkerStoppedError
+from privtune.ledger import LedgerBusyError, LedgerConnectionError
+from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
+from privtune.study.imported import ObjectiveChangedError
 
-__all__ = ["ArmStoppedError", "stopping"]
+__all__ = ["ArmStoppedError", "StudyInterruptedError", "stopping"]
+
+
+class StudyInterruptedError(PrivTuneError):
+    """The time was over before the arm was; its charge stays, nothing was released."""
+
+
+_WITHOUT_DATA = (
+    LedgerBusyError,
+    LedgerConnectionError,
+    LedgerFullError,
+    LedgerReadOnlyError,
+    ObjectiveChangedError,
+    StudyInterruptedError,
+)
+"""Errors of PrivTune's own that hang on no record, wherever they are raised."""
 
 
 class ArmStoppedError(PrivTuneError):
@@ -29,7 +50,7 @@ class ArmStoppedError(PrivTuneError):
 
 @contextmanager
 def stopping(study: str, arm: str, record: Callable[[str, Exception], None]) -> Iterator[None]:
-    """Turn whatever stops an arm into ``ArmStoppedError``; errors of PrivTune's own say enough.
+    """Turn whatever stops a charged arm into ``ArmStoppedError``, errors of PrivTune's own included.
 
     Args:
         study: The study's name.
@@ -38,16 +59,18 @@ def stopping(study: str, arm: str, record: Callable[[str, Exception], None]) -> 
 
     Raises:
         ArmStoppedError: Without cause or context: what raised is in the store.
+        PrivTuneError: The storage failed, or the time is over.
     """
     stopped = False
     try:
         yield
-    except PrivTuneError:
+    except _WITHOUT_DATA:
         raise
     except WorkerStoppedError:  # the worker has kept what stopped it
         stopped = True
     except Exception as error:
-        record(arm, error)
+        with suppress(PrivTuneError):  # its context would be the error
+            record(arm, error)
         stopped = True
     if stopped:
         stop = ArmStoppedError(study, arm)

@@ -397,8 +397,7 @@ def _release_stage(
     if life.stage(plan) in (Stage.CHARGED, Stage.STARTED) and measure is not None:
         life.start(plan)
         with stopping(life.name, plan.arm, life.record_failure), life.seal(plan):
-            document = measure(plan)
-        life.keep_stage(plan, document)
+            life.keep_stage(plan, measure(plan))
     if life.stage(plan) is Stage.TRAINED:
         life.settle(plan)
     life.announce_stage(plan)
@@ -421,7 +420,9 @@ def _train(
             if not plan.is_private:  # else it tells how many records there are
                 seconds = time.perf_counter() - started
             outcome, utility = trainer.finish(plan, outcome)
+            machine = trainer.machine()
+        with stopping(life.name, plan.arm, life.record_failure):
+            life.keep(plan, outcome, seconds=seconds, utility=utility, machine=machine)
     except BaseException:
         observer.arm_failed(plan)
         raise
-    life.keep(plan, outcome, seconds=seconds, utility=utility, machine=trainer.machine())

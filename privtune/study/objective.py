@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from optuna.exceptions import TrialPruned
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.execution.training import pruned
 from privtune.ledger import RECORD
 from privtune.numbers import is_number
@@ -34,9 +34,11 @@ from privtune.strategies.everything import sampler_of
 from privtune.strategies.release import split
 from privtune.study._hints import searches_begin_at_hints
 from privtune.study._loop_data import SealedTrialError
+from privtune.study._release import check_end
 from privtune.study._round import STACK, Files, StudyRound, work_on_rows
 from privtune.study._shown import suggested
 from privtune.study._together import by_itself, can_meet, run_together
+from privtune.study.failures import StudyInterruptedError
 from privtune.study.rehearsal import (
     MadeAnew,
     Rehearsal,
@@ -66,7 +68,6 @@ __all__ = [
     "Objective",
     "ObjectiveFiles",
     "ObjectiveRound",
-    "StudyInterruptedError",
     "plan_objective",
 ]
 
@@ -76,10 +77,6 @@ Objective = Callable[[Trial], float]
 
 OBJECTIVE = "objective.json"
 """Name of the sealed result that says where workers find an arm's function."""
-
-
-class StudyInterruptedError(PrivTuneError):
-    """The time was over before the arm was; its charge stays, nothing was released."""
 
 
 def plan_objective(
@@ -342,6 +339,7 @@ def rehearse(
     rehearsal = partial(run, {**plan.params, **point})
     trial, value = by_itself(rehearsal, waits)
     result, loop = trial.finish(value, 0), trial.loop
+    check_end(plan, result)
     known = {**plan.params, **point, **trial.params}
     if loop is not None and loop.has_read:
         refuse_other_ways(loop, lambda kind: by_itself(partial(run, known, kind))[0].loop)

@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 from privtune.errors import PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.files import read_bounded
-from privtune.spaces import SearchSpace
+from privtune.spaces import SearchSpace, without_numpy
 from privtune.study._objects import check_address
 from privtune.study._spec_parts import STORED, ArmSpec, BudgetSpec, Name
 from privtune.study._spec_words import NUMBER, Space, checked, sentence
@@ -208,7 +208,7 @@ class StudySpec(BaseModel):
             SpecError: One sentence: where, what, and what is allowed.
         """
         try:
-            return cls.model_validate(data, context=STORED if stored else None)
+            return cls.model_validate(without_numpy(data), context=STORED if stored else None)
         except ValidationError as error:
             raise SpecError(f"Study spec, {sentence(error, data, _fields)}.") from error
 

@@ -33,6 +33,7 @@ from privtune.ledger.urls import masked_url
 from privtune.study._round import Files, TrialFiles, work_on_rows
 from privtune.study._standing import Stage
 from privtune.study._store import StudyStore
+from privtune.study.failures import stopping
 from privtune.study.lifecycle import Life
 from privtune.study.seal import open_stream
 from privtune.training.engine.compute import Compute, check_device
@@ -232,8 +233,8 @@ def serve(
 
     Raises:
         InvalidInputError: If there is no such device here.
-        PrivTuneError: If the only study cannot be loaded here, was deleted, or one of its trainings was
-            stopped by an error, which is kept for the curator.
+        ArmStoppedError: If a training was stopped by an error, which is kept for the curator.
+        PrivTuneError: If the only study cannot be loaded here, or was deleted.
     """
     if device is not None:
         check_device(device)
@@ -366,17 +367,8 @@ def _serve(
     stack: int | Literal["auto"] | None,
     most: int | None,
 ) -> int:
-    try:
+    with stopping(life.name, plan.arm, life.record_failure):
         return _work(life, plan.arm, charge_id=charge_id, stack=stack, device=device, most=most)
-    except PrivTuneError:
-        raise  # says enough, and stops this worker alone
-    except Exception as error:
-        life.record_failure(plan.arm, error)
-    raise PrivTuneError(
-        f"A training of arm {plan.arm!r} of study {life.name!r} was stopped by an error of the program "
-        "or the machine; its charge stays. See what happened, inside the trust boundary: privtune "
-        f"study show {life.name} --curator. Mend it, run the study and this worker again."
-    )
 
 
 def _work(

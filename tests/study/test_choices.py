@@ -1,0 +1,334 @@
+"""What may be suggested: what is released, and loaded again, is what the function was given."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import json
+import math
+import pathlib
+import typing
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from torch import nn
+
+import privtune
+from privtune.errors import InvalidInputError
+from privtune.priors import LogNormal, Prior
+from privtune.spaces import SearchSpace, plain, with_tuples
+from privtune.strategies import Everything, Fixed, PapernotSteinke
+from privtune.study import Study
+from privtune.study._suggestions import _PLANNED
+from privtune.training.methods import METHODS
+from tests.study.conftest import toy_spec
+from tests.study.test_optimize import ARGUMENTS, TRAIN, VALIDATION, charges, make
+
+STRATEGIES = [Fixed(), PapernotSteinke(mean_runs=3), Everything(trials=3)]
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Text(enum.StrEnum):
+    RELU = "relu"
+
+
+class Pair(typing.NamedTuple):
+    width: int
+    depth: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    width: int = 4
+
+
+WRONG: dict[str, list[Any]] = {
+    "classes": [nn.ReLU, nn.Tanh],
+    "modules": [nn.ReLU(), nn.Tanh()],
+    "functions": [torch.relu, torch.tanh],
+    "lambdas": [lambda x: x],
+    "python modules": [math],
+    "enums": list(Colour),
+    "whole enums": list(Number),
+    "text enums": list(Text),
+    "dtypes": [torch.float32, torch.float64],
+    "numpy dtypes": [np.dtype("float32")],
+    "numpy types": [np.float32],
+    "devices": [torch.device("cpu")],
+    "tensors": [torch.tensor(1.0)],
+    "arrays": [np.zeros(2)],
+    "sets": [{1, 2}],
+    "frozen sets": [frozenset({1})],
+    "dicts": [{"width": 4}],
+    "lists": [[64, 32], [16]],
+    "lists in tuples": [(64, [32])],
+    "named tuples": [Pair(4, 2)],
+    "dataclasses": [Options()],
+    "objects": [object()],
+    "bytes": [b"relu"],
+    "complex numbers": [1j],
+    "long doubles": [np.longdouble(1)],
+    "decimals": [decimal.Decimal(1)],
+    "dates": [datetime.date(2020, 1, 1)],
+    "numpy dates": [np.datetime64("2020-01-01")],
+    "paths": [pathlib.PurePosixPath("a")],
+    "ranges": [range(3)],
+    "huge numbers": [10**400],
+    "half characters": ["\ud800"],
+    "NULs": ["a\0b"],
+    "one among good ones": ["relu", 1, None, nn.ReLU],
+}
+
+
+def trained(trial: privtune.Trial) -> float:
+    model = nn.Linear(6, 3)
+    private = trial.make_private(model, torch.optim.SGD(model.parameters(), 0.5), TRAIN)
+    private.fit(lambda m, x, y: nn.functional.cross_entropy(m(x), y, reduction="none"))
+    return trial.score(model, VALIDATION)
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("strategy", STRATEGIES[1:], ids=lambda s: s.name)
+def test_what_no_file_can_hold_is_refused_before_the_charge(
+    storage: str, strategy: Any, what: str
+) -> None:
+    def objective(trial: privtune.Trial) -> float:
+        trial.suggest_categorical("act", WRONG[what])
+        return trained(trial)
+
+    with pytest.raises(InvalidInputError, match=r"^act") as refused:
+        make(storage).optimize(objective, strategy=strategy, **ARGUMENTS)
+    assert "\n" not in str(refused.value)
+    assert charges(storage) == 0
+
+
+@pytest.mark.parametrize("what", ["classes", "functions", "enums", "dtypes", "sets", "objects"])
+def test_the_form_to_write_instead_is_named(what: str) -> None:
+    form = r"suggest_categorical\('act', \['relu', 'tanh'\]\)"
+    for choice in WRONG[what]:
+        with pytest.raises(InvalidInputError, match=form):
+            plain("act", choice)
+    with pytest.raises(InvalidInputError, match="Write a tuple"):
+        plain("act", [1])
+
+
+@pytest.mark.parametrize("choices", [{1, 2}, {"a": 1}, "relu", b"ab", 3, None, iter([1]), ()])
+def test_choices_have_an_order(storage: str, choices: Any) -> None:
+    """The order of a set of texts differs from process to process, and so would what is drawn."""
+
+    def objective(trial: privtune.Trial) -> float:
+        return float(trial.suggest_categorical("act", choices))
+
+    with pytest.raises(InvalidInputError, match=r"^act"):
+        make(storage).optimize(objective, strategy=Fixed(), **ARGUMENTS)
+    assert charges(storage) == 0
+
+
+def same(one: Any, other: Any) -> bool:
+    """Compare values with their types; a number that is none is like itself."""
+    return repr(one) == repr(other) and type(one) is type(other)
+
+
+RIGHT: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "numbers of a range": (np.arange(4, 8), (4, 5, 6, 7)),
+    "single floats": ([np.float32(0.5), np.float32(0.25)], (0.5, 0.25)),
+    "doubles": ([np.float64(0.5)], (0.5,)),
+    "whole numbers": ([np.int64(4), np.uint8(5)], (4, 5)),
+    "switches": (np.array([True, False]), (True, False)),
+    "numpy texts": (np.array(["relu", "tanh"]), ("relu", "tanh")),
+    "tuples": ([(64, 32), (16,)], ((64, 32), (16,))),
+    "nested tuples": ([((np.int64(1), "a"), None)], (((1, "a"), None),)),
+    "empty tuple": ([()], ((),)),
+    "nothing and switches": ([None, True, False], (None, True, False)),
+    "equal but different": ([1, True, 1.0], (1, True, 1.0)),
+    "the same twice": ([1, 1, 2], (1, 1, 2)),
+    "not finite": ([math.inf, -math.inf], (math.inf, -math.inf)),
+    "no number": ([math.nan], (math.nan,)),
+    "long text": (["x" * 10_000], ("x" * 10_000,)),
+    "other scripts": (["é", "e\u0301", "シ"], ("é", "e\u0301", "シ")),
+}
+
+
+@pytest.mark.parametrize("what", RIGHT)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+def test_what_is_suggested_is_what_is_released_and_loaded(
+    storage: str, strategy: Any, what: str
+) -> None:
+    given: list[Any] = []
+    choices, expected = RIGHT[what]
+
+    def objective(trial: privtune.Trial) -> float:
+        value = trial.suggest_categorical("act", choices)
+        assert same(trial.suggest_categorical("act", choices), value)
+        given.append(value)
+        return trained(trial)
+
+    study = make(storage, seed=4)
+    release = study.optimize(objective, strategy=strategy, **ARGUMENTS)
+    assert any(same(release.params["act"], choice) for choice in expected)
+    for value in given:
+        assert any(same(value, choice) for choice in expected)
+    with closing(Study("loop", storage, curator=True)) as again:
+        loaded = again.release(strategy.name)
+        assert same(loaded.params, release.params)
+        for one, other in zip(loaded.trials, release.trials, strict=True):
+            assert same(one.params, other.params)
+        json.dumps(again.export(), allow_nan=True)
+        trials = again.sealed_trials(strategy.name)
+        for trial in trials:
+            assert any(
+                trial["params"]["act"] == c or trial["params"]["act"] != trial["params"]["act"]
+                for c in expected
+            )
+
+
+def test_a_resumed_trial_has_the_tuple_that_it_was_given(storage: str) -> None:
+    """Optuna's storage gives lists back: of the trials before, and of the one that was stopped."""
+    seen: list[Any] = []
+
+    def objective(trial: privtune.Trial) -> float:
+        widths = trial.suggest_categorical("widths", [(64, 32), (16,), (8, (4, "x"))])
+        assert isinstance(widths, tuple)
+        if not trial._rehearsal:
+            seen.append(widths)
+            if len(seen) == 3:
+                raise ValueError("stopped in mid-trial")
+        return trained(trial)
+
+    study = make(storage, seed=4)
+    arguments = {**ARGUMENTS, "strategy": Everything(trials=5, sampler="tpe")}
+    with pytest.raises(privtune.PrivTuneError):
+        study.optimize(objective, **arguments)
+    study.close()
+    with closing(Study("loop", storage)) as again:
+        release = again.optimize(objective, **arguments)
+    drawn = [trial.params["widths"] for trial in release.trials]
+    assert len(drawn) == 5
+    assert all(isinstance(widths, tuple) for widths in drawn)
+    assert seen[:2] + seen[3:] == drawn
+    assert seen[2] == seen[3]
+    with closing(Study("loop", storage, curator=True)) as curated:
+        assert [t.params["widths"] for t in curated.trials] == drawn
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+def test_priors_and_bounds_of_numpy_are_python_s(storage: str, strategy: Any) -> None:
+    class Single(Prior):
+        """A prior of a user's own that draws what NumPy draws."""
+
+        distribution = optuna.distributions.FloatDistribution(0.0, 1.0)
+
+        def draw(self, rng: np.random.Generator) -> Any:
+            return np.float32(rng.random())
+
+    def objective(trial: privtune.Trial) -> float:
+        values = [
+            trial.suggest("single", Single()),
+            trial.suggest("rate", LogNormal(median=np.float64(1e-3), sigma=1.0)),
+            trial.suggest_float("low", np.float32(0.5), np.float64(1.0)),
+            trial.suggest_float("step", 0.0, 1.0, step=np.float32(0.25)),
+            trial.suggest_int("width", np.int64(4), np.int64(8), step=np.int64(2)),
+        ]
+        assert [type(value) for value in values] == [float] * 4 + [int]
+        return trained(trial)
+
+    release = make(storage).optimize(objective, strategy=strategy, **ARGUMENTS)
+    assert {type(value) for value in release.params.values()} == {float, int}
+
+
+def test_a_declared_space_is_read_likewise() -> None:
+    space = SearchSpace.from_dict(
+        {
+            "learning_rate": {"type": "float", "low": np.float32(0.5), "high": np.float64(5.0)},
+            "width": {"type": "categorical", "choices": np.arange(4, 8)},
+            "heavy": {"type": "categorical", "choices": [np.bool_(True), np.bool_(False)]},
+        }
+    )
+    assert space["width"].choices == (4, 5, 6, 7)  # type: ignore[attr-defined]
+    assert {type(c) for c in space["heavy"].choices} == {bool}  # type: ignore[attr-defined]
+    spec = toy_spec(space={"learning_rate": {"type": "categorical", "choices": np.array([0.5, 1])}})
+    json.dumps(spec.model_dump(mode="json"), allow_nan=False)
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_declared_space_refuses_likewise(what: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"^space\.act"):
+        SearchSpace.from_dict({"act": {"type": "categorical", "choices": WRONG[what]}})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_declared_choice_is_finite(value: float) -> None:
+    """JSON, in which specs are stored, has no other numbers."""
+    with pytest.raises(InvalidInputError, match="finite"):
+        SearchSpace.from_dict({"act": {"type": "categorical", "choices": [1.0, value]}})
+
+
+@pytest.mark.parametrize("name", [3, None, "", "x" * 600, "\ud800", "a\0b", b"rate"])
+def test_a_name_is_a_text_that_can_be_kept(storage: str, name: Any) -> None:
+    def objective(trial: privtune.Trial) -> float:
+        trial.suggest_float(name, 0.0, 1.0)
+        return trained(trial)
+
+    with pytest.raises(InvalidInputError, match="name of a hyperparameter"):
+        make(storage).optimize(objective, strategy=Everything(trials=2), **ARGUMENTS)
+    assert charges(storage) == 0
+
+
+SUGGEST: dict[str, Callable[[privtune.Trial, str], Any]] = {
+    "float": lambda trial, name: trial.suggest_float(name, 0.5, 4.0),
+    "int": lambda trial, name: trial.suggest_int(name, 1, 4),
+    "categorical": lambda trial, name: trial.suggest_categorical(name, [16, 32]),
+    "prior": lambda trial, name: trial.suggest(name, LogNormal(median=1.0, sigma=1.0)),
+}
+
+
+@pytest.mark.parametrize("kind", SUGGEST)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "batch_size",
+            "expected_batch_size",
+            "epochs",
+            "steps",
+            "noise_multiplier",
+            "sample_rate",
+        ),
+        *("target_epsilon", "delta", "Batch-Size", "BATCH SIZE", "num_epochs"),
+    ],
+)
+def test_what_belongs_to_the_plan_is_not_suggested(storage: str, name: str, kind: str) -> None:
+    def objective(trial: privtune.Trial) -> float:
+        SUGGEST[kind](trial, name)
+        return trained(trial)
+
+    for strategy in STRATEGIES[1:]:
+        with pytest.raises(InvalidInputError, match="belongs to the plan") as refused:
+            make(storage, load_if_exists=True).optimize(objective, strategy=strategy, **ARGUMENTS)
+        assert "expected_batch_size" in refused.value.remedy
+        assert "study.optimize" in refused.value.remedy
+    assert charges(storage) == 0
+
+
+def test_no_method_leaves_open_what_belongs_to_the_plan() -> None:
+    left = {name for method in METHODS.values() for name in method.parameters}
+    assert not left & _PLANNED
+
+
+def test_tuples_come_back_from_json() -> None:
+    for value in [(1, (2, "x"), ()), None, 1.5, "x", (None,)]:
+        assert same(with_tuples(json.loads(json.dumps(value))), value)

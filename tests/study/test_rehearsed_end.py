@@ -1,0 +1,137 @@
+"""The end of a trial is rehearsed: what cannot be scored, packed or loaded is found before the charge."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from privtune.errors import PrivTuneError
+from privtune.execution.files import pack_result, unpack_result
+from privtune.strategies import Everything, Fixed, PapernotSteinke, TrialResult
+from privtune.study import Study
+from privtune.tasks import Task
+from tests import toy
+from tests.study.conftest import toy_spec
+from tests.study.test_optimize import ARGUMENTS, TRAIN, VALIDATION, charges, make
+
+COUNT = itertools.count()
+
+
+class Weights(nn.Module):
+    """A model with a parameter of the name that a flat vector has in a file."""
+
+    def __init__(self, name: str = "weights") -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.register_parameter(name, nn.Parameter(torch.ones(8)))
+        self.last = nn.Linear(8, 3)
+        self.name = name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x) * getattr(self, self.name)))
+
+
+def another_name() -> nn.Module:
+    return Weights(f"weights_{next(COUNT)}")
+
+
+def _refused(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss that works in training, where gradients are recorded, and not in a score."""
+    if not torch.is_grad_enabled():
+        raise RuntimeError("this loss needs gradients")
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def other_names() -> Task:
+    return replace(toy.blobs(), model=another_name)
+
+
+def other_classes() -> Task:
+    return replace(toy.blobs(), classes=2)
+
+
+def no_score() -> Task:
+    return replace(toy.blobs(), loss=_refused)
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "other_names": {},
+    "other_classes": {"metric": "auc"},
+    "no_score": {"metric": "loss", "bound": 3.0},
+}
+
+
+@pytest.mark.parametrize("what", TASKS)
+def test_a_task_whose_end_fails_is_found_before_the_charge(storage: str, what: str) -> None:
+    arm = {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2}
+    spec = toy_spec(task=f"{__name__}:{what}", arms=[arm], scoring=TASKS[what])
+    with closing(Study.create(spec, storage)) as study:
+        with pytest.raises((PrivTuneError, RuntimeError)):
+            study.run()
+        assert not study._life.charges()
+
+
+def weights() -> Task:
+    return replace(toy.blobs(), model=Weights)
+
+
+def test_a_parameter_called_weights_is_one_of_several(storage: str) -> None:
+    arms = [
+        {
+            "name": "defaults",
+            "strategy": "fixed",
+            "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+        },
+        {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2},
+    ]
+    spec = toy_spec(task=f"{__name__}:weights", arms=arms, epochs=1)
+    with closing(Study.create(spec, storage)) as study:
+        released = study.run()
+    with closing(Study("toy", storage)) as again:
+        for release in released:
+            loaded = again.release(release.arm)
+            model = Weights()
+            assert loaded.weights.numel() == sum(p.numel() for p in model.parameters())
+            model.load_state_dict(loaded.state_dict(), strict=True)
+            assert torch.equal(loaded.weights, release.weights)
+
+
+@pytest.mark.parametrize("shapes", [{}, {"weights": (4,)}, {"weights": (2,), "a": (2,)}])
+def test_a_packed_result_is_what_is_unpacked(shapes: dict[str, tuple[int, ...]]) -> None:
+    result = TrialResult(
+        index=3, params={"a": (1, None)}, weights=torch.arange(4.0), score=0.5, shapes=shapes
+    )
+    found = unpack_result(pack_result(result))
+    assert found.weights.tolist() == result.weights.tolist()
+    assert (found.index, dict(found.params), found.score) == (3, {"a": (1, None)}, 0.5)
+
+
+@pytest.mark.parametrize(
+    "strategy", [Fixed(), PapernotSteinke(mean_runs=2), Everything(trials=2)], ids=lambda s: s.name
+)
+def test_a_parameter_that_no_file_can_hold_is_found_before_the_charge(
+    storage: str, strategy: Any
+) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_parameter("__metadata__", nn.Parameter(torch.zeros(3, 6)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ getattr(self, "__metadata__").T  # noqa: B009
+
+    def objective(trial: Any) -> float:
+        model = Model()
+        private = trial.make_private(model, torch.optim.SGD(model.parameters(), 0.5), TRAIN)
+        private.fit(lambda m, x, y: nn.functional.cross_entropy(m(x), y, reduction="none"))
+        return trial.score(model, VALIDATION)
+
+    with pytest.raises(PrivTuneError, match="no file of a release can hold"):
+        make(storage).optimize(objective, strategy=strategy, **ARGUMENTS)
+    assert charges(storage) == 0
