@@ -250,8 +250,8 @@ class Reporting(Scoring):
     """One final score of every arm's released model, on the test split.
 
     On a split that is declared public it is exact and free. On a private one it is noised and
-    charged, in parallel with everything else: no test record is a training or validation record, so
-    where a share of the arm's ε is dearer than nothing else, it costs the training nothing.
+    charged, in parallel with everything else: no test record is a training or validation record. So up
+    to some share of the arm's ε it costs the trainings nothing, and that share is the default.
 
     Args:
         metric: As for trials: ``accuracy``, ``auc``, ``mae``, .... Unless given, ``accuracy``, or
@@ -264,7 +264,10 @@ class Reporting(Scoring):
         bins: Bins of each class's histogram for ``auc``; 20 unless given.
         target_range: ``[low, high]`` of the targets; the task's own unless given.
         folds: Refused, as for trials.
-        epsilon_share: What the score may cost, as a share of the arm's ε, above 0 and at most 1.
+        epsilon_share: What the score may cost, as a share of the arm's ε, above 0 and at most 1. Unless
+            given, the largest of a grid with which the study stays within its ε while its trainings
+            are planned at 99.9% of it (98% under replace-one, where a record may leave one of the
+            splits and another join the other); the plan says which.
 
     Raises:
         InvalidInputError: If a field is outside its domain.
@@ -278,7 +281,7 @@ class Reporting(Scoring):
         privtune.errors.InvalidInputError: report.epsilon_share = 2: must be above 0 and at most 1.
     """
 
-    epsilon_share: float = 0.25
+    epsilon_share: float | None = None
     also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -291,7 +294,7 @@ class Reporting(Scoring):
         else:
             for each in self._each():
                 each.__post_init__()
-        if not 0.0 < self.epsilon_share <= 1.0:
+        if self.epsilon_share is not None and not 0.0 < self.epsilon_share <= 1.0:
             raise InvalidInputError(
                 "report.epsilon_share", self.epsilon_share, "must be above 0 and at most 1"
             )
