@@ -185,9 +185,7 @@ def _shares(event: Event, now: Guarantee) -> tuple[Share, ...]:
             factor = _factor(lambda f, of=changed: epsilon(of(f), **terms).epsilon, now.epsilon)
         except PrivTuneError:
             continue
-        noises = tuple(
-            factor * float(scores[part].to_dict()["noise_multiplier"]) for part in parts
-        )
+        noises = tuple(factor * float(scores[part].to_dict()["noise_multiplier"]) for part in parts)
         found.append(Share(share, factor, noises))
     return tuple(found)
 

@@ -71,6 +71,7 @@ class PlanningContext:
                 join the validation records: two charges of which one is counted.
         """
         task = self.task
+        self.scoring.check_noise(public=task.public_validation)
         self._check_moves(public=task.public_validation)
         return self._score(public=task.public_validation, epsilon=epsilon)
 
@@ -93,6 +94,7 @@ class PlanningContext:
         task, report = self.task, self.report
         if report is None:
             return None
+        report.check_noise(public=task.public_test)
         self._check_moves(public=task.public_test)
         report.check(classes=task.classes, target_range=task.target_range, rows=task.rows)
         share = SHARES[-1] if report.epsilon_share is None else report.epsilon_share

@@ -137,9 +137,7 @@ class Scoring:
         name = self.metric or ("accuracy" if target_range is None else "mae")
         numbers = name in _OF_NUMBERS
         known = target_range if self.target_range is None and numbers else self.target_range
-        # The bound of an accuracy was never asked for, and old specs may hold one.
-        bound = None if name == "accuracy" else self.bound
-        return make_metric(name, bound=bound, k=self.k, bins=self.bins, target_range=known)
+        return make_metric(name, bound=self.bound, k=self.k, bins=self.bins, target_range=known)
 
     def check(
         self,
@@ -183,6 +181,26 @@ class Scoring:
         if metric.takes == "two" and classes not in (None, 2):
             raise InvalidInputError(
                 "scoring.metric", metric.name, f"is of two classes, and the task has {classes}"
+            )
+
+    def check_noise(self, *, public: bool) -> None:
+        """Refuse a mechanism that is said where there is no noise.
+
+        Args:
+            public: Whether the split is declared public.
+
+        Raises:
+            InvalidInputError: If the mechanism is not the usual one, and nothing is noised by it.
+
+        Example:
+            >>> Scoring(mechanism="laplace").check_noise(public=False)
+        """
+        if public and self.mechanism != "gaussian":
+            raise InvalidInputError(
+                "scoring.mechanism",
+                self.mechanism,
+                "goes without a split that is declared public: its score has no noise",
+                "Leave it out.",
             )
 
     def plan(
@@ -298,6 +316,17 @@ class Reporting(Scoring):
             raise InvalidInputError(
                 "report.epsilon_share", self.epsilon_share, "must be above 0 and at most 1"
             )
+
+    def check_noise(self, *, public: bool) -> None:
+        """Refuse what is said of noise where the split is public: see ``Scoring``."""
+        if public and self.epsilon_share is not None:
+            raise InvalidInputError(
+                "report.epsilon_share",
+                self.epsilon_share,
+                "goes without a test split that is declared public: its score is exact and free",
+                "Leave it out.",
+            )
+        super().check_noise(public=public)
 
     def _each(self) -> list[Scoring]:
         """Return how each metric would be scored alone, with the options that are its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from privtune.accounting import (
     share_budget,
 )
 from privtune.accounting.hints import Search
+from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD, refuse_other_unit
 from privtune.strategies import (
     NoRunFitsError,
@@ -90,7 +91,7 @@ def plan_study(spec: StudySpec) -> StudyPlan:
         (True, 4)
     """
     with searches_begin_at_hints():
-        return _plan(spec)
+        return _check_scored(spec, _plan(spec))
 
 
 def _plan(spec: StudySpec) -> StudyPlan:
@@ -100,6 +101,7 @@ def _plan(spec: StudySpec) -> StudyPlan:
     refuse_other_unit(unit, spec.budget.unit, task, spec.budget.name)
     context.task.look()
     strategies = [arm.to_strategy() for arm in spec.arms]
+    _check_weights(spec, strategies)
     stages = _stages(spec, context)
     planners = [_planner(strategy, context, stages) for strategy in strategies]
 
@@ -218,6 +220,29 @@ def _with_reports(
         for plan, known in zip(plans, planned.guarantees, strict=True)
     )
     return replace(planned, plans=plans, guarantees=own, total=total)
+
+
+def _check_weights(spec: StudySpec, strategies: Sequence[Strategy]) -> None:
+    for arm, strategy in zip(spec.arms, strategies, strict=True):
+        if strategy.needs.non_private and arm.weight != 1.0:
+            raise InvalidInputError(
+                f"weight of arm {arm.name!r}",
+                arm.weight,
+                "divides the budget, of which an arm without a guarantee is no part",
+                "Leave it out.",
+            )
+
+
+def _check_scored(spec: StudySpec, planned: StudyPlan) -> StudyPlan:
+    """Refuse a scoring that no arm of a study uses."""
+    if spec.scoring and all(plan.score is None for plan in planned.plans):
+        raise InvalidInputError(
+            "scoring",
+            dict(spec.scoring),
+            "is how a search scores its trials, and no arm of the study searches",
+            "Leave it out; report: {metric: ...} scores what is released.",
+        )
+    return planned
 
 
 def _always(event: Event) -> Callable[[float], Event]:
