@@ -32,7 +32,7 @@ class Scoring:
 
     Args:
         metric: ``accuracy``, ``balanced_accuracy``, ``top_k``, ``f1``, ``macro_f1``, ``auc``,
-            ``loss`` (the task's, clipped), ``mae``, ``mse``, ``r2``, or ``package.module:function``
+            ``loss`` (that which was trained on, clipped), ``mae``, ``mse``, ``r2``, or ``package.module:function``
             of outputs and targets. Unless given, ``accuracy``, or ``mae`` for a regression.
         mechanism: ``gaussian`` or ``laplace``; unused where the validation split is public.
         bound: The most that one record adds: the clip of a loss or of a function of one's own (1

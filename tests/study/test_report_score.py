@@ -34,6 +34,7 @@ ARMS = [
     {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2},
 ]
 REPORT = {"metric": "balanced_accuracy", "epsilon_share": 0.5}
+PUBLIC_REPORT = {"metric": "balanced_accuracy"}
 
 
 def sealed() -> Task:
@@ -105,7 +106,8 @@ def test_every_arm_is_measured_and_the_noise_is_the_charged_one(storage: str) ->
     study = Study.create(spec(seed=3), storage)
     releases = study.run()
     assert [list(r.utility) for r in releases] == [["test_balanced_accuracy"]] * 2
-    exact = Study.create(spec(name="open", task="tests.toy:blobs", seed=3), storage)
+    public = {"name": "open", "task": "tests.toy:blobs", "report": PUBLIC_REPORT}
+    exact = Study.create(spec(seed=3, **public), storage)
     assert all(plan.report is not None and plan.report.event is None for plan in exact.plans)
     for release in releases:
         (value,), (ends,) = release.utility.values(), release.intervals.values()
@@ -139,7 +141,7 @@ OTHER = {"name": "other", "epsilon": 4.0, "delta": 1e-5}
 
 
 def test_on_a_public_split_it_is_exact_and_free(storage: str) -> None:
-    study = Study.create(spec(task="tests.toy:blobs", arms=ARMS[:1]), storage)
+    study = Study.create(spec(task="tests.toy:blobs", arms=ARMS[:1], report=PUBLIC_REPORT), storage)
     (plan,) = study.plans
     assert not isinstance(plan.event, Parallel)
     (release,) = study.run()
