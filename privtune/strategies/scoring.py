@@ -32,8 +32,9 @@ class Scoring:
 
     Args:
         metric: ``accuracy``, ``balanced_accuracy``, ``top_k``, ``f1``, ``macro_f1``, ``auc``,
-            ``loss`` (that which was trained on, clipped), ``mae``, ``mse``, ``r2``, or ``package.module:function``
-            of outputs and targets. Unless given, ``accuracy``, or ``mae`` for a regression.
+            ``loss`` (that which was trained on, clipped), ``mae``, ``mse``, ``r2``, or
+            ``package.module:function`` of outputs and targets. Unless given, ``accuracy``, or
+            ``mae`` for a regression.
         mechanism: ``gaussian`` or ``laplace``; unused where the validation split is public.
         bound: The most that one record adds: the clip of a loss or of a function of one's own (1
             unless given), or of an error (the width of the range, or its square, unless given).

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.spaces import SearchSpace
 from privtune.study._objects import check_address
@@ -229,10 +229,17 @@ class StudySpec(BaseModel):
 
         Raises:
             SpecError: One sentence: where, what, and what is allowed.
+            InvalidInputError: Likewise, of what it says of scores.
         """
         try:
             return cls.model_validate(data, context=STORED if stored else None)
         except ValidationError as error:
+            first = error.errors()[0]
+            cause = first.get("ctx", {}).get("error")
+            if first["loc"][:1] in {("scoring",), ("report",)} and isinstance(
+                cause, InvalidInputError
+            ):
+                raise cause from None  # it names the field by itself
             raise SpecError(f"Study spec, {sentence(error, data, _fields)}.") from error
 
     @classmethod
