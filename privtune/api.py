@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Budget
 from privtune.study import Study, StudyNotFoundError, StudySpec, delete_study
 
@@ -67,13 +67,15 @@ def create_study(
         artifacts: URL of an object store for large models, encrypted there; the database unless given.
         seed: Makes the study reproducible, and its guarantee void against whoever knows the seed.
         storage: Database URL of studies and budgets.
-        load_if_exists: Return a study of this name as it is, if there is one.
+        load_if_exists: Return a study of this name as it is, if there is one. Whatever else is given
+            must be what it was created with.
 
     Returns:
         The study.
 
     Raises:
-        PrivTuneError: If a field is not valid, the name is taken, or an arm cannot be planned.
+        PrivTuneError: If a field is not valid, the name is taken, an arm cannot be planned, or a study
+            that exists was created with something else than what is given.
 
     Example:
         >>> study = create_study(
@@ -133,10 +135,26 @@ def create_study(
     )
     if load_if_exists:
         try:
-            return Study(name, storage)
+            study = Study(name, storage)
         except StudyNotFoundError:
-            pass
+            return Study.create(spec, storage)
+        given = {n for n, value in options.items() if value is not None} | {"budget"}
+        given |= {n for n, value in (("task", task), ("arms", arms)) if value}
+        _check_same(study, spec, given)
+        return study
     return Study.create(spec, storage)
+
+
+def _check_same(study: Study, spec: StudySpec, given: set[str]) -> None:
+    """Refuse arguments that differ from those that a study was created with: they would do nothing."""
+    asked, kept = (each.model_dump(mode="json") for each in (spec, study.spec))
+    if other := sorted(name for name in given if asked[name] != kept[name]):
+        study.close()
+        raise PrivTuneError(
+            f"Study {spec.name!r} exists, and was created with other {', '.join(other)} than is given now. "
+            "Load it as it is, privtune.load_study(name), or give the new study another name; device, "
+            "stack and executor can be given to study.run."
+        )
 
 
 def load_study(name: str, *, storage: str = _DEFAULT_STORAGE, curator: bool = False) -> Study:

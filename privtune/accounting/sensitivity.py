@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from privtune.accounting.accountant import Guarantee, epsilon
 from privtune.accounting.algebra import Adjacency, Event
+from privtune.accounting.calibration import calibrate
 from privtune.accounting.choices import PrivateSelection, ThresholdSelection
-from privtune.accounting.events import Composed, Repeated
+from privtune.accounting.events import Composed, Gaussian, Laplace, Parallel, Repeated
 from privtune.accounting.mechanisms.entry import Choice
-from privtune.accounting.registry import entry, text
+from privtune.accounting.registry import entry, scaled, text
 from privtune.accounting.runs import RunLaw, run_law_from_dict
 from privtune.errors import PrivTuneError
 
-__all__ = ["Change", "Sensitivity", "sensitivity"]
+__all__ = ["Change", "Sensitivity", "Share", "sensitivity"]
 
 _CAP = 3.0  # of the mean number of runs, as an example of a cap
+_SHARES = (0.05, 0.25, 0.5, 0.75, 0.9, 1.0)
+_SAME = 1e-3  # relative
+_FARTHEST = 64.0
 _MOST = 8  # different noises and choices that are looked at
 
 
@@ -45,21 +49,44 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What scores on records of their own cost the rest, at the same ε of the whole.
+
+    Args:
+        share: What each score costs, as a share of what stands beside it, both before the factor.
+        noise_factor: On all noise, the scores' included, so that the whole costs what it does now.
+        noise_multipliers: Of the scores with that factor, in the order of the event.
+    """
+
+    share: float
+    noise_factor: float
+    noise_multipliers: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        return {**asdict(self), "noise_multipliers": list(self.noise_multipliers)}
+
+
+@dataclass(frozen=True)
 class Sensitivity:
     """What an event costs, and what it would cost otherwise.
 
     Args:
         guarantee: The event's, unchanged.
         changes: The changes, those that save most first.
+        shares: Where scores stand beside the rest, on records of their own, such as the reports of a
+            study: their noise and that of the rest, for several shares.
     """
 
     guarantee: Guarantee
     changes: tuple[Change, ...]
+    shares: tuple[Share, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
         changes = [change.to_dict() for change in self.changes]
-        return {"guarantee": self.guarantee.to_dict(), "changes": changes}
+        found = {"guarantee": self.guarantee.to_dict(), "changes": changes}
+        return found | ({"shares": [s.to_dict() for s in self.shares]} if self.shares else {})
 
 
 def sensitivity(
@@ -72,7 +99,8 @@ def sensitivity(
     """Return what changes of an event would cost or save.
 
     One run more on average, one that is charged by itself, and a cap, for each choice among runs;
-    half and twice the noise of each release; a δ ten times smaller; all of it once more.
+    half and twice the noise of each release; a δ ten times smaller; all of it once more. And what
+    shares of scores that stand in parallel to the rest are traded for: noise of the rest.
 
     Args:
         event: What touches the data.
@@ -112,7 +140,67 @@ def sensitivity(
         except PrivTuneError:
             continue
         changes.append(_change(words, found, now))
-    return Sensitivity(now, tuple(sorted(changes, key=lambda change: change.difference)))
+    ordered = tuple(sorted(changes, key=lambda change: change.difference))
+    return Sensitivity(now, ordered, _shares(event, now))
+
+
+def _parts(event: Event) -> tuple[Event, ...]:
+    return event.events if isinstance(event, Composed) else (event,)
+
+
+def _scored(event: Event) -> bool:
+    """Return whether an event is something beside one Gaussian or Laplace release of other records."""
+    two = isinstance(event, Parallel) and len(event.events) == 2
+    return two and isinstance(event.children()[1], Gaussian | Laplace)
+
+
+def _shares(event: Event, now: Guarantee) -> tuple[Share, ...]:
+    """Return the trade of scores against the rest; none where nothing stands beside a score."""
+    parts = [part for part in _parts(event) if _scored(part)]
+    if not parts or not math.isfinite(now.epsilon) or now.epsilon <= 0.0:
+        return ()
+    terms: dict[str, Any] = {"delta": now.delta, "adjacency": now.adjacency}
+    alone = {part: epsilon(part.children()[0], **terms).epsilon for part in parts}
+    found = []
+    for share in _SHARES:
+        scores = {
+            part: calibrate(
+                scaled(part.children()[1], 1.0), epsilon=share * alone[part], **terms
+            ).event
+            for part in parts
+        }
+
+        def changed(factor: float, scores: Mapping[Event, Event] = scores) -> Event:
+            return Composed(
+                [
+                    scaled(
+                        Parallel((part.children()[0], scores[part])) if part in scores else part,
+                        factor,
+                    )
+                    for part in _parts(event)
+                ]
+            )
+
+        try:
+            factor = _factor(lambda f, of=changed: epsilon(of(f), **terms).epsilon, now.epsilon)
+        except PrivTuneError:
+            continue
+        noises = tuple(factor * float(scores[part].to_dict()["noise_multiplier"]) for part in parts)
+        found.append(Share(share, factor, noises))
+    return tuple(found)
+
+
+def _factor(cost: Callable[[float], float], target: float) -> float:
+    """Return the factor on noise at which the cost is within a thousandth below the target."""
+    low, high = 1.0, 1.0
+    while cost(high) > target * (1.0 + _SAME):
+        low, high = high, 2.0 * high
+        if high > _FARTHEST:
+            raise PrivTuneError("no noise of the rest leaves room for the scores")
+    while high - low > _SAME * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if cost(middle) > target else (low, middle)
+    return high
 
 
 def _change(words: str, found: float, now: Guarantee) -> Change:

@@ -122,6 +122,8 @@ def plan_view(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Table:
     if baseline is not None:
         ratio = baseline / plan.expected_gradient_evaluations
         table.add_row("", f"{ratio:.2f} times fewer than {baseline:,.0f} of tuning on all the data")
+    if (share := plan.details.get("report_epsilon_share")) is not None:
+        table.add_row("report", f"{share:g} of the arm's ε: more would cost the trainings noise")
     for name in ("chosen", "why", "extrapolation"):
         if name in plan.details:
             table.add_row(name, escape(str(plan.details[name])))

@@ -256,6 +256,15 @@ def sensitivity_command(
         f"ε = [bold]{_number(found.guarantee.epsilon)}[/bold] at δ = {delta:g}. Would be:"
     )
     console().print(changes_table(found))
+    if found.shares:
+        from rich.table import Table
+
+        table = Table("share of the scores", "noise of the rest", "noise multipliers of the scores")
+        for row in found.shares:
+            noises = ", ".join(f"{value:.4g}" for value in row.noise_multipliers)
+            table.add_row(f"{row.share:g}", f"x {row.noise_factor:.4f}", noises)
+        console().print("Scores on records of their own, at the same ε of the whole:")
+        console().print(table)
 
 
 def _line(node: Explanation) -> str:

@@ -11,12 +11,13 @@ from privtune.strategies._base import StrategyError
 from privtune.strategies._check_needs import check_needs, needs_of
 
 if TYPE_CHECKING:
+    from privtune.accounting import Event
     from privtune.strategies._base import Strategy
     from privtune.strategies.context import PlanningContext
     from privtune.strategies.plan import Plan
     from privtune.strategies.score_plan import ScorePlan
 
-__all__ = ["plan_arm"]
+__all__ = ["plan_arm", "with_report"]
 
 _NEGLIGIBLE = 1e-3  # of δ
 _TOO_MUCH = 0.1
@@ -69,6 +70,43 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
         event=Composed((plan.event, ApproximateDP(0.0, mass))),
         details={**plan.details, "beyond_reach": mass},
     )
+
+
+def with_report(
+    plan: Plan, context: PlanningContext, *, share: float, epsilon: float
+) -> Plan | None:
+    """Return a plan whose report costs another share of the arm's ε, all else as it is.
+
+    Args:
+        plan: The arm's plan.
+        context: Public facts.
+        share: The share, in (0, 1].
+        epsilon: What the arm costs.
+
+    Returns:
+        The plan; None where so little noise has outputs beyond the reach of the generator.
+    """
+    if context.report is None or plan.report is None or plan.report.event is None:
+        return plan
+    asked = replace(context, report=replace(context.report, epsilon_share=share))
+    report = asked.plan_report(epsilon)
+    if report is None or report.event is None or not plan.is_private:
+        return plan
+    old, new = plan.report.event, report.event
+
+    def changed(event: Event) -> Event:
+        if isinstance(event, Parallel) and event.events[1:] == (old,):
+            return Parallel((event.events[0], new))
+        return event.rebuild([changed(event.events[0]), *event.events[1:]])  # type: ignore[attr-defined]
+
+    found = replace(
+        plan,
+        event=changed(plan.event),
+        report=report,
+        details={**plan.details, "report_epsilon_share": share},
+    )
+    within = plan.details.get("beyond_reach", _NEGLIGIBLE * context.delta)
+    return found if found.beyond_reach <= within else None
 
 
 def _with(report: ScorePlan | None, plan: Plan) -> Plan:

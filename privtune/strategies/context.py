@@ -16,7 +16,10 @@ from privtune.tasks import Task
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 
-__all__ = ["PlanningContext"]
+__all__ = ["SHARES", "PlanningContext"]
+
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
+"""Shares of an arm's ε that its report may take, where none is given: the first that costs nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,7 @@ class PlanningContext:
                 join the validation records: two charges of which one is counted.
         """
         task = self.task
+        self.scoring.check_noise(public=task.public_validation)
         self._check_moves(public=task.public_validation)
         return self._score(public=task.public_validation, epsilon=epsilon)
 
@@ -90,12 +94,14 @@ class PlanningContext:
         task, report = self.task, self.report
         if report is None:
             return None
+        report.check_noise(public=task.public_test)
         self._check_moves(public=task.public_test)
         report.check(classes=task.classes, target_range=task.target_range, rows=task.rows)
+        share = SHARES[-1] if report.epsilon_share is None else report.epsilon_share
         return report.plan(
             records=task.test_records,
             public=task.public_test or not math.isfinite(epsilon),
-            epsilon=epsilon * report.epsilon_share,
+            epsilon=epsilon * share,
             delta=self.delta,
             adjacency=self.adjacency,
             target_range=task.target_range,

@@ -63,6 +63,13 @@ def search_plan(
     require_suited(arm, method_class(method), options, context)
     if guarantee is not None and guarantee not in _SHARES:
         raise InvalidInputError("guarantee", guarantee, f"must be one of {', '.join(_SHARES)}")
+    if guarantee is not None and not names:
+        raise InvalidInputError(
+            "guarantee",
+            guarantee,
+            f"is for a space that holds one of {', '.join(CHANGING)}, which change what a candidate costs",
+            "Leave it out.",
+        )
     if not names:
         return SearchPlan((_training(context, method, options, epsilon, part=part, point={}),))
     if guarantee is None:

@@ -32,8 +32,9 @@ class Scoring:
 
     Args:
         metric: ``accuracy``, ``balanced_accuracy``, ``top_k``, ``f1``, ``macro_f1``, ``auc``,
-            ``loss`` (the task's, clipped), ``mae``, ``mse``, ``r2``, or ``package.module:function``
-            of outputs and targets. Unless given, ``accuracy``, or ``mae`` for a regression.
+            ``loss`` (that which was trained on, clipped), ``mae``, ``mse``, ``r2``, or
+            ``package.module:function`` of outputs and targets. Unless given, ``accuracy``, or
+            ``mae`` for a regression.
         mechanism: ``gaussian`` or ``laplace``; unused where the validation split is public.
         bound: The most that one record adds: the clip of a loss or of a function of one's own (1
             unless given), or of an error (the width of the range, or its square, unless given).
@@ -137,9 +138,7 @@ class Scoring:
         name = self.metric or ("accuracy" if target_range is None else "mae")
         numbers = name in _OF_NUMBERS
         known = target_range if self.target_range is None and numbers else self.target_range
-        # The bound of an accuracy was never asked for, and old specs may hold one.
-        bound = None if name == "accuracy" else self.bound
-        return make_metric(name, bound=bound, k=self.k, bins=self.bins, target_range=known)
+        return make_metric(name, bound=self.bound, k=self.k, bins=self.bins, target_range=known)
 
     def check(
         self,
@@ -183,6 +182,26 @@ class Scoring:
         if metric.takes == "two" and classes not in (None, 2):
             raise InvalidInputError(
                 "scoring.metric", metric.name, f"is of two classes, and the task has {classes}"
+            )
+
+    def check_noise(self, *, public: bool) -> None:
+        """Refuse a mechanism that is said where there is no noise.
+
+        Args:
+            public: Whether the split is declared public.
+
+        Raises:
+            InvalidInputError: If the mechanism is not the usual one, and nothing is noised by it.
+
+        Example:
+            >>> Scoring(mechanism="laplace").check_noise(public=False)
+        """
+        if public and self.mechanism != "gaussian":
+            raise InvalidInputError(
+                "scoring.mechanism",
+                self.mechanism,
+                "goes without a split that is declared public: its score has no noise",
+                "Leave it out.",
             )
 
     def plan(
@@ -250,8 +269,8 @@ class Reporting(Scoring):
     """One final score of every arm's released model, on the test split.
 
     On a split that is declared public it is exact and free. On a private one it is noised and
-    charged, in parallel with everything else: no test record is a training or validation record, so
-    where a share of the arm's ε is dearer than nothing else, it costs the training nothing.
+    charged, in parallel with everything else: no test record is a training or validation record. So up
+    to some share of the arm's ε it costs the trainings nothing, and that share is the default.
 
     Args:
         metric: As for trials: ``accuracy``, ``auc``, ``mae``, .... Unless given, ``accuracy``, or
@@ -264,7 +283,10 @@ class Reporting(Scoring):
         bins: Bins of each class's histogram for ``auc``; 20 unless given.
         target_range: ``[low, high]`` of the targets; the task's own unless given.
         folds: Refused, as for trials.
-        epsilon_share: What the score may cost, as a share of the arm's ε, above 0 and at most 1.
+        epsilon_share: What the score may cost, as a share of the arm's ε, above 0 and at most 1. Unless
+            given, the largest of a grid with which the study stays within its ε while its trainings
+            are planned at 99.9% of it (98% under replace-one, where a record may leave one of the
+            splits and another join the other); the plan says which.
 
     Raises:
         InvalidInputError: If a field is outside its domain.
@@ -278,7 +300,7 @@ class Reporting(Scoring):
         privtune.errors.InvalidInputError: report.epsilon_share = 2: must be above 0 and at most 1.
     """
 
-    epsilon_share: float = 0.25
+    epsilon_share: float | None = None
     also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -291,10 +313,21 @@ class Reporting(Scoring):
         else:
             for each in self._each():
                 each.__post_init__()
-        if not 0.0 < self.epsilon_share <= 1.0:
+        if self.epsilon_share is not None and not 0.0 < self.epsilon_share <= 1.0:
             raise InvalidInputError(
                 "report.epsilon_share", self.epsilon_share, "must be above 0 and at most 1"
             )
+
+    def check_noise(self, *, public: bool) -> None:
+        """Refuse what is said of noise where the split is public: see ``Scoring``."""
+        if public and self.epsilon_share is not None:
+            raise InvalidInputError(
+                "report.epsilon_share",
+                self.epsilon_share,
+                "goes without a test split that is declared public: its score is exact and free",
+                "Leave it out.",
+            )
+        super().check_noise(public=public)
 
     def _each(self) -> list[Scoring]:
         """Return how each metric would be scored alone, with the options that are its own."""

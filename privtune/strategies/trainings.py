@@ -194,6 +194,10 @@ class SearchPlan:
 
         Args:
             factor: Above 0.
+
+        Example:
+            >>> study.plans[1].search.with_rate_factor(0.1).trainings[0].rate_factor
+            0.1
         """
         trainings = tuple(dataclasses.replace(t, rate_factor=factor) for t in self.trainings)
         return dataclasses.replace(self, trainings=trainings)

@@ -106,6 +106,7 @@ def optimize(
         noise=noise,
         unit=life.ledger.unit(life.budget),
     )
+    _check_used(plan, validation=validation, sampler=sampler, pruner=pruner)
 
     def told(plan: Plan, release: Release) -> None:
         observer.released(plan, release)
@@ -149,6 +150,26 @@ def _check_kinds(**given: Any) -> None:
         fits, what = kinds[name]
         if not fits(value):
             raise InvalidInputError(name, value, f"must be {what}")
+
+
+def _check_used(plan: Plan, **given: Any) -> None:
+    """Refuse arguments that the arm has no use for."""
+    of_search = "is for a strategy that searches, and this arm has one training"
+    why = {
+        "validation": "is what a strategy chooses by, and this one chooses nothing",
+        "sampler": of_search,
+        "pruner": of_search,
+    }
+    unused = {
+        "validation": plan.score is None,
+        "sampler": plan.search is None,
+        "pruner": plan.search is None,
+    }
+    for name, value in given.items():
+        if value is not None and unused[name]:
+            raise InvalidInputError(
+                name, type(value).__name__, f"{why[name]} (arm {plan.arm!r})", "Leave it out."
+            )
 
 
 def _target(life: Life, arm: str) -> float:

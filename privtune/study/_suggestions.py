@@ -97,6 +97,9 @@ class Suggestions:
 
         Returns:
             The value; the same one whenever the trial asks for this name.
+
+        Raises:
+            InvalidInputError: If it is the learning rate of a tuning subset, which is scaled.
         """
         value = self._suggest(name, IntDistribution(low, high, log=log, step=step))
         if isinstance(value, float):

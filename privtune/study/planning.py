@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from privtune.accounting import CalibrationError, Composed, Event, Guarantee, epsilon, share_budget
+from privtune.accounting import (
+    Adjacency,
+    CalibrationError,
+    Composed,
+    Event,
+    Guarantee,
+    epsilon,
+    share_budget,
+)
 from privtune.accounting.hints import Search
+from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD, refuse_other_unit
 from privtune.strategies import (
     NoRunFitsError,
@@ -18,6 +27,8 @@ from privtune.strategies import (
     Strategy,
     plan_arm,
 )
+from privtune.strategies.arms import with_report
+from privtune.strategies.context import SHARES
 from privtune.strategies.searching import parts_of
 from privtune.strategies.stage_plan import StagePlan, plan_stage
 from privtune.study._hints import searches_begin_at_hints
@@ -28,6 +39,8 @@ if TYPE_CHECKING:
     from privtune.accounting.sensitivity import Sensitivity
 
 __all__ = ["StudyPlan", "advice", "plan_study"]
+
+_LEFT, _LEFT_REPLACED = 1e-3, 2e-2  # of a study's ε, to reports whose share is not given
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ def plan_study(spec: StudySpec) -> StudyPlan:
         (True, 4)
     """
     with searches_begin_at_hints():
-        return _plan(spec)
+        return _check_scored(spec, _plan(spec))
 
 
 def _plan(spec: StudySpec) -> StudyPlan:
@@ -88,6 +101,7 @@ def _plan(spec: StudySpec) -> StudyPlan:
     refuse_other_unit(unit, spec.budget.unit, task, spec.budget.name)
     context.task.look()
     strategies = [arm.to_strategy() for arm in spec.arms]
+    _check_weights(spec, strategies)
     stages = _stages(spec, context)
     planners = [_planner(strategy, context, stages) for strategy in strategies]
 
@@ -123,10 +137,12 @@ def _plan(spec: StudySpec) -> StudyPlan:
         event = Composed([stage.event for stage in stages])
         total = epsilon(event, context.delta, adjacency=context.adjacency)
         return StudyPlan(plans, guarantees, total, stages, alone)
+    target = spec.target_epsilon
+    open_share = _share_is_open(context)
     try:
         shared = share_budget(
             [*(event_of(planner) for planner in private), *(_always(s.event) for s in stages)],
-            epsilon=spec.target_epsilon,
+            epsilon=target * (1.0 - _left_for_reports(context)) if open_share else target,
             delta=context.delta,
             adjacency=context.adjacency,
             weights=[*weights, *(1.0 for _ in stages)],
@@ -140,9 +156,93 @@ def _plan(spec: StudySpec) -> StudyPlan:
     found = [
         next(met) if planner in private else (math.inf, _infinite(context)) for planner in planners
     ]
-    plans = tuple(planner(target) for planner, (target, _) in zip(planners, found, strict=True))
+    plans = tuple(planner(each) for planner, (each, _) in zip(planners, found, strict=True))
     own = tuple(guarantee for _, guarantee in found)
-    return StudyPlan(plans, own, shared.total, stages, alone)
+    if not open_share:
+        return StudyPlan(plans, own, shared.total, stages, alone)
+    arm_epsilons = tuple(epsilon_of_arm for epsilon_of_arm, _ in found)
+    return _with_reports(
+        StudyPlan(plans, own, shared.total, stages, alone), context, arm_epsilons, target
+    )
+
+
+def _share_is_open(context: PlanningContext) -> bool:
+    """Return whether what reports cost is left to the planning: they are noised, no share is given."""
+    report = context.report
+    return report is not None and report.epsilon_share is None and not context.task.public_test
+
+
+def _left_for_reports(context: PlanningContext) -> float:
+    """Return the part of a study's ε that its trainings leave to the reports.
+
+    No test record meets a training, so a report takes little. Under replace-one a record may leave one
+    of the splits and another join the other, and then both are charged.
+    """
+    return _LEFT if context.adjacency is Adjacency.ADD_REMOVE else _LEFT_REPLACED
+
+
+def _with_reports(
+    planned: StudyPlan, context: PlanningContext, arm_epsilons: tuple[float, ...], target: float
+) -> StudyPlan:
+    """Give every report the largest share of its arm's ε with which the study keeps to its target.
+
+    The trainings keep their noise. The share is found by bisection: four compositions.
+    """
+
+    def with_share(share: float) -> tuple[tuple[Plan, ...], Guarantee] | None:
+        plans = []
+        for plan, each in zip(planned.plans, arm_epsilons, strict=True):
+            changed = with_report(plan, context, share=share, epsilon=each)
+            if changed is None:
+                return None
+            plans.append(changed)
+        event = Composed(
+            [*(p.event for p in plans if p.is_private), *(s.event for s in planned.stages)]
+        )
+        total = epsilon(event, context.delta, adjacency=context.adjacency)
+        return (tuple(plans), total) if total.epsilon <= target else None
+
+    best, low, high = None, 0, len(SHARES)  # the first that fits is in [low, high)
+    while low < high:
+        middle = (low + high) // 2
+        found = with_share(SHARES[middle])
+        if found is None:
+            low = middle + 1
+        else:
+            best, high = found, middle
+    if best is None:
+        return planned
+    plans, total = best
+    own = tuple(
+        epsilon(plan.event, context.delta, adjacency=context.adjacency)
+        if plan.is_private
+        else known
+        for plan, known in zip(plans, planned.guarantees, strict=True)
+    )
+    return replace(planned, plans=plans, guarantees=own, total=total)
+
+
+def _check_weights(spec: StudySpec, strategies: Sequence[Strategy]) -> None:
+    for arm, strategy in zip(spec.arms, strategies, strict=True):
+        if strategy.needs.non_private and arm.weight != 1.0:
+            raise InvalidInputError(
+                f"weight of arm {arm.name!r}",
+                arm.weight,
+                "divides the budget, of which an arm without a guarantee is no part",
+                "Leave it out.",
+            )
+
+
+def _check_scored(spec: StudySpec, planned: StudyPlan) -> StudyPlan:
+    """Refuse a scoring that no arm of a study uses."""
+    if spec.scoring and all(plan.score is None for plan in planned.plans):
+        raise InvalidInputError(
+            "scoring",
+            dict(spec.scoring),
+            "is how a search scores its trials, and no arm of the study searches",
+            "Leave it out; report: {metric: ...} scores what is released.",
+        )
+    return planned
 
 
 def _always(event: Event) -> Callable[[float], Event]:

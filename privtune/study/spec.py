@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.files import read_bounded
 from privtune.spaces import SearchSpace, without_numpy
@@ -37,6 +37,15 @@ if TYPE_CHECKING:
     from privtune.tasks.stages import TaskStage
 
 __all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
+
+
+_OF_TASKS = {
+    "scoring": "say optimize(validation=privtune.Validation(records=..., scoring=...))",
+    "report": "its models are scored by its own function, on the validation split alone",
+    "device": "its own function puts the model where it shall be",
+    "compile": "its own function compiles what it wants compiled",
+}
+"""Fields that an open study has no use for, and what to do instead."""
 
 
 class SpecError(PrivTuneError):
@@ -180,13 +189,28 @@ class StudySpec(BaseModel):
             )
         return epsilon
 
+    @field_validator("scoring", "report")
+    @classmethod
+    def _scores(cls, given: Mapping[str, Any] | None, info: ValidationInfo) -> Any:
+        if given is not None and info.context != STORED:
+            from privtune.strategies import Reporting, Scoring
+
+            (Scoring if info.field_name == "scoring" else Reporting).from_dict(given)
+        return given
+
     @model_validator(mode="after")
-    def _whole(self) -> StudySpec:
+    def _whole(self, info: ValidationInfo) -> StudySpec:
         declared = ("arms", "epochs", "expected_batch_size")
         given = [name for name in declared if getattr(self, name)]
         alone = [*given, *(name for name in ("space", "stages") if getattr(self, name))]
         if self.task is None and alone:
             raise ValueError(f"task is missing, but {', '.join(alone)} is given")
+        if self.task is None and info.context != STORED:
+            for name, instead in _OF_TASKS.items():
+                if getattr(self, name) != StudySpec.model_fields[name].get_default(
+                    call_default_factory=True
+                ):
+                    raise ValueError(f"{name} is given, but an open study has no task: {instead}")
         if self.task is not None and len(given) < len(declared):
             missing = ", ".join(name for name in declared if name not in given)
             raise ValueError(f"a study of a task also needs {missing}")
@@ -206,10 +230,17 @@ class StudySpec(BaseModel):
 
         Raises:
             SpecError: One sentence: where, what, and what is allowed.
+            InvalidInputError: Likewise, of what it says of scores.
         """
         try:
             return cls.model_validate(without_numpy(data), context=STORED if stored else None)
         except ValidationError as error:
+            first = error.errors()[0]
+            cause = first.get("ctx", {}).get("error")
+            if first["loc"][:1] in {("scoring",), ("report",)} and isinstance(
+                cause, InvalidInputError
+            ):
+                raise cause from None  # it names the field by itself
             raise SpecError(f"Study spec, {sentence(error, data, _fields)}.") from error
 
     @classmethod

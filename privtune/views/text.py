@@ -153,7 +153,7 @@ def explain_utility(arms: Sequence[ArmStatus]) -> str:
     title, shown = utility_column(arms)
     how = (
         "For a score of every arm on the private test split, noised and charged, say in the spec "
-        "report: {metric: ..., epsilon_share: 0.25}."
+        "report: {metric: ...}."
     )
     title = title[0].upper() + title[1:]
     if title.startswith("Validation"):

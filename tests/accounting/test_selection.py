@@ -10,6 +10,7 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import logsumexp
 
 from privtune.accounting import (
     ApproximateDP,
@@ -29,6 +30,7 @@ from privtune.accounting import (
     lower_bound,
 )
 from privtune.accounting import delta as dp_delta
+from privtune.accounting.curves import ORDERS, selection_curve
 from privtune.accounting.orders import Instance
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.rearrangement import Rearranged
@@ -229,6 +231,21 @@ def test_sure_runs_by_exact_enumeration(name, first, second):
             for x, y in ((c, d), (a, b))
         )
         assert whole <= sure * base + drawn + 1e-9
+
+
+@pytest.mark.parametrize("runs", [2, 5, 20])
+def test_sure_runs_are_in_the_renyi_curve(runs):
+    """Of K sure runs the exact divergence of the best is below the bound, at every order."""
+    p, q = np.array([0.75, 0.25]), np.array([0.5, 0.5])
+
+    def renyi(a, b):
+        each = ORDERS[:, None] * np.log(a) + (1 - ORDERS[:, None]) * np.log(b)
+        return logsumexp(each, axis=1) / (ORDERS - 1)
+
+    best = [best_by_hand(each, [0, 1], {runs: 1.0}) for each in (p, q)]
+    bound = selection_curve(renyi(p, q), Geometric(runs, minimum=runs))
+    assert (renyi(*best) <= bound * (1 + 1e-9)).all()
+    assert (renyi(*best) > selection_curve(renyi(p, q), Geometric(1))).any()
 
 
 @pytest.mark.parametrize("law", [Geometric(10), Logarithmic(6), Poisson(10.0)], ids=str)

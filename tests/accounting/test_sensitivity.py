@@ -1,6 +1,7 @@
 """What a change would cost is what the changed event costs, written out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from privtune.accounting import (
     Geometric,
     Laplace,
     NonPrivate,
+    Parallel,
     PoissonSampled,
     PrivateSelection,
     Repeated,
@@ -35,6 +37,39 @@ EVENT = PrivateSelection(trial(), Geometric(10))
 def changes(event, **options):
     found = sensitivity(event, 1e-5, **options)
     return {change.text: change for change in found.changes}
+
+
+def test_a_share_for_scores_is_traded_for_noise_of_the_rest():
+    """At each share: the score costs that much of what stands beside it, and the whole what it did."""
+    first, second = steps(2.0), Repeated(3000, PoissonSampled(0.002, Gaussian(0.9)))
+    event = Composed([Parallel((first, Gaussian(9.0))), Parallel((second, Laplace(5.0)))])
+    now = epsilon(event, 1e-5).epsilon
+    found = sensitivity(event, 1e-5).shares
+    assert [row.share for row in found] == [0.05, 0.25, 0.5, 0.75, 0.9, 1.0]
+    for row in found:
+        scores = Gaussian(row.noise_multipliers[0]), Laplace(row.noise_multipliers[1])
+        for score, base in zip(scores, (first, second), strict=True):
+            asked = row.share * epsilon(base, 1e-5).epsilon
+            before = replace(score, noise_multiplier=score.noise_multiplier / row.noise_factor)
+            assert epsilon(before, 1e-5).epsilon == pytest.approx(asked, rel=2e-3)
+        rest = (
+            steps(2.0 * row.noise_factor),
+            Repeated(3000, PoissonSampled(0.002, Gaussian(0.9 * row.noise_factor))),
+        )
+        whole = Composed([Parallel(pair) for pair in zip(rest, scores, strict=True)])
+        assert epsilon(whole, 1e-5).epsilon <= now * (1 + 2e-3)
+        if row.noise_factor > 1.01:  # and no less noise would do
+            scores = tuple(replace(s, noise_multiplier=0.99 * s.noise_multiplier) for s in scores)
+            less = (
+                steps(2.0 * row.noise_factor * 0.99),
+                Repeated(3000, PoissonSampled(0.002, Gaussian(0.9 * row.noise_factor * 0.99))),
+            )
+            whole = Composed([Parallel(pair) for pair in zip(less, scores, strict=True)])
+            assert epsilon(whole, 1e-5).epsilon > now
+    factors = [row.noise_factor for row in found]
+    assert factors == sorted(factors)
+    assert factors[0] < 1.002 < 1.05 < factors[-1]
+    assert sensitivity(first, 1e-5).shares == ()
 
 
 def test_every_change_is_accounted_anew():

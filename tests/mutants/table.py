@@ -1251,6 +1251,53 @@ _in(
 )
 
 _in(
+    "study/trial.py",
+    (
+        "a loss that nobody trained on is the metric",
+        "            loss = OfRecords(self._private.loss_to_score(tree))\n",
+        "            loss = cross_entropy\n",
+        "tests/study/test_optimize.py::test_the_metric_loss_is_the_loss_that_was_trained_on",
+    ),
+)
+
+_in(
+    "strategies/subsampled.py",
+    (
+        "a subset is tuned at the rate of all records",
+        "search.with_rate_factor(tuned / kept)",
+        "search.with_rate_factor(1.0)",
+        "tests/strategies/test_runs.py"
+        "::test_subsampled_tuning_tries_smaller_rates_and_releases_what_was_drawn",
+    ),
+)
+
+_in(
+    "accounting/curves.py",
+    (
+        "sure runs cost nothing beside a selection",
+        "runs.sure_runs * curve + selection_curve(curve, runs.drawn, orders)",
+        "selection_curve(curve, runs.drawn, orders)",
+        "tests/accounting/test_selection.py::test_sure_runs_are_in_the_renyi_curve",
+    ),
+)
+
+_in(
+    "accounting/run_law.py",
+    (
+        "a minimum of runs that is charged and not drawn",
+        "            return self.drawn.pmf(values - self.sure_runs)\n",
+        "            return self.drawn.pmf(values)\n",
+        "tests/accounting/test_runs.py::test_a_minimum_adds_sure_runs_to_those_that_are_drawn",
+    ),
+    (
+        "runs that are sure are left out of what is charged",
+        "total = total + factor * x ** (sure - taken)",
+        "total = total + factor * x ** (1 - taken)",
+        "tests/accounting/test_selection.py::test_sure_runs_by_exact_enumeration",
+    ),
+)
+
+_in(
     "training/engine/one_by_one.py",
     (
         "a model remembers what it met",

@@ -61,10 +61,12 @@ def add(url: str, gate: Any, results: Any, arm: str) -> None:
 
 def added(url: str, arm: str) -> str:
     """Add an arm, of one run or a selection's as its name says; return the name of the released."""
-    strategy = PapernotSteinke(mean_runs=2) if arm.startswith("selection") else Fixed()
+    chooses = arm.startswith("selection")
+    strategy = PapernotSteinke(mean_runs=2) if chooses else Fixed()
+    split = SPLIT if chooses else None
     with closing(Study("open", url)) as study:
         release = study.optimize(
-            objective, strategy=strategy, training=LOOP, validation=SPLIT, epsilon=0.5, arm=arm
+            objective, strategy=strategy, training=LOOP, validation=split, epsilon=0.5, arm=arm
         )
     return release.arm
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from privtune.accounting import Adjacency, Parallel, epsilon
+from privtune.accounting import Adjacency, Composed, Gaussian, Parallel, calibrate, epsilon
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.strategies import Reporting, ScorePlan, Scoring
+from privtune.strategies import Plan, Reporting, ScorePlan, Scoring
+from privtune.strategies.context import SHARES
 from privtune.study import Study, plan_study
 from privtune.tasks import Task
 from privtune.training.mechanism.data import TensorData
@@ -33,6 +34,7 @@ ARMS = [
     {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2},
 ]
 REPORT = {"metric": "balanced_accuracy", "epsilon_share": 0.5}
+PUBLIC_REPORT = {"metric": "balanced_accuracy"}
 
 
 def sealed() -> Task:
@@ -65,11 +67,47 @@ def test_it_is_charged_in_parallel_and_leaves_the_training_its_noise() -> None:
     assert share <= 0.5 * with_it.guarantees[0].epsilon * 1.01
 
 
+@pytest.mark.parametrize("arms", [ARMS, ARMS[:1]])
+def test_the_default_share_is_the_largest_that_costs_the_trainings_nothing(arms: Any) -> None:
+    planned = plan_study(spec(arms=arms, report={"metric": "accuracy"}))
+    bare = plan_study(spec(arms=arms, report=None))
+    assert planned.total.epsilon <= 6.0
+    (share,) = {plan.details["report_epsilon_share"] for plan in planned.plans}
+    for plan, other in zip(planned.plans, bare.plans, strict=True):
+        noise, alone = (p.training.method.noise_multiplier for p in (plan, other))
+        assert noise == pytest.approx(alone, rel=4e-3)  # plans meet their target to a thousandth
+    if len(arms) == 1:
+        assert share >= 0.95, "no other charge: the dearer side counts, and both may be as dear"
+        return
+    # One step more on the grid, by hand: the study would exceed its ε.
+    assert share < SHARES[0]
+    more = SHARES[SHARES.index(share) - 1]
+    events = []
+    for plan, cost in zip(planned.plans, planned.guarantees, strict=True):
+        training = plan.event.events[0]
+        alone = epsilon(training, 1e-5).epsilon
+        louder = calibrate(Gaussian(1.0), epsilon=more * alone, delta=1e-5).event
+        events.append(Parallel((training, louder)))
+        assert cost.epsilon == pytest.approx(alone, rel=1e-2)
+        assert epsilon(plan.report.event, 1e-5).epsilon <= share * cost.epsilon * 1.01
+    assert epsilon(Composed(events), 1e-5).epsilon > 6.0
+    assert [Plan.from_dict(p.to_dict()) for p in planned.plans] == list(planned.plans)
+
+
+def test_a_share_that_is_given_stays() -> None:
+    planned = plan_study(spec(report={"metric": "accuracy", "epsilon_share": 0.25}))
+    for plan, cost in zip(planned.plans, planned.guarantees, strict=True):
+        assert "report_epsilon_share" not in plan.details
+        found = epsilon(plan.report.event, 1e-5).epsilon
+        assert found == pytest.approx(0.25 * cost.epsilon, rel=0.01)
+
+
 def test_every_arm_is_measured_and_the_noise_is_the_charged_one(storage: str) -> None:
     study = Study.create(spec(seed=3), storage)
     releases = study.run()
     assert [list(r.utility) for r in releases] == [["test_balanced_accuracy"]] * 2
-    exact = Study.create(spec(name="open", task="tests.toy:blobs", seed=3), storage)
+    public = {"name": "open", "task": "tests.toy:blobs", "report": PUBLIC_REPORT}
+    exact = Study.create(spec(seed=3, **public), storage)
     assert all(plan.report is not None and plan.report.event is None for plan in exact.plans)
     for release in releases:
         (value,), (ends,) = release.utility.values(), release.intervals.values()
@@ -90,7 +128,7 @@ def test_without_it_nothing_is_measured_and_the_way_is_told(storage: str) -> Non
     title, values = utility_column(study.status())
     assert title == "validation accuracy"
     assert values["defaults"] == NOT_MEASURED
-    assert "report: {metric: ...," in explain_utility(study.status())
+    assert "report: {metric: ...}" in explain_utility(study.status())
     alone = Study.create(
         spec(name="alone", report=None, arms=ARMS[:1], epsilon=2.0, budget=OTHER), storage
     )
@@ -103,7 +141,7 @@ OTHER = {"name": "other", "epsilon": 4.0, "delta": 1e-5}
 
 
 def test_on_a_public_split_it_is_exact_and_free(storage: str) -> None:
-    study = Study.create(spec(task="tests.toy:blobs", arms=ARMS[:1]), storage)
+    study = Study.create(spec(task="tests.toy:blobs", arms=ARMS[:1], report=PUBLIC_REPORT), storage)
     (plan,) = study.plans
     assert not isinstance(plan.event, Parallel)
     (release,) = study.run()

@@ -21,7 +21,7 @@ __all__ = ["MAE", "MSE", "R2", "ClippedLoss", "OwnScore"]
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedLoss(OneSum):
-    """The mean of the task's own loss, clipped to ``[0, bound]``; what is no number counts as the bound.
+    """The mean of the loss that was trained on, clipped to ``[0, bound]``; no number counts as the bound.
 
     **Sensitivity**: a record adds a number in [0, bound] to one sum: both norms are at most the bound.
     """

@@ -1,0 +1,168 @@
+"""What a user says is used or refused: no argument is silently without effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+import pytest
+from torch import nn
+
+import privtune
+from privtune.errors import PrivTuneError
+from privtune.ledger import Ledger
+from privtune.strategies import Everything, Fixed, InRun, PapernotSteinke, Scoring
+from privtune.study import StudySpec, plan_study, study_names
+from tests.study.conftest import toy_spec
+from tests.study.test_optimize import ARGUMENTS, LOOP, VALIDATION, train
+
+BUDGET = privtune.Budget(6.0, 1e-5, name="given")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"scoring": {"metric": "auc"}}, "scoring is given, .* say optimize\\(validation="),
+        ({"report": {"metric": "auc"}}, "report is given, but an open study has no task"),
+        ({"device": "cuda"}, "device is given, .* puts the model where"),
+        ({"compile": True}, "compile is given"),
+        ({"space": {"rate": {"type": "float", "low": 0.1, "high": 1.0}}}, "but space is given"),
+        ({"epochs": 3}, "but epochs is given"),
+        ({"expected_batch_size": 3}, "but expected_batch_size is given"),
+        ({"stages": [{"type": "histogram"}]}, "but stages is given"),
+        ({"arms": [{"name": "a", "strategy": "hyfreedp"}]}, "but arms is given"),
+        (
+            {"scoring": {"metric": "nonsense"}},
+            "'nonsense': must be one of accuracy, .*, or package",
+        ),
+        ({"report": {"metric": "nonsense"}}, "'nonsense': must be one of accuracy, .*, or package"),
+        ({"report": {"metric": ["auc", "nonsense"]}}, "'nonsense'.*must be one of accuracy"),
+        ({"scoring": {"metric": "accuracy", "bound": 2.0}}, "bound.*it takes none"),
+    ],
+)
+def test_an_open_study_refuses_what_it_would_ignore(
+    storage: str, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PrivTuneError, match=said) as refused:
+        privtune.create_study("given", budget=BUDGET, storage=storage, **given)
+    assert "\n" not in str(refused.value)
+    assert study_names(storage) == []
+
+
+def test_a_metric_is_looked_at_when_it_is_given() -> None:
+    with pytest.raises(PrivTuneError, match=r"'nonsense': must be one of accuracy"):
+        privtune.Validation(records=10, scoring=Scoring(metric="nonsense"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"scoring": {"metric": "macro_f1"}},
+        {"report": {"metric": "macro_f1"}},
+        {"epochs": 2},
+        {"device": "cpu"},
+        {"seed": 4},
+        {"epsilon": 3.0},
+        {"budget": privtune.Budget(7.0, 1e-5, name="given")},
+        {"task": "tests.toy:public_blobs"},
+        {"arms": [{"name": "other", "strategy": "hyfreedp"}]},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_study_that_exists_is_what_is_given_or_refused(storage: str, changed: Any) -> None:
+    whole: dict[str, Any] = {
+        "budget": BUDGET,
+        "task": "tests.toy:blobs",
+        "arms": [
+            {
+                "name": "chosen",
+                "strategy": "papernot-steinke",
+                "mean_runs": 2,
+                "parameters": {"max_grad_norm": 1.0},
+            }
+        ],
+        "space": {"learning_rate": {"type": "float", "low": 0.1, "high": 1.0}},
+        "epochs": 1,
+        "expected_batch_size": 24,
+        "scoring": {"metric": "accuracy"},
+    }
+    privtune.create_study("given", storage=storage, **whole).close()
+    again: dict[str, Any] = {"storage": storage, "load_if_exists": True}
+    privtune.create_study("given", **whole, **again).close()
+    privtune.create_study("given", budget=BUDGET, **again).close()  # nothing else is said
+    with pytest.raises(PrivTuneError, match=f"created with other {next(iter(changed))} than"):
+        privtune.create_study("given", **{**whole, **changed}, **again)
+
+
+def one(trial: privtune.Trial) -> float:
+    model = train(trial, nn.Sequential(nn.Linear(6, 3)), trial.suggest_float("rate", 0.1, 1.0))
+    return trial.score(model, VALIDATION)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "said"),
+    [
+        (Fixed(), ARGUMENTS, "validation = 'Validation': is what a strategy chooses by"),
+        (InRun(arm="a", method="hyfreedp"), ARGUMENTS, "validation = 'Validation'"),
+        (Fixed(), {"training": LOOP, "sampler": optuna.samplers.RandomSampler()}, "sampler = "),
+        (Fixed(), {"training": LOOP, "pruner": optuna.pruners.MedianPruner()}, "pruner = "),
+        (PapernotSteinke(guarantee="common"), ARGUMENTS, "guarantee = 'common': is for a space"),
+        (Everything(guarantee="weighted", trials=2), ARGUMENTS, "guarantee = 'weighted'"),
+        (
+            PapernotSteinke(),
+            {
+                "training": LOOP,
+                "validation": privtune.Validation(
+                    records=60, public=True, scoring=Scoring(mechanism="laplace")
+                ),
+            },
+            "scoring.mechanism = 'laplace': goes without",
+        ),
+    ],
+)
+def test_an_arm_refuses_what_it_has_no_use_for(
+    storage: str, strategy: Any, given: Any, said: str
+) -> None:
+    study = privtune.create_study("given", budget=BUDGET, storage=storage)
+    with pytest.raises(PrivTuneError, match=said):
+        study.optimize(one, strategy=strategy, **given)
+    with Ledger(storage) as ledger:
+        assert not ledger.charges("given")
+
+
+FIXED = {
+    "name": "defaults",
+    "strategy": "fixed",
+    "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+}
+ORACLE = {"name": "oracle", "strategy": "non-private-grid", "points": 2, "weight": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"arms": [FIXED], "scoring": {"metric": "accuracy"}}, "no arm of the study searches"),
+        ({"arms": [FIXED, ORACLE]}, "weight of arm 'oracle' = 2.0: divides the budget"),
+        (
+            {"arms": [FIXED], "report": {"metric": "accuracy", "epsilon_share": 0.5}},
+            "report.epsilon_share = 0.5: goes without",
+        ),
+        (
+            {"arms": [FIXED], "report": {"metric": "accuracy", "mechanism": "laplace"}},
+            "mechanism = 'laplace': goes without",
+        ),
+    ],
+)
+def test_a_spec_refuses_what_no_arm_uses(changes: Any, said: str) -> None:
+    with pytest.raises(PrivTuneError, match=said):
+        plan_study(toy_spec(**changes))
+
+
+def test_the_arguments_of_create_study_are_all_accounted_for() -> None:
+    """A field that an open study takes no notice of must be on the list that refuses it."""
+    from privtune.study.spec import _OF_TASKS
+
+    refused = {*_OF_TASKS, "arms", "epochs", "expected_batch_size", "space", "stages", "task"}
+    used = {"name", "budget", "epsilon", "stack", "noise", "executor", "artifacts", "seed"}
+    assert refused | used == set(StudySpec.model_fields)
+    assert not refused & used
