@@ -22,6 +22,7 @@ from privtune.imports import libraries
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
     from privtune.study import Observer, Study
+    from privtune.tasks._usable import RecordCheck
 
 __all__ = ["run_study"]
 
@@ -36,8 +37,10 @@ def run_study(
     device: str | None = None,
     stack: int | Literal["auto"] | None = None,
     non_private: bool = False,
+    anyway: bool = False,
 ) -> None:
     """Run a study with progress on the terminal and, if asked, releases to MLflow."""
+    from privtune.cli._tables import print_records
     from privtune.study.seal import open_stream
     from privtune.tasks._files import ON_READ
 
@@ -64,6 +67,10 @@ def run_study(
             bars.append(progress.add_task("reading", total=1.0, sealed=True))
         progress.update(bars[-1], completed=share)
 
+    def told(records: RecordCheck) -> None:
+        progress.stop()
+        print_records(records, err=True)
+
     heard = ON_READ.set(read)
     try:
         study.run(
@@ -73,6 +80,8 @@ def run_study(
             device=device,
             stack=stack,
             non_private=non_private,
+            anyway=anyway,
+            told=told,
         )
     finally:
         ON_READ.reset(heard)

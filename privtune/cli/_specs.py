@@ -27,31 +27,32 @@ def planning(spec: StudySpec) -> Iterator[None]:
         yield
 
 
-def made(spec: StudySpec, storage: str) -> tuple[Study, list[str]]:
+def made(spec: StudySpec, storage: str, *, curator: bool = False) -> tuple[Study, list[str]]:
     """Create a study, or load the one of its name; return it, and in which fields its spec was another."""
     from privtune.study import Study, StudyExistsError
 
     try:
-        return Study.create(spec, storage), []
+        Study.create(spec, storage).close()
+        return Study(spec.name, storage, curator=curator), []
     except StudyExistsError:
-        study = Study(spec.name, storage)
+        study = Study(spec.name, storage, curator=curator)
     stored, given = (each.model_dump(mode="json") for each in (study.spec, spec))
     return study, sorted(key for key in given if given[key] != stored[key])
 
 
-def opened(name: str, storage: str) -> Study:
+def opened(name: str, storage: str, *, curator: bool = False) -> Study:
     """Return the study of a name, or of a spec: created unless it was, by the very same one."""
     from privtune.errors import PrivTuneError
     from privtune.study import Study, StudySpec, study_names
 
     path = Path(name)
     if path.suffix.lower() not in (".yaml", ".yml"):
-        return Study(name, storage)
+        return Study(name, storage, curator=curator)
     if not path.is_file() and name in study_names(storage):
-        return Study(name, storage)
+        return Study(name, storage, curator=curator)
     spec = StudySpec.from_file(path)
     with planning(spec):
-        study, others = made(spec, storage)
+        study, others = made(spec, storage, curator=curator)
     if others:
         study.close()
         raise PrivTuneError(

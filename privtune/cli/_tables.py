@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan, TrainingPlan
     from privtune.strategies.stage_plan import StagePlan
     from privtune.study import Study, StudySpec
+    from privtune.tasks._usable import RecordCheck
 
 __all__ = [
     "arm_view",
@@ -47,6 +48,7 @@ __all__ = [
     "plan_view",
     "print_comparison",
     "print_failures",
+    "print_records",
     "print_sealed",
     "public_view",
     "show_value",
@@ -381,6 +383,26 @@ def print_sealed(sealed: dict[str, list[Any]]) -> None:
             params = ", ".join(f"{k}={show_value(v)}" for k, v in trial["params"].items())
             table.add_row(str(trial["number"]), trial["state"], score, params)
         console().print(table)
+
+
+def print_records(records: RecordCheck, *, err: bool = False) -> None:
+    """Print how many records cannot be used, and why, for the curator alone.
+
+    Args:
+        records: What was found.
+        err: Whether to print to standard error, beside what everybody may see.
+    """
+    from rich.console import Console
+
+    out = Console(stderr=True) if err else console()
+    out.print(
+        "[bold red]Curator's view: none of this may be shown to anyone else.[/]", soft_wrap=True
+    )
+    for line in records.lines():
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    if records.reason:
+        said = f"A run stops before the charge, unless --anyway: {records.reason}."
+        out.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_failures(stopped: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

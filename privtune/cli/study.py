@@ -38,6 +38,14 @@ Data = Annotated[
     typer.Option("--data", envvar="PRIVTUNE_DATA", help="File of a task's data, as for MNIST."),
 ]
 Name = Annotated[str, typer.Argument(help="Name of the study.")]
+Curator = Annotated[
+    bool,
+    typer.Option(
+        "--curator",
+        envvar="PRIVTUNE_CURATOR",
+        help="Read the records, and say how many cannot be used. Never show it to anyone else.",
+    ),
+]
 
 
 @app.command()
@@ -76,9 +84,11 @@ def plan(
     advice: Annotated[
         bool, typer.Option("--advice", help="Say what would cost or save most; takes longer.")
     ] = False,
+    data: Data = None,
+    curator: Curator = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a study would do and cost, arm by arm. Touches no data and no storage."""
+    """Show what a study would do and cost, arm by arm. Touches no storage, and data for a curator alone."""
     from rich.padding import Padding
 
     from privtune.cli._tables import (
@@ -87,6 +97,7 @@ def plan(
         finite,
         plan_document,
         plan_view,
+        print_records,
         public_view,
         stage_view,
     )
@@ -94,10 +105,17 @@ def plan(
     from privtune.study import StudySpec, plan_study
     from privtune.study.planning import advice as advice_on
 
+    if data is not None:
+        os.environ["PRIVTUNE_DATA"] = str(data.absolute())
     parsed = StudySpec.from_file(spec)
     with planning(parsed):
         planned = plan_study(parsed)
         advised = advice_on(planned) if advice else None
+    records = None
+    if curator and parsed.task is not None:
+        from privtune.tasks._usable import check_records
+
+        records = check_records(parsed.load_task())
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
     space = parsed.search_space()
     stages = list(zip(planned.stages, planned.stage_guarantees, strict=True))
@@ -112,6 +130,7 @@ def plan(
                 "total": finite(planned.total.to_dict()),
                 "examples": examples(parsed),
                 **({} if advised is None else {"advice": advised.to_dict()["changes"]}),
+                **({} if records is None else {"records": records.to_dict()}),
             }
         )
         return
@@ -134,9 +153,12 @@ def plan(
     console().print(
         f"{what} together: ε = {show_epsilon(planned.total.epsilon, 4)} at δ = "
         f"{planned.total.delta:g} ({neighbours}, by {planned.total.method}); "
-        f"target {parsed.target_epsilon:g}. No data was touched.",
+        f"target {parsed.target_epsilon:g}. "
+        + ("No data was touched." if records is None else "Nothing was charged."),
         soft_wrap=True,
     )
+    if records is not None:
+        print_records(records)
     if advised is not None:
         console().print(
             "With a change, and everything else as planned, all arms together would be:"
@@ -167,6 +189,10 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
     non_private: Annotated[
         bool, typer.Option("--non-private", help="Let arms without any guarantee run.")
     ] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Charge and run although most records cannot be used.")
+    ] = False,
+    curator: Curator = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a study, or go on where it was interrupted."""
@@ -178,7 +204,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
         from privtune.cli._progress import run_study
         from privtune.cli._tables import comparison_document, print_comparison
 
-        study = opened(name, storage)
+        study = opened(name, storage, curator=curator)
     with closing(study):
         if study.finished:
             typer.echo(
@@ -196,6 +222,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
                 device=device,
                 stack=None if stack is None else check_stack(stack),
                 non_private=non_private,
+                anyway=anyway,
             )
         if as_json:
             emit_json(comparison_document(study))

@@ -16,10 +16,12 @@ from privtune.strategies.searching import parts_of
 from privtune.strategies.stage_plan import StagePlan, release_stage
 from privtune.study._release import rehearse_end, shaped, utility_of
 from privtune.study._round import StudyRound
+from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError
 from privtune.study.lifecycle import Life, carry_on
 from privtune.study.workers import give_out, make_files, telling
 from privtune.tasks import TaskDataError
 from privtune.tasks._fine_tuning import PART, for_candidate
+from privtune.tasks._usable import check_records
 from privtune.training.engine.compute import check_device, check_stack
 from privtune.training.mechanism.streams import Streams
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
     from privtune.tasks import Task, TaskData
+    from privtune.tasks._usable import RecordCheck
     from privtune.training.engine.compute import Compute
     from privtune.training.mechanism.scoring import Measured
 
@@ -42,6 +45,8 @@ def run_study(
     device: str | None,
     stack: int | Literal["auto"] | None,
     non_private: bool,
+    anyway: bool = False,
+    told: Callable[[RecordCheck], None] | None = None,
 ) -> tuple[Release, ...]:
     """Run what has not been released: see :meth:`privtune.Study.run`."""
     if life.spec.task is None:
@@ -61,7 +66,45 @@ def run_study(
         if not non_private:
             _check_private(life.name, plans)
         trainer = _TaskTrainer(life, _task(life), observer, compute, executor, tell)
-        return carry_on(life, plans, trainer, observer, measure=trainer.measure)
+        if not life.charges() and not (anyway and told is None):
+            _check_records(life, plans, trainer, anyway=anyway, told=told)
+        return carry_on(life, plans, trainer, observer, measure=trainer.measure, anyway=anyway)
+
+
+def _check_records(
+    life: Life,
+    plans: list[Plan],
+    trainer: _TaskTrainer,
+    *,
+    anyway: bool,
+    told: Callable[[RecordCheck], None] | None,
+) -> None:
+    """Stop a study whose records are not what is declared, before anything is charged.
+
+    What is found is the curator's alone. A study whose own stage counts usable records is not looked at.
+
+    Raises:
+        UnusableRecordsError: With the reason for the curator, without it for everybody else.
+    """
+    stages = life.spec.make_stages()
+    if any(stage.type == "usable" for stage in stages):
+        return
+    sealed = next((plan for plan in plans if plan.is_sealed), plans[0])
+    found: RecordCheck | None = None
+    try:
+        with life.seal(sealed, rehearsal=True):
+            keep = not stages and trainer.task.examine is None  # the arms train on the same records
+            found = check_records(trainer.task, trainer.data if keep else None)
+    except TaskDataError:  # of public facts
+        raise
+    except Exception as error:  # what it says may come from a record
+        life.record_failure(plans[0].arm, error)
+    if found is None:
+        raise UnreadableRecordsError(life.name)
+    if told is not None:
+        told(found)
+    if found.reason and not anyway:
+        raise UnusableRecordsError(life.name, "" if told is None else found.reason)
 
 
 def _task(life: Life) -> Task:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.study.objective import Objective
     from privtune.study.user_training import DPSGD, Validation
+    from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.noise_options import NoiseOptions
 
 __all__ = ["Study"]
@@ -111,11 +112,14 @@ class Study:
         device: str | None = None,
         stack: int | Literal["auto"] | None = None,
         non_private: bool = False,
+        anyway: bool = False,
+        told: Callable[[RecordCheck], None] | None = None,
     ) -> tuple[Release, ...]:
         """Run every arm that has not been released, and return all releases.
 
         Of a study that is :attr:`finished` it returns the releases, runs nothing and spends nothing.
-        All arms are charged in one transaction before the first of them touches data.
+        All arms are charged in one transaction before the first of them is trained. Before that, the
+        records are held against what is declared of them, for the curator alone: see ``anyway``.
 
         Args:
             observer: Hears of the progress; the study's own :attr:`observer` unless given.
@@ -130,6 +134,9 @@ class Study:
             stack: How many candidates to train in one pass, or ``"auto"``; what the spec says
                 unless given. It changes no result.
             non_private: Whether arms without any guarantee may run.
+            anyway: Whether to charge and run although most records cannot be used, or are far fewer than
+                declared.
+            told: Hears how many records cannot be used, and why; called for the curator alone.
 
         Returns:
             One release an arm, in the spec's order.
@@ -137,6 +144,8 @@ class Study:
         Raises:
             BudgetExceededError: If the arms do not fit what is left. Nothing is spent.
             NonPrivateError: If an arm has no guarantee and ``non_private`` does not allow that.
+            UnusableRecordsError: If more than half of a split cannot be used, or half of the declared
+                records are not there. Nothing is spent.
         """
         from privtune.execution.executor import Executor
         from privtune.study._run import run_study
@@ -148,7 +157,26 @@ class Study:
             device=device,
             stack=stack,
             non_private=non_private,
+            anyway=anyway,
+            told=(told or (lambda _: None)) if self._curator else None,
         )
+
+    def check_records(self) -> RecordCheck:
+        """Read the records, and return how many cannot be used, and why. For the curator alone.
+
+        Raises:
+            SealedTrialsError: Outside of the trust boundary.
+
+        Example:
+            >>> from privtune import load_study
+            >>> curated = load_study(study.name, storage=study.storage, curator=True)
+            >>> curated.check_records().reason
+            ''
+        """
+        from privtune.tasks._usable import check_records
+
+        self._check_curator()
+        return check_records(self._life.spec.load_task())
 
     def optimize(
         self,

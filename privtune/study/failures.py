@@ -18,7 +18,14 @@ from privtune.ledger import LedgerBusyError, LedgerConnectionError
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 from privtune.study.imported import ObjectiveChangedError
 
-__all__ = ["ArmStoppedError", "StudyInterruptedError", "stopping"]
+__all__ = [
+    "ArmStoppedError",
+    "StageRefusedError",
+    "StudyInterruptedError",
+    "UnreadableRecordsError",
+    "UnusableRecordsError",
+    "stopping",
+]
 
 
 class StudyInterruptedError(PrivTuneError):
@@ -34,6 +41,39 @@ _WITHOUT_DATA = (
     StudyInterruptedError,
 )
 """Errors of PrivTune's own that hang on no record, wherever they are raised."""
+
+
+class StageRefusedError(PrivTuneError):
+    """What a stage released says that the study is not worth its arms."""
+
+    def __init__(self, study: str, refusal: str) -> None:
+        super().__init__(
+            f"{refusal}. So study {study!r} stops here: no arm was started, and what was charged stays "
+            "charged. Go on all the same, at no further charge: --anyway (in Python run(anyway=True))."
+        )
+
+
+class UnreadableRecordsError(PrivTuneError):
+    """The program that reads the records failed before anything was charged."""
+
+    def __init__(self, study: str) -> None:
+        super().__init__(
+            f"Study {study!r} was stopped before anything was charged: its records could not be read. See "
+            f"what happened, inside the trust boundary: privtune study show {study} --curator."
+        )
+
+
+class UnusableRecordsError(PrivTuneError):
+    """The records do not fit what is declared of them, so that a budget would be spent for nothing."""
+
+    def __init__(self, study: str, reason: str = "") -> None:
+        why = f": {reason}" if reason else ""
+        see = "" if reason else " See why, inside the trust boundary: the same with --curator."
+        super().__init__(
+            f"Study {study!r} was stopped before anything was charged, for its records do not fit what is "
+            f"declared of them{why}.{see} Correct the data or the spec; or run it all the same, which may "
+            "spend the budget for nothing: --anyway (in Python run(anyway=True))."
+        )
 
 
 class ArmStoppedError(PrivTuneError):

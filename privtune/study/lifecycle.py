@@ -29,7 +29,7 @@ from privtune.study._release import MODEL, make_release
 from privtune.study._rows import check_there
 from privtune.study._standing import AnyPlan, Stage, Standing
 from privtune.study._store import Arm
-from privtune.study.failures import stopping
+from privtune.study.failures import StageRefusedError, stopping
 from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
 from privtune.tasks import rows_note
@@ -355,6 +355,7 @@ def carry_on(
     tell: Callable[[Plan, Release], None] | None = None,
     *,
     measure: Callable[[StagePlan], Mapping[str, Any]] | None = None,
+    anyway: bool = False,
 ) -> tuple[Release, ...]:
     """Lead arms from wherever they are to their announcement; charge all of them before any starts.
 
@@ -365,9 +366,13 @@ def carry_on(
         observer: Hears of it.
         tell: Hears of releases in the observer's place.
         measure: Makes the release of a stage; may touch the data.
+        anyway: Whether arms run although a stage released that most records cannot be used.
 
     Returns:
         One release an arm.
+
+    Raises:
+        StageRefusedError: If a stage released that; no arm has started.
     """
     life.check_results()
     seconds: dict[str, float | None] = {}
@@ -379,6 +384,9 @@ def carry_on(
     life.charge([*stages, *plans])
     for stage in stages:
         _release_stage(life, stage, measure)
+        refusal = stage.stage.refusal(life.stage_releases()[stage.arm])
+        if refusal and not anyway:
+            raise StageRefusedError(life.name, refusal)
     releases = []
     for plan in plans:
         if plan.arm in seconds:

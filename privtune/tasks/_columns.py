@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,8 +27,16 @@ from privtune.tasks._cells import (
     number_of,
     numbers_of,
 )
+from privtune.tasks._usable import CLIPPED, MISSING, NO_NUMBER, OTHER, Fault, fault_of
 
-__all__ = ["PAID", "Category", "Column", "Number", "Paid", "read_columns"]
+__all__ = [
+    "PAID",
+    "Category",
+    "Column",
+    "Number",
+    "Paid",
+    "read_columns",
+]
 
 Encoded = tuple[Floats, npt.NDArray[np.bool_]]
 """Features of shape ``[N, width]``, and which records are not as declared, ``[N]``.
@@ -81,6 +89,15 @@ class Column:
         """Return the features of some cells, each a function of its own cell."""
         raise NotImplementedError
 
+    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
+        """Yield which of some cells are not as declared, for the curator."""
+        raise NotImplementedError
+
+    def _fault(
+        self, why: str, mask: Any, cells: Sequence[Any], *, used: bool = False, declared: Any = ""
+    ) -> Fault:
+        return fault_of(self.name, why, mask, cells, used=used, declared=declared)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Column):
@@ -102,6 +119,15 @@ class Number(Column):
         values = np.where(np.isnan(values), self.missing, values)
         middle, half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
         return ((np.clip(values, self.low, self.high) - middle) / half)[:, None], broken
+
+    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
+        """See ``Column``."""
+        values, broken = numbers_of(cells)
+        outside = (values < self.low) | (values > self.high)
+        said = f"bounds {self.words}"
+        yield self._fault(NO_NUMBER, broken, cells)
+        yield self._fault(MISSING, np.isnan(values) & ~broken, cells, used=True)
+        yield self._fault(CLIPPED, outside, cells, used=True, declared=said)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +161,12 @@ class Paid(Column):
         found = np.searchsorted(self.edges, np.where(known, values, 0.0), side="right") - 1
         return np.where(known, np.clip(found, 0, len(self.edges) - 2), -1)
 
+    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
+        """See ``Column``."""
+        values, broken = numbers_of(cells)
+        yield self._fault(NO_NUMBER, broken, cells)
+        yield self._fault(MISSING, np.isnan(values) & ~broken, cells, used=True)
+
     def encode(self, cells: Sequence[Any]) -> Encoded:
         """Refuse: there are no bounds yet."""
         raise PrivTuneError(f"The bounds of column {self.name} have not been released yet.")
@@ -163,6 +195,12 @@ class Category(Column):
         known = np.where(found < 0, len(self.values), found)
         return np.eye(self.width)[known], np.zeros(len(cells), dtype=bool)
 
+    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
+        """See ``Column``: another value has a place of its own."""
+        other, missing = coded(cells, self.values) < 0, missing_of(cells)
+        yield self._fault(MISSING, other & missing, cells, used=True)
+        yield self._fault(OTHER, other & ~missing, cells, used=True, declared=self.values)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ordinal(Column):
@@ -184,6 +222,12 @@ class Ordinal(Column):
         broken = (found < 0) & ~missing
         scaled = 2.0 / (len(self.levels) - 1) * found - 1.0
         return np.where(missing, self.missing, np.where(broken, 0.0, scaled))[:, None], broken
+
+    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
+        """See ``Column``."""
+        other, missing = coded(cells, self.levels) < 0, missing_of(cells)
+        yield self._fault(MISSING, other & missing, cells, used=True)
+        yield self._fault(OTHER, other & ~missing, cells, declared=self.levels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +262,20 @@ class Date(Column):
             else:
                 features[row] = self._features(min(max(moment, self.low), self.high))
         return features, broken
+
+    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
+        """See ``Column``."""
+        missing = missing_of(cells)
+        moments = [None if lost else moment_of(c) for c, lost in zip(cells, missing, strict=True)]
+        broken = np.array([m is None for m in moments], dtype=bool) & ~missing
+        outside = [m is not None and not self.low <= m <= self.high for m in moments]
+        said = f"bounds {self.low:%Y-%m-%d} to {self.high:%Y-%m-%d}"
+        yield self._fault(
+            "no date", broken, cells, declared="dates are written like 2020-12-31, in ISO form"
+        )
+        yield self._fault(MISSING, missing, cells, used=True)
+        mask = np.array(outside, dtype=bool)
+        yield self._fault(CLIPPED, mask, cells, used=True, declared=said)
 
     def _features(self, moment: datetime.datetime) -> list[float]:
         turns = {

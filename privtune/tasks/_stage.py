@@ -108,6 +108,10 @@ class TaskStage(ABC):
         """Return the task with what was released in its place."""
         return task
 
+    def refusal(self, document: Mapping[str, Any]) -> str:
+        """Return why the study stops after what was released; nothing where it goes on. Public."""
+        return ""
+
     @abstractmethod
     def words(self, document: Mapping[str, Any]) -> str:
         """Return what was released, for people."""

@@ -12,6 +12,7 @@ from privtune.tasks._facts import PARTITIONS, PublicFacts
 if TYPE_CHECKING:
     import torch
 
+    from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.data import TensorData
 
 __all__ = ["Task", "TaskAbsentError", "TaskData", "TaskDataError", "made_up_inputs"]
@@ -66,7 +67,8 @@ class TaskData:
 class Task:
     """A learning problem, with its public facts apart from its private data.
 
-    Planning reads the public facts only; ``load`` is called when a charge has been started.
+    Planning reads the public facts only; ``load`` is called when a charge has been started, and before the
+    charge to tell the curator alone how many records cannot be used.
 
     Args:
         name: Name in specs.
@@ -106,6 +108,8 @@ class Task:
             inputs are floating.
         unit: What one record is all rows of, as :func:`privtune.tasks.by_unit` makes them; empty where
             a record is a row.
+        examine: Reads the data, and says how many records cannot be used, and why; what ``load`` returns
+            is looked at where it is None.
         rows_declared: Whether the rows of a query are declared, not known, to come from one protected
             record each.
 
@@ -148,6 +152,7 @@ class Task:
     tokens: int | None = None
     unit: str = ""
     rows_declared: bool = False
+    examine: Callable[[], RecordCheck] | None = None
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:

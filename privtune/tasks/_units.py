@@ -113,6 +113,7 @@ def by_unit(
         model=model,
         loss=loss,
         unit=unit,
+        examine=task.examine if groups is None else None,
         constants=summed(task.constants, most),
     )
 

@@ -16,7 +16,9 @@ from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.names import check_name
 from privtune.tasks._columns import PAID, Category
+from privtune.tasks._registry import get_task
 from privtune.tasks._stage import TaskSpec, TaskStage, as_number
+from privtune.tasks._usable import SPLITS, check_records
 from privtune.tasks.tabular import Table, read_table, tabular
 from privtune.training.mechanism.statistics import (
     Floats,
@@ -31,9 +33,83 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["STAGES", "DpPca", "Histogram", "Quantiles", "TaskStage", "make_stage", "staged_task"]
+__all__ = [
+    "STAGES",
+    "DpPca",
+    "Histogram",
+    "Quantiles",
+    "TaskStage",
+    "Usable",
+    "make_stage",
+    "staged_task",
+]
 
 _MOST_FEATURES = 2000  # of a covariance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usable(TaskStage):
+    """How many records can be used, over all splits: a study of too few stops, and says so in public.
+
+    **Guarantee**: whether a record can be used is a function of that record and of public facts. So one
+    record moves the count by 1 at most, added, removed or replaced.
+
+    Args:
+        at_least: The share of the declared records below which the study stops. With a count of n and a
+            noise of deviation s it stops with probability Φ((at_least · declared - n) / s).
+    """
+
+    type: ClassVar[str] = "usable"
+    at_least: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < as_number(self.at_least) <= 1.0:
+            self._refuse("at_least", self.at_least, "must be a share, above 0 and at most 1")
+
+    def check(self, task: TaskSpec) -> None:
+        """See ``TaskStage``: every task has records."""
+
+    def sensitivity(self, task: TaskSpec, adjacency: Adjacency) -> float:
+        """See ``TaskStage``."""
+        return 1.0
+
+    def sums(self, task: TaskSpec) -> Floats:
+        """See ``TaskStage``: the usable records of all splits."""
+        import numpy as np
+
+        found = get_task(task)
+        found.check()
+        # No model is tried on the records: one of them could decide how all are counted.
+        return np.array([check_records(found, tried=False).usable], dtype=np.float64)
+
+    def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
+        """See ``TaskStage``."""
+        declared = get_task(task)
+        return {
+            "usable": float(noised[0]),
+            "noise": scale,
+            "declared": sum(getattr(declared, f"{name}_records") for name in SPLITS),
+            "at_least": self.at_least,
+        }
+
+    def refusal(self, document: Mapping[str, Any]) -> str:
+        """See ``TaskStage``."""
+        if document["usable"] >= document["at_least"] * document["declared"]:
+            return ""
+        said = f"{max(document['usable'], 0.0):,.0f} records can be used"
+        return (
+            f"Stage {self.name!r} released that about {said} (with noise of deviation "
+            f"{document['noise']:,.1f}), which is below {self.at_least:.0%} of the "
+            f"{document['declared']:,} that are declared"
+        )
+
+    def words(self, document: Mapping[str, Any]) -> str:
+        """See ``TaskStage``."""
+        return (
+            f"about {max(document['usable'], 0.0):,.0f} usable records of {document['declared']:,} declared, "
+            f"with noise of deviation {document['noise']:,.1f}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +337,7 @@ class DpPca(TaskStage):
 
 
 STAGES: Mapping[str, type[TaskStage]] = {
-    stage.type: stage for stage in (Quantiles, Histogram, DpPca)
+    stage.type: stage for stage in (Usable, Quantiles, Histogram, DpPca)
 }
 """The stages by type, in the order in which they may stand: each reads what those before released."""
 
@@ -297,7 +373,7 @@ def staged_task(task: Any, stages: Sequence[TaskStage]) -> Any:
         InvalidInputError: If a stage has nothing to release, or what is to be paid for has no stage.
     """
     if not isinstance(task, Mapping) or task.get("type") != "tabular":
-        if stages:
+        if any(not isinstance(stage, Usable) for stage in stages):
             raise InvalidInputError(
                 "stages", [stage.name for stage in stages], "go with a table: task.type: tabular"
             )
@@ -317,7 +393,7 @@ def staged_task(task: Any, stages: Sequence[TaskStage]) -> Any:
         raise InvalidInputError(
             "stages", [stage.type for stage in stages], f"must be in the order {', '.join(STAGES)}"
         )
-    for kind in (Quantiles, DpPca):
+    for kind in (Usable, Quantiles, DpPca):
         if sum(isinstance(stage, kind) for stage in stages) > 1:
             raise InvalidInputError("stages", kind.type, "may be there once")
     unpaid = list(read_table(task).unpaid)

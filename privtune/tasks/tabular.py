@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,15 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
 from privtune.numbers import is_number
 from privtune.tasks._cells import coded, missing_of, numbers_of
-from privtune.tasks._columns import PAID, Category, Column, Number, Paid, pair_of, read_columns
+from privtune.tasks._columns import (
+    PAID,
+    Category,
+    Column,
+    Number,
+    Paid,
+    pair_of,
+    read_columns,
+)
 from privtune.tasks._files import (
     Batch,
     TableFile,
@@ -21,10 +30,11 @@ from privtune.tasks._files import (
     open_table,
 )
 from privtune.tasks._of_tables import constants_of, loss_of, model_of
-from privtune.tasks._partition import KEY, Sizes, split, split_read
+from privtune.tasks._partition import KEY, Sizes, places, split, split_read
 from privtune.tasks._spec_fields import check_fields, read_classes, read_flag, read_sizes
 from privtune.tasks._task import Task, TaskData, TaskDataError
 from privtune.tasks._units import by_unit
+from privtune.tasks._usable import CLIPPED, LABEL, NO_NUMBER, Fault, RecordCheck, Tally, fault_of
 
 if TYPE_CHECKING:
     from privtune.tasks._sql import SqlTable
@@ -57,6 +67,7 @@ class Table:
     projection: Projection | None
     unpaid: tuple[str, ...]
     grouped: bool = False  # by the id
+    unit: str = "record"  # what is grouped
     independent: bool = False  # declared: each row of the query comes from one protected record
 
     @property
@@ -133,6 +144,60 @@ class Table:
             numbers=self.classes is None,
             made=lambda x: x if back is None else x @ back,
         )
+
+    def examine(self) -> RecordCheck:
+        """Read the records, and return how many cannot be used, and why. For the curator alone.
+
+        Where bounds are yet to be released and there is no id, nobody knows the split of a record.
+        """
+        import numpy as np
+
+        sizes = dict(zip(("train", "validation", "test"), vars(self.sizes).values(), strict=True))
+        placed = self.id is not None or not self.paid()
+        tally = Tally(
+            sizes if placed else {"all splits": sum(sizes.values())},
+            what=self.unit if self.grouped else "record",
+            classes=self.classes or (),
+        )
+        file = self._open()
+        most = file.most
+        for batch in counted(file.batches(self.columns, exact=self._exact), most):
+            x: Any = None
+            y: Any = batch[self.target]
+            ids = None if self.id is None else list(map(_id_text, batch[self.id]))
+            if placed and ids is None:
+                x, y, _ = self._encoded(batch)
+            shares = tuple(sizes.values()) if placed else (1,)
+            drawn = (
+                places(x, y, shares, ids=ids, key=self.key)
+                if placed
+                else np.zeros(len(y), dtype=np.int64)
+            )
+            tally.add(drawn, self._faults(batch), units=ids if self.grouped else None)
+            if self.classes is not None:
+                tally.seen |= set(coded(batch[self.target], self.classes).tolist())
+        return tally.check()
+
+    def _faults(self, batch: Batch) -> Iterator[Fault]:
+        """Yield which of some records are not as declared: one that is not used has no target."""
+        cells = batch[self.target]
+        missing = missing_of(cells)
+        yield fault_of(self.target, "without a target", missing, cells)
+        if self.classes is not None:
+            other = (coded(cells, self.classes) < 0) & ~missing
+            yield fault_of(self.target, LABEL, other, cells, declared=self.classes)
+        else:
+            low, high = self.target_range or (-math.inf, math.inf)
+            values, broken = numbers_of(cells)
+            said = f"target_range [{low:g}, {high:g}]"
+            yield fault_of(self.target, NO_NUMBER, broken, cells)
+            outside = (values < low) | (values > high)
+            yield fault_of(self.target, CLIPPED, outside, cells, used=True, declared=said)
+        for column in self.features:
+            yield from column.faults(batch[column.name])
+        if self.grouped:
+            owner = batch[str(self.id)]
+            yield fault_of(str(self.id), "without a group", missing_of(owner), owner)
 
     @property
     def _named(self) -> str:
@@ -254,8 +319,7 @@ def tabular(spec: Mapping[str, Any]) -> Task:
     task = _task(spec, table, public_test=read_flag(spec, "public_test"))
     if not table.grouped:
         return task
-    unit = str(spec.get("unit", table.id))
-    return by_unit(task, unit=unit, most=spec["max_per_group"], sizes=table.sizes)
+    return by_unit(task, unit=table.unit, most=spec["max_per_group"], sizes=table.sizes)
 
 
 def read_table(spec: Mapping[str, Any]) -> Table:
@@ -295,6 +359,7 @@ def read_table(spec: Mapping[str, Any]) -> Table:
         _projection(spec.get("projection"), sum(column.width for column in features)),
         tuple(unpaid),
         grouped,
+        str(spec.get("unit", identity)) if grouped else "record",
         _independent(spec),
     )
 
@@ -389,6 +454,7 @@ def _task(spec: Mapping[str, Any], table: Table, *, public_test: bool) -> Task:
         header=table.header,
         constants=constants_of(spec, table),
         rows_declared=table.independent,
+        examine=table.examine,
     )
 
 

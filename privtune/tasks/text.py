@@ -12,12 +12,12 @@ from typing import Any
 from privtune.errors import InvalidInputError
 from privtune.files import read_bounded, regular_file
 from privtune.imports import find_extra
-from privtune.tasks._cells import coded, is_missing
+from privtune.tasks._cells import coded, is_missing, missing_of
 from privtune.tasks._constants import of_softmax
 from privtune.tasks._data import classification_loss, linear
 from privtune.tasks._files import Batch, check_columns, counted, header_of, open_table
 from privtune.tasks._fine_tuning import weights_at
-from privtune.tasks._partition import KEY, Sizes, split_read
+from privtune.tasks._partition import KEY, Sizes, places, split_read
 from privtune.tasks._spec_fields import (
     SPLITS,
     check_fields,
@@ -27,6 +27,7 @@ from privtune.tasks._spec_fields import (
     read_sizes,
 )
 from privtune.tasks._task import Task, TaskData, TaskDataError
+from privtune.tasks._usable import LABEL, RecordCheck, Tally, fault_of
 
 __all__ = ["text"]
 
@@ -97,11 +98,31 @@ class _Texts:
             key=self.key,
         )
 
+    def examine(self) -> RecordCheck:
+        """Read texts and labels, and return how many cannot be used, and why. For the curator alone."""
+        sizes = dict(zip(("train", "validation", "test"), vars(self.sizes).values(), strict=True))
+        tally = Tally(sizes, classes=self.classes)
+        names = (self.text, self.label)
+        for batch in open_table(self.path).batches(names, exact=names):
+            texts, labels = batch[self.text], batch[self.label]
+            ids = _ids(_words(texts), labels)
+            drawn = places(None, labels, tuple(sizes.values()), ids=ids, key=self.key)
+            unlabelled = missing_of(labels)
+            other = (coded(labels, self.classes) < 0) & ~unlabelled
+            faults = (
+                fault_of(self.text, "without a text", missing_of(texts), texts),
+                fault_of(self.label, "without a label", unlabelled, labels),
+                fault_of(self.label, LABEL, other, labels, declared=self.classes),
+            )
+            tally.add(drawn, faults)
+            tally.seen |= set(coded(labels, self.classes).tolist())
+        return tally.check()
+
     def _encoded(self, batch: Batch, tokenizer: Any, encoder: Any) -> tuple[Any, Any, list[str]]:
         import numpy as np
         import torch
 
-        texts = ["" if is_missing(cell) else str(cell) for cell in batch[self.text]]
+        texts = _words(batch[self.text])
         y = coded(batch[self.label], self.classes).astype(float)
         y[[not text for text in texts]] = -1.0
         padded = texts + [""] * (_BATCH - len(texts))
@@ -119,9 +140,17 @@ class _Texts:
         mean = (states * there).sum(dim=1) / there.sum(dim=1).clamp(min=1.0)
         features = torch.nn.functional.normalize(mean, dim=1)[: len(texts)].float().numpy()
         lost = (y < 0) | ~np.isfinite(features).all(axis=1)
-        labels = [str(cell) for cell in batch[self.label]]
-        ids = [f"{text}\0{label}" for text, label in zip(texts, labels, strict=True)]
+        ids = _ids(texts, batch[self.label])
         return np.where(lost[:, None], 0.0, features), np.where(lost, -1.0, y), ids
+
+
+def _words(cells: Sequence[Any]) -> list[str]:
+    return ["" if is_missing(cell) else str(cell) for cell in cells]
+
+
+def _ids(texts: Sequence[str], labels: Sequence[Any]) -> list[str]:
+    """Return what texts are known by: their place goes by what they say and their labels."""
+    return [f"{text}\0{label}" for text, label in zip(texts, labels, strict=True)]
 
 
 def _parts(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -182,6 +211,7 @@ def text(spec: Mapping[str, Any]) -> Task:
         class_names=texts.classes,
         pretrained=f"{weights.path.name}, SHA-256 {weights.digest}",
         check=texts.check,
+        examine=texts.examine,
         header=texts.header,
         constants=of_softmax(1.0, len(texts.classes)) if name == "linear" else {},
     )

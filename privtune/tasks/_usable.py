@@ -1,0 +1,475 @@
+"""How many records cannot be used, and why: for the curator, who owns the data, and for nobody else.
+
+A record that is not as declared contributes nothing, and nobody outside is told. Where most are so, a
+budget is spent on a training of nothing: so the curator is told before anything is charged. Nothing here
+is private in the sense of a guarantee: no count of this module may leave the trust boundary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from privtune.tasks._cells import label_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+    from privtune.tasks._task import Task, TaskData
+    from privtune.training.mechanism.data import TensorData
+
+__all__ = [
+    "CLIPPED",
+    "LABEL",
+    "MISSING",
+    "NO_NUMBER",
+    "OTHER",
+    "Fault",
+    "Finding",
+    "RecordCheck",
+    "SplitCheck",
+    "Tally",
+    "check_records",
+    "fault_of",
+]
+
+MISSING, CLIPPED, OTHER = "missing", "clipped to a bound", "not declared"
+NO_NUMBER, LABEL = "not a number", "with a label that is not declared"
+"""Why a record is not as declared."""
+
+SPLITS = ("train", "validation", "test")
+_OFTEN = 0.05  # of records, with labels that are not declared while a declared one never occurs
+_CHANCE = 1e-6  # that a split of a keyed hash has so few records by chance
+_MANY = 1000
+_SAYS = "the file says "
+_KEPT = 50  # different values of a column that are not as declared, for an example
+_TRIED = 64  # records of another shape or type than declared that the model is tried on
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Which of some records are not as declared, in one column and in one way.
+
+    Args:
+        column: The column; empty where it is the whole record.
+        why: What is wrong, in words.
+        records: True for each such record, shape ``[N]``.
+        used: Whether the record counts all the same: its value was clipped, or filled.
+        declared: What the column may hold, in words.
+        values: What such records hold, one for each of them; empty where that is not known.
+    """
+
+    column: str
+    why: str
+    records: npt.NDArray[np.bool_]
+    used: bool = False
+    declared: tuple[Any, ...] | str = ""
+    values: Sequence[Any] = ()
+
+
+def fault_of(
+    name: str,
+    why: str,
+    mask: npt.NDArray[np.bool_],
+    cells: Sequence[Any],
+    *,
+    used: bool = False,
+    declared: Any = "",
+) -> Fault:
+    """Return a fault of some cells, with what they hold."""
+    values = [] if why == MISSING else [cells[int(place)] for place in mask.nonzero()[0]]
+    return Fault(name, why, mask, used, declared, values)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How many records of a split are not as declared, in one column and in one way.
+
+    Args:
+        column: The column; empty where it is the whole record.
+        why: What is wrong, in words.
+        records: How many.
+        used: Whether they count all the same.
+        hint: What the file says, and the spec.
+    """
+
+    column: str
+    why: str
+    records: int
+    used: bool
+    hint: str = ""
+
+    @property
+    def misspelt(self) -> bool:
+        """Whether the file writes a declared value in another case."""
+        return self.hint.startswith(_SAYS)
+
+    @property
+    def words(self) -> str:
+        """The finding in one line."""
+        where = f"{self.column}: " if self.column else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        used = ", used all the same" if self.used else ""
+        return f"{where}{self.records:,} {self.why}{used}{hint}"
+
+
+@dataclass(frozen=True)
+class SplitCheck:
+    """What one split holds.
+
+    Args:
+        split: Its name; ``all splits`` where the place of a record is not known yet.
+        declared: The declared number of records.
+        usable: How many can be used: rows, or units where rows are grouped.
+        rows: How many rows there are.
+        unusable: How many rows contribute nothing.
+        findings: Why, and what else is not as declared.
+        sealed: Whether the declared number is an expectation.
+    """
+
+    split: str
+    declared: int
+    usable: int
+    rows: int
+    unusable: int
+    findings: tuple[Finding, ...] = ()
+    sealed: bool = True
+
+    @property
+    def too_few(self) -> bool:
+        """Whether fewer than half of the declared records can be used, and not by the chance of a hash."""
+        if 2 * self.usable >= self.declared:
+            return False
+        many = self.declared >= _MANY  # Chernoff: fewer than half of them by chance of e^-125
+        return not self.sealed or many or _poisson_below(self.usable, self.declared) < _CHANCE
+
+    @property
+    def worst(self) -> str:
+        """Why most of the unusable records cannot be used."""
+        lost = [one for one in self.findings if not one.used]
+        return f": {max(lost, key=lambda one: one.records).words}" if lost else ""
+
+
+@dataclass(frozen=True)
+class RecordCheck:
+    """What the records of a task are, beside what is declared. For the curator alone.
+
+    Args:
+        splits: Its splits.
+        what: What the declared numbers count: records, or a unit.
+        unseen: Declared classes that no record has.
+    """
+
+    splits: tuple[SplitCheck, ...]
+    what: str = "record"
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> int:
+        """How many records contribute something, over all splits."""
+        return sum(split.usable for split in self.splits)
+
+    @property
+    def declared(self) -> int:
+        """How many records are declared, over all splits."""
+        return sum(split.declared for split in self.splits)
+
+    @property
+    def reason(self) -> str:
+        """Why a study of these records would spend its budget for nothing; empty where it would not."""
+        whole = self._whole
+        if 2 * whole.unusable > whole.rows:
+            return f"{whole.unusable:,} of {whole.rows:,} records cannot be used{whole.worst}"
+        for split in (whole, *self.splits):
+            if split.too_few:
+                of = f" of split {split.split}" if split.split in SPLITS else ""
+                return (
+                    f"{split.usable:,} {self.what}s{of} can be used, and {split.declared:,} are declared"
+                    f"{split.worst}"
+                )
+        for one in whole.findings:
+            if self.unseen and one.why == LABEL and one.records >= _OFTEN * whole.rows:
+                classes = ", ".join(map(repr, self.unseen[:3]))
+                return (
+                    f"of {whole.rows:,} records, {one.words}, and none has the declared {classes}"
+                )
+            there = whole.rows - sum(
+                other.records
+                for other in whole.findings
+                if other.column == one.column and other.why in {MISSING, NO_NUMBER} - {one.why}
+            )
+            most = 2 * one.records > there
+            wrong = one.records == there and one.why in (MISSING, OTHER)
+            wrong |= most and (one.why == CLIPPED or (one.why == OTHER and one.misspelt))
+            if one.used and wrong:
+                return f"of {whole.rows:,} records, {one.words}"
+        return ""
+
+    @property
+    def _whole(self) -> SplitCheck:
+        return _together(self.splits)
+
+    def lines(self) -> list[str]:
+        """Return all of it for the curator to read, a line each."""
+        found = []
+        for split in self.splits:
+            found.append(
+                f"{split.split}: {split.usable:,} usable {self.what}s, {split.declared:,} declared; "
+                f"{split.unusable:,} of {split.rows:,} rows cannot be used"
+            )
+            found += [f"  {one.words}" for one in split.findings]
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-ready data."""
+        return {
+            "stops": self.reason,
+            "splits": [
+                {
+                    "split": split.split,
+                    "declared": split.declared,
+                    "usable": split.usable,
+                    "rows": split.rows,
+                    "unusable": split.unusable,
+                    "findings": [vars(one) for one in split.findings],
+                }
+                for split in self.splits
+            ],
+        }
+
+
+def _together(splits: Sequence[SplitCheck]) -> SplitCheck:
+    """Return all splits as one."""
+    found: dict[tuple[str, str, bool], Finding] = {}
+    for one in (finding for split in splits for finding in split.findings):
+        key = (one.column, one.why, one.used)
+        before = found.get(key)
+        more = 0 if before is None else before.records
+        hint = one.hint if before is None else before.hint or one.hint
+        found[key] = Finding(one.column, one.why, one.records + more, one.used, hint)
+    return SplitCheck(
+        "",
+        sum(split.declared for split in splits),
+        sum(split.usable for split in splits),
+        sum(split.rows for split in splits),
+        sum(split.unusable for split in splits),
+        tuple(found.values()),
+        any(split.sealed for split in splits),
+    )
+
+
+def _poisson_below(count: int, mean: float) -> float:
+    """Return the probability that a Poisson variable of this mean is at most ``count``."""
+    logs = [k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(count + 1)]
+    return sum(map(math.exp, logs))
+
+
+@dataclass
+class Tally:
+    """Counts faults of records that are read some at a time.
+
+    Args:
+        declared: The declared numbers by split, in order.
+        what: What these count.
+        sealed: Whether the declared numbers are expectations.
+    """
+
+    declared: Mapping[str, int]
+    what: str = "record"
+    sealed: bool = True
+    rows: Counter[str] = field(default_factory=Counter)
+    unusable: Counter[str] = field(default_factory=Counter)
+    counts: Counter[tuple[str, str, str, bool]] = field(default_factory=Counter)
+    examples: dict[tuple[str, str], Counter[Any]] = field(default_factory=dict)
+    allowed: dict[tuple[str, str], Any] = field(default_factory=dict)
+    units: dict[str, set[Any]] = field(default_factory=dict)
+    classes: Sequence[Any] = ()  # declared
+    seen: set[int] = field(default_factory=set)  # numbers of those that a record has
+
+    def add(
+        self,
+        drawn: npt.NDArray[np.int64],
+        faults: Iterable[Fault],
+        *,
+        units: Sequence[Any] | None = None,
+    ) -> None:
+        """Count some records.
+
+        Args:
+            drawn: The number of the split of each.
+            faults: What is not as declared of them.
+            units: Whose each is, where rows are grouped.
+        """
+        import numpy as np
+
+        lost = np.zeros(len(drawn), dtype=bool)
+        for fault in faults:
+            if not fault.records.any():
+                continue
+            lost |= fault.records if not fault.used else False
+            key = (fault.column, fault.why)
+            self.allowed[key] = fault.declared
+            seen = self.examples.setdefault(key, Counter())
+            for value in map(_written, fault.values):
+                if value in seen or len(seen) < _KEPT:
+                    seen[value] += 1
+            for number, split in enumerate(self.declared):
+                if count := int((fault.records & (drawn == number)).sum()):
+                    self.counts[split, fault.column, fault.why, fault.used] += count
+        for number, split in enumerate(self.declared):
+            own = drawn == number
+            self.rows[split] += int(own.sum())
+            self.unusable[split] += int((own & lost).sum())
+            if units is not None:
+                there = self.units.setdefault(split, set())
+                there |= {units[place] for place in (own & ~lost).nonzero()[0]}
+
+    def check(self) -> RecordCheck:
+        """Return what was counted."""
+        hints = {key: _hint(self.examples[key], self.allowed[key]) for key in self.examples}
+        splits = []
+        for split, declared in self.declared.items():
+            found = [
+                Finding(column, why, count, used, hints[column, why])
+                for (at, column, why, used), count in self.counts.items()
+                if at == split
+            ]
+            found.sort(key=lambda one: (one.used, -one.records))
+            rows = self.rows[split]
+            usable = len(self.units.get(split, ())) if self.units else rows - self.unusable[split]
+            splits.append(
+                SplitCheck(
+                    split, declared, usable, rows, self.unusable[split], tuple(found), self.sealed
+                )
+            )
+        unseen = [str(one) for number, one in enumerate(self.classes) if number not in self.seen]
+        return RecordCheck(tuple(splits), self.what, tuple(unseen))
+
+
+def _hint(seen: Counter[str], declared: tuple[Any, ...] | str) -> str:
+    """Return what the file says and what the spec does."""
+    if not seen:
+        return str(declared) if isinstance(declared, str) else ""
+    common = [value for value, _ in seen.most_common(3)]
+    if isinstance(declared, str):
+        shown = ", ".join(map(_shown, common[:1]))
+        return f"such as {shown}{'; ' if declared else ''}{declared}"
+    alike = {_folded(value): str(value) for value in declared}
+    for value in seen:
+        if _folded(value) in alike:
+            return f"{_SAYS}{value!r}, the spec {alike[_folded(value)]!r}"
+    says = ", ".join(map(_shown, sorted(common)))
+    spec = ", ".join(map(repr, map(str, declared[:3]))) + (", ..." if len(declared) > 3 else "")
+    return f"such as {says}; declared: {spec}"
+
+
+def _written(value: Any) -> str:
+    """Return a value as a file writes it: a column of whole numbers may be read as others."""
+    whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
+    return str(int(value)) if whole else str(value)
+
+
+def _folded(value: Any) -> str:
+    return "".join(str(label_of(value)).casefold().split())
+
+
+def _shown(value: str) -> str:
+    if value == "\0":
+        return "a line that cannot be read"
+    return repr(value if len(value) <= 40 else f"{value[:37]}...")
+
+
+def check_records(task: Task, data: TaskData | None = None, *, tried: bool = True) -> RecordCheck:
+    """Return how many records of a task cannot be used, and why. Reads the data.
+
+    Args:
+        task: The task.
+        data: Its data, where it has been loaded.
+        tried: Whether a model is tried on records of another shape or type than declared; else they count
+            as they are.
+    """
+    import numpy as np
+
+    if task.examine is not None:
+        return task.examine()
+    data = task.load() if data is None else data
+    splits = {name: getattr(data, name) for name in SPLITS}
+    tally = Tally(
+        {name: getattr(task, f"{name}_records") for name in SPLITS},
+        what=task.unit or "record",
+        sealed=any(records.sealed_size for records in splits.values()),
+        classes=task.class_names or range(task.classes or 0),
+    )
+    for number, records in enumerate(splits.values()):
+        lost = records.unusable
+        if len(records.y) == 1 and lost is not None and bool(lost.all()):
+            continue  # one that stands for a split without records
+        tally.add(np.full(len(records.y), number), _faults(task, records, tried=tried))
+        if task.classes is not None:
+            tally.seen |= set(range(task.classes)) & set(records.y.unique().tolist())
+    return tally.check()
+
+
+def _faults(task: Task, data: TensorData, *, tried: bool) -> Iterator[Fault]:
+    """Yield what is not as declared of records in memory."""
+    import numpy as np
+
+    from privtune.tasks._task import made_up_inputs
+
+    x, y = data.x.cpu(), data.y.cpu()
+    rest = np.ones(len(y), dtype=bool)
+    if data.unusable is not None:
+        rest = ~data.unusable.cpu().numpy()
+        yield Fault("", "marked as unusable", ~rest)
+    like = made_up_inputs(1, task.input_shape, task.tokens)
+    other = x.shape[1:] != like.shape[1:] or x.dtype != like.dtype
+    if other and tried and not _runs(task, x, y):
+        said = (
+            f"{tuple(x.shape[1:])} of {x.dtype}, declared {tuple(like.shape[1:])} of {like.dtype}"
+        )
+        yield Fault("inputs", "of another shape or type", rest, declared=said)
+        return
+    flat = x.reshape(len(x), -1)
+    if x.is_floating_point():
+        yield Fault("inputs", "not a number", rest & ~flat.isfinite().all(dim=1).numpy())
+    elif task.tokens is not None:
+        outside = ((flat < 0) | (flat >= task.tokens)).any(dim=1).numpy()
+        said = f"declared 0 to {task.tokens - 1}"
+        yield Fault("inputs", "token not declared", rest & outside, declared=said)
+    targets = y.reshape(len(y), -1)
+    if task.classes is None:
+        yield Fault("target", "not a number", rest & ~targets.isfinite().any(dim=1).numpy())
+        if task.target_range is not None:
+            low, high = task.target_range
+            outside = ((targets < low) | (targets > high)).any(dim=1).numpy()
+            said = f"declared [{low:g}, {high:g}]"
+            yield Fault("target", CLIPPED, rest & outside, used=True, declared=said)
+        return
+    wrong = (targets < 0) | (targets >= task.classes) | (targets != targets.floor())
+    lost = rest & (wrong.all(dim=1) if task.unit else wrong.any(dim=1)).numpy()
+    if lost.any():
+        seen = targets[lost]
+        low, high = float(seen.min()), float(seen.max())
+        said = f"labels from {low:g} to {high:g}, declared 0 to {task.classes - 1}"
+        if low == high == -1:
+            said = "of no declared class, or it cannot be read"
+        yield Fault("target", LABEL, lost, declared=said)
+
+
+def _runs(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Say whether model and loss take records of another shape or type than declared."""
+    import torch
+
+    from privtune.training.mechanism.streams import GLOBAL_GENERATOR
+
+    try:
+        with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]), torch.no_grad():
+            losses = task.loss(task.model()(x[:_TRIED]), y[:_TRIED])
+    except Exception:  # whatever a model makes of them, they cannot be trained on
+        return False
+    return losses.shape[:1] == y[:_TRIED].shape[:1]

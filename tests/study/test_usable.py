@@ -1,0 +1,568 @@
+"""Records that do not fit what is declared of them: the curator is told, and no budget is spent for it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from scipy import stats
+
+from privtune.accounting import Adjacency, Gaussian
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.strategies.stage_plan import plan_stage, release_stage
+from privtune.study import Study, StudySpec
+from privtune.study.failures import (
+    StageRefusedError,
+    UnreadableRecordsError,
+    UnusableRecordsError,
+)
+from privtune.tasks import Task, TaskData, TaskDataError, get_task
+from privtune.tasks._usable import check_records
+from privtune.tasks.stages import Usable, make_stage
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.streams import Streams
+from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
+from tests.study.conftest import toy_spec
+from tests.toy import blobs
+
+COUNT = 400
+SECRET = "31.12.1987"  # a value of the files that may stand nowhere but in the curator's view
+ARM = {"strategy": "fixed", "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0}}
+
+
+def people() -> pd.DataFrame:
+    rng = np.random.default_rng(11)
+    days = pd.Timestamp("2015-01-01") + pd.to_timedelta(rng.integers(0, 3000, COUNT), unit="D")
+    return pd.DataFrame(
+        {
+            "age": rng.uniform(20, 90, COUNT).round(1),
+            "sex": rng.choice(["f", "m"], COUNT),
+            "level": rng.choice(["low", "high"], COUNT),
+            "seen": days.strftime("%Y-%m-%d"),
+            "visits": rng.uniform(0, 20, COUNT).round(2),
+            "y": rng.choice(["no", "yes"], COUNT),
+        }
+    )
+
+
+def table(path: Path | str, **changes: Any) -> dict[str, Any]:
+    spec = {
+        "type": "tabular",
+        "path": str(path),
+        "target": "y",
+        "classes": ["no", "yes"],
+        "columns": {
+            "age": [0, 120],
+            "sex": {"categories": ["f", "m"]},
+            "level": {"ordinal": ["low", "high"]},
+            "seen": {"date": ["2010-01-01", "2025-01-01"]},
+        },
+        "train": 320,
+        "validation": 40,
+        "test": 40,
+    }
+    return {**spec, **changes}
+
+
+def study_of(task: Any, storage: str, **changes: Any) -> Study:
+    batch = {"epochs": 1, "expected_batch_size": 16, "arms": [{"name": "one", **ARM}]}
+    return Study.create(toy_spec(task=task, **{**batch, **changes}), storage)
+
+
+Change = Callable[[pd.DataFrame], Any]
+
+
+def column(name: str, change: Callable[[pd.Series], Any]) -> Change:
+    return lambda frame: frame.assign(**{name: change(frame[name])})
+
+
+CODES = {"classes": [0, 1, 2]}
+RANGE = {"classes": None, "target": "visits", "target_range": [0, 20]}
+FILES: list[tuple[str, Change, dict[str, Any], str]] = [
+    ("Yes for yes", column("y", lambda y: y.str.title()), {}, "'(Yes', the spec 'yes'|No', the spec 'no')"),
+    ("capitals", column("y", lambda y: y.str.upper()), {}, "'(YES', the spec 'yes'|NO', the spec 'no')"),
+    (
+        "blanks within",
+        column("y", lambda y: y.replace("yes", "y es").replace("no", "n o")),
+        {},
+        "the spec '(no|yes)'",
+    ),
+    ("other words", column("y", lambda y: y.map({"no": "0", "yes": "1"})), {}, "such as '0', '1'"),
+    (
+        "labels 101 to 103",
+        column("y", lambda y: 101 + np.arange(len(y)) % 3),
+        CODES,
+        "such as '101', '102', '103'; declared: '0', '1', '2'",
+    ),
+    (
+        "labels from 1",
+        column("y", lambda y: 1 + np.arange(len(y)) % 3),
+        CODES,
+        "such as '3'; declared: '0', '1', '2'.*and none has the declared '0'",
+    ),
+    ("no target", column("y", lambda y: np.nan), {}, "without a target"),
+    ("no values", column("age", lambda a: np.nan), {}, "age: 400 missing"),
+    ("words for numbers", column("age", lambda a: "old"), {}, "age: 400 not a number"),
+    ("decimal commas", column("age", lambda a: a.map("'{}'".format)), {}, "age: 400 not a number"),
+    ("ages in days", column("age", lambda a: (a * 365.25).round()), {}, "age: 400 clipped"),
+    (
+        "dates as in Germany",
+        column("seen", lambda s: pd.to_datetime(s).dt.strftime("%d.%m.%Y")),
+        {},
+        "in ISO form",
+    ),
+    ("dates of another century", column("seen", lambda s: "1" + s.str[1:]), {}, "seen: 400 clipped"),
+    ("levels in capitals", column("level", lambda s: s.str.upper()), {}, "the spec 'low'|the spec 'high'"),
+    ("categories in capitals", column("sex", lambda s: s.str.upper()), {}, "the spec 'f'|the spec 'm'"),
+    ("categories of another list", column("sex", lambda s: s + "x"), {}, "sex: 400 not declared"),
+    ("a tenth of the records", lambda frame: frame[:40], {}, "40 records can be used, and 400 are declared"),
+    ("a header alone", lambda frame: frame[:0], {}, "0 records can be used, and 400 are declared"),
+    ("a target in other units", column("visits", lambda v: v * 1000), RANGE, "visits: .* clipped"),
+    ("a target of words", column("visits", lambda v: "often"), RANGE, "visits: 400 not a number"),
+    ("numbers as text with units", column("age", lambda a: a.astype(str) + " years"), {}, "not a number"),
+]  # fmt: skip
+KINDS = ("csv", "jsonl", "parquet", "db")
+
+
+def save(frame: pd.DataFrame, folder: Path, kind: str, **changes: Any) -> dict[str, Any]:
+    path = folder / f"people.{kind}"
+    if kind == "csv":
+        frame.to_csv(path, index=False)
+    elif kind == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    elif kind == "parquet":
+        frame.to_parquet(path)
+    else:
+        with sqlite3.connect(path) as made:
+            frame.to_sql("people", made, index=False)
+        made.close()
+    spec = table(path, **changes)
+    spec = {name: value for name, value in spec.items() if value is not None}
+    if kind != "db":
+        return spec
+    del spec["path"]
+    return {**spec, "url": f"sqlite:///{path}", "query": "SELECT * FROM people"}
+
+
+def refused(study: Study, reason: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Check that a run stops before the charge, and that nobody but the curator learns why."""
+    with pytest.raises(PrivTuneError) as caught:
+        study.run()
+    assert isinstance(caught.value, UnusableRecordsError)
+    said = str(caught.value)
+    assert "records do not fit what is declared of them." in said
+    assert "\n" not in said
+    again = Study(study.name, study.storage, curator=True)
+    heard: list[Any] = []
+    with pytest.raises(UnusableRecordsError, match=reason):
+        again.run(told=heard.append)
+    assert len(heard) == 1
+    again.close()
+    assert study.spent().epsilon == 0.0
+    assert study._life.charges() == {}
+    shown = capfd.readouterr()
+    assert shown.out == shown.err == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("change", "declared", "reason"), [case[1:] for case in FILES], ids=[case[0] for case in FILES]
+)
+def test_a_wrong_file_spends_nothing(
+    tmp_path: Path,
+    storage: str,
+    capfd: pytest.CaptureFixture[str],
+    kind: str,
+    change: Change,
+    declared: dict[str, Any],
+    reason: str,
+) -> None:
+    frame = change(people())
+    task = save(frame, tmp_path, kind, **declared)
+    if kind == "parquet" and "not a number" in reason:  # its header says so
+        with closing(study_of(task, storage)) as study:
+            with pytest.raises(TaskDataError, match="holds no numbers"):
+                study.run()
+            assert study.spent().epsilon == 0.0
+        return
+    with closing(study_of(task, storage)) as study:
+        refused(study, reason, capfd)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_right_file_runs(tmp_path: Path, storage: str, kind: str) -> None:
+    frame = people()
+    frame.loc[:30, "age"] = np.nan
+    frame.loc[:60, "y"] = "perhaps"  # more than a split has: all of them share one
+    task = save(frame, tmp_path, kind)
+    check = check_records(get_task(task))
+    assert check.reason == ""
+    assert sum(split.unusable for split in check.splits) == 61
+    assert check.usable == 339
+    data = get_task(task).load()
+    for split in check.splits:
+        targets = getattr(data, split.split).y
+        assert (split.rows, split.unusable) == (len(targets), int((targets < 0).sum()))
+    with closing(study_of(task, storage)) as study:
+        study.run()
+
+
+def test_few_records_of_a_small_split_are_chance(tmp_path: Path) -> None:
+    task = save(people(), tmp_path, "csv", train=390, validation=5, test=5)
+    for key in map(str, range(40)):
+        assert check_records(get_task({**task, "key": key})).reason == ""
+
+
+# Tasks of one's own.
+
+
+def _task(change: Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]], **fields: Any) -> Task:
+    task = blobs()
+
+    def load() -> TaskData:
+        data = task.load()
+        parts = (data.train, data.validation, data.test)
+        return TaskData(*(TensorData(*change(p.x, p.y), sealed_size=True) for p in parts))
+
+    return replace(task, load=load, partition="content", **fields)
+
+
+def labels_from_1() -> Task:
+    return _task(lambda x, y: (x, y + 1))
+
+
+def labels_101() -> Task:
+    return _task(lambda x, y: (x, y + 101))
+
+
+def all_nan() -> Task:
+    return _task(lambda x, y: (x * math.nan, y))
+
+
+def half_infinite() -> Task:
+    return _task(lambda x, y: (torch.where(torch.arange(len(x))[:, None] % 3 > 0, math.inf, x), y))
+
+
+def another_shape() -> Task:
+    return _task(lambda x, y: (x[:, :4], y))
+
+
+def another_type() -> Task:
+    return _task(lambda x, y: (x.double(), y))
+
+
+def bytes_for_numbers() -> Task:
+    return _task(lambda x, y: ((x * 10).to(torch.uint8), y))
+
+
+def few() -> Task:
+    return _task(lambda x, y: (x[: len(x) // 10], y[: len(y) // 10]))
+
+
+def targets_nan() -> Task:
+    return _task(
+        lambda x, y: (x, y.float() * math.nan),
+        classes=None,
+        target_range=(0.0, 2.0),
+        model=lambda: torch.nn.Linear(6, 1),
+        loss=lambda out, y: (out[:, 0] - y) ** 2,
+    )
+
+
+def failing() -> Task:
+    def load() -> TaskData:
+        raise ValueError(f"cannot parse {SECRET!r}")
+
+    return replace(blobs(), load=load)
+
+
+def prints() -> Task:
+    task = blobs()
+
+    def load() -> TaskData:
+        print(SECRET)  # noqa: T201  (what a user's code prints)
+        return task.load()
+
+    return replace(task, load=load)
+
+
+HERE = "tests.study.test_usable"
+OWN = [
+    ("labels_from_1", "labels from 3 to 3, declared 0 to 2"),
+    ("labels_101", "labels from 101 to 103, declared 0 to 2"),
+    ("all_nan", "inputs: 360 not a number"),
+    ("half_infinite", "inputs: .* not a number"),
+    ("another_shape", r"of another shape or type \(\(4,\)"),
+    ("another_type", "float64, declared"),
+    ("bytes_for_numbers", "uint8, declared"),
+    ("few", "36 records can be used, and 360 are declared"),
+    ("targets_nan", "target: 360 not a number"),
+]
+
+
+@pytest.mark.parametrize(("factory", "reason"), OWN, ids=[name for name, _ in OWN])
+def test_wrong_data_of_a_factory_spends_nothing(
+    storage: str, capfd: pytest.CaptureFixture[str], factory: str, reason: str
+) -> None:
+    with closing(study_of(f"{HERE}:{factory}", storage)) as study:
+        refused(study, reason, capfd)
+
+
+def test_a_factory_that_fails_is_told_to_the_curator_alone(
+    storage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with closing(study_of(f"{HERE}:failing", storage)) as study:
+        with pytest.raises(UnreadableRecordsError) as caught:
+            study.run()
+        assert SECRET not in "".join(
+            map(str, (caught.value, caught.value.__cause__, caught.value.__context__))
+        )
+        assert study.spent().epsilon == 0.0
+        seen = Study(study.name, storage, curator=True)
+        assert SECRET in seen.failures("one")[0]["traceback"]
+        seen.close()
+    shown = capfd.readouterr()
+    assert SECRET not in shown.out + shown.err
+
+
+def test_what_a_factory_prints_stays_in_the_seal(
+    storage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arms = [{"name": "many", "strategy": "papernot-steinke", "mean_runs": 2}]
+    with closing(study_of(f"{HERE}:prints", storage, arms=arms)) as study:
+        study.run()
+    shown = capfd.readouterr()
+    assert SECRET not in shown.out + shown.err
+
+
+def test_pictures_and_texts_of_other_labels_spend_nothing(
+    tmp_path: Path, storage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "p.npz",
+        x=rng.integers(0, 255, (120, 1, 4, 4), dtype=np.uint8),
+        y=101 + np.arange(120) % 2,
+    )
+    spec = {
+        "type": "images",
+        "path": str(tmp_path / "p.npz"),
+        "classes": [0, 1],
+        "shape": [1, 4, 4],
+    }
+    spec |= {"train": 100, "validation": 10, "test": 10}
+    with closing(study_of(spec, storage)) as study:
+        refused(study, "of no declared class, or it cannot be read", capfd)
+    for name in ("0", "1"):
+        (tmp_path / "folder" / name).mkdir(parents=True)
+        for number in range(60):
+            (tmp_path / "folder" / name / f"{number}.png").write_bytes(b"no picture")
+    broken = {**spec, "path": str(tmp_path / "folder")}
+    with closing(study_of(broken, storage, name="folder")) as study:
+        refused(study, "120 of 120 records cannot be used", capfd)
+
+
+def test_a_study_that_is_charged_is_not_looked_at_again(
+    tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = save(people(), tmp_path, "csv")
+    with closing(study_of(task, storage)) as study:
+        study._life.charge(list(study._life.plans().values()))
+        save(people()[:20], tmp_path, "csv")
+        study.run()  # the charge is spent: what is there is trained on
+        assert study.spent().epsilon > 0
+
+
+def test_anyway_charges_and_runs(tmp_path: Path, storage: str) -> None:
+    task = save(people()[:40], tmp_path, "csv")
+    with closing(study_of(task, storage)) as study:
+        study.run(anyway=True)
+        assert study.spent().epsilon > 0
+        assert study.status()[0].state == "settled"
+
+
+def test_the_command_line_tells_the_curator_alone(
+    tmp_path: Path,
+    storage: str,
+    cli: Cli,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = people().assign(y=lambda f: f["y"].str.title(), seen=SECRET)
+    spec = toy_spec(
+        task=save(frame, tmp_path, "csv"),
+        epochs=1,
+        expected_batch_size=16,
+        arms=[{"name": "one", **ARM}],
+    )
+    Path("spec.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    public = cli("study", "plan", "spec.yaml")
+    assert public.code == 0
+    assert "No data was touched." in public.out
+    seen = cli("study", "plan", "spec.yaml", "--curator")
+    assert "No data was touched." not in seen.out
+    assert "the file says" in seen.out
+    assert f"no date (such as '{SECRET}'; dates are written like" in seen.out
+    document = json.loads(cli("study", "plan", "spec.yaml", "--curator", "--json").out)
+    assert document["records"]["stops"]
+    assert "records" not in json.loads(cli("study", "plan", "spec.yaml", "--json").out)
+    run = ("study", "run", "spec.yaml", "--storage", storage)
+    refused_run = cli(*run)
+    assert refused_run.code == 1
+    assert "records do not fit what is declared" in refused_run.err
+    assert "400" not in refused_run.err + refused_run.out
+    curated = cli(*run, "--curator")
+    assert curated.code == 1
+    assert "cannot be used" not in curated.out
+    assert "cannot be used" in curated.err
+    assert not Path("mlruns").exists()
+    shown = cli("study", "show", "toy", "--storage", storage)
+    assert "planned" in shown.out
+    ran = cli(*run, "--anyway", "--no-mlflow")
+    assert ran.code == 0
+    assert SECRET not in ran.out + ran.err
+    page = tmp_path / "report.html"
+    assert cli("study", "compare", "toy", "--html", str(page), "--storage", storage).code == 0
+    exported = cli("study", "export", "toy", "--storage", storage).out
+    for text in (page.read_text(), exported):
+        assert SECRET not in text
+        assert "with a label that is not declared" not in text
+
+
+# The stage.
+
+
+def vectors(path: Path, stage: Usable) -> float:
+    return float(stage.sums(table(path))[0])
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_one_record_moves_the_count_by_one_at_most(tmp_path: Path, adjacency: Adjacency) -> None:
+    """Every record of many kinds, added, removed and replaced."""
+    stage = Usable(noise_multiplier=1.0)
+    frame = people()[:60]
+    path = tmp_path / "people.csv"
+    frame.to_csv(path, index=False)
+    header, *lines = path.read_text().splitlines()
+    kinds = [
+        lines[0], "x", "old,f,low,2020-01-01,3,yes", "40,f,low,2020-01-01,3,Yes", ",,,,,",
+        "40,f,low,nodate,3,no", "40,q,low,2020-01-01,3,no", "9999,f,low,1800-01-01,3,no",
+        ",".join("a" * 9), "40,f,mid,2020-01-01,3,no",
+    ]  # fmt: skip
+    neighbours = (
+        [[*lines[:5], kind, *lines[6:]] for kind in kinds]
+        if adjacency is Adjacency.REPLACE_ONE
+        else [[*lines, kind] for kind in kinds] + [lines[1:]]
+    )
+    before = vectors(path, stage)
+    assert before == 60
+    moves = set()
+    for rows in neighbours:
+        path.write_text("\n".join([header, *rows]) + "\n")
+        moves.add(abs(vectors(path, stage) - before))
+    assert moves == {0.0, 1.0}
+    assert stage.sensitivity({}, adjacency) == 1.0
+
+
+def _planned(stage: Usable, task: Any) -> Any:
+    return plan_stage(
+        stage,
+        task,
+        epsilon=4.0,
+        delta=1e-5,
+        adjacency=Adjacency.ADD_REMOVE,
+        noise=NoiseOptions(),
+        public_facts={},
+    )
+
+
+def test_the_event_and_the_noise(tmp_path: Path) -> None:
+    """A Kolmogorov-Smirnov test at 1e-4 of 600 releases, which finds 2/3 and 3/2 of the noise."""
+    task = save(people(), tmp_path, "csv")
+    plan = _planned(Usable(noise_multiplier=7.0), task)
+    assert plan.event == Gaussian(7.0)
+    assert plan.scale == 7.0
+    drawn = [
+        release_stage(plan, task, Streams(number.to_bytes(32, "big")))["usable"]
+        for number in range(600)
+    ]
+    noise = (np.array(drawn) - COUNT) / 7.0
+    assert stats.kstest(noise, "norm").pvalue > 1e-4
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(noise * wrong, "norm").pvalue < 1e-4
+
+
+@pytest.mark.parametrize("away", [-4.0, -1.0, 0.0, 1.0, 4.0])
+def test_both_sides_of_its_decision(away: float) -> None:
+    """It stops with probability Φ(-away) at so many deviations from the threshold; 2,000 draws, 1e-6."""
+    stage, scale = Usable(noise_multiplier=5.0, at_least=0.5), 5.0
+    rng = np.random.default_rng(5)
+    count = 0.5 * 360 + away * scale
+    stops = sum(
+        bool(stage.refusal(stage.document(f"{HERE}:few", np.array([count + scale * z]), scale)))
+        for z in rng.standard_normal(2000)
+    )
+    assert stats.binomtest(stops, 2000, stats.norm.cdf(-away)).pvalue > 1e-6
+
+
+def test_a_study_of_too_few_stops_in_public(tmp_path: Path, storage: str) -> None:
+    stages = [{"type": "usable", "epsilon_share": 0.2}]
+    with closing(study_of(f"{HERE}:few", storage, stages=stages)) as study:
+        assert len(study.stages) == 1
+        for _ in range(2):  # the second draws nothing anew
+            with pytest.raises(StageRefusedError) as caught:
+                study.run()
+            said = str(caught.value)
+            (stage,) = study.stages
+            assert f"about {max(stage.release['usable'], 0):,.0f} records can be used" in said
+            assert "below 50% of the 360" in said
+            assert [status.state for status in study.status()] == ["reserved"]
+        spent = study.spent().epsilon
+        study.run(anyway=True)
+        assert study.spent().epsilon == spent
+        assert [status.state for status in study.status()] == ["settled"]
+
+
+def test_a_study_of_enough_goes_on_and_is_not_looked_at_before(
+    tmp_path: Path, storage: str
+) -> None:
+    task = save(people(), tmp_path, "csv", id="age")
+    del task["columns"]["age"]
+    study = study_of(
+        task,
+        storage,
+        stages=[{"type": "usable", "epsilon_share": 0.2, "at_least": 0.6}],
+    )
+    with closing(study):
+        study.run()
+        (stage,) = study.stages
+        assert "usable records of 400 declared" in stage.words
+        assert any("usable" in charge["arm"] for charge in study.certificate()["charges"])
+
+
+@pytest.mark.parametrize(
+    "fields", [{"at_least": 0}, {"at_least": 1.5}, {"at_least": "half"}, {"at_most": 0.5}]
+)
+def test_wrong_fields_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError):
+        make_stage({"type": "usable", **fields})
+
+
+def test_it_comes_first_and_once() -> None:
+    for kinds in (("histogram", "usable"), ("usable", "usable")):
+        stages = [{"type": kind, "name": f"s{n}"} for n, kind in enumerate(kinds)]
+        spec = toy_spec(task=table("p.csv"), stages=stages)
+        with pytest.raises(InvalidInputError, match="stages"):
+            StudySpec.load_task(spec)
