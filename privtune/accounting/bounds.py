@@ -13,6 +13,7 @@ from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import Repeated
 from privtune.accounting.gaussian import gaussian_mu
 from privtune.accounting.mechanisms.entry import Choice
+from privtune.accounting.pairs import Gains
 from privtune.accounting.pld import default_step, event_pair, fine_pair, no_pair, tuners
 from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import rdp_curve
@@ -232,21 +233,21 @@ def _liu_talwar(base: Event, gamma: float, delta: float) -> float:
     return 3.0 * rdp_epsilon(rdp_curve(base), 0.5 * root * root) + 3.0 * root
 
 
-def quick_epsilon(event: Event, delta: float, near: float, fineness: float) -> float | None:
-    """Return ε, about `near`, on one lattice, for searches; None where another bound counts.
+def quick_epsilon(
+    event: Event, delta: float, near: float, fineness: float, gains: Gains
+) -> float | None:
+    """Return ε, about `near`, on one lattice, for searches alone; None where another bound counts.
 
-    It is valid, and a smooth multiple of the reported value, at a fraction of the time: None, too,
-    where it would take as long.
+    It is a smooth multiple of the reported value, at a fraction of the time.
     """
     parts = flatten(event)
-    if choice_of(parts) is None and any(entry(part).own_lattice for part in parts):
-        return None
     if not parts or gaussian_mu(parts) is not None or no_pair(parts):
         return None
     try:
         if choice_of(parts) is not None:
-            return _worse(tuners(next(iter(parts)), fineness), "epsilon", delta)
-        pair = event_pair(parts, default_step(parts, delta, fineness, near=near))
+            return _worse(tuners(next(iter(parts)), fineness, gains=gains), "epsilon", delta)
+        step = default_step(parts, delta, fineness, near=near, gains=gains)
+        pair = event_pair(parts, step, gains=gains)
         return _worse((pair.remove, pair.add), "epsilon", delta)
     except GridError:
         return None

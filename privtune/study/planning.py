@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import CalibrationError, Composed, Event, Guarantee, epsilon, share_budget
-from privtune.accounting.hints import Search
 from privtune.ledger import RECORD, refuse_other_unit
 from privtune.strategies import (
     NoRunFitsError,
@@ -20,7 +19,6 @@ from privtune.strategies import (
 )
 from privtune.strategies.searching import parts_of
 from privtune.strategies.stage_plan import StagePlan, plan_stage
-from privtune.study._hints import searches_begin_at_hints
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
 
@@ -77,11 +75,6 @@ def plan_study(spec: StudySpec) -> StudyPlan:
         >>> plan.is_sealed, round(plan.runs.expected_runs)
         (True, 4)
     """
-    with searches_begin_at_hints():
-        return _plan(spec)
-
-
-def _plan(spec: StudySpec) -> StudyPlan:
     context = spec.planning_context()
     unit = context.task.unit or RECORD
     task = f"Task {context.task.name!r}"
@@ -90,6 +83,12 @@ def _plan(spec: StudySpec) -> StudyPlan:
     strategies = [arm.to_strategy() for arm in spec.arms]
     stages = _stages(spec, context)
     planners = [_planner(strategy, context, stages) for strategy in strategies]
+    about = replace(context, sketch=True)
+    sketches = [
+        _planner(strategy, about, stages)
+        for strategy in strategies
+        if not strategy.needs.non_private
+    ]
 
     refusals: list[NoRunFitsError] = []
 
@@ -130,7 +129,7 @@ def _plan(spec: StudySpec) -> StudyPlan:
             delta=context.delta,
             adjacency=context.adjacency,
             weights=[*weights, *(1.0 for _ in stages)],
-            search=Search("study", spec.model_dump(mode="json", warnings=False), near=5e-3),
+            sketches=[*map(event_of, sketches), *(_always(s.event) for s in stages)],
         )
     except CalibrationError as error:
         if refusals:
