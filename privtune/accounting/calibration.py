@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from privtune.accounting._checks import check_delta, check_number
 from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
 from privtune.accounting.algebra import Adjacency, Event, flatten
 from privtune.accounting.bounds import choice_of, quick_epsilon
-from privtune.accounting.events import Composed
+from privtune.accounting.events import Composed, Gaussian
 from privtune.accounting.pairs import Gains, shape
 from privtune.accounting.registry import entry, scaled
 from privtune.accounting.solving import LARGEST, SMALLEST, solve_decreasing
@@ -42,7 +42,6 @@ _APART = 1e-2  # two places that tell a slope
 _STEEPEST, _FLATTEST = -20.0, -0.05
 _NOWHERE = (0.0, -1.2)  # the factor 1, and how ε usually falls
 _STRIDE = math.log(16.0)
-_ENVELOPE = Gains(learns=False)
 
 
 class CalibrationError(PrivTuneError):
@@ -264,7 +263,7 @@ def _guessed(
     coarse lattice, or taken from a search for another target; its place is found on a finer one.
     """
 
-    def height(scale: float, fineness: float, gains: Gains) -> float:
+    def height(scale: float, fineness: float, gains: Gains | None = None) -> float:
         """Return log(ε / target) on one lattice; NaN where that does not answer."""
         value = quick_epsilon(scaled(event, scale), delta, target, fineness, gains)
         if value is None or not math.isfinite(value):
@@ -278,7 +277,7 @@ def _guessed(
         if not any(map(_is_slow, flatten(event))):
             return guess  # the accountant answers as fast as a lattice
     else:
-        coarse = _coarsely(lambda scale: height(scale, _FIRST, _ENVELOPE))
+        coarse = _coarsely(lambda scale: height(scale, _FIRST))
         if coarse is None:
             return None
         guess = coarse
@@ -364,6 +363,23 @@ def _finely(
             break
         place += _bounded(-(now + below) / slope)
     return place, slope
+
+
+def _as_gaussians(target: float, delta: float, shares: Sequence[float]) -> float:
+    """Return the target over the arms' common target, were each arm one Gaussian release."""
+
+    @cache
+    def precision(epsilon: float) -> float:
+        release = calibrate(Gaussian(1.0), epsilon=epsilon, delta=delta)
+        return release.scale**-2
+
+    def total(inverse: float) -> float:
+        return math.fsum(precision(target / inverse * share) for share in shares)
+
+    most = math.sqrt(len(shares)) * max(shares)
+    return solve_decreasing(
+        total, precision(target), 1e-2, PrivTuneError, start=most, steep=0.6, enough=0.98
+    )
 
 
 def _is_slow(part: Event) -> bool:
@@ -465,7 +481,7 @@ def share_budget(
         enough=1.0 - 1e-3,
     )
     with searches_learn():
-        start = math.sqrt(len(arms)) * max(shares)
+        start = _as_gaussians(target, level, shares)
         inverse = search(total, start=search(about, start=start) if sketches else start)
     events = made[inverse]
     common = target / inverse

@@ -23,7 +23,6 @@ from privtune.accounting.bounds import quick_epsilon
 from privtune.accounting.calibration import CalibrationError, calibrate
 from privtune.accounting.events import Composed, Gaussian, Joint, Laplace, PoissonSampled, Repeated
 from privtune.accounting.solving import solve_decreasing
-from privtune.accounting.pairs import Gains
 from privtune.errors import InvalidInputError
 
 __all__ = ["HyFreeNoise", "hyfreedp_event", "hyfreedp_loss_steps", "hyfreedp_noise"]
@@ -201,7 +200,7 @@ def hyfreedp_noise(
     def rough(kind: str, loss_noise: float) -> float:
         """Return the cost on one lattice, where that is known."""
         made = event(loss_batch=kind, loss_noise=loss_noise)
-        found = quick_epsilon(made, delta, target, 1.0, Gains(learns=False))
+        found = quick_epsilon(made, delta, target, 1.0)
         return cost(kind, loss_noise) if found is None else found
 
     def solve(cost_of: Callable[[float], float], tolerance: float, start: float) -> float:
@@ -213,6 +212,6 @@ def hyfreedp_noise(
     if loss_batch == "auto" and rough("same", near) <= target:
         kind = "same"
         near = solve(partial(rough, kind), 1e-2, near)
-    noise = solve(partial(cost, kind), 1e-3, near)
+    noise = solve(partial(cost, kind), 2e-4, near)
     made = event(loss_batch=kind, loss_noise=noise)
     return HyFreeNoise(gradient_noise, noise, kind, made, report(made, delta))

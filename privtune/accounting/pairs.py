@@ -43,7 +43,7 @@ _PART = math.log(1.35)  # of the ε axis, for which its blocks are chosen
 _LOOKS = 16  # places at which is looked how far out it matters
 _LEAST_DELTA = 1e-12  # down to which it is
 _USUAL_DELTA = 1e-5  # at whose ε the profiles of a selection at two noises are laid over each other
-_FAR = 0.25  # in log noise; beyond, what was learnt of the rearrangement is learnt anew
+_FAR = 0.1  # in log noise; beyond, what was learnt of the rearrangement is learnt anew
 _NOISE = r'"noise_multiplier": '
 
 
@@ -168,7 +168,7 @@ class Gains:
 
     def __init__(self, *, learns: bool = True) -> None:
         self._learns = learns
-        self._known: dict[tuple[str, Direction], tuple[float, Floats, Floats]] = {}
+        self._known: dict[tuple[str, Direction], dict[float, tuple[Floats, Floats]]] = {}
 
     def pair(
         self, event: Event, remove: Tuner | Threshold, add: Tuner | Threshold, size: int
@@ -188,14 +188,14 @@ class Gains:
         kind, noise = shape(event)
         usual = max(int(np.searchsorted(-table.values, -_USUAL_DELTA)), 1)
         places = np.arange(table.values.size) / usual  # alike from one noise to another
-        known = self._known.get((kind, direction))
-        if known is None or abs(math.log(noise / known[0])) > _FAR:
+        known = self._known.setdefault((kind, direction), {})
+        near = min(known, key=lambda other: abs(math.log(noise / other)), default=0.0)
+        if not near or abs(math.log(noise / near)) > _FAR:
             found = _lowest(tuner, size)
             with np.errstate(divide="ignore", invalid="ignore"):
-                share = np.nan_to_num(found.values / table.values, nan=1.0)
-            self._known[kind, direction] = noise, places, share
+                known[noise] = places, np.nan_to_num(found.values / table.values, nan=1.0)
             return found
-        values = table.values * np.interp(places, *known[1:])
+        values = table.values * np.interp(places, *known[near])
         return Table(table.step, np.minimum.accumulate(values))
 
 

@@ -27,18 +27,37 @@ class SearchThenFinal:
         return SearchThenFinal(self.search.scaled(factor), self.final.scaled(factor))
 
 
+_TOGETHER = 5e-4  # what stands in a maximum is known on its lattice, which moves with the noise
+
 T = TypeVar("T", SearchPlan, SearchThenFinal)
 
 
-def factor_for(event: Event, context: PlanningContext, epsilon: float) -> float:
+def factor_for(
+    event: Event, context: PlanningContext, epsilon: float, tolerance: float = 1e-4
+) -> float:
     """Return the factor on all noise with which the event meets (epsilon, the context's δ)."""
     if context.sketch:
-        return _about(event, context, epsilon)
-    return calibrate(event, epsilon=epsilon, delta=context.delta, adjacency=context.adjacency).scale
+        return _about(event, context, epsilon, tolerance)
+    found = calibrate(
+        event,
+        epsilon=epsilon,
+        delta=context.delta,
+        adjacency=context.adjacency,
+        tolerance=tolerance,
+    )
+    return found.scale
 
 
-def _about(event: Event, context: PlanningContext, epsilon: float) -> float:
-    return sketch(event, epsilon=epsilon, delta=context.delta, adjacency=context.adjacency)
+def _about(
+    event: Event, context: PlanningContext, epsilon: float, tolerance: float = 1e-4
+) -> float:
+    return sketch(
+        event,
+        epsilon=epsilon,
+        delta=context.delta,
+        adjacency=context.adjacency,
+        tolerance=tolerance,
+    )
 
 
 def meet(
@@ -70,7 +89,7 @@ def meet(
         score = context.plan_score(epsilon)
         if score.event is not None:
             score = score.scaled(_about(cost(score.event), context, epsilon))
-        rest = factor_for(_both(event(trained), score, cost), context, epsilon)
+        rest = factor_for(_both(event(trained), score, cost), context, epsilon, _TOGETHER)
     trained, score = trained.scaled(rest), score.scaled(rest)
     return trained, score, _both(event(trained), score, cost)
 
