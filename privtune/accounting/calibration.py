@@ -41,6 +41,7 @@ _ANSWERS = 8  # of the accountant, until one counts
 _APART = 1e-2  # two places that tell a slope
 _STEEPEST, _FLATTEST = -20.0, -0.05
 _NOWHERE = (0.0, -1.2)  # the factor 1, and how ε usually falls
+_LESS = 4e-4
 _STRIDE = math.log(16.0)
 
 
@@ -473,16 +474,13 @@ def share_budget(
         )
 
     search = partial(
-        solve_decreasing,
-        target=target,
-        tolerance=1e-3,
-        impossible=impossible,
-        steep=1.0,
-        enough=1.0 - 1e-3,
+        solve_decreasing, tolerance=1e-3, impossible=impossible, steep=1.0, enough=1.0 - 1e-3
     )
     with searches_learn():
         start = _as_gaussians(target, level, shares)
-        inverse = search(total, start=search(about, start=start) if sketches else start)
+        if sketches:  # of which the accountant says a little less
+            start = search(about, (1.0 + _LESS) * target, start=start)
+        inverse = search(total, target, start=start)
     events = made[inverse]
     common = target / inverse
     return SharedBudget(

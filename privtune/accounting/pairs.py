@@ -43,7 +43,7 @@ _PART = math.log(1.35)  # of the ε axis, for which its blocks are chosen
 _LOOKS = 16  # places at which is looked how far out it matters
 _LEAST_DELTA = 1e-12  # down to which it is
 _USUAL_DELTA = 1e-5  # at whose ε the profiles of a selection at two noises are laid over each other
-_FAR = 0.1  # in log noise; beyond, what was learnt of the rearrangement is learnt anew
+_FAR = 0.04  # in log noise; beyond, what was learnt of the rearrangement is learnt anew
 _NOISE = r'"noise_multiplier": '
 
 
