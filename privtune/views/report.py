@@ -34,8 +34,7 @@ from privtune.views.text import (
 )
 
 if TYPE_CHECKING:
-    from privtune.accounting import Explanation
-    from privtune.ledger import Charge
+    from privtune.accounting import Event, Explanation
     from privtune.strategies import Plan
     from privtune.study import ArmStatus, Study
     from privtune.views.record import ArmRecord, BudgetView
@@ -286,8 +285,9 @@ def _law_figure(study: Study, plan: Plan, number: int) -> Html:
 def _charges(study: Study, view: BudgetView) -> Html:
     document = ledger_table(view.charges, study)
     columns = ["charge", "study", "arm", "state", "ε alone", "why this ε"]
+    why = {event: _why(study, event) for event in {charge.event for charge in view.charges}}
     rows = [
-        (*row[:5], _why(study, charge))
+        (*row[:5], why[charge.event])
         for row, charge in zip(rows_of(document), view.charges, strict=True)
     ]
     return section(
@@ -355,10 +355,10 @@ def _declared(study: Study) -> Html:
     )
 
 
-def _why(study: Study, charge: Charge) -> Html:
+def _why(study: Study, event: Event) -> Html:
     budget = study.spec.budget
-    tree = explain(charge.event, budget.delta, adjacency=budget.adjacency)
-    return details(formula(charge.event), Html(f'<ul class="tree">{_node(tree)}</ul>'))
+    tree = explain(event, budget.delta, adjacency=budget.adjacency)
+    return details(formula(event), Html(f'<ul class="tree">{_node(tree)}</ul>'))
 
 
 def _node(node: Explanation) -> str:
