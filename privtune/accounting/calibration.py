@@ -211,9 +211,7 @@ def sketch(
             end = _End(guess[0] + math.log(shape(event)[1]), math.log(epsilon), guess[1])
             memory.ends.setdefault((shape(event)[0], delta), []).append(end)
             return scale
-    found = calibrate(
-        event, epsilon=epsilon, delta=delta, adjacency=adjacency, tolerance=tolerance
-    )
+    found = calibrate(event, epsilon=epsilon, delta=delta, adjacency=adjacency, tolerance=tolerance)
     return found.scale
 
 

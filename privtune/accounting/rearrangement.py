@@ -136,7 +136,9 @@ class Rearranged:
             near = found[place] = self._ended(place).epsilon(delta, start, near)
         if len(found) > 1 and near != found[place]:
             # Two parts, each of whose bounds leads to the other: at their border both hold.
-            near = min(max(near, found[place]), self._middle(max(place, self._place(found[place])) - 0.5))
+            near = min(
+                max(near, found[place]), self._middle(max(place, self._place(found[place])) - 0.5)
+            )
         return near
 
     def _cells(self, epsilon: float, wider: float = 1.0) -> Cells:
@@ -236,4 +238,3 @@ def _least(
                     break
                 best, place = found, place + move
     return best
-

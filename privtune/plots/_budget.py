@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from privtune.accounting import Composed, Event, epsilon
 from privtune.ledger import Charge, Ledger
 from privtune.numbers import show_epsilon, show_left
-from privtune.plots._style import colours, new_figure
+from privtune.plots._style import MOST_TRACES, colours, new_figure
 from privtune.strategies.curves import epsilon_spent
 
 if TYPE_CHECKING:
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_budget", "plot_epsilon_spent", "shares"]
 
-_PARTS = 40  # of a budget that are told apart: each is composed with all before it
-
 
 def shares(study: Study) -> list[tuple[str, float, float]]:
     """Return what each charge of a study's budget added, in the order of charging.
 
-    Of more than 40 charges neighbours are taken together: each part is a composition of its own.
+    Of more than 24 charges neighbours are taken together: each part is a composition of its own.
 
     Args:
         study: The study; other studies' charges of the same budget are included.
@@ -37,7 +35,7 @@ def shares(study: Study) -> list[tuple[str, float, float]]:
     budget = study.spec.budget
     with Ledger(study.storage) as ledger:
         charges = [c for c in ledger.charges(budget.name) if c.state != "voided"]
-    size = math.ceil(len(charges) / _PARTS)
+    size = math.ceil(len(charges) / MOST_TRACES)  # each part is composed with all before it
     parts = [charges[start : start + size] for start in range(0, len(charges), max(size, 1))]
     ends = list(accumulate(map(len, parts)))
     events: list[Event] = [charge.event for charge in charges]

@@ -89,9 +89,9 @@ def _is_empty(content: bytes) -> bool:
         made = database.execute("SELECT type, tbl_name FROM sqlite_master").fetchall()
         odd = {table for kind, table in made if kind not in ("table", "index")}
         for table in {table for _, table in made} - odd:
-            columns = database.execute(f'PRAGMA table_xinfo("{table}")')
-            computed = any(column[-1] for column in columns)
-            if computed or database.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone():
+            columns = database.execute("SELECT hidden FROM pragma_table_xinfo(?)", (table,))
+            filled = f'SELECT 1 FROM "{table}" LIMIT 1'  # noqa: S608 (of a copy in memory)
+            if any(hidden for (hidden,) in columns) or database.execute(filled).fetchone():
                 odd.add(table)
     return odd <= _OTHERS
 

@@ -200,7 +200,7 @@ def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
                 "Utility against ε",
                 figure(
                     "utility",
-                    plots.plot_utility(study, metric=name),
+                    plots.plot_utility(study, metric=name, arms=arms),
                     caption=f"{explain_utility(arms)} It stands against the ε of the arm's "
                     "procedure, on the test split with 95% intervals. The hollow marker is the ε of the "
                     "released training alone, which "
@@ -214,7 +214,7 @@ def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
                 "Cost",
                 figure(
                     "cost",
-                    plots.plot_cost(study),
+                    plots.plot_cost(study, arms=arms),
                     caption="Gradient evaluations and time of each arm; hatched: the plan's "
                     "expectation.",
                 ),
@@ -226,13 +226,15 @@ def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
                 "What the trainings did with their hyperparameters",
                 figure(
                     "trajectories",
-                    plots.plot_trajectories(study),
+                    plots.plot_trajectories(study, arms=arms),
                     caption="Released curves by step. Each is computed from noisy, paid-for releases.",
                 ),
             )
         )
-    laws = [plan for plan in study.plans if plan.runs is not None]
-    return shown + [_law_figure(study, plan, number) for number, plan in enumerate(laws)]
+    laws: dict[object, list[Plan]] = {}
+    for plan in (arm.plan for arm in arms if arm.plan.runs is not None):
+        laws.setdefault((plan.runs, plan.event), []).append(plan)
+    return shown + [_law_figure(study, plans, number) for number, plans in enumerate(laws.values())]
 
 
 def _budget_figure(study: Study) -> Html:
@@ -260,10 +262,12 @@ def _budget_figure(study: Study) -> Html:
     )
 
 
-def _law_figure(study: Study, plan: Plan, number: int) -> Html:
+def _law_figure(study: Study, plans: list[Plan], number: int) -> Html:
+    """Show the law of arms that draw by the same one, at the same cost."""
     from privtune import plots
     from privtune.plots._runs import costs_at_other_means
 
+    plan = plans[0]
     costs = table(
         ["mean runs", "ε"],
         [(f"{mean:g}", show_epsilon(cost, 4)) for mean, cost in costs_at_other_means(study, plan)],
@@ -271,7 +275,7 @@ def _law_figure(study: Study, plan: Plan, number: int) -> Html:
         numeric=["mean runs", "ε"],
     )
     return section(
-        f"The number of runs of {plan.arm}",
+        f"The number of runs of {', '.join(plan.arm for plan in plans)}",
         figure(
             f"runs-{number}",
             plots.plot_runs(study, arm=plan.arm),
