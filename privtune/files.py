@@ -7,14 +7,12 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from privtune.errors import InvalidInputError
 
 __all__ = [
-    "KeptLines",
     "OwnFolder",
     "cache_folder",
     "create_private",
@@ -29,7 +27,6 @@ __all__ = [
 ]
 
 _DAY = 86_400
-_MOST = 1 << 20  # bytes of a file of lines; a fuller one begins anew
 _READ = 16 << 20  # bytes of a spec, an event, a certificate, a key
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -38,7 +35,6 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-_Value = TypeVar("_Value")
 
 
 def regular_file(path: Path, *, most: int | None = None) -> Path:
@@ -237,35 +233,6 @@ def cache_folder() -> Path | None:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "privtune"
     except RuntimeError:
         return None
-
-
-class KeptLines(dict[str, _Value]):
-    """The lines of a file in a cache, a key and a value each; what is set is added to it.
-
-    Args:
-        path: The file; it need not be there.
-        parse: Reads a value; what it raises ValueError for is no line.
-        show: Writes one, without a line break.
-    """
-
-    def __init__(
-        self, path: Path, parse: Callable[[str], _Value], show: Callable[[_Value], str]
-    ) -> None:
-        super().__init__()
-        self._path, self._show = path, show
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            for line in path.read_text("ascii").splitlines():
-                with contextlib.suppress(ValueError):
-                    key, value = line.split(" ", 1)
-                    super().__setitem__(key, parse(value))
-
-    def __setitem__(self, key: str, value: _Value) -> None:
-        super().__setitem__(key, value)
-        with contextlib.suppress(OSError):  # a cache that cannot be written is none
-            private_folder(self._path.parent)
-            full = self._path.exists() and self._path.stat().st_size > _MOST
-            with open_private(self._path, "w" if full else "a", "ascii") as file:
-                file.write(f"{key} {self._show(value)}\n")
 
 
 def create_private(path: Path) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 
 from privtune.accounting._checks import check_delta, check_epsilon
 from privtune.accounting.algebra import Adjacency, Event, flatten
-from privtune.accounting.answers import looked_up
 from privtune.accounting.bounds import Bounds, add_basic, add_numerical, choice_of
 from privtune.accounting.curves import rdp_delta, rdp_epsilon
 from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
@@ -197,17 +196,6 @@ def _method(value: object) -> str:
 
 @lru_cache(maxsize=4096)
 def _answer(
-    event: Event, wanted: str, target: float, adjacency: Adjacency, method: str
-) -> Guarantee:
-    return looked_up(
-        lambda: (event.to_json(), wanted, target, adjacency, method),
-        lambda: _computed(event, wanted, target, adjacency, method),
-        lambda g: (g.epsilon, g.delta, g.method, dict(g.bounds), dict(g.reasons)),
-        lambda eps, dlt, by, bounds, why: Guarantee(eps, dlt, by, adjacency, bounds, why),
-    )
-
-
-def _computed(
     event: Event, wanted: str, target: float, adjacency: Adjacency, method: str
 ) -> Guarantee:
     # Python allows a thousand calls inside each other, and a level of nesting takes some twenty.

@@ -13,6 +13,7 @@ from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import Repeated
 from privtune.accounting.gaussian import gaussian_mu
 from privtune.accounting.mechanisms.entry import Choice
+from privtune.accounting.pairs import Gains
 from privtune.accounting.pld import default_step, event_pair, fine_pair, no_pair, tuners
 from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import rdp_curve
@@ -33,6 +34,7 @@ _ATOMS = 2048  # of the lattice on which the rearrangement is computed
 # No smaller and no larger δ is asked for, but by the filter's tables, hundreds of times.
 _SMALL_DELTA, _LARGE_DELTA = 1e-15, 1e-3
 _MARGIN = 1e-9  # sums of masses are known to about 1e-13
+_ENVELOPE = Gains(learns=False)
 
 
 def choice_of(parts: dict[Event, int]) -> Choice | None:
@@ -115,11 +117,13 @@ def add_numerical(bounds: Bounds, parts: dict[Event, int], wanted: str, target: 
         _add_selection(bounds, choice.selection, wanted, target)
 
 
-def _composed(parts: dict[Event, int], wanted: str, target: float) -> float:
+def _composed(
+    parts: dict[Event, int], wanted: str, target: float, gains: Gains | None = None
+) -> float:
     level = target if wanted == "epsilon" else 1e-6
 
     def composed(fineness: float) -> float:
-        pair = event_pair(parts, default_step(parts, level, fineness))
+        pair = event_pair(parts, default_step(parts, level, fineness, gains=gains), gains=gains)
         return _worse((pair.remove, pair.add), wanted, target)
 
     if sum(entry(part).sampled_gaussian(part) is not None for part in parts) > _MANY:
@@ -232,21 +236,24 @@ def _liu_talwar(base: Event, gamma: float, delta: float) -> float:
     return 3.0 * rdp_epsilon(rdp_curve(base), 0.5 * root * root) + 3.0 * root
 
 
-def quick_epsilon(event: Event, delta: float, near: float, fineness: float) -> float | None:
-    """Return ε, about `near`, on one lattice, for searches; None where another bound counts.
+def quick_epsilon(
+    event: Event, delta: float, near: float, fineness: float, gains: Gains | None = None
+) -> float | None:
+    """Return ε, about `near`, on one lattice, for searches alone; None where another bound counts.
 
-    It is valid, and a smooth multiple of the reported value, at a fraction of the time: None, too,
-    where it would take as long.
+    It is a smooth multiple of the reported value, at a fraction of the time. With the gains of a
+    search, selections inside other events are accounted as in a report, on its lattices.
     """
     parts = flatten(event)
-    if choice_of(parts) is None and any(entry(part).own_lattice for part in parts):
-        return None
     if not parts or gaussian_mu(parts) is not None or no_pair(parts):
         return None
     try:
         if choice_of(parts) is not None:
-            return _worse(tuners(next(iter(parts)), fineness), "epsilon", delta)
-        pair = event_pair(parts, default_step(parts, delta, fineness, near=near))
+            return _worse(tuners(next(iter(parts)), fineness, gains=_ENVELOPE), "epsilon", delta)
+        if gains is not None and any(entry(part).own_lattice for part in parts):
+            return _composed(parts, "epsilon", delta, gains)
+        step = default_step(parts, delta, fineness, near=near, gains=_ENVELOPE)
+        pair = event_pair(parts, step, gains=_ENVELOPE)
         return _worse((pair.remove, pair.add), "epsilon", delta)
     except GridError:
         return None

@@ -5,20 +5,21 @@ The search ends on a point at which the reporting function itself was evaluated,
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache, partial
 
 from privtune.accounting._checks import check_delta, check_number
 from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
-from privtune.accounting.algebra import Adjacency, Event
-from privtune.accounting.bounds import quick_epsilon
-from privtune.accounting.events import Composed
-from privtune.accounting.hints import Search, ends, target_moves
-from privtune.accounting.registry import scaled
+from privtune.accounting.algebra import Adjacency, Event, flatten
+from privtune.accounting.bounds import choice_of, quick_epsilon
+from privtune.accounting.events import Composed, Gaussian
+from privtune.accounting.pairs import Gains, shape
+from privtune.accounting.registry import entry, scaled
 from privtune.accounting.solving import LARGEST, SMALLEST, solve_decreasing
 from privtune.errors import InvalidInputError, PrivTuneError
 
@@ -28,16 +29,19 @@ __all__ = [
     "SharedBudget",
     "calibrate",
     "scale_noise",
+    "searches_learn",
     "share_budget",
+    "sketch",
 ]
 
 _FIRST, _SECOND = 0.5, 2.0  # fineness of the lattices of a search
-_NEAR = 3e-3  # how close, in log ε, the first lattice must come
-_GUESSES = 12  # on the first lattice
+_NEAR = 1e-2  # how close, in log ε, the first lattice must come
+_GUESSES, _FINER = 12, 3  # on the first lattice, and on the second
 _ANSWERS = 8  # of the accountant, until one counts
 _APART = 1e-2  # two places that tell a slope
 _STEEPEST, _FLATTEST = -20.0, -0.05
 _NOWHERE = (0.0, -1.2)  # the factor 1, and how ε usually falls
+_LESS = 4e-4
 _STRIDE = math.log(16.0)
 
 
@@ -151,6 +155,10 @@ def calibrate(
     accuracy = check_number("tolerance", tolerance, above=0.0, below=0.5)
     if scaled(event, 2.0) == event:
         raise InvalidInputError("event", event.type, "has no noise multiplier to scale")
+    memory = _memory.get() or _Memory()
+    asked = (event, target, level, adjacency, accuracy)
+    if asked in memory.found:
+        return memory.found[asked]
 
     def reported(scale: float) -> float:
         return report(scaled(event, scale), level, adjacency=adjacency).epsilon
@@ -162,41 +170,133 @@ def calibrate(
         near = _near(event, target, level, accuracy, reported)
         return solve_decreasing(reported, target, accuracy, impossible) if near is None else near
 
-    what = (event.to_dict(), target, level, str(adjacency), accuracy)
-    search = Search("factor", *what, near=-_STEEPEST * accuracy)
-    scale = search.end(reported, target, searched)
+    scale = _near(memory, event, target, level, accuracy, reported)
+    if scale is None:
+        scale = solve_decreasing(reported, target, accuracy, impossible)
     found = scaled(event, scale)
-    return Calibration(found, scale, report(found, level, adjacency=adjacency))
+    answer = Calibration(found, scale, report(found, level, adjacency=adjacency))
+    memory.found[asked] = answer
+    return answer
+
+
+def sketch(
+    event: Event,
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+    tolerance: float = 1e-4,
+) -> float:
+    """Return about the factor that `calibrate` finds, for searches that end in a calibration.
+
+    Where selections stand inside other events, which take long to account, the accountant is not
+    asked: nothing is guaranteed of the event with so much noise.
+
+    Args:
+        event: As for `calibrate`, as are the others.
+        epsilon: Target.
+        delta: Target.
+        adjacency: The relation of neighbouring datasets.
+        tolerance: Relative accuracy of the factor.
+
+    Returns:
+        The factor.
+    """
+    parts = flatten(event)
+    slow = choice_of(parts) is None and any(map(_is_slow, parts))
+    if slow and adjacency is Adjacency.ADD_REMOVE:
+        memory = _memory.get() or _Memory()
+        guess = _guessed(memory, event, epsilon, delta, tolerance)
+        if guess is not None and SMALLEST <= (scale := math.exp(guess[0])) <= LARGEST:
+            end = _End(guess[0] + math.log(shape(event)[1]), math.log(epsilon), guess[1])
+            memory.ends.setdefault((shape(event)[0], delta), []).append(end)
+            return scale
+    found = calibrate(event, epsilon=epsilon, delta=delta, adjacency=adjacency, tolerance=tolerance)
+    return found.scale
+
+
+@dataclass(frozen=True)
+class _End:
+    """Where a search ended: the logarithms of the noise and of ε, and the slope of one in the other."""
+
+    noise: float
+    value: float
+    slope: float
+
+    def noise_for(self, target: float) -> float:
+        """Return the logarithm of the noise for another ε, on a line."""
+        return self.noise + _bounded((math.log(target) - self.value) / self.slope)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What one search leaves for the next, which looks there first and believes nothing of it."""
+
+    found: dict[object, Calibration] = field(default_factory=dict)
+    ends: dict[object, list[_End]] = field(default_factory=dict)
+    gains: Gains = field(default_factory=Gains)
+
+
+_memory: ContextVar[_Memory | None] = ContextVar("memory", default=None)
+
+
+@contextmanager
+def searches_learn() -> Iterator[None]:
+    """Let each calibration within begin where those for other targets, or of like events, ended.
+
+    The accountant is asked about what each returns, as without.
+    """
+    token = _memory.set(_memory.get() or _Memory())
+    try:
+        yield
+    finally:
+        _memory.reset(token)
+
+
+def _guessed(
+    memory: _Memory, event: Event, target: float, delta: float, accuracy: float
+) -> tuple[float, float] | None:
+    """Return the logarithm of a factor that is about right, and the slope of log ε there, or None.
+
+    The logarithm of ε is nearly a line in the logarithm of the factor. Its slope is learnt on a
+    coarse lattice, or taken from a search for another target; its place is found on a finer one.
+    """
+
+    def height(scale: float, fineness: float, gains: Gains | None = None) -> float:
+        """Return log(ε / target) on one lattice; NaN where that does not answer."""
+        value = quick_epsilon(scaled(event, scale), delta, target, fineness, gains)
+        if value is None or not math.isfinite(value):
+            return math.nan
+        return math.log(value / target) if value > 0.0 else -math.inf
+
+    kind, noise = shape(event)
+    if ends := memory.ends.get((kind, delta)):
+        end = min(ends, key=lambda end: abs(end.value - math.log(target)))
+        guess = end.noise_for(target) - math.log(noise), end.slope
+        if not any(map(_is_slow, flatten(event))):
+            return guess  # the accountant answers as fast as a lattice
+    else:
+        coarse = _coarsely(lambda scale: height(scale, _FIRST))
+        if coarse is None:
+            return None
+        guess = coarse
+    return _finely(lambda scale: height(scale, _SECOND, memory.gains), *guess, accuracy)
 
 
 def _near(
+    memory: _Memory,
     event: Event,
     target: float,
     delta: float,
     accuracy: float,
     reported: Callable[[float], float],
 ) -> float | None:
-    """Return a factor found on coarse lattices and confirmed by the accountant, or None.
+    """Return a factor found on one lattice and confirmed by the accountant, or None.
 
-    The logarithm of ε is nearly a line in the logarithm of the factor. Its slope is learnt on a
-    coarse lattice, its place on a finer one (or both from a search for another target) and then
-    from the accountant itself, whose answer counts: within the accuracy and on the safe side, or
-    nothing.
+    Its answer counts: within the accuracy and on the safe side, or nothing.
     """
-
-    def height(scale: float, fineness: float) -> float:
-        """Return log(ε / target) on one lattice; NaN where that does not answer."""
-        value = quick_epsilon(scaled(event, scale), delta, target, fineness)
-        if value is None or not math.isfinite(value):
-            return math.nan
-        return math.log(value / target) if value > 0.0 else -math.inf
-
-    what = _shape(event, delta)
-    before = ends().get(what)
-    if before is None:
-        place, slope = _coarsely(height)
-    else:
-        place, slope = before[0] + _bounded((math.log(target) - before[1]) / before[2]), before[2]
+    kind, noise = shape(event)
+    place, slope = _guessed(memory, event, target, delta, accuracy) or _NOWHERE
     below = 0.5 * accuracy * -slope
     last = None
     for _ in range(_ANSWERS):
@@ -208,7 +308,8 @@ def _near(
             return None
         now = math.log(value / target)
         if -2.0 * below <= now and value <= target:
-            ends()[what] = place, math.log(value), slope
+            end = _End(place + math.log(noise), math.log(value), slope)
+            memory.ends.setdefault((kind, delta), []).append(end)
             return scale
         if last is not None and abs(place - last[0]) > _APART:
             slope = (now - last[1]) / (place - last[0])
@@ -221,32 +322,67 @@ def _near(
     return None
 
 
-def _shape(event: Event, delta: float) -> tuple[str, float]:
-    """Tell events apart by all but their noise: what a factor for one says about that of another."""
-    return re.sub(r'("noise_multiplier": )[^,}]+', r"\1", json.dumps(event.to_dict())), delta
-
-
-def _coarsely(height: Callable[[float, float], float]) -> tuple[float, float]:
-    """Return the logarithm of a factor that is about right, and the slope of log ε there.
-
-    Where coarse lattices do not answer, it is that of no change, and the usual slope.
-    """
+def _coarsely(height: Callable[[float], float]) -> tuple[float, float] | None:
+    """Return the logarithm of a factor and a slope by a coarse lattice; None where it does not answer."""
     place, slope = _NOWHERE
     last = None
     for _ in range(_GUESSES):
-        now = height(math.exp(place), _FIRST)
+        now = height(math.exp(place))
         if now == -math.inf:  # far too much noise: there is no line to follow yet
             place -= math.log(2.0)
             continue
         if last is not None and abs(place - last[0]) > _APART:
             slope = (now - last[1]) / (place - last[0])
         if math.isnan(now) or not _STEEPEST < slope < _FLATTEST:
-            return _NOWHERE
-        last, place = (place, now), place + _bounded(-now / slope)
-        if abs(now) < _NEAR:
-            finer = height(math.exp(place), _SECOND)
-            return (place - finer / slope, slope) if math.isfinite(finer) else _NOWHERE
-    return _NOWHERE
+            return None
+        if abs(now) < _NEAR and last is not None:
+            return place - now / slope, slope
+        # Two places tell the slope, also where the first is right.
+        away = -now / slope
+        last = place, now
+        place += _bounded(away) if abs(away) > _APART else 3.0 * _APART
+    return None
+
+
+def _finely(
+    height: Callable[[float], float], place: float, slope: float, accuracy: float
+) -> tuple[float, float] | None:
+    """Return the same as it is on a finer lattice, on which each answer takes longer."""
+    last = None
+    for _ in range(_FINER):
+        now = height(math.exp(place))
+        if not math.isfinite(now):
+            return None
+        if last is not None and abs(place - last[0]) > _APART:
+            steeper = (now - last[1]) / (place - last[0])
+            slope = steeper if _STEEPEST < steeper < _FLATTEST else slope
+        last = place, now
+        below = 0.5 * accuracy * -slope
+        if abs(now + below) < 0.5 * below:
+            break
+        place += _bounded(-(now + below) / slope)
+    return place, slope
+
+
+def _as_gaussians(target: float, delta: float, shares: Sequence[float]) -> float:
+    """Return the target over the arms' common target, were each arm one Gaussian release."""
+
+    @cache
+    def precision(epsilon: float) -> float:
+        release = calibrate(Gaussian(1.0), epsilon=epsilon, delta=delta)
+        return release.scale**-2
+
+    def total(inverse: float) -> float:
+        return math.fsum(precision(target / inverse * share) for share in shares)
+
+    most = math.sqrt(len(shares)) * max(shares)
+    return solve_decreasing(
+        total, precision(target), 1e-2, PrivTuneError, start=most, steep=0.6, enough=0.98
+    )
+
+
+def _is_slow(part: Event) -> bool:
+    return entry(part).own_lattice
 
 
 def _bounded(step: float) -> float:
@@ -273,7 +409,7 @@ def share_budget(
     delta: float,
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     weights: Sequence[float] | None = None,
-    search: Search | None = None,
+    sketches: Sequence[Callable[[float], Event]] = (),
 ) -> SharedBudget:
     """Give every arm of a study its share of one budget, by the account of all arms together.
 
@@ -283,7 +419,8 @@ def share_budget(
         delta: The budget's delta, in (0, 1).
         adjacency: The relation of neighbouring datasets.
         weights: Proportions of the arms' targets; equal by default.
-        search: What the arms are, for whoever has hints of earlier searches.
+        sketches: The same arms, each planned with about as much noise in less time: the search
+            begins with them.
 
     Returns:
         The events for the largest common target whose composition stays within the budget.
@@ -314,10 +451,19 @@ def share_budget(
         check_number("weights", share, above=0.0)
     made: dict[float, tuple[Event, ...]] = {}
 
-    def total(inverse: float) -> float:
+    def planned(inverse: float, by: Sequence[Callable[[float], Event]]) -> tuple[Event, ...]:
         common = target / inverse
-        made[inverse] = tuple(arm(common * share) for arm, share in zip(arms, shares, strict=True))
+        return tuple(arm(common * share) for arm, share in zip(by, shares, strict=True))
+
+    def total(inverse: float) -> float:
+        made[inverse] = planned(inverse, arms)
         return report(Composed(made[inverse]), level, adjacency=adjacency).epsilon
+
+    def about(inverse: float) -> float:
+        whole, gains = Composed(planned(inverse, sketches)), (_memory.get() or _Memory()).gains
+        slow = adjacency is Adjacency.ADD_REMOVE and any(map(_is_slow, flatten(whole)))
+        found = quick_epsilon(whole, level, target, _SECOND, gains) if slow else None
+        return report(whole, level, adjacency=adjacency).epsilon if found is None else found
 
     def impossible() -> PrivTuneError:
         return CalibrationError(
@@ -325,19 +471,14 @@ def share_budget(
             f"epsilon = {target:g} at delta = {level:g}."
         )
 
-    @target_moves()
-    def searched() -> float:
-        return solve_decreasing(
-            total,
-            target,
-            1e-3,
-            impossible,
-            start=math.sqrt(len(arms)) * max(shares),
-            steep=1.0,
-            enough=1.0 - 1e-3,
-        )
-
-    inverse = searched() if search is None else search.end(total, target, searched)
+    search = partial(
+        solve_decreasing, tolerance=1e-3, impossible=impossible, steep=1.0, enough=1.0 - 1e-3
+    )
+    with searches_learn():
+        start = _as_gaussians(target, level, shares)
+        if sketches:  # of which the accountant says a little less
+            start = search(about, (1.0 + _LESS) * target, start=start)
+        inverse = search(total, target, start=start)
     events = made[inverse]
     common = target / inverse
     return SharedBudget(

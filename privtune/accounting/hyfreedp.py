@@ -22,7 +22,6 @@ from privtune.accounting.algebra import Event
 from privtune.accounting.bounds import quick_epsilon
 from privtune.accounting.calibration import CalibrationError, calibrate
 from privtune.accounting.events import Composed, Gaussian, Joint, Laplace, PoissonSampled, Repeated
-from privtune.accounting.hints import Search, ends
 from privtune.accounting.solving import solve_decreasing
 from privtune.errors import InvalidInputError
 
@@ -200,29 +199,19 @@ def hyfreedp_noise(
 
     def rough(kind: str, loss_noise: float) -> float:
         """Return the cost on one lattice, where that is known."""
-        found = quick_epsilon(event(loss_batch=kind, loss_noise=loss_noise), delta, target, 1.0)
+        made = event(loss_batch=kind, loss_noise=loss_noise)
+        found = quick_epsilon(made, delta, target, 1.0)
         return cost(kind, loss_noise) if found is None else found
 
     def solve(cost_of: Callable[[float], float], tolerance: float, start: float) -> float:
         return solve_decreasing(cost_of, target, tolerance, impossible, start=start, steep=_STEEP)
 
-    def ended(noise: float, kind: str) -> HyFreeNoise:
-        made = event(loss_batch=kind, loss_noise=noise)
-        return HyFreeNoise(gradient_noise, noise, kind, made, report(made, delta))
-
-    what = (rate, steps, interval, target, delta, loss_batch, gradient_noise, mechanism)
-    searches = {kind: Search("losses", kind, *what, near=1e-3) for kind in _LOSS_BATCHES}
-    for kind, search in searches.items():
-        if (hint := search.ended(partial(cost, kind), target)) is not None:
-            return ended(hint, kind)
     # One lattice says which kind needs less noise, about how much, and how little ε falls with it.
     kind = "separate" if loss_batch == "auto" else loss_batch
-    other = (*what[:3], delta, loss_batch, factor, mechanism)  # this search at other targets
-    (start,) = ends().get(other, (1.0,))
-    near = solve(partial(rough, kind), 1e-2, start)
+    near = solve(partial(rough, kind), 1e-2, 1.0)
     if loss_batch == "auto" and rough("same", near) <= target:
         kind = "same"
         near = solve(partial(rough, kind), 1e-2, near)
-    noise = solve(partial(cost, kind), 1e-3, near)
-    ends()[other] = (noise,)
-    return ended(searches[kind].keep(noise), kind)
+    noise = solve(partial(cost, kind), 2e-4, near)
+    made = event(loss_batch=kind, loss_noise=noise)
+    return HyFreeNoise(gradient_noise, noise, kind, made, report(made, delta))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from privtune.accounting.algebra import Event
 from privtune.accounting.curves import rdp_delta
 from privtune.accounting.pmf import LossPmf, lattice_cells
 from privtune.accounting.profiles import from_profile
@@ -18,10 +22,12 @@ from privtune.accounting.selection import Table, Threshold, Tuner
 
 __all__ = [
     "THIN",
+    "Gains",
     "Pair",
     "approximate_pair",
     "laplace_pair",
     "on_lattice",
+    "shape",
     "thinned",
     "tuner_pair",
     "under_chords",
@@ -33,8 +39,12 @@ Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _ATOMS = 1280  # of the lattice on which the rearrangement is computed for a composition
+_PART = math.log(1.35)  # of the ε axis, for which its blocks are chosen
 _LOOKS = 16  # places at which is looked how far out it matters
 _LEAST_DELTA = 1e-12  # down to which it is
+_USUAL_DELTA = 1e-5  # at whose ε the profiles of a selection at two noises are laid over each other
+_FAR = 0.04  # in log noise; beyond, what was learnt of the rearrangement is learnt anew
+_NOISE = r'"noise_multiplier": '
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,17 +142,69 @@ def thinned(pair: Pair, fineness: float) -> Pair:
 def tuner_pair(remove: Tuner | Threshold, add: Tuner | Threshold, size: int) -> Pair:
     """Return the dominating pair of a whole private selection."""
     first = _lowest(remove, size)
-    if add is remove:
-        pmf = from_profile(first.delta, first.delta, first.step, -first.size, first.size)
-        return Pair(pmf, pmf)
-    second = _lowest(add, size)
+    return _tabulated(first, first if add is remove else _lowest(add, size))
+
+
+def _tabulated(first: Table, second: Table) -> Pair:
+    """Return the pair with these profiles, the record removed and the record added."""
     step = min(first.step, second.step)
     high = lattice_cells(first.size * first.step, step)
-    low = lattice_cells(second.size * second.step, step)
-    return Pair(
-        from_profile(first.delta, second.delta, step, -low, high),
-        from_profile(second.delta, first.delta, step, -high, low),
-    )
+    low = high if second is first else lattice_cells(second.size * second.step, step)
+    remove = from_profile(first.delta, second.delta, step, -low, high)
+    if second is first:
+        return Pair(remove, remove)
+    return Pair(remove, from_profile(second.delta, first.delta, step, -high, low))
+
+
+class Gains:
+    """What the rearrangement takes off the envelope of selections: learnt at one noise, used at others.
+
+    It is for searches, which try one noise after another, and gives no bound: the answer is off by
+    some 1e-4 of ε where the noise is not the one at which it was learnt.
+
+    Args:
+        learns: Whether it is learnt; else the envelope alone is taken.
+    """
+
+    def __init__(self, *, learns: bool = True) -> None:
+        self._learns = learns
+        self._known: dict[tuple[str, Direction], dict[float, tuple[Floats, Floats]]] = {}
+
+    def pair(
+        self, event: Event, remove: Tuner | Threshold, add: Tuner | Threshold, size: int
+    ) -> Pair:
+        """Return about what `tuner_pair` returns for this event."""
+        first = self._table(event, Direction.REMOVE, remove, size)
+        if add is remove:
+            return _tabulated(first, first)
+        return _tabulated(first, self._table(event, Direction.ADD, add, size))
+
+    def _table(
+        self, event: Event, direction: Direction, tuner: Tuner | Threshold, size: int
+    ) -> Table:
+        table = tuner.profile(size)
+        if not self._learns or isinstance(tuner, Threshold):
+            return table
+        kind, noise = shape(event)
+        usual = max(int(np.searchsorted(-table.values, -_USUAL_DELTA)), 1)
+        places = np.arange(table.values.size) / usual  # alike from one noise to another
+        known = self._known.setdefault((kind, direction), {})
+        near = min(known, key=lambda other: abs(math.log(noise / other)), default=0.0)
+        if not near or abs(math.log(noise / near)) > _FAR:
+            found = _lowest(tuner, size)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                known[noise] = places, np.nan_to_num(found.values / table.values, nan=1.0)
+            return found
+        values = table.values * np.interp(places, *known[near])
+        return Table(table.step, np.minimum.accumulate(values))
+
+
+@lru_cache(maxsize=4096)
+def shape(event: Event) -> tuple[str, float]:
+    """Return all of an event but its noise, and its noise: the geometric mean of the multipliers."""
+    text = json.dumps(event.to_dict())
+    noise = [math.log(float(found)) for found in re.findall(_NOISE + "([^,}]+)", text)]
+    return re.sub(_NOISE + "[^,}]+", "", text), math.exp(math.fsum(noise) / max(len(noise), 1))
 
 
 def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
@@ -156,7 +218,7 @@ def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
         return table
     base = tuner.base
     few = base.coarsen(math.ceil(base.masses.size / _ATOMS))
-    bound = Rearranged(Tuner(few, tuner.runs))
+    bound = Rearranged(Tuner(few, tuner.runs), _PART)
     last = min(int(np.searchsorted(-table.values, -_LEAST_DELTA)), table.size)
     looks = np.unique(np.linspace(0, last, _LOOKS + 1).astype(np.int64))
     matters = [look for look in looks if bound.matters(table.step * float(look))]

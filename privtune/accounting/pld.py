@@ -22,7 +22,7 @@ from privtune.accounting.convolution import compose
 from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import ZCDP, Gaussian
 from privtune.accounting.mechanisms.entry import Tuners
-from privtune.accounting.pairs import Pair
+from privtune.accounting.pairs import Gains, Pair
 from privtune.accounting.pmf import GridError, LossPmf, nothing
 from privtune.accounting.rdp import composed_curve
 from privtune.accounting.registry import entry
@@ -64,27 +64,30 @@ def default_step(
     fineness: float = 1.0,
     *,
     near: float | None = None,
+    gains: Gains | None = None,
 ) -> float:
     """Return the lattice step at which discretisation adds less than about 1e-3 to ε.
 
     Spreading a loss on two lattice points raises its mean by at most step²/8 and its variance by at
     most step²/4, hence ε by about `count·step²/8·(1 + 2 log(1/δ)/ε)`: the step follows from the
     deviation of the losses or, where rare large losses dominate it, from ε itself, of which `near`
-    is a guess; without one the Rényi account is asked.
+    is a guess; without one the Rényi account is asked. `gains` as for `event_pair`.
     """
     merged = _merged(parts)
     if not merged:
         return 1.0  # of nothing: any lattice will do
     rough = 0.5 * (rdp_epsilon(composed_curve(parts), delta) if near is None else near)
     count = sum(merged.values())
-    if steps := _staged_steps(tuple(merged.items())):
+    if steps := _staged_steps(tuple(merged.items()), gains):
         # Half of what may be added is for the lattices of the stages before.
         count = 2 * (count - sum(n for _, n in steps) + release_count(steps))
-    return _step_of(merged, count, rough, delta) / fineness
+    return _step_of(merged, count, rough, delta, gains) / fineness
 
 
-def _step_of(merged: Mapping[Event, int], count: int, rough: float, delta: float) -> float:
-    variance = _variance(merged)
+def _step_of(
+    merged: Mapping[Event, int], count: int, rough: float, delta: float, gains: Gains | None
+) -> float:
+    variance = _variance(merged, gains)
     step = _COARSE * math.sqrt(variance / count)
     if math.isfinite(rough):
         tilt = 1.0 + 2.0 * math.log(1.0 / delta) / max(rough, 1e-9)
@@ -94,7 +97,7 @@ def _step_of(merged: Mapping[Event, int], count: int, rough: float, delta: float
 
 @lru_cache(maxsize=64)
 def _staged_steps(
-    parts: tuple[tuple[Event, int], ...],
+    parts: tuple[tuple[Event, int], ...], gains: Gains | None
 ) -> list[tuple[tuple[float, float], int]]:
     """Return the sampled Gaussians, and how many, if they are to be composed in stages."""
     merged = dict(parts)
@@ -106,19 +109,19 @@ def _staged_steps(
     if not steps or len(parts) > _MANY:
         return steps
     rough = 0.5 * rdp_epsilon(composed_curve(merged), _INNER_DELTA)
-    once = _step_of(merged, sum(merged.values()), rough, _INNER_DELTA)
-    return steps if _reach(merged) > _CELLS * once else []
+    once = _step_of(merged, sum(merged.values()), rough, _INNER_DELTA, gains)
+    return steps if _reach(merged, gains) > _CELLS * once else []
 
 
-def _reach(merged: Mapping[Event, int]) -> float:
+def _reach(merged: Mapping[Event, int], gains: Gains | None) -> float:
     """Return the largest loss of one step, or of the sum."""
     kinds = filter(None, (entry(part).sampled_gaussian(part) for part in merged))
     widest = max((loss_range(*kind, Direction.REMOVE)[1] for kind in kinds), default=0.0)
-    return max(widest, _DEVIATIONS * math.sqrt(_variance(merged)))
+    return max(widest, _DEVIATIONS * math.sqrt(_variance(merged, gains)))
 
 
-def _variance(parts: Mapping[Event, int]) -> float:
-    return sum(n * entry(part).deviation(part, _PAIRS) ** 2 for part, n in parts.items())
+def _variance(parts: Mapping[Event, int], gains: Gains | None) -> float:
+    return sum(n * entry(part).deviation(part, _Pairs(gains)) ** 2 for part, n in parts.items())
 
 
 def _merges(part: Event) -> bool:
@@ -149,18 +152,22 @@ def _merged(parts: Mapping[Event, int]) -> dict[Event, int]:
     return merged
 
 
-def event_pair(parts: Mapping[Event, int], step: float) -> Pair:
+def event_pair(parts: Mapping[Event, int], step: float, *, gains: Gains | None = None) -> Pair:
     """Return the dominating pair of the composition of `parts` on a lattice.
 
     Args:
         parts: What `flatten` returns, at least one part.
         step: Lattice step.
+        gains: For searches alone: selections are charged by the envelope less what was gained at
+            another noise, in a tenth of the time.
 
     Raises:
         GridError: The pair does not fit on a lattice of reasonable size.
     """
     merged = tuple(_merged(parts).items())
-    return _composed_pair(merged, step) if merged else Pair(nothing(step), nothing(step))
+    if not any(entry(part).own_lattice for part, _ in merged):
+        gains = None
+    return _composed_pair(merged, step, gains) if merged else Pair(nothing(step), nothing(step))
 
 
 def pairs_on_one_lattice(
@@ -178,14 +185,14 @@ def pairs_on_one_lattice(
         GridError: The first one does not fit on one lattice.
     """
     merged = [_merged(composition) for composition in compositions]
-    step = _step_of(merged[0], sum(merged[0].values()), near, delta)
-    if _reach(merged[0]) > _MOST_CELLS * step:
+    step = _step_of(merged[0], sum(merged[0].values()), near, delta, None)
+    if _reach(merged[0], None) > _MOST_CELLS * step:
         raise GridError("the composition does not fit on one lattice")
     columns = list(dict.fromkeys(itertools.chain.from_iterable(merged)))
     counts = np.array([[parts.get(part, 0) for part in columns] for parts in merged])
     pairs, cells = [], 0
     for part in columns:
-        pairs.append(entry(part).pair(part, step / fineness, _PAIRS))
+        pairs.append(entry(part).pair(part, step / fineness, _Pairs(None)))
         cells += pairs[-1].remove.masses.size + pairs[-1].add.masses.size
         if cells > _MOST_MASSES:
             raise GridError(f"{len(columns)} parts need more than {_MOST_MASSES} lattice points")
@@ -193,11 +200,11 @@ def pairs_on_one_lattice(
 
 
 @lru_cache(maxsize=16)
-def _composed_pair(parts: tuple[tuple[Event, int], ...], step: float) -> Pair:
-    steps = _staged_steps(parts)
+def _composed_pair(parts: tuple[tuple[Event, int], ...], step: float, gains: Gains | None) -> Pair:
+    steps = _staged_steps(parts, gains)
     staged = {kind for kind, _ in steps}
     built = [
-        (entry(part).pair(part, step, _PAIRS), count)
+        (entry(part).pair(part, step, _Pairs(gains)), count)
         for part, count in parts
         if entry(part).sampled_gaussian(part) not in staged
     ]
@@ -212,49 +219,58 @@ def _composed_pair(parts: tuple[tuple[Event, int], ...], step: float) -> Pair:
     return Pair(remove, composed(Direction.ADD))
 
 
-def fine_pair(event: Event, fineness: float = 2.0) -> Pair:
-    """Return the pair of an event on a lattice of its own choice."""
+def fine_pair(event: Event, fineness: float = 2.0, *, gains: Gains | None = None) -> Pair:
+    """Return the pair of an event on a lattice of its own choice; `gains` as for `event_pair`."""
     parts = flatten(event)
-    return event_pair(parts, default_step(parts, _INNER_DELTA, fineness))
+    return event_pair(parts, default_step(parts, _INNER_DELTA, fineness, gains=gains), gains=gains)
 
 
 @lru_cache(maxsize=32)
-def tuners(event: Event, fineness: float) -> Tuners:
+def tuners(event: Event, fineness: float, *, gains: Gains | None = None) -> Tuners:
     """Return the bounds of a choice among runs in both directions (remove, add)."""
-    return entry(event).tuners(event, fineness, _PAIRS)
+    return entry(event).tuners(event, fineness, _Pairs(gains))
 
 
 class _Pairs:
     """What the entries of the registry ask about the events inside their own."""
 
-    fine = staticmethod(fine_pair)
-    tuners = staticmethod(tuners)
+    def __init__(self, gains: Gains | None) -> None:
+        self.gains = gains
 
     def at(self, event: Event, step: float) -> Pair:
-        return event_pair(flatten(event), step)
+        return event_pair(flatten(event), step, gains=self.gains)
+
+    def fine(self, event: Event, fineness: float) -> Pair:
+        return fine_pair(event, fineness, gains=self.gains)
 
     def step(self, event: Event, fineness: float) -> float:
-        return default_step(flatten(event), _INNER_DELTA, fineness)
+        return default_step(flatten(event), _INNER_DELTA, fineness, gains=self.gains)
 
-    @staticmethod
-    @lru_cache(maxsize=16)
-    def unsampled(event: Event, share: float) -> Pair:
-        """Return the (product) pair of the releases about one sample, before any sampling.
+    def tuners(self, event: Event, fineness: float) -> Tuners:
+        return tuners(event, fineness, gains=self.gains)
 
-        Args:
-            event: The releases: laplace or joint.
-            share: Step of the lattice of the composition over the deviation of the sampled loss; the
-                lattice of the product is a tenth of that against its own deviation, so that what is
-                read between its points adds little.
-        """
-        parts = flatten(event)
-        step = min(max(0.1 * share, _JOINT / 8.0), _JOINT) * math.sqrt(_variance(parts))
-        return event_pair(parts, step)
+    def unsampled(self, event: Event, share: float) -> Pair:
+        return _unsampled(event, share)
 
-    @staticmethod
-    @lru_cache(maxsize=32)
-    def own(event: Event, fineness: float) -> Pair:
-        return entry(event).own_pair(event, fineness, _PAIRS)
+    def own(self, event: Event, fineness: float) -> Pair:
+        return _own(event, fineness, self.gains)
 
 
-_PAIRS = _Pairs()
+@lru_cache(maxsize=16)
+def _unsampled(event: Event, share: float) -> Pair:
+    """Return the (product) pair of the releases about one sample, before any sampling.
+
+    Args:
+        event: The releases: laplace or joint.
+        share: Step of the lattice of the composition over the deviation of the sampled loss; the
+            lattice of the product is a tenth of that against its own deviation, so that what is
+            read between its points adds little.
+    """
+    parts = flatten(event)
+    step = min(max(0.1 * share, _JOINT / 8.0), _JOINT) * math.sqrt(_variance(parts, None))
+    return event_pair(parts, step)
+
+
+@lru_cache(maxsize=32)
+def _own(event: Event, fineness: float, gains: Gains | None) -> Pair:
+    return entry(event).own_pair(event, fineness, _Pairs(gains))

@@ -45,9 +45,9 @@ _GAIN = 0.15  # of what an outcome keeps of φ', what a cell of levels may chang
 _WORTH = 0.01  # of δ; below it the depth does not matter
 _RIVAL = 1.3  # with few blocks; with more the order may be another
 _NEAR = 0.93  # of the envelope's ε; there the price is chosen
-_PART = math.log(1.1)  # of the ε axis, for which one price and one set of blocks are chosen
+_PART = math.log(1.1)  # for one ε
 _LEAST_PART = 0.02  # below it parts are of one width
-_CHOICES = 3  # of a price, for answers at many ε
+_CHOICES = 2  # of a price, for answers at many ε
 _POINTS, _FEW = 20, 4  # at how many ε it is worth its time
 _CELLS = 512  # with more cells of levels than so many the first of these numbers falls
 
@@ -57,10 +57,11 @@ class Rearranged:
 
     Args:
         tuner: The envelope bound in the same direction.
+        part: Logarithm of a factor of ε within which one price and one set of blocks are used.
     """
 
-    def __init__(self, tuner: Tuner) -> None:
-        self.tuner, self.ranked = tuner, Ranked(tuner)
+    def __init__(self, tuner: Tuner, part: float = _PART) -> None:
+        self.tuner, self.ranked, self._part = tuner, Ranked(tuner), part
         self._cut: dict[float, Cells] = {}
         self._guess: dict[int, tuple[Blocks, Indices]] = {}
         self._rough: dict[int, Blocks] = {}
@@ -91,17 +92,20 @@ class Rearranged:
             epsilon: At least 0.
             least: What is charged in any case: where the answer is below, it is this.
         """
-        place = _place(epsilon)
+        place = self._place(epsilon)
         value = min(self._begun(place).delta(epsilon), self.tuner.delta(epsilon))
         if value > least:
             value = min(value, self._ended(place).delta(epsilon))
         return max(value, least)
 
     def deltas(self, epsilons: Floats) -> Floats:
-        """Return the bound on δ(ε) at many ε, which ascend; prices are chosen at few of them."""
-        chosen = [_place(float(e)) for e in np.linspace(epsilons[0], epsilons[-1], _CHOICES)]
-        for place in {_place(float(e)) for e in epsilons} - self._rough.keys() - set(chosen):
-            after, epsilon = bisect_left(chosen, place), _middle(place)
+        """Return a bound on δ(ε) at many ε, which ascend; prices are chosen at few of them.
+
+        It may lie above the envelope, which is no part of it.
+        """
+        chosen = [self._place(float(e)) for e in np.linspace(epsilons[0], epsilons[-1], _CHOICES)]
+        for place in {self._place(float(e)) for e in epsilons} - self._rough.keys() - set(chosen):
+            after, epsilon = bisect_left(chosen, place), self._middle(place)
             around = [self._begun(one) for one in chosen[max(after - 1, 0) : after + 1]]
             # Blocks for another ε would be compared badly: first each gets its own.
             anew = [
@@ -109,7 +113,7 @@ class Rearranged:
                 for one in around
             ]
             self._rough[place] = min(anew, key=lambda bound: bound.delta(epsilon))
-        return np.array([self.delta(float(epsilon)) for epsilon in epsilons])
+        return np.array([self._ended(self._place(float(e))).delta(float(e)) for e in epsilons])
 
     def epsilon(self, delta: float, start: float, least: float = 0.0) -> float:
         """Return an ε at which the bound is at most delta.
@@ -120,19 +124,21 @@ class Rearranged:
             least: What is charged in any case: where the answer is below, it is this.
         """
         near = least or _NEAR * start
-        guess = self._guessed(_place(near))[0]
+        guess = self._guessed(self._place(near))[0]
         if least and guess.delta(least) <= delta:
             return least
         near = guess.epsilon(delta, start, near)
-        if least and self._begun(_place(near)).delta(least) <= delta:
+        if least and self._begun(self._place(near)).delta(least) <= delta:
             return least
         found: dict[int, float] = {}
         # The answer lies where the bound that gave it is the one that `delta` takes.
-        while (place := _place(near)) not in found:
+        while (place := self._place(near)) not in found:
             near = found[place] = self._ended(place).epsilon(delta, start, near)
         if len(found) > 1 and near != found[place]:
             # Two parts, each of whose bounds leads to the other: at their border both hold.
-            near = min(max(near, found[place]), _middle(max(place, _place(found[place])) - 0.5))
+            near = min(
+                max(near, found[place]), self._middle(max(place, self._place(found[place])) - 0.5)
+            )
         return near
 
     def _cells(self, epsilon: float, wider: float = 1.0) -> Cells:
@@ -148,6 +154,13 @@ class Rearranged:
             self._cut[width] = Cells(self.tuner, width)
         return self._cut[width]
 
+    def _place(self, epsilon: float) -> int:
+        """Return the number of the part of the ε axis in which one bound is used."""
+        return round(math.asinh(epsilon / _LEAST_PART) / self._part)
+
+    def _middle(self, place: float) -> float:
+        return _LEAST_PART * math.sinh(place * self._part)
+
     def _begun(self, place: int) -> Blocks:
         """Return the best of some bounds near an ε, with few blocks and wide cells."""
         if place not in self._rough:
@@ -157,7 +170,7 @@ class Rearranged:
     def _ended(self, place: int) -> Blocks:
         """Return the bound with the same price, many blocks and narrow cells."""
         if place not in self._exact:
-            begun, epsilon = self._begun(place), _middle(place)
+            begun, epsilon = self._begun(place), self._middle(place)
             marks = begun.refined(epsilon, _LAST)
             bound = Blocks(self.ranked, self._cells(epsilon), marks, priced=begun.priced)
             self._exact[place] = bound.sharpened(epsilon, _TURNS[1])
@@ -166,7 +179,7 @@ class Rearranged:
     def _guessed(self, place: int) -> tuple[Blocks, Indices]:
         """Return the bound with the usual price near an ε, and blocks to choose another one with."""
         if place not in self._guess:
-            epsilon = _middle(place)
+            epsilon = self._middle(place)
             paid = self.ranked.charged(epsilon)
             last = int(np.flatnonzero(paid > 0.0)[-1]) + 1 if paid.any() else 1
             end = int(np.searchsorted(self.ranked.depth, _SHARES[_USUAL] * self.ranked.depth[-1]))
@@ -192,7 +205,7 @@ class Rearranged:
         return bound.sharpened(epsilon, _TURNS[0])
 
     def _choose(self, place: int) -> Blocks:
-        epsilon, marks = _middle(place), self._guessed(place)[1]
+        epsilon, marks = self._middle(place), self._guessed(place)[1]
         by_pay = np.append(0.0, np.cumsum(self.ranked.charged(epsilon)))
 
         def bound(sums: Floats, share: float, *, priced: bool) -> Blocks:
@@ -225,12 +238,3 @@ def _least(
                     break
                 best, place = found, place + move
     return best
-
-
-def _place(epsilon: float) -> int:
-    """Return the number of the part of the ε axis in which one bound is used."""
-    return round(math.asinh(epsilon / _LEAST_PART) / _PART)
-
-
-def _middle(place: float) -> float:
-    return _LEAST_PART * math.sinh(place * _PART)

@@ -184,7 +184,7 @@ def _whole_orders(orders: Floats, at_whole: Floats) -> Floats:
     return interpolated(whole, at_whole)(orders)
 
 
-def _log_choose(n: float, k: Floats) -> Floats:
+def _log_choose(n: Floats, k: Floats) -> Floats:
     return np.asarray(
         sp.special.gammaln(n + 1.0) - sp.special.gammaln(k + 1.0) - sp.special.gammaln(n - k + 1.0)
     )
@@ -200,18 +200,25 @@ def amplified_curve(orders: Floats, values: Floats, rate: float) -> Floats:
     if top < 2:
         return np.full_like(orders, np.inf)
     base = interpolated(orders, values)(np.arange(0.0, top + 1.0).clip(min=1.0))
-    log_in, log_out = math.log(rate), math.log1p(-rate)
-    found = np.empty(top - 1)
-    for order in range(2, top + 1):
-        k = np.arange(2.0, order + 1.0)
-        terms = _log_choose(order, k) + k * log_in + (order - k) * log_out
-        terms += (k - 1.0) * base[2 : order + 1]
-        terms[1:] += math.log(3.0)
-        first = (order - 1.0) * log_out + math.log1p((order - 1.0) * rate)
-        found[order - 2] = max(
-            float(sp.special.logsumexp(np.append(terms, first))) / (order - 1.0), 0.0
-        )
-    return _whole_orders(orders, found)
+    order, k = _binomial_terms(top)
+    with np.errstate(invalid="ignore"):
+        terms = _log_choose(order, k) + k * math.log(rate) + (order - k) * math.log1p(-rate)
+        terms += (k - 1.0) * base + np.where(k > 2.0, math.log(3.0), 0.0)
+    whole = order[:, 0]
+    terms[:, 0] = (whole - 1.0) * math.log1p(-rate) + np.log1p((whole - 1.0) * rate)  # k of 0 and 1
+    terms[:, 1] = -np.inf
+    return _whole_orders(orders, _from_terms(order, k, terms))
+
+
+def _binomial_terms(top: int) -> tuple[Floats, Floats]:
+    """Return the orders 2, 3, ..., a column, and k = 0, 1, ..., a row."""
+    return np.arange(2.0, top + 1.0)[:, None], np.arange(0.0, top + 1.0)[None, :]
+
+
+def _from_terms(order: Floats, k: Floats, terms: Floats) -> Floats:
+    """Return divergences from the logarithms of the terms of their sums, those of k up to the order."""
+    sums = sp.special.logsumexp(np.where(k <= order, terms, -np.inf), axis=1)
+    return np.asarray(np.maximum(sums / (order[:, 0] - 1.0), 0.0))
 
 
 def split_curve(orders: Floats, tuning: Floats, training: Floats, rate: float) -> Floats:
@@ -231,12 +238,10 @@ def split_curve(orders: Floats, tuning: Floats, training: Floats, rate: float) -
         return np.full_like(orders, np.inf)
     whole = np.arange(0.0, top + 1.0).clip(min=1.0)
     one, two = first(whole), second(whole)
-    log_in, log_out = math.log(rate), math.log1p(-rate)
-    found = np.empty(top - 1)
-    for order in range(2, top + 1):
-        k = np.arange(0.0, order + 1.0)
-        terms = _log_choose(order, k) + (order - k) * log_in + k * log_out
-        terms += np.maximum(order - k - 1.0, 0.0) * one[::-1][top - order :]
-        terms += np.maximum(k - 1.0, 0.0) * two[: order + 1]
-        found[order - 2] = max(float(sp.special.logsumexp(terms)) / (order - 1.0), 0.0)
-    return np.maximum(_whole_orders(orders, found), reverse)
+    order, k = _binomial_terms(top)
+    rest = np.maximum(order - k, 0.0)
+    with np.errstate(invalid="ignore"):
+        terms = _log_choose(order, k) + rest * math.log(rate) + k * math.log1p(-rate)
+        terms += np.maximum(rest - 1.0, 0.0) * one[rest.astype(np.int64)]
+        terms += np.maximum(k - 1.0, 0.0) * two
+    return np.maximum(_whole_orders(orders, _from_terms(order, k, terms)), reverse)

@@ -164,7 +164,7 @@ def write_chart(study: Study, path: Path) -> None:
     if " or " in name:
         remedy = "They have no axis in common; privtune study compare NAME --html FILE shows both."
         raise InvalidInputError("metric", name, "one chart shows one of them", remedy)
-    chart = plot_utility(study, metric=name)
+    chart = plot_utility(study, metric=name, arms=arms)
     if not chart.data:
         remedy = "Run the study first, or see the table: privtune study compare NAME."
         raise InvalidInputError("metric", name, "no released arm has it to be drawn", remedy)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.strategies import Plan, TrainingPlan
     from privtune.strategies.stage_plan import StagePlan
-    from privtune.study import Study, StudySpec
+    from privtune.study import ArmStatus, Study, StudySpec
     from privtune.tasks._usable import RecordCheck
 
 __all__ = [
@@ -204,8 +204,8 @@ def arm_view(plan: Plan, arm: dict[str, Any]) -> Table:
     return table
 
 
-def comparison_document(study: Study) -> dict[str, Any]:
-    """Return a study's comparison as JSON-ready data."""
+def comparison_document(study: Study, arms: Sequence[ArmStatus] | None = None) -> dict[str, Any]:
+    """Return a study's comparison as JSON-ready data, of its arms' states if they were read."""
     budget = study.spec.budget
     spent = study.spent()
     return {
@@ -244,7 +244,7 @@ def comparison_document(study: Study) -> dict[str, Any]:
                 if status.release is None
                 else status.release.cost.expected,
             }
-            for status in study.status()
+            for status in (study.status() if arms is None else arms)
         ],
         **({"stages": [finite(s.to_dict()) for s in study.stages]} if study.stages else {}),
         "budget": {
@@ -262,11 +262,12 @@ def comparison_document(study: Study) -> dict[str, Any]:
 
 def print_comparison(study: Study, *, logged: bool = True) -> None:
     """Print the comparison, what it rests on, and how to open it in MLflow or get it there."""
-    utility, values = utility_column(study.status())
-    _print_arms(study, utility, values)
-    for line in _footnotes(study):
+    arms = study.status()
+    utility, values = utility_column(arms)
+    _print_arms(study, comparison_document(study, arms), utility, values)
+    for line in _footnotes(study, arms):
         console().print(line, soft_wrap=True, highlight=False)
-    if not study.releases():
+    if all(arm.release is None for arm in arms):
         return
     does, command = ("Open it in", "ui --study") if logged else ("Log it to", "study sync")
     console().print(
@@ -287,9 +288,10 @@ def _storage(study: Study) -> str:
     return f" --storage {study.storage}"
 
 
-def _print_arms(study: Study, utility: str, values: Mapping[str, str]) -> None:
+def _print_arms(
+    study: Study, document: Mapping[str, Any], utility: str, values: Mapping[str, str]
+) -> None:
     """Print one line an arm if that fits the terminal, else one block: no word is ever broken."""
-    document = comparison_document(study)
     console().print(
         f"Study [bold]{escape(study.name)}[/] on {escape(study.spec.task_name)}",
         soft_wrap=True,
@@ -331,7 +333,7 @@ def _print_arms(study: Study, utility: str, values: Mapping[str, str]) -> None:
         console().print(Padding(block, (0, 0, 1, 2)), highlight=False, soft_wrap=True)
 
 
-def _footnotes(study: Study) -> list[str]:
+def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
     budget = study.spec.budget
     spent = study.spent()
     lines = [
@@ -341,18 +343,16 @@ def _footnotes(study: Study) -> list[str]:
         if spent.epsilon > 0
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
         f"{budget.delta:g}, {show_adjacency(budget.adjacency, budget.unit)}).",
-        explain_utility(study.status()),
+        explain_utility(arms),
         EXPECTED,
     ]
     lines += map(stage_line, study.stages)
-    if any(plan.is_sealed for plan in study.plans):
+    if any(arm.plan.is_sealed for arm in arms):
         lines.append(
             "The curator's view has what is sealed of a selection (privtune study show --curator)."
         )
-    lines += [
-        f"{s.plan.arm}: {s.release.note}" for s in study.status() if s.release and s.release.note
-    ]
-    for plan in study.plans:
+    lines += [f"{s.plan.arm}: {s.release.note}" for s in arms if s.release and s.release.note]
+    for plan in (arm.plan for arm in arms):
         if plan.details.get("sampler") != "random":
             continue  # no candidate is drawn for itself
         from privtune.strategies import selection_instead

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privtune.cli._answers import answers_are_kept
 from privtune.cli._budgets import document_of, document_of_charge, filter_line, verify_log
 from privtune.cli._common import (
     DEFAULT_STORAGE,
@@ -83,7 +82,6 @@ def create(
 
 
 @app.command("list")
-@answers_are_kept()
 def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """List the budgets, with what is spent of each."""
     from rich.markup import escape
@@ -109,7 +107,6 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
 
 
 @app.command()
-@answers_are_kept()
 def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """Show a budget: its terms, the odometer, and the filter beside it."""
     from rich.markup import escape

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privtune.cli._answers import answers_are_kept
 from privtune.cli._common import (
     DEFAULT_STORAGE,
     AsJson,
@@ -78,7 +77,6 @@ def create(
 
 
 @app.command()
-@answers_are_kept()
 def plan(
     spec: SpecFile,
     advice: Annotated[
@@ -244,7 +242,6 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
 
 
 @app.command()
-@answers_are_kept()
 def show(
     name: Name,
     storage: Storage = DEFAULT_STORAGE,
@@ -295,7 +292,6 @@ def show(
 
 
 @app.command()
-@answers_are_kept()
 def compare(  # noqa: PLR0917 (the command line passes them by name)
     name: Name,
     html: Annotated[

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 from privtune.accounting import Adjacency, Composed, Event, Guarantee, Repeated, delta, epsilon
-from privtune.accounting.answers import looked_up
 from privtune.accounting.rdp import confirm_composition
 from privtune.ledger.errors import BudgetClosedError, BudgetExceededError, DeclarationClosedError
 from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History
@@ -378,12 +377,7 @@ def _profile(
     event = _one(events)
     # Beyond e^700 there are no numbers; a profile is constant where its table ends, from above.
     highest, adjacency = min(2 * budget.epsilon + 4, 700.0), budget.adjacency
-    return looked_up(
-        lambda: (table.__name__, event.to_json(), highest, adjacency),
-        lambda: table(lambda at: delta(event, at, adjacency=adjacency).delta, highest),
-        lambda profile: (profile.nodes, profile.deltas),
-        lambda nodes, deltas: Profile(tuple(nodes), tuple(deltas)),
-    )
+    return table(lambda at: delta(event, at, adjacency=adjacency).delta, highest)
 
 
 _capacity = lru_cache(maxsize=256)(capacity)

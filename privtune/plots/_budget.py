@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from privtune.accounting import Composed, Event, epsilon
-from privtune.ledger import Ledger
+from privtune.ledger import Charge, Ledger
 from privtune.numbers import show_epsilon, show_left
-from privtune.plots._style import colours, new_figure
+from privtune.plots._style import MOST_TRACES, colours, new_figure
 from privtune.strategies.curves import epsilon_spent
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ __all__ = ["plot_budget", "plot_epsilon_spent", "shares"]
 def shares(study: Study) -> list[tuple[str, float, float]]:
     """Return what each charge of a study's budget added, in the order of charging.
 
+    Of more than 24 charges neighbours are taken together: each part is a composition of its own.
+
     Args:
         study: The study; other studies' charges of the same budget are included.
 
@@ -32,18 +35,29 @@ def shares(study: Study) -> list[tuple[str, float, float]]:
     budget = study.spec.budget
     with Ledger(study.storage) as ledger:
         charges = [c for c in ledger.charges(budget.name) if c.state != "voided"]
+    size = math.ceil(len(charges) / MOST_TRACES)  # each part is composed with all before it
+    parts = [charges[start : start + size] for start in range(0, len(charges), max(size, 1))]
+    ends = list(accumulate(map(len, parts)))
     events: list[Event] = [charge.event for charge in charges]
 
     def cost(*parts: Event) -> float:
         return epsilon(Composed(parts), budget.delta, adjacency=budget.adjacency).epsilon
 
-    totals = [0.0, *(cost(*events[:n]) for n in range(1, len(events) + 1))]
+    totals = [0.0, *(cost(*events[:end]) for end in ends)]
     # Bounds are not exactly monotone in what is composed; a share is never shown as negative.
     totals = list(accumulate(totals, max))
-    labels = [c.arm if c.study == study.name else f"{c.study}/{c.arm}".strip("/") for c in charges]
+
+    def label(charge: Charge) -> str:
+        named = charge.arm if charge.study == study.name else f"{charge.study}/{charge.arm}"
+        return named.strip("/") or charge.id
+
     return [
-        (label or charge.id, after - before, cost(charge.event))
-        for label, charge, (before, after) in zip(labels, charges, pairwise(totals), strict=True)
+        (
+            label(part[0]) if len(part) == 1 else f"{label(part[0])} to {label(part[-1])}",
+            after - before,
+            cost(*(charge.event for charge in part)),
+        )
+        for part, (before, after) in zip(parts, pairwise(totals), strict=True)
     ]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import epsilon
 from privtune.numbers import show_epsilon
-from privtune.plots._style import apply_style, colours, new_figure
+from privtune.plots._style import MOST_TRACES, apply_style, colours, in_one, new_figure
 from privtune.strategies import validation_metric
 from privtune.training.mechanism.metrics import is_share
 
@@ -43,13 +44,19 @@ def wilson_interval(rate: float, records: int) -> tuple[float, float]:
     return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
-def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
+def plot_utility(
+    study: Study,
+    *,
+    metric: str = "test_accuracy",
+    arms: Sequence[ArmStatus] | None = None,
+) -> go.Figure:
     """Plot what each arm's released model reached against the ε of its whole procedure.
 
     Args:
         study: A study with at least one release.
         metric: A metric of the releases on the test split (``test_accuracy``, ``test_auc``, ...), or
             the score that arms chose by (``validation_accuracy``, ``validation_loss``, ...).
+        arms: What ``study.status()`` returned, if it was read already.
 
     Returns:
         A figure. Bars are 95% intervals for the drawing of the test records, and for the noise where
@@ -68,15 +75,18 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
     budget = study.spec.budget
     # Only a task declares a test split public; an open study has no such metric.
     records = 1 if study.spec.task is None else study.spec.load_task().test_records
-    palette = colours([plan.arm for plan in study.plans])
+    read = study.status() if arms is None else arms
+    palette = colours([status.plan.arm for status in read])
     figure = new_figure(x=f"ε of the arm (δ = {budget.delta:g})", y=metric.replace("_", " "))
     share = is_share(
         metric.removeprefix("validation_").removeprefix("tuning_").removeprefix("test_")
     )
     digits = ".1%" if share else ".4f"
-    arms = [status for status in study.status() if math.isfinite(status.guarantee.epsilon)]
-    apart = 0.012 * max((status.guarantee.epsilon for status in arms), default=0.0)
-    for place, status in enumerate(arms):
+    private = [status for status in read if math.isfinite(status.guarantee.epsilon)]
+    searched: list[dict[str, Any]] = []
+    reached: list[dict[str, Any]] = []
+    apart = 0.012 * max((status.guarantee.epsilon for status in private), default=0.0)
+    for place, status in enumerate(private):
         arm, value = status.plan.arm, _value_of(status, metric)
         if value is None:
             continue
@@ -85,25 +95,26 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
         total = status.guarantee.epsilon
         one = epsilon(status.plan.training.event, budget.delta, adjacency=budget.adjacency).epsilon
         if status.plan.is_sealed:
-            figure.add_trace(
-                go.Scatter(
-                    x=[one, total + place * apart],
-                    y=[value, value],
-                    mode="lines+markers",
-                    line={"color": palette[arm], "dash": "dot", "width": 1},
-                    marker={"symbol": ["circle-open", "circle"], "size": [11, 1]},
-                    showlegend=False,
-                    hovertemplate=f"{arm}: one training alone, ε = {show_epsilon(one, 4)}<extra></extra>",
-                )
+            searched.append(
+                {
+                    "x": [one, total + place * apart],
+                    "y": [value, value],
+                    "mode": "lines+markers",
+                    "line": {"color": palette[arm], "dash": "dot", "width": 1},
+                    "marker": {"symbol": ["circle-open", "circle"], "size": [11, 1]},
+                    "showlegend": False,
+                    "hovertemplate": f"{arm}: one training alone, ε = {show_epsilon(one, 4)}"
+                    "<extra></extra>",
+                }
             )
-        figure.add_trace(
-            go.Scatter(
-                x=[total + place * apart],
-                y=[value],
-                name=arm,
-                mode="markers",
-                marker={"color": palette[arm], "size": 12},
-                error_y={
+        reached.append(
+            {
+                "x": [total + place * apart],
+                "y": [value],
+                "name": arm,
+                "mode": "markers",
+                "marker": {"color": palette[arm], "size": 12},
+                "error_y": {
                     "type": "data",
                     "visible": not scored,
                     "symmetric": False,
@@ -112,16 +123,34 @@ def plot_utility(study: Study, *, metric: str = "test_accuracy") -> go.Figure:
                     "thickness": 1.5,
                     "width": 6,
                 },
-                hovertemplate=f"{arm}<br>{value:{digits}}<br>ε = {show_epsilon(total, 4)}<extra></extra>"
+                "hovertemplate": f"{arm}<br>{value:{digits}}<br>ε = {show_epsilon(total, 4)}"
+                "<extra></extra>"
                 if scored
                 else f"{arm}<br>{value:{digits}} [{low:{digits}}, {high:{digits}}]<br>"
                 f"ε = {show_epsilon(total, 4)}<extra></extra>",
-            )
+            }
         )
+    if len(reached) > MOST_TRACES:
+        searched = [in_one([_alone(trace) for trace in searched])] if searched else []
+        reached = [in_one(reached)]
+    figure.add_traces([go.Scatter(**trace) for trace in (*searched, *reached)])
     if share:
         figure.update_yaxes(tickformat=".0%")
     figure.update_xaxes(rangemode="tozero")
     return figure
+
+
+def _alone(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hollow marker of a training alone, without the line to the whole procedure."""
+    marker = {"color": trace["line"]["color"], "symbol": "circle-open", "size": 11}
+    return {
+        "x": trace["x"][:1],
+        "y": trace["y"][:1],
+        "name": "",
+        "mode": "markers",
+        "marker": marker,
+        "hovertemplate": trace["hovertemplate"],
+    }
 
 
 def _interval(status: ArmStatus, metric: str, value: float, records: int) -> tuple[float, float]:
@@ -142,11 +171,12 @@ def _value_of(status: ArmStatus, metric: str) -> float | None:
     return {**scores, **release.utility}.get(metric)
 
 
-def plot_cost(study: Study) -> go.Figure:
+def plot_cost(study: Study, *, arms: Sequence[ArmStatus] | None = None) -> go.Figure:
     """Plot gradient evaluations and seconds of every arm.
 
     Args:
         study: A study.
+        arms: What ``study.status()`` returned, if it was read already.
 
     Returns:
         A figure with two panels. Hatched bars are the plan's expectation: what a training took would
@@ -162,22 +192,30 @@ def plot_cost(study: Study) -> go.Figure:
     titles = ("gradient evaluations (expected)", "seconds (hatched: expected)")
     figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.14)
     apply_style(figure, height=320, side_by_side=True)
-    palette = colours([plan.arm for plan in study.plans])
-    for status in study.status():
+    read = study.status() if arms is None else arms
+    palette = colours([status.plan.arm for status in read])
+    bars: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
+    for status in read:
         arm = status.plan.arm
         seconds = None if status.release is None else status.release.cost.wall_seconds
         hatched = {"shape": "/" if status.plan.is_private else ""}
         for column, value in ((1, status.plan.expected_gradient_evaluations), (2, seconds)):
-            figure.add_trace(
-                go.Bar(
-                    x=[arm],
-                    y=[value],
-                    name=arm,
-                    showlegend=False,
-                    marker={"color": palette[arm], "pattern": hatched},
-                    hovertemplate="%{x}: %{y:,.3~s}<extra></extra>",
-                ),
-                row=1,
-                col=column,
+            bars[column].append(
+                {
+                    "x": [arm],
+                    "y": [value],
+                    "name": arm,
+                    "showlegend": False,
+                    "marker": {"color": palette[arm], "pattern": hatched},
+                    "hovertemplate": "%{x}: %{y:,.3~s}<extra></extra>",
+                }
             )
+    for column, drawn in bars.items():
+        if len(drawn) > MOST_TRACES:
+            shapes = [bar["marker"]["pattern"]["shape"] for bar in drawn]
+            together = in_one(drawn)
+            together["marker"]["pattern"] = {"shape": shapes}
+            bars[column] = [together]
+        for bar in bars[column]:
+            figure.add_trace(go.Bar(**bar), row=1, col=column)
     return figure

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["COLOURS", "colours", "new_figure"]
+__all__ = ["COLOURS", "MOST_TRACES", "colours", "in_one", "new_figure"]
+
+MOST_TRACES = 24
+"""Arms with a trace each; of more no legend can be read, and Plotly takes seconds to make them."""
 
 COLOURS = ("#2f6fdd", "#d1600a", "#0a8f6a", "#b0418f", "#7a6ff0", "#a07c00", "#5b6675", "#c0392b")
 """Distinguishable with any colour vision, and on white as on near-black."""
@@ -20,6 +23,36 @@ _TEXT = "#3c4656"
 def colours(names: Sequence[str]) -> dict[str, str]:
     """Return a colour for each name, by position; more than eight start over."""
     return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+
+
+def in_one(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one trace for many of one kind: their points in order, each with its own colour and text.
+
+    Args:
+        traces: Arguments of Plotly's traces, with ``x``, ``y``, ``name``, ``marker`` (its ``color``) and
+            ``hovertemplate``; in what else they are given all are as the first.
+    """
+
+    def each(value: Callable[[Mapping[str, Any]], Any]) -> list[Any]:
+        return [value(trace) for trace in traces for _ in trace["x"]]
+
+    first = traces[0]
+    found = {
+        **first,
+        "x": [x for trace in traces for x in trace["x"]],
+        "y": [y for trace in traces for y in trace["y"]],
+        "name": "",
+        "showlegend": False,
+        "marker": {**first["marker"], "color": each(lambda trace: trace["marker"]["color"])},
+        "hovertemplate": each(lambda trace: trace["hovertemplate"]),
+    }
+    if "error_y" in first:
+        ends = {
+            end: [value for trace in traces for value in trace["error_y"][end]]
+            for end in ("array", "arrayminus")
+        }
+        found["error_y"] = {**first["error_y"], **ends}
+    return found
 
 
 def new_figure(*, x: str = "", y: str = "", height: int = 340) -> go.Figure:

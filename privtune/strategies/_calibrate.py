@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from privtune.accounting import Event, Parallel, calibrate
+from privtune.accounting.calibration import searches_learn, sketch
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.score_plan import ScorePlan
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
@@ -26,12 +27,37 @@ class SearchThenFinal:
         return SearchThenFinal(self.search.scaled(factor), self.final.scaled(factor))
 
 
+_TOGETHER = 5e-4  # what stands in a maximum is known on its lattice, which moves with the noise
+
 T = TypeVar("T", SearchPlan, SearchThenFinal)
 
 
-def factor_for(event: Event, context: PlanningContext, epsilon: float) -> float:
+def factor_for(
+    event: Event, context: PlanningContext, epsilon: float, tolerance: float = 1e-4
+) -> float:
     """Return the factor on all noise with which the event meets (epsilon, the context's δ)."""
-    return calibrate(event, epsilon=epsilon, delta=context.delta, adjacency=context.adjacency).scale
+    if context.sketch:
+        return _about(event, context, epsilon, tolerance)
+    found = calibrate(
+        event,
+        epsilon=epsilon,
+        delta=context.delta,
+        adjacency=context.adjacency,
+        tolerance=tolerance,
+    )
+    return found.scale
+
+
+def _about(
+    event: Event, context: PlanningContext, epsilon: float, tolerance: float = 1e-4
+) -> float:
+    return sketch(
+        event,
+        epsilon=epsilon,
+        delta=context.delta,
+        adjacency=context.adjacency,
+        tolerance=tolerance,
+    )
 
 
 def meet(
@@ -57,11 +83,13 @@ def meet(
     Returns:
         What is trained and how it is scored, both scaled, and the event of the arm.
     """
-    trained = trained.scaled(factor_for(event(trained), context, epsilon))
-    score = context.plan_score(epsilon)
-    if score.event is not None:
-        score = score.scaled(factor_for(cost(score.event), context, epsilon))
-    rest = factor_for(_both(event(trained), score, cost), context, epsilon)
+    with searches_learn():
+        # The accountant is asked about both sides together, so each alone may cost a little more.
+        trained = trained.scaled(_about(event(trained), context, epsilon))
+        score = context.plan_score(epsilon)
+        if score.event is not None:
+            score = score.scaled(_about(cost(score.event), context, epsilon))
+        rest = factor_for(_both(event(trained), score, cost), context, epsilon, _TOGETHER)
     trained, score = trained.scaled(rest), score.scaled(rest)
     return trained, score, _both(event(trained), score, cost)
 

@@ -37,6 +37,8 @@ class PlanningContext:
             one gives by itself.
         define_by_run: Whether the space is defined by the user's own training loop.
         noise: Where the noise of trainings comes from, and how it is treated.
+        sketch: Whether the plan is one of many that a search makes and throws away: its noise is about
+            right, and the accountant was not asked.
 
     Example:
         >>> context = study.spec.planning_context()
@@ -56,6 +58,7 @@ class PlanningContext:
     report: Reporting | None = None
     define_by_run: bool = False
     noise: NoiseOptions = field(default_factory=NoiseOptions)
+    sketch: bool = False
 
     def plan_score(self, epsilon: float) -> ScorePlan:
         """Plan one score at ``epsilon``, exact on a validation split that is public.

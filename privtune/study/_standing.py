@@ -96,9 +96,11 @@ class Standing:
 
     def stage_releases(self) -> dict[str, Mapping[str, Any]]:
         """Return what stages have released, by name."""
-        rows = self.rows()
-        found = {name: rows[name].release for name in self.stages()}
-        return {name: document for name, document in found.items() if document is not None}
+        return {
+            name: row.release
+            for name, row in self.rows().items()
+            if isinstance(row.plan, StagePlan) and row.release is not None
+        }
 
     def finished(self) -> bool:
         """Return whether every arm that the spec declares is released, and observers have heard of it."""
@@ -109,22 +111,37 @@ class Standing:
         """Return the study's task with what its stages released."""
         return self.spec.load_task(self.stage_releases())
 
-    def charges(self) -> dict[str, Charge]:
-        """Return the charges by arm."""
-        by_digest = {
-            charge.plan_digest: charge
-            for charge in self.ledger.charges(self.budget)
-            if charge.state is not ChargeState.VOIDED
-        }
+    def charges(self, rows: Mapping[str, Arm] | None = None) -> dict[str, Charge]:
+        """Return the charges by arm.
+
+        Args:
+            rows: The stages and arms, if they were read.
+        """
+        by_digest = self._by_digest()
         return {
             name: by_digest[arm.digest]
-            for name, arm in self.rows().items()
+            for name, arm in (self.rows() if rows is None else rows).items()
             if arm.digest in by_digest
         }
 
+    def _by_digest(self) -> dict[str, Charge]:
+        charges = self.ledger.charges(self.budget)
+        return {c.plan_digest: c for c in charges if c.state is not ChargeState.VOIDED}
+
+    def row(self, name: str) -> Arm | None:
+        """Return one stage or arm, None if there is none of this name."""
+        return self._store.arm(self.name, name)
+
+    def _there(self, plan: AnyPlan) -> Arm:
+        """Return the row of an arm that is there."""
+        if (row := self.row(plan.arm)) is None:
+            raise PrivTuneError(f"Study {self.name!r} has no arm {plan.arm!r} any more.")
+        return row
+
     def stage(self, plan: AnyPlan) -> Stage:
         """Return how far an arm is. Without any guarantee it has no charge to wait for."""
-        arm, charge = self.rows().get(plan.arm), self.charges().get(plan.arm)
+        arm = self.row(plan.arm)
+        charge = None if arm is None else self._by_digest().get(arm.digest)
         if arm is None or (plan.is_private and charge is None):
             return Stage.PLANNED
         if arm.announced:
@@ -137,10 +154,13 @@ class Standing:
 
     def release(self, plan: Plan) -> Release | None:
         """Return an arm's release, ``None`` until it is trained."""
-        document = self.rows()[plan.arm].release
-        if document is None:
+        return self._release_in(self._there(plan), plan)
+
+    def _release_in(self, row: Arm, plan: Plan) -> Release | None:
+        """Return the release that an arm's row has, ``None`` until it is trained."""
+        if row.release is None:
             return None
-        return load_release(plan, self.released(plan.arm), document, self.guarantee(plan))
+        return load_release(plan, self.released(plan.arm), row.release, self.guarantee(plan))
 
     def guarantee(self, plan: AnyPlan) -> Guarantee:
         """Return what an arm costs alone."""
@@ -151,28 +171,37 @@ class Standing:
 
     def statuses(self) -> tuple[ArmStatus, ...]:
         """Return how far every arm is, in order, for people."""
-        charges = self.charges()
+        rows = self.rows()
+        charges = self.charges(rows)
         return tuple(
-            ArmStatus(plan, self.guarantee(plan), _word(plan, charges), self.release(plan))
-            for plan in self.plans().values()
+            ArmStatus(
+                row.plan,
+                self.guarantee(row.plan),
+                _word(row.plan, charges),
+                self._release_in(row, row.plan),
+            )
+            for row in rows.values()
+            if isinstance(row.plan, Plan)
         )
 
     def stage_statuses(self) -> tuple[StageStatus, ...]:
         """Return how far every stage is, in order, for people."""
-        charges, released = self.charges(), self.stage_releases()
+        rows = self.rows()
+        charges = self.charges(rows)
         return tuple(
             StageStatus(
-                plan,
-                self.guarantee(plan),
-                _word(plan, charges),
-                released.get(name) if name in charges else None,
+                row.plan,
+                self.guarantee(row.plan),
+                _word(row.plan, charges),
+                row.release if name in charges else None,
             )
-            for name, plan in self.stages().items()
+            for name, row in rows.items()
+            if isinstance(row.plan, StagePlan)
         )
 
     def secret(self, plan: AnyPlan) -> bytes:
         """Return what everything random in an arm derives from."""
-        secret = self.rows()[plan.arm].secret
+        secret = self._there(plan).secret
         if secret is None:
             raise PrivTuneError(
                 f"Arm {plan.arm!r} of study {self.name!r} has no secret any more: it was released."
@@ -193,7 +222,8 @@ class Standing:
         Raises:
             ChargeStateError: If it has none.
         """
-        charge = self.charges().get(plan.arm)
+        arm = self.row(plan.arm)
+        charge = None if arm is None else self._by_digest().get(arm.digest)
         if charge is None and plan.is_private:
             raise ChargeStateError(f"Arm {plan.arm!r} of study {self.name!r} is not charged.")
         return charge
@@ -215,7 +245,7 @@ class Standing:
             PrivTuneError: If it is another one. One that an earlier version planned, whose accounts
                 ask for a little more or less noise, is the same: it runs as it was charged.
         """
-        arm = self.rows().get(plan.arm)
+        arm = self.row(plan.arm)
         if arm is None or not isinstance(arm.plan, Plan):
             return plan
         if not _alike(plan.to_dict(), arm.plan.to_dict()):

@@ -211,6 +211,13 @@ class StudyStore:
             rows = connection.execute(query).all()
         return {row.name: _read_arm(row) for row in rows}
 
+    def arm(self, study: str, name: str) -> Arm | None:
+        """Return one stage or arm of a study, None if there is none of this name."""
+        with self._storage.read() as connection:
+            query = sa.select(arms).where(*_arm(study, name))
+            row = connection.execute(query).one_or_none()
+        return None if row is None else _read_arm(row)
+
     def set_release(self, row: StudyRow, arm: str, release: Mapping[str, Any], keep: Any) -> bool:
         """Store an arm's release, with what ``keep`` stores in the transaction; the first one stays.
 
@@ -282,7 +289,7 @@ def _remove(places: Sequence[OwnFolder], row: StudyRow) -> None:
         ) from None
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _read_plan(text: str) -> Plan | StagePlan:
     """Return a plan, which never changes, and which every question about a study reads."""
     plan = json.loads(text)

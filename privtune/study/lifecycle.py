@@ -215,7 +215,7 @@ class Life(Standing):
     def start(self, plan: AnyPlan) -> None:
         """Mark an arm's charge as started, with the rows of its round: charged → started."""
         charge = self.charge_of(plan)
-        if charge is None or self.rows()[plan.arm].release is not None:
+        if charge is None or self._there(plan).release is not None:
             return
         if plan.runs is not None:
             from privtune.execution.table import make_rounds
@@ -287,7 +287,7 @@ class Life(Standing):
                 forget(connection)
             return
         if isinstance(plan, StagePlan):
-            digest = _digest_of(self.rows()[plan.arm].release)
+            digest = _digest_of(self._there(plan).release)
         else:
             digest = unpack_result(self.released(plan.arm).get(MODEL) or b"").transcript_digest
         self._move(charge, Kind.SETTLED, sealed={"transcript_digest": digest}, work=forget)
@@ -297,7 +297,7 @@ class Life(Standing):
         release = self.release(plan)
         if release is None:
             raise PrivTuneError(f"Arm {plan.arm!r} of study {self.name!r} has not been trained.")
-        if not self.rows()[plan.arm].announced:
+        if not self._there(plan).announced:
             results = self.released(plan.arm)
             for name in results.names():
                 self.write(plan.arm, name)

@@ -32,7 +32,6 @@ from privtune.strategies import (
 from privtune.strategies._check_needs import check_given, check_objective
 from privtune.strategies.everything import sampler_of
 from privtune.strategies.release import split
-from privtune.study._hints import searches_begin_at_hints
 from privtune.study._loop_data import SealedTrialError
 from privtune.study._release import check_end
 from privtune.study._round import STACK, Files, StudyRound, work_on_rows
@@ -115,8 +114,7 @@ def plan_objective(
         noise=NoiseOptions.of(noise),
         scoring=Scoring() if validation is None else validation.scoring,
     )
-    with searches_begin_at_hints():
-        plan = plan_arm(strategy, context, epsilon=epsilon)
+    plan = plan_arm(strategy, context, epsilon=epsilon)
     # The loop must bring records of the budget's unit: `make_private` and `score` look.
     of_units = {} if unit == RECORD else {"unit": unit}
     return replace(plan, details={**plan.details, "records": training.records, **of_units})

@@ -17,7 +17,6 @@ from privtune.accounting import (
     epsilon,
     share_budget,
 )
-from privtune.accounting.hints import Search
 from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD, refuse_other_unit
 from privtune.strategies import (
@@ -31,7 +30,6 @@ from privtune.strategies.arms import with_report
 from privtune.strategies.context import SHARES
 from privtune.strategies.searching import parts_of
 from privtune.strategies.stage_plan import StagePlan, plan_stage
-from privtune.study._hints import searches_begin_at_hints
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
 
@@ -90,8 +88,7 @@ def plan_study(spec: StudySpec) -> StudyPlan:
         >>> plan.is_sealed, round(plan.runs.expected_runs)
         (True, 4)
     """
-    with searches_begin_at_hints():
-        return _check_scored(spec, _plan(spec))
+    return _check_scored(spec, _plan(spec))
 
 
 def _plan(spec: StudySpec) -> StudyPlan:
@@ -104,6 +101,12 @@ def _plan(spec: StudySpec) -> StudyPlan:
     _check_weights(spec, strategies)
     stages = _stages(spec, context)
     planners = [_planner(strategy, context, stages) for strategy in strategies]
+    about = replace(context, sketch=True)
+    sketches = [
+        _planner(strategy, about, stages)
+        for strategy in strategies
+        if not strategy.needs.non_private
+    ]
 
     refusals: list[NoRunFitsError] = []
 
@@ -146,7 +149,7 @@ def _plan(spec: StudySpec) -> StudyPlan:
             delta=context.delta,
             adjacency=context.adjacency,
             weights=[*weights, *(1.0 for _ in stages)],
-            search=Search("study", spec.model_dump(mode="json", warnings=False), near=5e-3),
+            sketches=[*map(event_of, sketches), *(_always(s.event) for s in stages)],
         )
     except CalibrationError as error:
         if refusals:

@@ -21,6 +21,7 @@ from privtune.files import cache_folder, open_private, private_folder
 
 __all__ = ["begin_at_copy"]
 
+_OTHERS = {"alembic_version", "secrets", "spans", "workspaces"}  # tables that hold nothing of a run
 _BESIDE = ("-journal", "-wal", "-shm")  # what SQLite would play back into a copy
 
 
@@ -71,11 +72,28 @@ def _version() -> str:
 
 
 def _kept(folder: Path, prefix: str) -> bytes | None:
-    """Return a kept database that is what its name says."""
+    """Return a kept database that is what its name says, and that shows and changes nothing of a run."""
     for kept in folder.glob(f"{prefix}*.db"):
         if _own(kept, stat.S_ISREG) and kept.name == _name(prefix, content := kept.read_bytes()):
-            return content
+            return content if _is_empty(content) else None
     return None
+
+
+def _is_empty(content: bytes) -> bool:
+    """Return whether a database holds no run, and no program that changes what is written of one.
+
+    The digest in a file's name finds damage alone: whoever writes another file computes it, too.
+    """
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.deserialize(content)
+        made = database.execute("SELECT type, tbl_name FROM sqlite_master").fetchall()
+        odd = {table for kind, table in made if kind not in ("table", "index")}
+        for table in {table for _, table in made} - odd:
+            columns = database.execute("SELECT hidden FROM pragma_table_xinfo(?)", (table,))
+            filled = f'SELECT 1 FROM "{table}" LIMIT 1'  # noqa: S608 (of a copy in memory)
+            if any(hidden for (hidden,) in columns) or database.execute(filled).fetchone():
+                odd.add(table)
+    return odd <= _OTHERS
 
 
 def _made(folder: Path, prefix: str) -> bytes:

@@ -36,8 +36,7 @@ from privtune.views.text import (
 )
 
 if TYPE_CHECKING:
-    from privtune.accounting import Explanation
-    from privtune.ledger import Charge
+    from privtune.accounting import Event, Explanation
     from privtune.strategies import Plan
     from privtune.study import ArmStatus, Study
     from privtune.views.record import ArmRecord, BudgetView
@@ -209,7 +208,7 @@ def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
                 "Utility against ε",
                 figure(
                     "utility",
-                    plots.plot_utility(study, metric=name),
+                    plots.plot_utility(study, metric=name, arms=arms),
                     caption=f"{explain_utility(arms)} It stands against the ε of the arm's "
                     "procedure, on the test split with 95% intervals. The hollow marker is the ε of the "
                     "released training alone, which "
@@ -223,7 +222,7 @@ def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
                 "Cost",
                 figure(
                     "cost",
-                    plots.plot_cost(study),
+                    plots.plot_cost(study, arms=arms),
                     caption="Gradient evaluations and time of each arm; hatched: the plan's "
                     "expectation.",
                 ),
@@ -235,13 +234,15 @@ def _figures(study: Study, arms: tuple[ArmStatus, ...]) -> list[Html]:
                 "What the trainings did with their hyperparameters",
                 figure(
                     "trajectories",
-                    plots.plot_trajectories(study),
+                    plots.plot_trajectories(study, arms=arms),
                     caption="Released curves by step. Each is computed from noisy, paid-for releases.",
                 ),
             )
         )
-    laws = [plan for plan in study.plans if plan.runs is not None]
-    return shown + [_law_figure(study, plan, number) for number, plan in enumerate(laws)]
+    laws: dict[object, list[Plan]] = {}
+    for plan in (arm.plan for arm in arms if arm.plan.runs is not None):
+        laws.setdefault((plan.runs, plan.event), []).append(plan)
+    return shown + [_law_figure(study, plans, number) for number, plans in enumerate(laws.values())]
 
 
 def _budget_figure(study: Study) -> Html:
@@ -269,10 +270,12 @@ def _budget_figure(study: Study) -> Html:
     )
 
 
-def _law_figure(study: Study, plan: Plan, number: int) -> Html:
+def _law_figure(study: Study, plans: list[Plan], number: int) -> Html:
+    """Show the law of arms that draw by the same one, at the same cost."""
     from privtune import plots
     from privtune.plots._runs import costs_at_other_means
 
+    plan = plans[0]
     law: Any = plan.runs
     costs = table(
         ["mean runs", "ε"],
@@ -281,7 +284,7 @@ def _law_figure(study: Study, plan: Plan, number: int) -> Html:
         numeric=["mean runs", "ε"],
     )
     return section(
-        f"The number of runs of {plan.arm}",
+        f"The number of runs of {', '.join(plan.arm for plan in plans)}",
         figure(
             f"runs-{number}",
             plots.plot_runs(study, arm=plan.arm),
@@ -296,8 +299,9 @@ def _law_figure(study: Study, plan: Plan, number: int) -> Html:
 def _charges(study: Study, view: BudgetView) -> Html:
     document = ledger_table(view.charges, study)
     columns = ["charge", "study", "arm", "state", "ε alone", "why this ε"]
+    why = {event: _why(study, event) for event in {charge.event for charge in view.charges}}
     rows = [
-        (*row[:5], _why(study, charge))
+        (*row[:5], why[charge.event])
         for row, charge in zip(rows_of(document), view.charges, strict=True)
     ]
     return section(
@@ -365,10 +369,10 @@ def _declared(study: Study) -> Html:
     )
 
 
-def _why(study: Study, charge: Charge) -> Html:
+def _why(study: Study, event: Event) -> Html:
     budget = study.spec.budget
-    tree = explain(charge.event, budget.delta, adjacency=budget.adjacency)
-    return details(formula(charge.event), Html(f'<ul class="tree">{_node(tree)}</ul>'))
+    tree = explain(event, budget.delta, adjacency=budget.adjacency)
+    return details(formula(event), Html(f'<ul class="tree">{_node(tree)}</ul>'))
 
 
 def _node(node: Explanation) -> str:

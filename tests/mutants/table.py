@@ -1083,28 +1083,6 @@ _ACCOUNTANT = "tests/accounting/test_accountant.py"
 _RDP = "tests/accounting/test_rdp.py"
 _REGISTRY = "tests/accounting/test_registry.py"
 
-_in(
-    "accounting/hints.py",
-    (
-        "a hint is believed",
-        "if not (1.0 - self._near) * target <= value <= target:",
-        "if False:",
-        "tests/study/test_hints.py",
-    ),
-    (
-        "a hint is believed that promises more than the target",
-        "* target <= value <= target:",
-        "* target <= value:",
-        "tests/study/test_hints.py",
-    ),
-    (
-        "searches for a target that does not count leave their ends",
-        "with given(ChainMap(tried, hints)), suppress(PrivTuneError, ArithmeticError):",
-        "with given(hints), suppress(PrivTuneError, ArithmeticError):",
-        "tests/study/test_hints.py",
-    ),
-)
-
 _LEAVING = "tests/accounting/test_leaving.py"
 
 _in(

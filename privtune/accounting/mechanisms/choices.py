@@ -59,6 +59,8 @@ class _Chosen(Compound[E]):
 
     def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair:
         remove, add = pairs.tuners(event, fineness)
+        if pairs.gains is not None:
+            return pairs.gains.pair(event, remove, add, self.size)
         return tuner_pair(remove, add, self.size)
 
 

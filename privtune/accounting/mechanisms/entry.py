@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from privtune.accounting.algebra import Event
 from privtune.accounting.choices import PrivateSelection
 from privtune.accounting.lower import Outcomes
-from privtune.accounting.pairs import Pair
+from privtune.accounting.pairs import Gains, Pair
 from privtune.accounting.selection import Threshold, Tuner
 from privtune.errors import PrivTuneError
 
@@ -59,6 +59,9 @@ class UnknownEventError(PrivTuneError):
 
 class Pairs(Protocol):
     """What an entry may ask about the events inside its own."""
+
+    gains: Gains | None
+    """What the rearrangement gained at another noise, for searches; None for an account."""
 
     def at(self, event: Event, step: float) -> Pair:
         """Return the pair of an event on a lattice."""

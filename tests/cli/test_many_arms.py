@@ -1,0 +1,91 @@
+"""What commands read of a study grows as the number of its arms does, not as its square."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from privtune import plots
+from privtune.plots._budget import shares
+from privtune.plots._style import MOST_TRACES
+from privtune.study import Study, _store
+from tests.cli.conftest import Cli
+from tests.study.conftest import toy_spec
+
+COMMANDS = {
+    "show": ("study", "show", "toy"),
+    "compare": ("study", "compare", "toy"),
+    "html": ("study", "compare", "toy", "--html", "page.html"),
+    "budget": ("budget", "show", "toy"),
+}
+
+
+def released(folder: Path, count: int) -> str:
+    """Make a study of so many released arms; their noise is of three kinds."""
+    folder.mkdir()
+    arms = [
+        {
+            "name": f"arm-{number:02d}",
+            "strategy": "fixed",
+            "weight": 1.0 + 0.1 * (number % 3),
+            "parameters": {"learning_rate": 0.5 + 0.01 * number, "max_grad_norm": 1.0},
+        }
+        for number in range(count)
+    ]
+    storage = f"sqlite:///{folder / 'privtune.db'}"
+    budget = {"name": "toy", "epsilon": 40.0, "delta": 1e-5}
+    with closing(Study.create(toy_spec(arms=arms, epochs=1, budget=budget), storage)) as study:
+        study.run()
+    return storage
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Count statements that are sent to databases, and rows of arms that are read."""
+    found: Counter[str] = Counter()
+    read = _store._read_arm
+
+    def counting(row: sa.Row) -> _store.Arm:  # type: ignore[type-arg]
+        found["rows"] += 1
+        return read(row)
+
+    def sent(*_: object) -> None:
+        found["statements"] += 1
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", sent)
+    with monkeypatch.context() as patched:
+        patched.setattr(_store, "_read_arm", counting)
+        yield found
+    sa.event.remove(sa.Engine, "before_cursor_execute", sent)
+
+
+def test_what_is_read_is_linear_in_the_number_of_arms(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    storages = {count: released(tmp_path / str(count), count) for count in (8, 16, 32)}
+    for name, command in COMMANDS.items():
+        read = {}
+        for count, storage in storages.items():
+            with counted(monkeypatch) as found:
+                assert cli(*command, "--storage", storage).code == 0
+            read[count] = found
+        for what in ("rows", "statements"):
+            first, second, third = (read[count][what] for count in sorted(read))
+            assert third - second <= 2.2 * (second - first) + 8, (name, what, first, second, third)
+    with closing(Study("toy", storages[32])) as study:
+        parts = shares(study)
+        assert len(parts) <= MOST_TRACES
+        assert sum(added for _, added, _ in parts) == pytest.approx(study.spent().epsilon)
+        assert parts[0][0] == "arm-00 to arm-01"
+        utility = plots.plot_utility(study)
+        (trace,) = utility.data
+        assert len(trace.x) == len(trace.y) == len(trace.error_y.array) == 32
+        assert [len(bars.x) for bars in plots.plot_cost(study).data] == [32, 32]
+        for curve in plots.plot_trajectories(study).data:
+            assert [x for x in curve.x if x == 0] == [0] * 32
