@@ -14,8 +14,8 @@ from privtune.strategies.grid import CHANGING
 from privtune.strategies.in_run import (
     budgeted,
     method_class,
-    require_suited,
     require_parameters,
+    require_suited,
 )
 from privtune.strategies.searching import check_space
 from privtune.strategies.trainings import CANDIDATE, SearchPlan, TrainingPlan

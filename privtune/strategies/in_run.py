@@ -28,8 +28,8 @@ __all__ = [
     "InRun",
     "budgeted",
     "method_class",
-    "require_suited",
     "require_parameters",
+    "require_suited",
     "trained_parameters",
 ]
 
