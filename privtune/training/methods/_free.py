@@ -26,7 +26,9 @@ _FARTHEST = 1e12
 """Largest distance over the first: far beyond what any training needs, and squares of it are numbers."""
 
 
-def farther(distance: torch.Tensor, seen: torch.Tensor, first: torch.Tensor | float) -> torch.Tensor:
+def farther(
+    distance: torch.Tensor, seen: torch.Tensor, first: torch.Tensor | float
+) -> torch.Tensor:
     """Return the larger of two distances, no more than 1e12 times the first; what is no number is 0.
 
     Args:

@@ -191,7 +191,9 @@ class ADADP(LayerClipping, SampledGradient):
         error = (state.params - halves).div_(state.params.abs().clamp_min_(1.0)).norm(dim=1)
         tolerance = self._tolerance(state.params.shape[1], oracle.schedule.steps)
         # An error that is no number is a large one.
-        factor = (tolerance / error).nan_to_num(0.0).clamp(self.smallest_factor, self.largest_factor)
+        factor = (
+            (tolerance / error).nan_to_num(0.0).clamp(self.smallest_factor, self.largest_factor)
+        )
         adapted = torch.minimum(state.learning_rate * factor, _WIDEST * state.first_rate)
         params = state.params
         if self.acceptance:

@@ -27,6 +27,7 @@ What differs from the paper:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -105,8 +106,9 @@ class HyFreeDP(LayerClipping):
         loss_noise: ``"gaussian"`` or ``"laplace"`` (Algorithm 2): the noise on the losses.
         optimizer: What the noisy gradient goes through: ``"adamw"`` with 0.9, 0.999 and a decay of
             0.01, which the paper fixes, or ``"sgd"``.
-        learning_rate: First learning rate, above 0. None takes the geometric middle of 0.1 and
-            ``0.1 * spread`` times the size of the first weights, or 1e-4 for ``"paper"``.
+        learning_rate: First learning rate, above 0. None takes what moves a weight by the geometric
+            middle of 0.1 and ``0.1 * spread`` times the size of the first weights: that is the rate of
+            AdamW, and for SGD it is over the size of a noisy gradient. 1e-4 for ``"paper"``.
         spread: Largest over smallest learning rate, at least 1; the first is their geometric middle.
             None takes 5; 100 where the head or biases alone are trained, and where all first
             weights are 0.
@@ -277,7 +279,7 @@ class HyFreeDP(LayerClipping):
         if loud > _LOUD:
             found.append(
                 f"The noise of the losses is {loud:.2g} of their bound (three deviations), so they say "
-                "little of the rate: public-rate costs as much, adapts nothing, and is often as good."
+                "little of the rate: for a network, public-rate adapts nothing and is about as good."
             )
         if fits < _FEW:
             found.append(
@@ -332,7 +334,8 @@ class HyFreeDP(LayerClipping):
         if self.spread is None and self.fit == "robust":
             spread = spread.where(~zero, _FREE_SPREAD)
         given, around = state.fit.learning_rate, spread.sqrt()
-        rate = given.where(given > 0.0, _LEAST * around * size)
+        moved = self._moved(state.params.shape[1], oracle.schedule)
+        rate = given.where(given > 0.0, _LEAST * around * size / moved)
         return replace(
             state.fit,
             learning_rate=rate,
@@ -340,6 +343,13 @@ class HyFreeDP(LayerClipping):
             highest=rate * around,
             step_rate=rate,
         )
+
+    def _moved(self, dimension: int, schedule: Schedule) -> float:
+        """Return about how far a step at a rate of 1 moves a weight: 1 with AdamW, whatever the noise."""
+        if self.optimizer == "adamw":
+            return 1.0
+        noise = self.gradient_noise_multiplier / schedule.expected_batch_size
+        return math.hypot(noise, dimension**-0.5) / (1.0 - self.momentum)
 
     def update(self, state: HyFreeDPState, oracle: Oracle) -> HyFreeDPState:
         """Take one step; on every K-th, fit the learning rate first."""

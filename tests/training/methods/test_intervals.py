@@ -171,7 +171,12 @@ INTERVALS = {
     "pur": pur,
     "pur-constant": pur,
 }
-FIXED = {"dpsgd", "dp-adam", "automatic-clipping", "norm-bound"}  # a candidate gives all that they step by
+FIXED = {
+    "dpsgd",
+    "dp-adam",
+    "automatic-clipping",
+    "norm-bound",
+}  # a candidate gives all that they step by
 
 
 def test_every_method_that_sets_something_states_its_interval():

@@ -371,6 +371,8 @@ def test_hyfreedp_robust(seed, sigma, loss_sigma, kind, interval):
     def literal(world, candidate):
         theta = start = world.start()
         first = 0.1 * math.sqrt(spread) * math.sqrt(sum(start**2) / len(start))
+        # SGD: over the size that noise and a gradient of norm 1 have in a coordinate.
+        first /= math.sqrt((sigma / world.batch) ** 2 + 1 / len(start))
         low, high = first / math.sqrt(spread), first * math.sqrt(spread)
         rate = mean = first
         bound, fits, visited = 5.0, 0, []
