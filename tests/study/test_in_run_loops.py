@@ -32,6 +32,7 @@ METHODS = {
     "hyfreedp": (),
     "norm-bound": ("learning_rate",),
     "prodigy": (),
+    "public-rate": (),
     "quantile-clipping": ("learning_rate",),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -217,6 +218,21 @@ class Layout:
         for name in self.shapes:
             owned.setdefault(name.rpartition(".")[0], []).append(name)
         return {owner: tuple(names) for owner, names in owned.items()}
+
+    @property
+    def usual_size(self) -> float:
+        """Root mean square of the parameters that torch's layers draw: ``1 / sqrt(3 fan_in)``.
+
+        A parameter of one axis has the fan-in of its layer's weight, or its own length without one.
+        """
+        squares = 0.0
+        for names in self.layers.values():
+            shapes = [self.shapes[name] for name in names]
+            fans = [shape[1:].numel() for shape in shapes if len(shape) > 1]
+            for shape in shapes:
+                fan = shape[1:].numel() if len(shape) > 1 else (fans or [shape.numel()])[0]
+                squares += shape.numel() / (3.0 * fan)
+        return math.sqrt(squares / self.size)
 
     def unflatten(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return views of the parameters in ``flat``, shape ``[..., P]``."""

@@ -46,6 +46,11 @@ class Oracle(Protocol):
     pace: torch.Tensor | float
     """Public factor on the learning rate of the next step: one for all, or shape ``[K]``."""
 
+    @property
+    def usual_size(self) -> float:
+        """Root mean square of the first weights that torch draws for layers of these shapes."""
+        ...
+
     def sample(self) -> Sample:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""
         ...

@@ -81,6 +81,11 @@ class StackOracle:
             rngs=[s.numpy("sampling") for s in streams],
         )
 
+    @property
+    def usual_size(self) -> float:
+        """Root mean square of the first weights that torch draws for layers of these shapes."""
+        return self._kernel.layout.usual_size
+
     def sample(self) -> Sample:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""
         index, sizes, mask = self._sampler.masked()

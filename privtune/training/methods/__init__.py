@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from privtune.training.methods.hyfreedp import HyFreeDP
     from privtune.training.methods.norm_bound import NormBound
     from privtune.training.methods.prodigy import Prodigy
+    from privtune.training.methods.public_rate import PublicRate
     from privtune.training.methods.pur import PUR, PURConstant
     from privtune.training.methods.quantile_clip import QuantileClipping
 
@@ -44,6 +45,7 @@ __all__ = [
     "NormBound",
     "PURConstant",
     "Prodigy",
+    "PublicRate",
     "QuantileClipping",
 ]
 
@@ -57,6 +59,7 @@ METHODS: Mapping[str, type[Method[Any]]] = ByName(
         "adaclip": "privtune.training.methods.adaclip:AdaCliP",
         "adadp": "privtune.training.methods.adadp:ADADP",
         "hyfreedp": "privtune.training.methods.hyfreedp:HyFreeDP",
+        "public-rate": "privtune.training.methods.public_rate:PublicRate",
         "dog": "privtune.training.methods.dog:DoG",
         "dowg": "privtune.training.methods.dowg:DoWG",
         "prodigy": "privtune.training.methods.prodigy:Prodigy",

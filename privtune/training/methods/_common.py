@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.accounting import Event
+    from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "check_positive",
     "descend",
     "expect_nothing",
+    "first_size",
     "noise_scale_for",
     "rows",
 ]
@@ -157,6 +159,20 @@ def descend(params: torch.Tensor, rate: torch.Tensor, direction: torch.Tensor) -
     import torch
 
     return torch.addcmul(params, rate.unsqueeze(-1), direction, value=-1.0)
+
+
+def first_size(params: torch.Tensor, oracle: Oracle) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the size of the first weights, shape ``[K]``, and where all of them are 0.
+
+    It is their root mean square, or that of what torch's layers usually begin with where they are
+    all 0. First weights are public: a file's, or drawn without the data.
+
+    Args:
+        params: First parameters, shape ``[K, P]``.
+        oracle: Knows the layers' shapes.
+    """
+    size = params.square().mean(dim=1).sqrt()
+    return size.where(size > 0.0, oracle.usual_size), size == 0.0
 
 
 def noise_scale_for(event: Event, *, epsilon: float, delta: float) -> float:

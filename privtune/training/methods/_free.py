@@ -20,7 +20,25 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.clipping import Clipping
 
-__all__ = ["DistanceAdam", "FreeGradient"]
+__all__ = ["DistanceAdam", "FreeGradient", "farther"]
+
+_FARTHEST = 1e12
+"""Largest distance over the first: far beyond what any training needs, and squares of it are numbers."""
+
+
+def farther(
+    distance: torch.Tensor, seen: torch.Tensor, first: torch.Tensor | float
+) -> torch.Tensor:
+    """Return the larger of two distances, no more than 1e12 times the first; what is no number is 0.
+
+    Args:
+        distance: So far, shape ``[K]``.
+        seen: The new ones.
+        first: With which a training begins.
+    """
+    import torch
+
+    return torch.minimum(torch.fmax(distance, seen), distance.new_tensor(_FARTHEST) * first)
 
 
 class _WithDistance(Protocol):
@@ -83,5 +101,5 @@ class DistanceAdam(FreeGradient):
         check_nonnegative("weight_decay", self.weight_decay)
 
     def report(self, state: _WithDistance) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate."""
+        """Return the learning rate, which lies in ``learning_rate * [1, 1e12] * initial_distance``."""
         return {"learning_rate": self.learning_rate * state.distance}

@@ -66,6 +66,9 @@ class AdaCliP(SampledGradient):
     A candidate gives ``largest_variance``, h₂. Choosing it by looking at the data is tuning, and is
     charged as such by the strategy that does it.
 
+    **Interval**: each s² stays within h₁ and h₂, but for its first value ``h₁ h₂``, so that the squared
+    norm of the scale b stays within P times the roots of those. The rate is a constant.
+
     **Guarantee**: as DP-SGD with the same noise multiplier; shift and scale are functions of past
     releases.
 
@@ -135,7 +138,7 @@ class AdaCliP(SampledGradient):
         seen = (state.deviation * less).addcmul_(moved, moved, value=share)
         cut = (1.0 - self.deviation_decay) * state.largest_variance
         seen.clamp_min_((1.0 - self.deviation_decay) * self.smallest_variance)
-        torch.minimum(seen, rows(cut), out=seen)
+        torch.fmin(seen, rows(cut), out=seen)  # what is no number counts as the largest
         variance = seen.addcmul_(state.deviation, state.deviation, value=self.deviation_decay)
         return replace(
             state,

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ADADP", "ADADPState", "default_tolerance"]
 
-_FAR = (
-    10.0  # d/2T beyond this, or below its inverse, is far from the one that the rule is meant for
-)
+_FAR = 10.0  # d/2T beyond this, or below its inverse, is far from what the rule is meant for
+_WIDEST = 1e12  # largest rate over the first one: beyond, float32 has no squares of steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +52,7 @@ class ADADPState:
     params: torch.Tensor
     origin: torch.Tensor
     learning_rate: torch.Tensor
+    first_rate: torch.Tensor
     max_grad_norm: torch.Tensor
     error: torch.Tensor
     step: int
@@ -85,6 +85,9 @@ class ADADP(LayerClipping, SampledGradient):
 
     Raises:
         InvalidInputError: If a field is out of its range.
+
+    **Interval**: after n iterations of adapting, the rate is within η₀ ``smallest_factor ** n`` and η₀
+    ``largest_factor ** n``, and always within 1e-12 and 1e12 times η₀.
 
     **Guarantee**: T Poisson-sampled Gaussian releases (Theorem 9: two for each iteration). Both
     steps, the error, accepting and the rate are post-processing.
@@ -151,6 +154,7 @@ class ADADP(LayerClipping, SampledGradient):
             params=params,
             origin=params,
             learning_rate=rate,
+            first_rate=rate,
             max_grad_norm=candidate_column(candidates, "max_grad_norm", params),
             error=rate.new_full(rate.shape, float("nan")),
             step=0,
@@ -186,14 +190,18 @@ class ADADP(LayerClipping, SampledGradient):
         # Equation (4.1): relative where a parameter is above 1, absolute below.
         error = (state.params - halves).div_(state.params.abs().clamp_min_(1.0)).norm(dim=1)
         tolerance = self._tolerance(state.params.shape[1], oracle.schedule.steps)
-        factor = (tolerance / error).clamp(self.smallest_factor, self.largest_factor)
+        # An error that is no number is a large one.
+        factor = (
+            (tolerance / error).nan_to_num(0.0).clamp(self.smallest_factor, self.largest_factor)
+        )
+        adapted = torch.minimum(state.learning_rate * factor, _WIDEST * state.first_rate)
         params = state.params
         if self.acceptance:
             params = torch.where(by_row(error > tolerance), state.origin, params)
         return replace(
             state,
             params=params,
-            learning_rate=state.learning_rate * factor,
+            learning_rate=torch.maximum(adapted, state.first_rate / _WIDEST),
             error=error,
             step=state.step + 1,
         )

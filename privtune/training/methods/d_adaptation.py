@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.training.methods._common import expect_nothing, rows
-from privtune.training.methods._free import DistanceAdam
+from privtune.training.methods._free import DistanceAdam, farther
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,10 @@ class DAdaptation(DistanceAdam):
         stability: Added to the root of the second moment, above 0.
         weight_decay: Decoupled, at least 0.
         initial_distance: d_0, above 0.
+
+    **Interval**: the distance stays within 1 and 1e12 times ``initial_distance``, and the rate is
+    ``learning_rate`` times it. A release that is no number moves neither; the weights it moves are
+    no numbers, which the training's result declares as diverged.
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
 
@@ -99,6 +103,6 @@ class DAdaptation(DistanceAdam):
             first=first,
             second=second,
             weighted=weighted,
-            distance=torch.maximum(state.distance, estimate),
+            distance=farther(state.distance, estimate, self.initial_distance),
             numerator=torch.where(known, numerator, state.numerator),
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
 from privtune.training.methods._common import check_positive, expect_nothing, rows
-from privtune.training.methods._free import FreeGradient
+from privtune.training.methods._free import FreeGradient, farther
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,10 @@ class DoG(FreeGradient):
     Raises:
         InvalidInputError: If a field is out of its range.
 
+    **Interval**: the distance r stays within 1 and 1e12 times its first value, ``initial_distance * (1 +
+    |x_0|)``, and the rate within 0 and 1e4 times it. A release that is no number makes the rate 0; the
+    weights it moves are no numbers, which the training's result declares as diverged.
+
     **Guarantee**: as DP-SGD with the same noise multiplier. The norms are of noisy gradients, which
     hold about ``sqrt(P) * noise`` however small the true ones are.
 
@@ -84,12 +88,12 @@ class DoG(FreeGradient):
 
     def update(self, state: DoGState, oracle: Oracle) -> DoGState:
         """Take one step at the rate that distance and gradients give."""
-        import torch
-
         gradient = self._gradient(oracle, state.iterate, self._clipping())
-        distance = torch.maximum(state.distance, (state.iterate - state.origin).norm(dim=1))
+        first = self.initial_distance * (1.0 + state.origin.norm(dim=1))
+        seen = (state.iterate - state.origin).norm(dim=1)
+        distance = farther(state.distance, seen, first)
         squares = state.squares + gradient.square().sum(dim=1)
-        rate = oracle.pace * distance / (squares + 1e-8).sqrt()
+        rate = oracle.pace * (distance / (squares + 1e-8).sqrt()).nan_to_num(0.0)
         iterate = state.iterate - rows(rate) * gradient
         step = state.step + 1
         return replace(

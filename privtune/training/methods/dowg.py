@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.training.methods._common import check_positive, expect_nothing, rows
-from privtune.training.methods._free import FreeGradient
+from privtune.training.methods._free import FreeGradient, farther
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,10 @@ class DoWG(FreeGradient):
         max_grad_norm: Clipping norm; None normalises every gradient.
         clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L).
         initial_distance: r_ε, above 0; 1e-4 is the default of the authors' code.
+
+    **Interval**: the distance r stays within 1 and 1e12 times ``initial_distance``, and the rate within 0
+    and ``1e20 r²``. A release that is no number makes the rate 0; the weights it moves are no numbers,
+    which the training's result declares as diverged.
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
 
@@ -70,12 +74,12 @@ class DoWG(FreeGradient):
 
     def update(self, state: DoWGState, oracle: Oracle) -> DoWGState:
         """Take one step at the rate that distance and weighted gradients give."""
-        import torch
-
         gradient = self._gradient(oracle, state.params, self._clipping())
-        distance = torch.maximum(state.distance, (state.params - state.origin).norm(dim=1))
+        seen = (state.params - state.origin).norm(dim=1)
+        distance = farther(state.distance, seen, self.initial_distance)
         weighted = state.weighted_squares + distance.square() * gradient.square().sum(dim=1)
-        rate = oracle.pace * distance.square() / weighted.sqrt().clamp_min(1e-20)
+        rate = (distance.square() / weighted.sqrt().clamp_min(1e-20)).nan_to_num(0.0)
+        rate = oracle.pace * rate
         return replace(
             state,
             params=state.params - rows(rate) * gradient,

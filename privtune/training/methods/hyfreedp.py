@@ -5,37 +5,29 @@ What differs from the paper:
 * The account. The paper composes the loss releases as if each had been sampled separately, but all
   of them see one batch; ``event`` charges one joint release (``loss_batch="same"``), or the losses
   have a batch of their own (``loss_batch="separate"``). So it is for Laplace noise on the losses.
-* Guards. A noisy loss may be negative, and so may a fitted coefficient: the loss bound stays above
-  its initial value, and the learning rate moves only by a fit whose coefficients are both positive.
-  ``fit="paper"`` is Algorithm 1 to the letter, ``R_l = L̃(0)`` included, but for what is no number
-  above 0: that moves nothing.
 * The fit, unless ``fit="paper"``. At the initial rate of 1e-4 the three losses of a small batch
   differ by less than their noise; Algorithm 1 then divides two noises, a half-Cauchy ratio of scale
-  ``sqrt(2)/(2 sqrt(6)) = 0.29``, so the rate shrinks geometrically and training never starts. The
-  other fits use what is public, the scale of that noise: slope and curvature are filtered over the
-  updates (Kalman), a fit counts only where its curvature stands out from the noise, and the losses
-  are probed at a reach of their own, which grows until the curvature is visible. Probing far moves
-  no parameter; no step goes farther than was probed. All of it is post-processing.
-* ``fit="steady"``, the default where the noise lets anything be seen, asks for evidence: the
-  curvature must exceed three deviations of its noise, and the rate moves no farther than into the
-  interval of rates that the slope's noise leaves open, at most by a factor of two; steps take the
-  geometric mean of the rates so far. The reach grows 16-fold while nothing is visible, also while
-  the losses are clipped, so that a short training does not wait for its first fit. Small batches
-  under much noise never see so much: for them a plan takes ``fit="eager"``: one deviation, any
-  change, 16-fold, the geometric mean. ``fit="tracked"`` is the rule of earlier versions: one
-  deviation, any change, the last rate, 4-fold. Without noise both are Algorithm 1 once the reach
-  has grown to the fitted rate.
-* ``fit="travelled"``, the default of tasks that train the head, or biases, alone. For few weights the
-  first rate is far too small (the paper's is ten times larger with LoRA), and so is the rate that
-  lowers the next loss most. So the first rate is a tenth of the root mean square of the public
-  weights; the losses are probed along the way of the last 20 steps, at its beginning and as far
-  ahead, which says by what factor the rate was off; they are clipped to 1.5 times their mean, for
-  normalised gradients lower the losses of most records, not those of a few; and over the last three
-  tenths of the steps the rate falls to 0. As many losses are released, with the same noise.
+  ``sqrt(2)/(2 sqrt(6)) = 0.29``, so the rate shrinks geometrically and training never starts. And
+  the rate that lowers the next loss most is far below the one that gets farthest in many noisy
+  steps: one step's direction has the stiff coordinates, where training swings to and fro. So
+  ``fit="robust"``, the default:
+
+  - begins at a rate of the size of the public first weights, and stays within a public interval
+    about it: with much noise the losses say too little to be followed anywhere;
+  - probes the losses along the way of the last 20 steps, at its beginning and as far ahead, which
+    says by what factor the rate was off; a factor counts as far as it stands out from the noise;
+  - steps at the geometric mean of the fitted rates, which falls to 0 over the last three tenths of
+    the steps;
+  - clips losses to 1.5 times the mean loss at the iterate, and never below the initial bound.
+
+  As many losses are released, with the same noise.
+* Guards. ``fit="paper"`` is Algorithm 1 to the letter, ``R_l = L̃(0)`` included, but a fit that is
+  no number above 0 moves nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -44,29 +36,18 @@ from privtune.errors import InvalidInputError
 from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._common import (
     build,
-    candidate_column,
     check_choice,
     check_nonnegative,
     check_positive,
     descend,
-    rows,
+    first_size,
 )
 from privtune.training.methods._optimizers import SGD, AdamW, InnerOptimizer, Moments
 from privtune.training.methods._parabola import (
-    EAGER,
-    STEADY,
-    TRACKED,
     Fit,
     fit_paper,
-    fit_tracked,
-    next_bound,
+    fit_robust,
     paper_bound,
-)
-from privtune.training.methods._travelled import (
-    RELATIVE,
-    first_rate,
-    fit_travelled,
-    of_a_part,
     places,
     robust_bound,
 )
@@ -83,12 +64,14 @@ __all__ = ["HyFreeDP", "HyFreeDPState"]
 
 _LOSS_BATCHES = ("same", "separate")
 _DEVIATIONS: Mapping[str, float] = {"gaussian": 1.0, "laplace": 2.0**0.5}  # of noise of scale 1
-_RULES = {"steady": STEADY, "eager": EAGER, "tracked": TRACKED}
-_FITS = (*_RULES, "travelled", "paper")
+_FITS = ("robust", "paper")
+_PAPER_RATE, _PAPER_SPREAD = 1e-4, 1e24  # the paper's first rate; its rates have no bounds
+_LEAST = 0.1  # least rate over the size of a first weight
+_SPREAD = 5.0
+_FREE_SPREAD = 100.0
+"""Of parts that little can be spoilt in: a head or biases on frozen weights, weights from zero."""
 _LOUD = 0.25
-"""Part of the losses' bound that three deviations of a probe's noise may be, for evidence to be had."""
-
-
+"""Part of the losses' bound that three deviations of a probe's noise may be, to say anything."""
 _FEW = 25  # fits: with fewer, much of a training is over before the rate is where it should be
 
 
@@ -96,7 +79,8 @@ _FEW = 25  # fits: with fewer, much of a training is over before the rate is whe
 class HyFreeDPState:
     """State of K HyFreeDP trainings; ``loss`` is the last noisy loss at the iterate.
 
-    ``past`` has the parameters at the last fits, shape ``[K, W, P]``, where the fit looks back.
+    ``past`` has the parameters at the last fits, shape ``[K, W, P]``, where the fit looks back. Before
+    the first step a rate of 0 is one that follows from the weights.
     """
 
     params: torch.Tensor
@@ -122,13 +106,14 @@ class HyFreeDP(LayerClipping):
         loss_noise: ``"gaussian"`` or ``"laplace"`` (Algorithm 2): the noise on the losses.
         optimizer: What the noisy gradient goes through: ``"adamw"`` with 0.9, 0.999 and a decay of
             0.01, which the paper fixes, or ``"sgd"``.
-        learning_rate: Initial learning rate, above 0; at least this where ``relative_rate`` is.
-        relative_rate: Part, 0 to 1, of the root mean square of the first weights, which hold nothing
-            of the data, that the initial rate is at least; for 0 ``"travelled"`` takes 0.1.
+        learning_rate: First learning rate, above 0. None takes what moves a weight by the geometric
+            middle of 0.1 and ``0.1 * spread`` times the size of the first weights: that is the rate of
+            AdamW, and for SGD it is over the size of a noisy gradient. 1e-4 for ``"paper"``.
+        spread: Largest over smallest learning rate, at least 1; the first is their geometric middle.
+            None takes 5; 100 where the head or biases alone are trained, and where all first
+            weights are 0.
         loss_bound: Initial bound on a record's loss, above 0; also its floor.
-        fit: ``"steady"``, ``"eager"``, ``"tracked"``, ``"travelled"``, or ``"paper"`` for Algorithm 1
-            to the letter.
-        resolution: Noise deviations that a curvature must exceed; None takes 3 (``"steady"``) or 1.
+        fit: ``"robust"``, or ``"paper"`` for Algorithm 1 to the letter.
         stabilizer: Added to the gradient norm before dividing by it, above 0.
         momentum: Momentum of the optimizer ``"sgd"``.
         weight_decay: Weight decay of the optimizer; None takes 0 for SGD and 0.01 for AdamW.
@@ -137,6 +122,11 @@ class HyFreeDP(LayerClipping):
 
     Raises:
         InvalidInputError: If a field is out of its range.
+
+    **Interval**: the rate stays within ``first / sqrt(spread)`` and ``first * sqrt(spread)``, before the
+    factors of ``schedule``: by default 0.1 to 0.5 times the size of the first weights, their root
+    mean square, or ``1 / sqrt(3 fan_in)`` where they are all 0. The loss bound stays between its
+    first value and 1e6. ``fit="paper"``: 1e-12 to 1e12 times the first rate; loss bounds 1e-6 to 1e6.
 
     **Guarantee**: each step is one Poisson-sampled Gaussian release; with ``loss_batch="same"`` one that
     also releases losses is joint. A record moves a loss sum by its bound at most, in either norm.
@@ -158,17 +148,13 @@ class HyFreeDP(LayerClipping):
     loss_batch: str = "same"
     loss_noise: str = "gaussian"
     optimizer: str = "adamw"
-    learning_rate: float = 1e-4
+    learning_rate: float | None = None
+    spread: float | None = None
     loss_bound: float = 1.0
-    fit: str = "steady"
-    resolution: float | None = None
+    fit: str = "robust"
     stabilizer: float = 0.01
     momentum: float = 0.0
     weight_decay: float | None = None
-    relative_rate: float = 0.0
-
-    of_a_part = staticmethod(of_a_part)
-    later: ClassVar[Mapping[str, Any]] = {**LayerClipping.later, "relative_rate": 0.0}
 
     name: ClassVar[str] = "hyfreedp"
     summary: ClassVar[str] = "Learning rate fitted to three noisy losses, normalised gradients"
@@ -188,13 +174,13 @@ class HyFreeDP(LayerClipping):
         check_choice("loss_batch", self.loss_batch, _LOSS_BATCHES)
         check_choice("loss_noise", self.loss_noise, tuple(_DEVIATIONS))
         check_choice("optimizer", self.optimizer, ("sgd", "adamw"))
-        check_positive("learning_rate", self.learning_rate)
+        if self.learning_rate is not None:
+            check_positive("learning_rate", self.learning_rate)
+        if self.spread is not None and not 1.0 <= self.spread <= _PAPER_SPREAD:
+            raise InvalidInputError("spread", self.spread, f"must be from 1 to {_PAPER_SPREAD:g}")
         check_positive("loss_bound", self.loss_bound)
         check_positive("stabilizer", self.stabilizer)
         check_choice("fit", self.fit, _FITS)
-        if not 0.0 <= self.relative_rate <= 1.0:
-            raise InvalidInputError("relative_rate", self.relative_rate, "must be between 0 and 1")
-        check_nonnegative("resolution", self.resolution or 0.0)
         self._inner()
 
     def _inner(self) -> InnerOptimizer:
@@ -202,6 +188,24 @@ class HyFreeDP(LayerClipping):
             decay = 0.01 if self.weight_decay is None else self.weight_decay
             return AdamW(weight_decay=decay)
         return SGD(momentum=self.momentum, weight_decay=self.weight_decay or 0.0)
+
+    @staticmethod
+    def of_a_part(part: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options for a task that trains a part of its model; those of a spec come first.
+
+        Args:
+            part: ``all``, ``head``, ``biases`` or ``lora:R``.
+            options: Those of the spec.
+
+        Returns:
+            Fields by name; none where the defaults are right.
+
+        Example:
+            >>> HyFreeDP.of_a_part("head", {}), HyFreeDP.of_a_part("lora:4", {})
+            ({'spread': 100.0}, {})
+        """
+        free = part in ("head", "biases") and options.get("fit") != "paper"
+        return {"spread": _FREE_SPREAD} if free else {}
 
     @classmethod
     def for_budget(
@@ -213,12 +217,10 @@ class HyFreeDP(LayerClipping):
             schedule: The public clockwork.
             epsilon: Target, above 0.
             delta: Target, in (0, 1).
-            options: Other fields. ``fit`` is ``"steady"`` unless given, or ``"eager"`` where the noise
-                on the losses leaves no evidence to wait for, then with ``relative_rate`` 0.1 if no
-                ``learning_rate`` is given; with ``"travelled"`` the rate falls linearly from 0.7 of the
-                steps on unless ``schedule`` is given. ``loss_batch`` may be ``"auto"``, the default:
-                what needs less noise on the losses. ``gradient_noise_factor``, above 1, is the gradient
-                noise over that of DP-SGD: 1.01 in the paper; small batches do better with 1.05.
+            options: Other fields. With ``fit="robust"`` the rate falls linearly from 0.7 of the steps on,
+                unless ``schedule`` is given. ``loss_batch`` may be ``"auto"``, the default: what needs
+                less noise on the losses. ``gradient_noise_factor``, above 1, is the gradient noise
+                over that of DP-SGD: 1.01 in the paper; small batches do better with 1.05.
 
         Returns:
             The method with both noise multipliers, and the kind of batch that was chosen.
@@ -229,7 +231,7 @@ class HyFreeDP(LayerClipping):
         from privtune.accounting import hyfreedp_noise
 
         defaults: dict[str, Any] = {"interval": 5, "loss_batch": "auto", "loss_noise": "gaussian"}
-        if options.get("fit") == "travelled":
+        if options.get("fit", "robust") == "robust":
             defaults["schedule"] = {"type": "linear", "start": 0.7}
         chosen: dict[str, Any] = defaults | options
         factor, same = chosen.pop("gradient_noise_factor", 1.01), {"loss_batch": "same"}
@@ -245,16 +247,12 @@ class HyFreeDP(LayerClipping):
             gradient_noise_factor=factor,
             mechanism=chosen["loss_noise"],
         )
-        made = build(
+        return build(
             cls,
-            {"fit": "steady"} | chosen | {"loss_batch": noise.loss_batch},
+            chosen | {"loss_batch": noise.loss_batch},
             gradient_noise_multiplier=noise.gradient_noise,
             loss_noise_multiplier=noise.loss_noise,
         )
-        if "fit" in options or made._loudness(schedule) <= _LOUD:
-            return made
-        given = not {"learning_rate", "relative_rate"}.isdisjoint(options)
-        return replace(made, fit="eager", relative_rate=made.relative_rate if given else RELATIVE)
 
     def _loudness(self, schedule: Schedule) -> float:
         """Return three deviations of a curvature's noise over the bound of the losses: both are public."""
@@ -273,20 +271,22 @@ class HyFreeDP(LayerClipping):
 
         Example:
             >>> from privtune.training.mechanism.schedule import Schedule
-            >>> HyFreeDP(1.2, 2.0).advice(Schedule(records=1000, sample_rate=0.2, steps=50))[:29]
-            'The rate is fitted 10 times: '
+            >>> HyFreeDP(1.2, 2.0).advice(Schedule(records=1000, sample_rate=0.2, steps=50))
+            'The rate is fitted 10 times: on a training this short fixed hyperparameters are often ...
         """
         loud, fits = self._loudness(schedule), -(-schedule.steps // self.interval)
-        said = f"three deviations of their noise are {loud:.2g} of the losses' bound"
-        found = [said] if loud > _LOUD else []
+        found = []
+        if loud > _LOUD:
+            found.append(
+                f"The noise of the losses is {loud:.2g} of their bound (three deviations), so they say "
+                "little of the rate: for a network, public-rate adapts nothing and is about as good."
+            )
         if fits < _FEW:
-            found.append(f"the rate is fitted {fits} times")
-        if not found:
-            return ""
-        return (
-            f"{' and '.join(found).capitalize()}: on a training this small or short fixed "
-            "hyperparameters are often better; else take a larger batch, or more epochs."
-        )
+            found.append(
+                f"The rate is fitted {fits} times: on a training this short fixed hyperparameters are "
+                "often better; else take more epochs."
+            )
+        return " ".join(found)
 
     def gradient_evaluations(self, schedule: Schedule) -> float:
         """Return one per-sample gradient for each record of a sample."""
@@ -310,25 +310,51 @@ class HyFreeDP(LayerClipping):
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> HyFreeDPState:
         """Make the state of K candidates; a candidate needs to give nothing."""
-        rate = candidate_column(candidates, "learning_rate", params, default=self.learning_rate)
-        travelled = self.fit == "travelled"
-        if share := self.relative_rate or RELATIVE * travelled:
-            given = rate.new_tensor([float("learning_rate" in own) for own in candidates]).bool()
-            rate = rate.where(given, first_rate(params, rate, share))
-        unknown = rate.new_full(rate.shape, float("inf"))
-        nothing = rate.new_zeros(rate.shape)
+        own = [candidate.get("learning_rate", self.learning_rate) for candidate in candidates]
+        for rate in own:
+            if rate is not None:
+                check_positive("learning_rate", rate)
+        paper = self.fit == "paper"
+        given = params.new_tensor([rate or _PAPER_RATE * paper for rate in own])
         return HyFreeDPState(
             params=params,
-            fit=Fit(rate, rate, nothing, unknown, nothing, unknown, nothing, rate),
-            loss_bound=candidate_column(candidates, "loss_bound", params, default=self.loss_bound),
-            loss=rate.new_full(rate.shape, float("nan")),
+            fit=Fit(given, given, given, given.new_zeros(given.shape), given),
+            loss_bound=given.new_full(given.shape, self.loss_bound),
+            loss=given.new_full(given.shape, float("nan")),
             moments=self._inner().init(params),
-            past=params.unsqueeze(1).repeat(1, places(self.interval) * travelled, 1),
+            past=params.unsqueeze(1).repeat(1, 0 if paper else places(self.interval), 1),
             step=0,
         )
 
+    def _begun(self, state: HyFreeDPState, oracle: Oracle) -> Fit:
+        """Return the first rate and its interval: of the first weights, which hold nothing of the data."""
+        size, zero = first_size(state.params, oracle)
+        usual = _PAPER_SPREAD if self.fit == "paper" else _SPREAD
+        spread = size.new_full(size.shape, self.spread or usual)
+        if self.spread is None and self.fit == "robust":
+            spread = spread.where(~zero, _FREE_SPREAD)
+        given, around = state.fit.learning_rate, spread.sqrt()
+        moved = self._moved(state.params.shape[1], oracle.schedule)
+        rate = given.where(given > 0.0, _LEAST * around * size / moved)
+        return replace(
+            state.fit,
+            learning_rate=rate,
+            lowest=rate / around,
+            highest=rate * around,
+            step_rate=rate,
+        )
+
+    def _moved(self, dimension: int, schedule: Schedule) -> float:
+        """Return about how far a step at a rate of 1 moves a weight: 1 with AdamW, whatever the noise."""
+        if self.optimizer == "adamw":
+            return 1.0
+        noise = self.gradient_noise_multiplier / schedule.expected_batch_size
+        return math.hypot(noise, dimension**-0.5) / (1.0 - self.momentum)
+
     def update(self, state: HyFreeDPState, oracle: Oracle) -> HyFreeDPState:
         """Take one step; on every K-th, fit the learning rate first."""
+        if state.step == 0:
+            state = replace(state, fit=self._begun(state, oracle))
         sample = oracle.sample()
         due, same = state.step % self.interval == 0, self.loss_batch == "same"
         gradient = oracle.gradient(
@@ -355,9 +381,9 @@ class HyFreeDP(LayerClipping):
         """Ask for the three losses and learn from them."""
         import torch
 
-        step, past = rows(state.fit.reach) * direction, state.past
-        if self.fit == "travelled":
-            # Before the first step nothing was travelled yet.
+        step, past = state.fit.learning_rate.unsqueeze(1) * direction, state.past
+        if self.fit == "robust":
+            # Before the first step there is no way to look back on.
             step = past[:, 0] - state.params if state.step else self.interval * step
             past = torch.cat([past[:, 1:], state.params.unsqueeze(1)], dim=1)
         losses = oracle.losses(
@@ -372,20 +398,15 @@ class HyFreeDP(LayerClipping):
             loss_bound = paper_bound(state.loss_bound, losses)
         else:
             scale = self.loss_noise_multiplier / oracle.schedule.expected_batch_size
-            known: dict[str, Any] = {
-                "deviation": _DEVIATIONS[self.loss_noise] * scale * state.loss_bound,
-                "bound": state.loss_bound,
-            }
-            if self.fit == "travelled":
-                known |= {"interval": self.interval, "moved": state.step > 0}
-                fit = fit_travelled(state.fit, losses, **known)
-                loss_bound = robust_bound(state.loss_bound, losses, self.loss_bound)
-            else:
-                rules = _RULES[self.fit]
-                if self.resolution is not None:
-                    rules = replace(rules, resolution=self.resolution)
-                fit = fit_tracked(state.fit, losses, rules=rules, **known)
-                loss_bound = next_bound(state.loss_bound, losses, self.loss_bound)
+            fit = fit_robust(
+                state.fit,
+                losses,
+                deviation=_DEVIATIONS[self.loss_noise] * scale * state.loss_bound,
+                bound=state.loss_bound,
+                interval=self.interval,
+                moved=state.step > 0,
+            )
+            loss_bound = robust_bound(state.loss_bound, losses, self.loss_bound)
         return replace(state, fit=fit, loss_bound=loss_bound, loss=losses[1], past=past)
 
     def report(self, state: HyFreeDPState) -> Mapping[str, torch.Tensor]:

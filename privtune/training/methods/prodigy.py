@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.training.methods._common import expect_nothing, rows
-from privtune.training.methods._free import DistanceAdam
+from privtune.training.methods._free import DistanceAdam, farther
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +49,10 @@ class Prodigy(DistanceAdam):
         stability: Added to the root of the second moment, above 0.
         weight_decay: Decoupled, at least 0.
         initial_distance: d_0, above 0.
+
+    **Interval**: the distance stays within 1 and 1e12 times ``initial_distance``, and the rate is
+    ``learning_rate`` times it. A release that is no number moves neither; the weights it moves are
+    no numbers, which the training's result declares as diverged.
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
 
@@ -101,9 +105,11 @@ class Prodigy(DistanceAdam):
         known = total > 0
         estimate = torch.where(known, estimate, distance)
         started = torch.where(
-            distance == self.initial_distance, torch.maximum(distance, estimate), distance
+            distance == self.initial_distance,
+            farther(distance, estimate, self.initial_distance),
+            distance,
         )
-        largest = torch.maximum(state.largest, estimate)
+        largest = farther(state.largest, estimate, self.initial_distance)
         params = state.params * (1.0 - self.weight_decay * by_row(rate))
         step = (
             by_row(rate)

@@ -53,6 +53,9 @@ class PUR(FullBatchDescent):
     Raises:
         InvalidInputError: If a field is out of its range, or one that the regime needs is missing.
 
+    **Interval**: the rate is the constant ``1 / 2M`` and the noise the printed function of t: no release
+    moves either.
+
     **Guarantee**: one Gaussian release about all records in each update.
 
     Example:

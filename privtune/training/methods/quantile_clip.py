@@ -60,6 +60,9 @@ class QuantileClipping(LayerClipping, SampledGradient):
 
     A candidate gives ``learning_rate``.
 
+    **Interval**: from the first step on, the norm stays within 1e-6 and 1e6; a fraction that is no number
+    leaves it where it was. The rate is a constant.
+
     **Guarantee**: each step is one Poisson-sampled joint Gaussian release. The paper divides the
     count by the realised batch size; here both means divide by the public expected one.
 
@@ -150,7 +153,8 @@ class QuantileClipping(LayerClipping, SampledGradient):
             count_noise_multiplier=self.count_noise_multiplier,
         )
         direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
-        change = -self.norm_rate * (fraction - self.quantile)
+        # A fraction that is no number changes nothing.
+        change = (-self.norm_rate * (fraction - self.quantile)).nan_to_num(0.0)
         return replace(
             state,
             params=descend(state.params, state.learning_rate * oracle.pace, direction),

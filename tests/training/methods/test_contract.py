@@ -322,6 +322,7 @@ def test_a_method_scaled_for_another_adjacency_is_refused():
         schedule=Schedule(10_000, 1.0, 5),
         delta=1e-5,
         define_by_run=False,
+        task=SimpleNamespace(constants={}),
     )
     with pytest.raises(InvalidInputError, match="add-remove"):
         arm.plan(context, epsilon=4.0)

@@ -123,45 +123,29 @@ class Parabola(World):
         return 0.5 * (theta - self.x[i]) @ (self.curvature * (theta - self.x[i])) + 1.0
 
 
-@pytest.mark.parametrize("fit", ["paper", "tracked"])
-def test_hyfreedp_without_noise_is_gen(fit):
+def test_hyfreedp_without_noise_is_gen():
     """The fitted rate is the minimiser along the step: ``G'm / m'Hm``, exactly on a parabola."""
     method = HyFreeDP(
-        0.0, 0.0, interval=1, optimizer="sgd", fit=fit, learning_rate=1e-2, loss_bound=1e5
+        0.0, 0.0, interval=1, optimizer="sgd", fit="paper", learning_rate=1e-2, loss_bound=1e5
     )
     oracle = LiteralOracle([Parabola(5, rate=1.0)], 5)
     world = oracle.worlds[0]
-    state = method.init(oracle.start(), [{}])
-    # To the letter, the losses are clipped to the one before from the second step on.
-    for _ in range(1 if fit == "paper" else 5):
-        before, reach = state.params[0].numpy(), float(state.fit.reach[0])
-        before_rate = float(state.fit.learning_rate[0])
-        state = method.update(state, oracle)
-        rate = float(state.fit.learning_rate[0])
-        m = (before - state.params[0].numpy()) / rate
-        gradient = world.curvature * (before - world.x.mean(axis=0))
-        exact = gradient @ m / (m @ (world.curvature * m))
-        if fit == "tracked":  # no farther than was probed; and the reach follows the exact rate
-            assert float(state.fit.reach[0]) == pytest.approx(min(exact, 4 * reach), rel=1e-6)
-            exact = min(exact, max(reach, before_rate))
-        assert rate == pytest.approx(exact, rel=1e-6)
+    before = oracle.start()
+    state = method.update(method.init(before, [{}]), oracle)
+    rate = float(state.fit.learning_rate[0])
+    m = (before - state.params)[0].numpy() / rate
+    gradient = world.curvature * (before[0].numpy() - world.x.mean(axis=0))
+    exact = gradient @ m / (m @ (world.curvature * m))
+    assert rate == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.quick
 def test_hyfreedp_guards():
-    """A bad fit moves nothing: negative slope, negative curvature, losses that are not finite."""
-    from privtune.training.methods._parabola import (
-        TRACKED,
-        Fit,
-        fit_paper,
-        fit_tracked,
-        next_bound,
-        paper_bound,
-    )
+    """A bad fit to the letter moves nothing: negative slope or curvature, losses that are not finite."""
+    from privtune.training.methods._parabola import Fit, fit_paper, paper_bound
 
     rate = torch.full((5,), 0.1, dtype=torch.float64)
-    none, unknown = torch.zeros_like(rate), torch.full_like(rate, torch.inf)
-    fit = Fit(rate, rate, none, unknown, none, unknown, none, rate)
+    fit = Fit(rate, rate * 1e-12, rate * 1e12, rate * 0.0, rate)
     losses = torch.tensor(  # backward, here, forward
         [
             [1.5, 0.9, 1.5, float("nan"), 1.0],
@@ -173,68 +157,8 @@ def test_hyfreedp_guards():
     moved = fit_paper(fit, losses).learning_rate
     assert moved[0] == pytest.approx(0.3 / 0.4 * 0.1)
     assert torch.equal(moved[1:], rate[1:])
-    tracked = fit_tracked(
-        fit, losses, deviation=torch.full_like(rate, 0.01), bound=rate * 100, rules=TRACKED
-    )
-    assert tracked.learning_rate[0] == pytest.approx(0.3 / 0.4 * 0.1)
-    far = fit_tracked(  # a slight curvature: the fitted rate lies beyond what was probed
-        fit,
-        torch.tensor([[1.3], [1.0], [0.72]] * 1, dtype=torch.float64).expand(3, 5),
-        deviation=torch.full_like(rate, 1e-4),
-        bound=rate * 100,
-        rules=TRACKED,
-    )
-    assert torch.equal(far.learning_rate, rate)
-    assert torch.equal(far.reach, 4 * rate)
-    assert torch.equal(tracked.learning_rate[1:], rate[1:])
-    assert tracked.reach[3] == rate[3]
-    bound = next_bound(torch.full((4,), 3.0), torch.tensor([[-4.0, 2.0, torch.nan, 0.6]] * 3), 1.0)
-    assert bound.tolist() == [1.5, 6.0, 3.0, pytest.approx(1.8)]
-    assert next_bound(torch.ones(1), torch.zeros(3, 1), 1.0).item() == 1.0
     letter = paper_bound(torch.full((3,), 3.0), torch.tensor([[9.0] * 3, [-1.0, 2.0, torch.nan]]))
     assert letter.tolist() == [3.0, 2.0, 3.0]
-
-
-def test_a_steady_fit_needs_evidence():
-    """A first fit on noise alone moves nothing; a later one moves into what the slope allows."""
-    from privtune.training.methods._parabola import STEADY, Fit, fit_tracked
-
-    rate = torch.full((4,), 0.1, dtype=torch.float64)
-    none, unknown = torch.zeros_like(rate), torch.full_like(rate, torch.inf)
-    fresh = Fit(rate, rate, none, unknown, none, unknown, none, rate)
-    # Noise, two standard deviations of it; a clear parabola; clipped losses; not a number.
-    losses = torch.tensor(
-        [[1.03, 1.5, 9.9, torch.nan], [1.0, 1.0, 9.9, 1.0], [1.02, 0.9, 9.9, 1.0]]
-    ).double()
-    deviation = torch.full_like(rate, 0.01)
-    first = fit_tracked(fresh, losses, deviation=deviation, bound=rate * 100, rules=STEADY)
-    assert first.learning_rate.tolist() == [0.1, pytest.approx(0.3 / 0.4 * 0.1), 0.1, 0.1]
-    assert first.reach.tolist()[0] == pytest.approx(16 * 0.1)
-    assert first.reach.tolist()[2:] == [pytest.approx(16 * 0.1), 0.1]
-    assert first.fits.tolist() == [0, 1, 0, 0]
-    # Slope 1 +- 1 and curvature 10: every rate up to 0.2 is as good as another.
-    known = Fit(
-        torch.tensor([0.01, 0.19, 0.3, 0.9]).double(),
-        rate,
-        rate * 10,
-        rate * 0,
-        rate * 100,
-        rate * 0,
-        rate * 20,
-        rate,
-    )
-    flat = torch.tensor([[1.15] * 4, [1.0] * 4, [0.95] * 4]).double()  # the same again, exactly
-    deviation = torch.full_like(rate, 0.2)
-    after = fit_tracked(known, flat, deviation=deviation, bound=rate * 100, rules=STEADY)
-    doubt = 2.0 * float(after.slope_variance[0].sqrt())
-    upper = (1.0 + doubt) / 10.0
-    lower = (1.0 - doubt) / 10.0
-    assert after.learning_rate[0] == pytest.approx(max(0.01, min(lower, 0.02)))
-    assert after.learning_rate[1] == pytest.approx(min(0.19, upper))
-    assert after.learning_rate[2] == pytest.approx(max(0.15, min(0.3, upper)))
-    assert after.learning_rate[3] == pytest.approx(0.45)
-    assert after.fits.tolist() == [3.0] * 4  # two before, so the mean of three
-    assert after.step_rate[3] == pytest.approx((0.1 * 0.1 * 0.45) ** (1 / 3))
 
 
 def test_adaclip_without_noise_and_clipping_is_sgd():
@@ -246,8 +170,12 @@ def test_adaclip_without_noise_and_clipping_is_sgd():
     torch.testing.assert_close(states[-1].params[0], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_small_task_learns_under_noise_that_leaves_no_evidence_to_wait_for():
-    """Six trainings of the demonstration's arm: the evidence that "steady" asks for never comes."""
+def test_a_small_task_learns_under_noise_that_hides_the_losses():
+    """The demonstration's arm at the demonstration's ε, and at ε = 1: 24 trainings each, seeds fixed.
+
+    Means over 120 other seeds are 90.4 and 78.8, of one training the deviations are 1.2 and 3.0. With
+    a rate that may move by 1e4, and begins in that interval's middle, they end at 76 and 55.
+    """
     from privtune.tasks import get_task
     from privtune.training.engine.train import train
     from privtune.training.mechanism.schedule import Schedule
@@ -255,7 +183,7 @@ def test_a_small_task_learns_under_noise_that_leaves_no_evidence_to_wait_for():
     task = get_task("digits-mlp")
     data, schedule = task.load_checked(), Schedule(task.train_records, 64 / task.train_records, 337)
 
-    def right(epsilon, seeds, **options):
+    def right(epsilon, **options):
         method = HyFreeDP.for_budget(schedule, epsilon=epsilon, delta=1e-5, **options)
         trained = train(
             method,
@@ -263,19 +191,18 @@ def test_a_small_task_learns_under_noise_that_leaves_no_evidence_to_wait_for():
             model=task.model,
             loss=task.loss,
             data=data.train,
-            candidates=[{}] * seeds,
-            secrets=[bytes([seed]) * 32 for seed in range(seeds)],
+            candidates=[{}] * 24,
+            secrets=[bytes([seed]) * 32 for seed in range(24)],
             device="cpu",
         )
-        model, found = task.model(), 0.0
+        model, found = task.model(), []
         for weights in trained.params:
             torch.nn.utils.vector_to_parameters(weights, model.parameters())
-            found += float((model(data.test.x).argmax(dim=1) == data.test.y).float().mean()) / seeds
-        return method.fit, found
+            found.append(float((model(data.test.x).argmax(dim=1) == data.test.y).float().mean()))
+        return sum(found) / 24, min(found)
 
-    found = dict(right(4.0, 6, **options) for options in ({}, {"fit": "steady"}))
-    assert found["eager"] > 0.75 > 0.4 > found["steady"]
-    # A first rate of the size of the weights: 14 points more at ε = 1, three standard errors of 40 seeds.
-    assert right(1.0, 40)[1] > right(1.0, 40, learning_rate=1e-4)[1] + 0.05
-    large = Schedule(55_000, 512 / 55_000, 330)
-    assert HyFreeDP.for_budget(large, epsilon=1.0, delta=1e-5).fit == "steady"
+    mean, least = right(4.05)
+    assert mean > 0.89
+    assert least > 0.84
+    assert right(1.0)[0] > 0.76
+    assert right(4.05, spread=1e4)[0] < mean - 0.1

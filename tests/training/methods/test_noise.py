@@ -35,6 +35,7 @@ class Spy:
     def __init__(self, oracle):
         self.inner = oracle
         self.schedule, self.candidates, self.pace = oracle.schedule, oracle.candidates, 1.0
+        self.usual_size = oracle.usual_size
         self.gradients, self.losses_, self.counts = [], [], []
 
     def sample(self):

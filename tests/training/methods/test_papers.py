@@ -21,6 +21,7 @@ from privtune.training.methods import (
     FixedDPSGD,
     HyFreeDP,
     NormBound,
+    PublicRate,
     PURConstant,
     QuantileClipping,
 )
@@ -355,84 +356,102 @@ def test_hyfreedp_as_in_the_paper(seed, sigma, loss_sigma, eta, batch, momentum)
     )
 
 
-def kalman(mean, variance, seen, noise):
-    prior = variance + (0.3 * mean) ** 2
-    gain = 1.0 if math.isinf(prior) or noise == 0 else prior / (prior + noise)
-    return mean + gain * (seen - mean), gain * noise
-
-
 @few
 @given(
     seed=seeds,
     sigma=sigmas,
     loss_sigma=st.sampled_from([0.2, 1.0, 4.0]),
     kind=st.sampled_from(["gaussian", "laplace"]),
-    fit=st.sampled_from(["tracked", "steady"]),
+    interval=st.sampled_from([1, 3, 10]),
 )
-def test_hyfreedp_tracked(seed, sigma, loss_sigma, kind, fit):
-    """The documented filter, written for one candidate with plain numbers."""
-    growth, visible, clear, change = {"tracked": (4, 1, 0, math.inf), "steady": (16, 3, 2, 2)}[fit]
+def test_hyfreedp_robust(seed, sigma, loss_sigma, kind, interval):
+    """The documented fit, written for one candidate with plain numbers."""
+    steps, spread = 45, 7.0
 
     def literal(world, candidate):
-        theta, rate, reach, bound = world.start(), 1e-2, 1e-2, 5.0
-        slope, slope_var, curve, curve_var, logs = 0.0, math.inf, 0.0, math.inf, []
-        for _ in range(3 * STEPS):
-            rows = world.draw()
-            g = noisy_mean(world, rows, theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0)
-            noisy = []
-            for sign in (+1, 0, -1):
-                total = sum(min(world.loss(i, theta + sign * reach * g), bound) for i in rows)
-                noise = world.laplace() if kind == "laplace" else world.noise(1)[0]
-                noisy.append((total + loss_sigma * bound * noise) / world.batch)
-            plus, here, minus = noisy
-            dev = loss_sigma * bound / world.batch * (math.sqrt(2) if kind == "laplace" else 1)
-            if here < 0.9 * bound:
-                slope, slope_var = kalman(
-                    slope, slope_var, (plus - minus) / (2 * reach), dev**2 / (2 * reach**2)
-                )
-                curve, curve_var = kalman(
-                    curve, curve_var, (plus + minus - 2 * here) / reach**2, 6 * dev**2 / reach**4
-                )
-                first = False
-                if curve > 0 and curve > visible * math.sqrt(curve_var):
-                    best = rate
-                    doubt = clear * math.sqrt(slope_var)
-                    if logs and change < math.inf:
-                        best = min(max(best, (slope - doubt) / curve), (slope + doubt) / curve)
-                        best = min(max(best, rate / change), rate * change)
-                    elif slope > doubt:
-                        best, first = slope / curve, True
-                    aim = max(best, math.sqrt(visible * math.sqrt(6) * dev / curve))
-                    rate = min(best, max(reach, rate))
-                else:
-                    aim = growth * reach
-                reach = min(aim, growth * reach)
-                if first or logs:
-                    logs.append(math.log(rate))
-            elif fit == "steady" and math.isinf(curve_var):
-                reach *= growth
-            bound = max(plus + here + minus, bound / 2, 5.0)
-            mean = math.exp(sum(logs) / len(logs)) if logs and fit == "steady" else rate
+        theta = start = world.start()
+        first = 0.1 * math.sqrt(spread) * math.sqrt(sum(start**2) / len(start))
+        # SGD: over the size that noise and a gradient of norm 1 have in a coordinate.
+        first /= math.sqrt((sigma / world.batch) ** 2 + 1 / len(start))
+        low, high = first / math.sqrt(spread), first * math.sqrt(spread)
+        rate = mean = first
+        bound, fits, visited = 5.0, 0, []
+        for t in range(steps):
+            g = noisy_mean(
+                world, world.draw(), theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0
+            )
+            if t % interval == 0:
+                # Where it was 20 steps ago; never before the start.
+                back = visited[max(0, len(visited) - -(-20 // interval))] if visited else None
+                way = interval * rate * g if back is None else back - theta
+                visited.append(theta)
+                rows, noisy = world.draw(), []
+                for point in (theta + way, theta, theta - way):
+                    total = sum(min(world.loss(i, point), bound) for i in rows)
+                    noise = world.laplace() if kind == "laplace" else world.noise(1)[0]
+                    noisy.append((total + loss_sigma * bound * noise) / world.batch)
+                behind, here, ahead = noisy
+                dev = loss_sigma * bound / world.batch * (math.sqrt(2) if kind == "laplace" else 1)
+                if here <= 0.9 * bound:
+                    slope, curve = (behind - ahead) / 2, behind + ahead - 2 * here
+                    grow, shrink = {1: (4**0.1, 0.5**0.1), 3: (4**0.3, 0.5**0.3), 10: (4, 0.5)}[
+                        interval
+                    ]
+                    if curve > math.sqrt(6) * dev:
+                        sure = max(0.0, abs(slope) - dev / math.sqrt(2))
+                        factor = 1 + math.copysign(sure, slope) / curve
+                    elif abs(slope) > math.sqrt(2) * dev:
+                        factor = 1 + math.copysign(grow, slope)
+                    else:
+                        factor = 1.0
+                    factor = min(max(factor, shrink), grow)
+                    rate = min(max(rate * factor, low), high)
+                    if t and (fits or factor <= 1):
+                        fits += 1
+                    mean = min(max(mean * (rate / mean) ** (1 / max(fits, 1)), low), high)
+                bound = min(max(1.5 * here, bound / 2, 5.0), 1e6)
             theta = theta - mean * g
-            yield theta, rate, reach, bound
+            yield theta, rate, mean, bound
 
+    method = HyFreeDP(
+        sigma,
+        loss_sigma,
+        interval=interval,
+        optimizer="sgd",
+        spread=spread,
+        loss_batch="separate",
+        loss_bound=5.0,
+        loss_noise=kind,
+    )
     check(
-        HyFreeDP(
-            sigma,
-            loss_sigma,
-            interval=1,
-            optimizer="sgd",
-            fit=fit,
-            learning_rate=1e-2,
-            loss_bound=5.0,
-            loss_noise=kind,
-        ),
+        method,
         [{}, {}],
         literal,
-        steps=3 * STEPS,
+        steps=steps,
         seeds=(seed, seed + 1),
-        fields=(lambda s: s.fit.learning_rate, lambda s: s.fit.reach, lambda s: s.loss_bound),
+        fields=(lambda s: s.fit.learning_rate, lambda s: s.fit.step_rate, lambda s: s.loss_bound),
     )
+
+
+@few
+@given(seed=seeds, sigma=sigmas)
+def test_public_rate(seed, sigma):
+    """AdamW with a decay of 0.01 at a fifth of the root mean square of the first weights."""
+
+    def literal(world, candidate):
+        theta, m, v = world.start(), 0.0, 0.0
+        rate = 0.2 * math.sqrt(sum(theta**2) / len(theta))
+        for t in range(1, STEPS + 1):
+            g = noisy_mean(
+                world, world.draw(), theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0
+            )
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            theta = theta - rate * 0.01 * theta
+            theta = theta - rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+            yield theta, rate
+
+    fields = (lambda s: s.learning_rate,)
+    check(PublicRate(sigma), [{}, {}], literal, seeds=(seed, seed + 1), fields=fields)
 
 
 @few

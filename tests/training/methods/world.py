@@ -52,6 +52,7 @@ class LiteralOracle:
     def __init__(self, worlds, steps):
         self.worlds = worlds
         self.candidates, self.pace = len(worlds), 1.0
+        self.usual_size = (3.0 * worlds[0].x.shape[1]) ** -0.5
         first = worlds[0]
         self.schedule = Schedule(records=first.records, sample_rate=first.rate, steps=steps)
         self._transcripts = [Transcript() for _ in worlds]
