@@ -16,15 +16,17 @@ from privtune.ledger.errors import BudgetClosedError, BudgetExceededError, Decla
 from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History
 from privtune.ledger.privacy_filter import (
     APPROXIMATE_SHARE,
+    BLOCK_SHARE,
     FAILING_SHARE,
     FILTER_SHARE,
+    ODOMETER_SHARE,
     Profile,
     below_tabulated,
     capacity,
     empty_profile,
     gaussian_divergence,
     gaussian_room,
-    ladder,
+    lines,
     odometer_epsilon,
     tabulate,
     total_delta,
@@ -291,43 +293,51 @@ def filter_excess(history: History) -> float:
 
 
 def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
-    """Return what everything charged costs together, at the budget's δ.
+    """Return what everything charged costs together, whenever one looks.
 
-    While nothing was added after the first start, this is the best bound on the declared block.
-    Later it is the lowest rung of the odometer's ladder that holds everything, or the budget
-    itself, as long as the filter holds. It may be read at any time.
+    Where nothing can be added to the declared block, this is the best bound on it. Else it is the smallest
+    of the readings of `privtune.ledger.privacy_filter`, which share the budget's δ.
 
     Args:
         history: The budget's log.
-        allowed: By what share a rung's capacity may be exceeded, to read what a version with
-            slightly lower accounts may have read.
+        allowed: By what share what was spent may be less, to read the least that another version may
+            have read: of a block alone its cost at the whole δ.
+
+    **Guarantee**: who reads at any time, and stops or goes on by what was released, learns at most this:
+    all readings together hold with the δ that is returned. It is the budget's, unless a release was
+    recorded in a budget that had no room for any.
     """
     budget = history.terms()
     block = tuple(history.block.values())
-    if not history.later:
+    adaptive = history.frozen and budget.admission is Admission.ADAPTIVE
+    grows = adaptive and filter_state(history).capacity is not None
+    if not history.later and (allowed or not grows):
         return _composed(block, budget)
     bounds = {"odometer": _reading(history, budget, block, allowed)}
     # A filter of a capacity larger by x keeps ε + x: its theorem knows their difference alone.
     excess = filter_excess(history) + max(history.drift.values(), default=0.0)
-    if excess == 0.0 or (excess <= 2.0 * DRIFT and not history.recorded):
-        bounds["filter"] = budget.epsilon * (1.0 + excess)
+    if grows and (excess == 0.0 or (excess <= 2.0 * DRIFT and not history.recorded)):
+        left = 0.0 if history.late else max(float(filter_room(history)[0]), 0.0)
+        bounds["filter"] = budget.epsilon * (1.0 + excess) - left
     method = min(bounds, key=lambda name: bounds[name])
-    return Guarantee(bounds[method], budget.delta, method, budget.adjacency, bounds)
+    # Where nothing could be added, the block was read at the whole δ.
+    whole = 1.0 if grows else 1.0 + APPROXIMATE_SHARE + ODOMETER_SHARE
+    return Guarantee(bounds[method], whole * budget.delta, method, budget.adjacency, bounds)
 
 
 def _reading(history: History, budget: Budget, block: tuple[Event, ...], allowed: float) -> float:
     slack, orders = slack_of(budget.delta), {_order(budget)}
-    orders |= {rung.order for rung in ladder(budget.epsilon, budget.delta)}
+    orders |= {order for order, _ in lines(budget.epsilon, budget.delta)}
 
     def failing(events: Counter[Event]) -> float:
-        """Bound the probability that anything fails at any rung, or in the filter."""
+        """Bound the probability that anything fails at any line, or in the filter."""
         return math.fsum(
             count * max(weigh(event, at, budget.adjacency, slack).delta for at in orders)
             for event, count in list(events.items())
         )
 
     late = failing(history.late)
-    # What is not quite Gaussian is no failure: the filter's δ pays for it, a rung's for failures.
+    # What is not quite Gaussian is no failure: the filter's δ pays for it, a line's for failures.
     beside = failing(history.later) - late + (float(history.used_delta) if history.late else 0.0)
     if (
         beside * (1 + 1e-9) > APPROXIMATE_SHARE * budget.delta
@@ -343,7 +353,10 @@ def _reading(history: History, budget: Budget, block: tuple[Event, ...], allowed
         return total * (1 + 1e-9) / (1.0 + allowed)
 
     profile = _profile(block, budget)
-    return odometer_epsilon(profile, spent, epsilon=budget.epsilon, delta=budget.delta)
+    read = odometer_epsilon(profile, spent, epsilon=budget.epsilon, delta=budget.delta)
+    if history.later:
+        return read
+    return min(read, block_epsilon(block, BLOCK_SHARE * budget.delta, budget.adjacency).epsilon)
 
 
 def _composed(events: tuple[Event, ...], budget: Budget) -> Guarantee:

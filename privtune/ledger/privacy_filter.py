@@ -61,6 +61,39 @@ hence in the mean over the rest of the block. ∎
 The order matters: a release of divergence D after a Gaussian one would have to pay α·v/2, not d_α(v).
 Gaussian charges filter by the sum of v, as in Gaussian DP (Smith & Thakurta, arXiv 2210.17520; Koskela,
 Tobaben & Honkela, arXiv 2209.15596); what is added here is d, and the way from one filter to the other.
+
+The odometer says what was spent so far. It may be read at any time, and when it is read may depend on
+what was seen. What it promises: if somebody stops at will and the reading is then r, every set S of
+transcripts has P(S) ≤ E_Q[e^r; S] + δ, both ways round, with one δ for all readings that were possible.
+
+**Theorem** (odometer). For an order α and a number m, let the line read m + R, where R is the sum of the
+divergences at α of what was charged after the block. Who stops at will at the readings of that line has
+at most
+
+    δ = E[ δ_D( m + log(α/(α−1)) − T/(α−1) ) ],   T exponential with mean 1.
+
+*Proof.* Write w_r for f_b with r = ε − b, which depends on r alone: κz^α up to z₁ = α/(α−1)·e^r, with κ =
+c·e^(−(α−1)r), and its tangent beyond. That tangent is z − z₁ + κ·z₁^α = z − e^r, since κ·α·z₁^(α−1) = 1;
+and w_r ≥ 0 is convex: so (z − e^r)₊ ≤ w_r(z), which is what stopping at the reading r pays, z being the
+likelihood ratio so far. By (1) above, E w_{r+D}(z·ℓ) ≤ w_r(z): going on pays at most as much. So w of the
+reading is a supermartingale under Q, for any number of charges, however they are chosen, and what
+stopping pays is at most its mean at the start, E w_m(z) over the block, as in the first theorem. ∎
+
+**Corollary.** Let the odometer read, while nothing was added to the block, the smallest and, later, the
+smaller of several lines: who stops at will has at most the sum of their δ, since the largest of several
+payments is at most their sum. Three kinds of readings share the budget's δ:
+(a) the filter's own line, m = ε − B at its order, ε less what the filter has left. It costs nothing
+beyond the filter's share: up to there both have the same w. Once the filter went over, it reads ε, by its
+own theorem, and that line is given up;
+(b) lines at seven more orders, fixed with the budget, with a part of δ each;
+(c) what the block costs alone, at a part of δ of its own: it pays nothing unless somebody stops there.
+Where nothing can be added to the block (a declared budget, or no room in the filter), there is but one
+reading of one list, at the whole δ. A release that is recorded there in spite of that has no part of δ:
+it is read by (b) and the parts of δ are added to the whole one.
+
+Compare the odometers of Rogers, Roth, Ullman and Vadhan (arXiv 1605.08294), of Feldman and Zrnic, and of
+Whitehouse et al. (arXiv 2203.05481); a line is their martingale, with the block's profile in its
+conversion.
 """
 
 from __future__ import annotations
@@ -76,6 +109,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "APPROXIMATE_SHARE",
+    "BLOCK_SHARE",
     "FAILING_SHARE",
     "FILTER_SHARE",
     "ODOMETER_SHARE",
@@ -88,8 +122,9 @@ __all__ = [
     "gaussian_delta",
     "gaussian_divergence",
     "gaussian_room",
-    "ladder",
+    "lines",
     "odometer_epsilon",
+    "start",
     "tabulate",
     "total_delta",
 ]
@@ -103,8 +138,11 @@ APPROXIMATE_SHARE = 0.1
 ODOMETER_SHARE = 0.1
 """The part of δ that lets the odometer be read at any time."""
 
+BLOCK_SHARE = ODOMETER_SHARE / 2
+"""The part of that behind what the block alone costs, as long as something may be added to it."""
+
 FAILING_SHARE = ODOMETER_SHARE * 2.0**-8
-"""The part of that which no rung uses: for failures at the rungs of charges that weigh as Gaussian."""
+"""The part of that which no line uses: for failures at the lines of charges that weigh as Gaussian."""
 
 ORDERS: tuple[float, ...] = (
     *(k / 10 for k in range(12, 111)),
@@ -115,7 +153,7 @@ ORDERS: tuple[float, ...] = (
 
 FloatArray = NDArray[np.float64]
 _ROOT = math.sqrt(2.0)
-_RUNGS = 16
+_LEVELS = tuple(2.0**k for k in range(-4, 3))
 _SAFETY = 1e-9
 _LARGEST = 700.0  # ε of which e^ε is a number; beyond, a profile stays what it is there
 
@@ -313,44 +351,45 @@ def best_order(epsilon: float, delta: float) -> float:
     return max(ORDERS, key=room)
 
 
-@dataclass(frozen=True)
-class Rung:
-    """One rung of the odometer: a filter of its own, with its own part of δ."""
-
-    epsilon: float
-    delta: float
-    order: float
-
-
 @lru_cache(maxsize=64)
-def ladder(epsilon: float, delta: float) -> tuple[Rung, ...]:
-    """Return the odometer's rungs for a budget: sixteen up to its ε, then doubling.
+def lines(epsilon: float, delta: float) -> tuple[tuple[float, float], ...]:
+    """Return the odometer's lines for a budget: each an order and its part of δ.
 
-    **Guarantee**: the parts of δ sum up to less than the odometer's share.
+    The orders are those that are best where a sixteenth to four times the budget's ε is spent.
+
+    **Guarantee**: the parts of δ, with those of the block alone and of failures, are the odometer's share.
     """
-    share = ODOMETER_SHARE * delta / 2
-    even = [(epsilon * k / _RUNGS, share / _RUNGS) for k in range(1, _RUNGS + 1)]
-    above = [(epsilon * 2.0**k, share * 2.0**-k) for k in range(1, 8)]
-    return tuple(Rung(e, d, best_order(e, d)) for e, d in even + above)
+    share = (ODOMETER_SHARE - BLOCK_SHARE - FAILING_SHARE) * delta / len(_LEVELS)
+    return tuple((best_order(epsilon * level, share), share) for level in _LEVELS)
+
+
+@lru_cache(maxsize=256)
+def start(profile: Profile, order: float, delta: float) -> float:
+    """Return the smallest m found at which the odometer's theorem gives at most this δ; or infinity.
+
+    It is what a line reads while nothing was added to the block.
+    """
+    low, high = 0.0, _LARGEST
+    if total_delta(profile, order, 0.0, high) > delta:
+        return math.inf
+    for _ in range(50):
+        middle = (low + high) / 2
+        if total_delta(profile, order, 0.0, middle) <= delta:
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def odometer_epsilon(
     profile: Profile, spent: Callable[[float], float], *, epsilon: float, delta: float
 ) -> float:
-    """Return an ε for what was spent so far that holds whenever one looks.
-
-    When to look may depend on what was seen. So there is a ladder of filters, fixed with the
-    budget; what was spent is the lowest rung whose filter holds all of it. On the event that a
-    rung is reported, the run is one that its filter never stopped, which is (ε_k, δ_k)-DP; the sum
-    of the δ_k is the odometer's share (compare the Rényi odometer of Feldman & Zrnic).
+    """Return an ε for what was spent so far that holds whenever one looks, by the theorem above.
 
     Args:
         profile: The declared block's.
         spent: The adaptive charges' sum of divergences, at any order.
-        epsilon: The budget's; fixes the ladder.
+        epsilon: The budget's; fixes the lines.
         delta: The budget's.
     """
-    for rung in ladder(epsilon, delta):
-        if spent(rung.order) <= capacity(profile, rung.order, rung.epsilon, rung.delta):
-            return rung.epsilon
-    return math.inf
+    return min(start(profile, order, part) + spent(order) for order, part in lines(epsilon, delta))

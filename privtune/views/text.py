@@ -176,8 +176,8 @@ def explain_utility(arms: Sequence[ArmStatus]) -> str:
 def together(spent: Guarantee) -> str:
     """Return how it is known what all charges cost together.
 
-    Once something was charged after the first start, that is no composition: a reading of the
-    odometer, or the whole budget, which the filter keeps to. Both are above it.
+    As long as something may be added, that is no composition: a reading of the odometer, or the
+    budget less what the filter has left. Both are above it, and hold whenever they are read.
 
     Example:
         >>> from privtune.accounting import Adjacency, Guarantee
@@ -186,7 +186,7 @@ def together(spent: Guarantee) -> str:
     """
     bound = {
         "odometer": "by the odometer: a bound on all charges that may be read at any time",
-        "filter": "by the filter: the whole budget, which all that it admits stays within",
+        "filter": "by the filter: the budget less what the filter has left",
     }
     known = bound.get(spent.method)
     return known or f"by {spent.method}: the composition of all charges, not their sum"

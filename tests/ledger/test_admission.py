@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from privtune.accounting import (
+    ApproximateDP,
     Composed,
     Event,
     Gaussian,
@@ -17,12 +23,13 @@ from privtune.accounting import (
     delta,
 )
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
-from privtune.ledger.admission import filter_room, filter_state, odometer
+from privtune.ledger.admission import block_guarantee, filter_room, filter_state, odometer
 from privtune.ledger.privacy_filter import APPROXIMATE_SHARE, ODOMETER_SHARE, tabulate, total_delta
 
 pytestmark = pytest.mark.quick
 
 EPSILON, DELTA = 3.0, 1e-5
+Floats = NDArray[np.float64]
 
 
 def costing(epsilon: float) -> ChargeRequest:
@@ -104,3 +111,71 @@ def test_a_refused_study_is_told_an_epsilon_that_fits(ledger: Ledger) -> None:
     lower = float(said.rpartition("epsilon: ")[2])
     assert 1.0 < lower < 2.9
     ledger.reserve("b", arms(lower))
+
+
+def best_stopping(block: Repeated, later: ApproximateDP, readings: list[float]) -> float:
+    """Return max over stopping rules of P(S) − E_Q[e^reading; S], by dynamic programming.
+
+    Both are of randomised responses that fail: with probability δ the record shows, else the loss is ±ε,
+    in multiples of a hundredth. After the block comes one release after another; whoever sees them stops
+    after as many as they like, and a record that shows is looked at until the end.
+    """
+    losses = np.arange(-3000, 3001)
+
+    def gain(reading: float) -> Floats:
+        return np.maximum(-np.expm1(reading - losses / 100.0), 0.0)
+
+    def ran(event: ApproximateDP, after: Floats) -> Floats:
+        size, p = round(100 * event.epsilon), 1.0 / (1.0 + math.exp(-event.epsilon))
+        up, down = np.roll(after, -size), np.roll(after, size)
+        return event.delta + (1.0 - event.delta) * (p * up + (1.0 - p) * down)
+
+    value = gain(readings[-1])
+    for reading in reversed(readings[:-1]):
+        value = np.maximum(gain(reading), ran(later, value))
+    for _ in range(block.count):
+        assert isinstance(block.event, ApproximateDP)
+        value = ran(block.event, value)
+    return float(value[3000])
+
+
+@pytest.mark.parametrize(
+    ("block", "later"),
+    [
+        (Repeated(1, ApproximateDP(1.0, 0.7 * DELTA)), ApproximateDP(0.05, 0.09 * DELTA)),
+        (Repeated(30, ApproximateDP(0.1, 0.0)), ApproximateDP(0.1, 0.0)),
+        (Repeated(6, ApproximateDP(0.2, 0.01 * DELTA)), ApproximateDP(0.1, 0.004 * DELTA)),
+        (Repeated(3, ApproximateDP(0.1, 0.0)), ApproximateDP(0.2, 0.03 * DELTA)),
+    ],
+)
+def test_who_stops_at_will_has_at_most_delta(
+    ledger: Ledger, block: Repeated, later: ApproximateDP
+) -> None:
+    """The readings of a real budget, from the block alone until nothing more is admitted."""
+    [charge] = ledger.reserve("b", [ChargeRequest(block)])
+    ledger.start(charge.id)
+    readings = [ledger.spent("b").epsilon]
+    with contextlib.suppress(BudgetExceededError):
+        for _ in range(60):
+            [charge] = ledger.reserve("b", [ChargeRequest(later)])
+            ledger.start(charge.id)
+            ledger.settle(charge.id, "")
+            readings.append(ledger.spent("b").epsilon)
+    assert len(readings) > 1
+    assert ledger.spent("b").delta == DELTA
+    assert best_stopping(block, later, readings) <= DELTA
+    # The block's best bound, which takes all of δ, cannot be read while more may come.
+    whole = block_guarantee(ledger.log.current("b")).epsilon
+    assert best_stopping(block, later, [whole, *readings[1:]]) > DELTA
+
+
+def test_a_release_recorded_where_none_was_admitted_is_read_at_a_larger_delta(
+    ledger: Ledger,
+) -> None:
+    [charge] = ledger.reserve("b", [costing(EPSILON)])
+    ledger.start(charge.id)
+    assert ledger.spent("b").delta == DELTA
+    ledger.record("b", ChargeRequest(Gaussian(20.0)))
+    found = ledger.spent("b")
+    assert found.delta == pytest.approx((1.0 + APPROXIMATE_SHARE + ODOMETER_SHARE) * DELTA)
+    assert EPSILON < found.epsilon < 1.5 * EPSILON

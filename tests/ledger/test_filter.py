@@ -199,11 +199,55 @@ def test_every_order_of_a_filter_is_tabulated() -> None:
     assert set(pf.ORDERS) <= {float(order) for order in ORDERS}
 
 
-def test_the_ladder_keeps_its_share_of_delta() -> None:
-    rungs = pf.ladder(3.0, 1e-5)
-    assert sum(rung.delta for rung in rungs) <= pf.ODOMETER_SHARE * 1e-5
-    assert [rung.epsilon for rung in rungs] == sorted(rung.epsilon for rung in rungs)
+def test_the_readings_share_the_budgets_delta() -> None:
+    parts = [part for _, part in pf.lines(3.0, 1e-5)]
+    odometer = sum(parts) + (pf.BLOCK_SHARE + pf.FAILING_SHARE) * 1e-5
+    assert odometer <= pf.ODOMETER_SHARE * 1e-5 * (1 + 1e-9)
     assert pytest.approx(1.0) == pf.FILTER_SHARE + pf.APPROXIMATE_SHARE + pf.ODOMETER_SHARE
+
+
+@pytest.mark.parametrize("order", [6.0, 12.0, 20.0])
+@pytest.mark.parametrize("block", [0, 4])
+def test_who_stops_a_line_at_will_has_at_most_its_delta(order: float, block: int) -> None:
+    """Dynamic programming over stopping times, with exact losses: the best stopping, and what to run.
+
+    The block is some randomised responses, and so is every release after it: of 0.1 or of 0.3, as somebody
+    likes who has seen all before it.
+    """
+    unit, delta, most = 0.1, 1e-3, 36
+    chances = {size: 1.0 / (1.0 + math.exp(-unit * size)) for size in (1, 3)}
+    divergence = {
+        size: math.log(p**order * (1 - p) ** (1 - order) + (1 - p) ** order * p ** (1 - order))
+        / (order - 1)
+        for size, p in chances.items()
+    }
+    losses = np.arange(-200, 201)
+    of_block = np.zeros(401)
+    for wins in range(block + 1):
+        of_block[200 + 3 * (2 * wins - block)] = stats.binom.pmf(wins, block, chances[3])
+
+    def block_delta(epsilon: float) -> float:
+        return float(of_block @ np.maximum(-np.expm1(epsilon - unit * losses), 0.0))
+
+    start = pf.start(pf.tabulate(block_delta, 8.0, 2000), order, delta)
+
+    def stopped(ones: int, threes: int) -> np.ndarray:
+        reading = start + ones * divergence[1] + threes * divergence[3]
+        return np.maximum(-np.expm1(reading - unit * losses), 0.0)
+
+    value = {(most - k, k): stopped(most - k, k) for k in range(most + 1)}
+    for total in reversed(range(most)):
+        for threes in range(total + 1):
+            best = stopped(total - threes, threes)
+            for size, p in chances.items():
+                after = value[total - threes + (size == 1), threes + (size == 3)]
+                # Losses that leave the table only pay less; nobody reaches them.
+                ran = p * np.roll(after, -size) + (1 - p) * np.roll(after, size)
+                best = np.maximum(best, np.where(np.abs(losses) <= 200 - size, ran, 0.0))
+            value[total - threes, threes] = best
+    gained = float(of_block @ value[0, 0])
+    assert gained <= delta
+    assert gained >= 0.15 * delta, "the bound should not be loose either"
 
 
 def test_the_odometer_is_monotone_and_above_the_truth() -> None:

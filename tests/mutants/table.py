@@ -911,6 +911,12 @@ _in(
         f"{_ADMIT}::test_a_broken_budget_shows_that_it_is_broken",
     ),
     (
+        "the block is read at the whole δ while more may come",
+        "block_epsilon(block, BLOCK_SHARE * budget.delta, budget.adjacency)",
+        "block_epsilon(block, budget.delta, budget.adjacency)",
+        f"{_ADMIT}::test_who_stops_at_will_has_at_most_delta",
+    ),
+    (
         "the odometer shows the budget although its filter is broken",
         "if room >= 0 and room_delta >= 0:",
         "if True:",
@@ -1011,10 +1017,10 @@ _in(
         _FILTER,
     ),
     (
-        "every rung of the odometer has the whole share",
-        "(epsilon * k / _RUNGS, share / _RUNGS)",
-        "(epsilon * k / _RUNGS, share)",
-        f"{_FILTER}::test_the_ladder_keeps_its_share_of_delta",
+        "every line of the odometer has the whole share",
+        "* delta / len(_LEVELS)",
+        "* delta",
+        f"{_FILTER}::test_the_readings_share_the_budgets_delta",
     ),
 )
 

@@ -19,11 +19,10 @@ COMPOSITION = "the composition of all charges, not their sum"
 def test_a_composition_is_said_only_where_it_is_one(
     tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    storage = f"sqlite:///{tmp_path}/p.db"
-
-    def said(name: str) -> tuple[str, str]:
+    def said(name: str, storage: str, **more: float) -> tuple[str, str]:
         arms = [{"name": "arm", "strategy": "fixed", "parameters": PARAMETERS}]
-        with closing(Study.create(toy_spec(name=name, arms=arms, epsilon=1.0), storage)) as study:
+        url = f"sqlite:///{tmp_path}/{storage}.db"
+        with closing(Study.create(toy_spec(name=name, arms=arms, **more), url)) as study:
             study.run()
             print_comparison(study)
             view = budget_view(study)
@@ -31,10 +30,12 @@ def test_a_composition_is_said_only_where_it_is_one(
             texts = (capsys.readouterr().out, study_note(study, view), page)
             return view.spent.method, " ".join(" ".join(texts).split())
 
-    method, first = said("first")
-    assert first.count(f"by {method}: {COMPOSITION}") == 3
-    # The second study may depend on what the first has shown: the filter admits it.
-    method, second = said("second")
-    assert method in ("odometer", "filter")
-    assert second.count(f"by the {method}: ") == 3
-    assert "composition of all charges" not in second
+    # A study that takes the whole budget leaves no room: nothing can follow.
+    method, whole = said("whole", "one")
+    assert whole.count(f"by {method}: {COMPOSITION}") == 3
+    # What follows may depend on what a first study has shown: the odometer reads, and the filter admits.
+    for name in ("first", "second"):
+        method, read = said(name, "two", epsilon=1.0)
+        assert method in ("odometer", "filter")
+        assert read.count(f"by the {method}: ") == 3
+        assert "composition of all charges" not in read
