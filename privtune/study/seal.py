@@ -9,9 +9,9 @@ observes it. Until it is left,
   file descriptors, as libraries in C do, and what is logged, whatever handlers there are: they may
   write to a file, a server, or a stream of before. Notebooks display nothing.
 
-When it is left, nothing that a user's code has started under it may be left: a handler of ``atexit`` or of a
-signal, a finaliser that runs at exit, a thread or a process that still runs. Each could speak once a trial
-after the seal, and how often would tell the number of trials.
+When it is left, nothing that a user's code has started under it may be left: a handler of ``atexit``, a
+finaliser that runs at exit, a thread that still runs. Each could print once a trial after the seal, and how
+often would tell the number of trials. What a process that is still running prints goes to the log.
 
 A seat belt, not a sandbox: code that took a store apart beforehand, or opens a file or a socket
 itself, is inside the trust boundary like the data.
@@ -22,20 +22,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import functools
 import importlib.util
 import logging
-import multiprocessing.process
 import os
-import signal
-import subprocess
 import sys
 import sysconfig
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -123,7 +119,7 @@ def sealed(log: Path, *, rehearsal: bool = False) -> Iterator[None]:
         raise SealedError(
             f"A sealed round has left {', '.join(dict.fromkeys(left))}, which may speak after it, once a "
             "trial: how often would tell the secret number of trials. End what a trial starts before it "
-            "returns (join, wait, shutdown, atexit.unregister, detach), or start it before the study runs."
+            "returns (join, shutdown, atexit.unregister, detach), or start it before the study runs."
         )
 
 
@@ -141,7 +137,7 @@ def open_stream(stream: TextIO) -> TextIO:
 
 
 _GRACE = 5.0
-"""Seconds that threads and processes which are about to end have for it."""
+"""Seconds that threads which are about to end have for it."""
 
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
@@ -178,86 +174,24 @@ class _Started:
         self._clear()
 
     def _clear(self) -> None:
-        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._running: list[tuple[Callable[[], str], Callable[[], bool]]] = []
+        self._all: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._threads: list[threading.Thread] = []  # that a user's code has started
         self._finalisers: list[tuple[Any, object]] = []
         self._handlers: list[Any] = []
         self._expected = atexit._ncallbacks()
-        self._signals = {s: signal.getsignal(s) for s in signal.valid_signals()}
 
     def watch(self) -> None:
         """Note what is started from here on, until the seal is opened."""
         self._clear()
-
-        def thread(it: threading.Thread) -> bool:
-            it.join(self._patience())
-            return it.is_alive()
-
-        def process(it: Any) -> bool:
-            with contextlib.suppress(ValueError):  # closed: it has ended
-                it.join(self._patience())
-                return bool(it.is_alive())
-            return False
-
-        def program(it: Any) -> bool:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                it.wait(self._patience())
-            return it.returncode is None
-
-        self._note(threading.Thread, "start", lambda it: f"thread {it.name!r}", thread)
-        kind: Any = multiprocessing.process.BaseProcess
-        self._note(kind, "start", lambda it: f"process {it.name!r}", process)
-        self._note(subprocess.Popen, "__init__", lambda it: f"program {it.args!r:.100}", program)
-        self._note_at_exit()
-
-    def end(self) -> list[str]:
-        """Wait for what is about to end; return what is left, and keep handlers from being called."""
-        self._deadline = time.monotonic() + _GRACE
-        found = [name() for name, runs in self._running if runs()]
-        found += [f"atexit handler {_name(handler)}" for handler in self._handlers]
-        if atexit._ncallbacks() > self._expected:  # by a name that register had before the seal
-            found.append("an atexit handler")
-        for handler in tuple(self._handlers):
-            atexit.unregister(handler)
-        for finaliser, function in self._finalisers:
-            if finaliser.alive and finaliser.atexit:
-                found.append(f"finaliser {_name(function)} of weakref.finalize")
-                finaliser.detach()
-        for number, before in self._signals.items():
-            now = signal.getsignal(number)
-            code = getattr(now, "__code__", None)
-            if now != before and code is not None and not _is_library(code.co_filename):
-                found.append(f"a handler of {signal.Signals(number).name}, {_name(now)}")
-        return found
-
-    def _patience(self) -> float:
-        return max(0.0, self._deadline - time.monotonic())
-
-    def _is_inside(self) -> bool:
-        here = threading.current_thread()
-        return self.inside[threading.get_ident()] > 0 or here in self._threads
-
-    def _note(
-        self, owner: Any, method: str, name: Callable[[Any], str], runs: Callable[[Any], bool]
-    ) -> None:
-        begin = getattr(owner, method)
-
-        @functools.wraps(begin)
-        def noted(it: Any, *args: Any, **kwargs: Any) -> None:
-            if self._is_inside():
-                if isinstance(it, threading.Thread):
-                    self._threads.add(it)
-                begin(it, *args, **kwargs)
-                if _by_user():
-                    self._running.append((functools.partial(name, it), functools.partial(runs, it)))
-            else:
-                begin(it, *args, **kwargs)
-
-        _replace(owner, method, noted)
-
-    def _note_at_exit(self) -> None:
+        start, finalise = threading.Thread.start, weakref.finalize.__init__
         register, unregister = atexit.register, atexit.unregister
-        finalise = weakref.finalize.__init__
+
+        def started(it: threading.Thread) -> None:
+            if inside := self._is_inside():
+                self._all.add(it)  # before it starts others
+            start(it)
+            if inside and _by_user():
+                self._threads.append(it)
 
         def registered(function: Any, *args: Any, **kwargs: Any) -> Any:
             of_finalisers = function == weakref.finalize._exitfunc  # type: ignore[attr-defined]
@@ -270,15 +204,37 @@ class _Started:
             self._handlers = [handler for handler in self._handlers if handler != function]
             unregister(function)
 
-        @functools.wraps(finalise)
         def finalised(it: Any, of: Any, function: Any, /, *args: Any, **kwargs: Any) -> None:
             finalise(it, of, function, *args, **kwargs)
             if self._is_inside() and _by_user():
                 self._finalisers.append((it, function))
 
+        _replace(threading.Thread, "start", started)
         _replace(atexit, "register", registered)
         _replace(atexit, "unregister", unregistered)
         _replace(weakref.finalize, "__init__", finalised)
+
+    def end(self) -> list[str]:
+        """Wait for threads that are about to end; return what is left, and take handlers back."""
+        deadline, found = time.monotonic() + _GRACE, []
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                found.append(f"thread {thread.name!r}")
+        found += [f"atexit handler {_name(handler)}" for handler in self._handlers]
+        if atexit._ncallbacks() > self._expected:  # by a name that register had before the seal
+            found.append("an atexit handler")
+        for handler in tuple(self._handlers):
+            atexit.unregister(handler)
+        for finaliser, function in self._finalisers:
+            if finaliser.alive and finaliser.atexit:
+                found.append(f"finaliser {_name(function)} of weakref.finalize")
+                finaliser.detach()
+        return found
+
+    def _is_inside(self) -> bool:
+        here = threading.current_thread()
+        return self.inside[threading.get_ident()] > 0 or here in self._all
 
 
 def _name(function: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from privtune.study.failures import ArmStoppedError
 from privtune.study.seal import sealed
 from tests import toy
 from tests.study.conftest import toy_spec
-from tests.study.make_old_store import LOOP, objective
+from tests.study.loops import LOOP, objective
 
 KEPT: list[Any] = []
 """What keeps things alive after a trial, and how tests end them."""
@@ -90,26 +89,8 @@ def _finaliser() -> None:
     KEPT.append(finaliser.detach)
 
 
-def _process() -> None:
-    process = multiprocessing.get_context("fork").Process(target=signal.pause, name="late")
-    process.start()
-    KEPT.append(process.join)
-    KEPT.append(process.kill)
-
-
-def _program() -> None:
-    program = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    KEPT.append(program.wait)
-    KEPT.append(program.kill)
-
-
 def _late(*_: object) -> None:
     raise AssertionError
-
-
-def _signal() -> None:
-    before = signal.signal(signal.SIGUSR1, _late)
-    KEPT.append(lambda: signal.signal(signal.SIGUSR1, before))
 
 
 LEFT: dict[str, tuple[Callable[[], None], str]] = {
@@ -120,9 +101,6 @@ LEFT: dict[str, tuple[Callable[[], None], str]] = {
     "handler": (_handler, "atexit handler print"),
     "handler by another name": (_handler_by_another_name, "an atexit handler"),
     "finaliser": (_finaliser, "finaliser print"),
-    "process": (_process, "process 'late'"),
-    "program": (_program, "signal.pause"),
-    "signal": (_signal, "SIGUSR1, _late"),
 }
 
 
@@ -136,8 +114,6 @@ def _ended() -> None:
     with suppress(FileNotFoundError):
         subprocess.Popen(["/no/such/program"])
     weakref.finalize(Thing(), int)
-    before = signal.signal(signal.SIGUSR1, _late)
-    signal.signal(signal.SIGUSR1, before)
     thread = threading.Thread(target=int)
     thread.start()
     # It ends by itself, within the time that the seal gives.
@@ -247,7 +223,9 @@ def test_a_rehearsal_refuses_before_the_charge(what: str, tmp_path: Path) -> Non
     with pytest.raises(SealedError, match="has left"):
         study.optimize(leaving, strategy=PapernotSteinke(mean_runs=3), **ARM)
     assert not study._life.charges()
-    study.optimize(leaving, strategy=Fixed(), **ARM)  # whose trials are paid for
+    study.optimize(
+        leaving, strategy=Fixed(), **{**ARM, "validation": None}
+    )  # whose trials are paid for
 
 
 def test_a_round_that_leaves_something_is_stopped_for_the_curator(
