@@ -20,7 +20,7 @@ from privtune.execution.supervise import WorkerStoppedError
 from privtune.ledger import Ledger, OpenRound
 from privtune.strategies import Everything, Fixed, PapernotSteinke
 from privtune.study import Study
-from privtune.study.failures import ArmStoppedError, stopping
+from privtune.study.failures import ArmStoppedError, UnreadableRecordsError, stopping
 from privtune.tasks import Task, TaskData
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.scoring import cross_entropy
@@ -130,9 +130,13 @@ def test_an_error_in_mid_arm_stops_it_and_the_mended_run_is_the_undisturbed_one(
 def test_data_that_cannot_be_loaded_stops_the_arm(storage: str) -> None:
     study = Study.create(spec(), storage)
     MISTAKE.update(where="load", error=ValueError(SECRET))
-    with pytest.raises(ArmStoppedError, match="privtune study show toy --curator") as stopped:
+    with pytest.raises(UnreadableRecordsError, match="study show toy --curator") as looked:
         study.run()
-    assert SECRET not in str(stopped.value)
+    assert study.spent().epsilon == 0.0
+    with pytest.raises(ArmStoppedError, match="privtune study show toy --curator") as stopped:
+        study.run(anyway=True)
+    for raised in (looked, stopped):
+        assert SECRET not in str(raised.value)
     assert SECRET in curated(study).failures("defaults")[-1]["traceback"]
 
 

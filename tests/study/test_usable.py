@@ -28,7 +28,6 @@ from privtune.study.failures import (
     UnusableRecordsError,
 )
 from privtune.tasks import Task, TaskData, TaskDataError, get_task
-from privtune.tasks._usable import check_records
 from privtune.tasks.stages import Usable, make_stage
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.noise_options import NoiseOptions
@@ -207,7 +206,7 @@ def test_a_right_file_runs(tmp_path: Path, storage: str, kind: str) -> None:
     frame.loc[:30, "age"] = np.nan
     frame.loc[:60, "y"] = "perhaps"  # more than a split has: all of them share one
     task = save(frame, tmp_path, kind)
-    check = check_records(get_task(task))
+    check = get_task(task).check_records()
     assert check.reason == ""
     assert sum(split.unusable for split in check.splits) == 61
     assert check.usable == 339
@@ -222,7 +221,7 @@ def test_a_right_file_runs(tmp_path: Path, storage: str, kind: str) -> None:
 def test_few_records_of_a_small_split_are_chance(tmp_path: Path) -> None:
     task = save(people(), tmp_path, "csv", train=390, validation=5, test=5)
     for key in map(str, range(40)):
-        assert check_records(get_task({**task, "key": key})).reason == ""
+        assert get_task({**task, "key": key}).check_records().reason == ""
 
 
 # Tasks of one's own.
