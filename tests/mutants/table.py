@@ -1343,3 +1343,25 @@ _in(
         f"{_USABLE}::test_a_wrong_file_spends_nothing",
     ),
 )
+_ONE = "tests/tasks/test_one_record.py"
+_in(
+    "tasks/_files.py",
+    (
+        "one date that Python has not ends the reading of all",
+        "except (ValueError, ArithmeticError):",
+        "except ():",
+        f"{_ONE}::test_a_date_that_python_has_not_is_one_cell_of_parquet",
+    ),
+    (
+        "one line that holds no object ends the reading of all",
+        "except (ValueError, RecursionError):",
+        "except ():",
+        f"{_ONE}::test_one_record_changes_no_other",
+    ),
+    (
+        "one half of a character ends the reading of all",
+        'return cell.encode(errors="replace").decode() if isinstance(cell, str) else cell',
+        "return cell.encode().decode() if isinstance(cell, str) else cell",
+        f"{_ONE}::test_one_record_changes_no_other",
+    ),
+)
