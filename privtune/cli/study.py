@@ -103,17 +103,12 @@ def plan(
     from privtune.study import StudySpec, plan_study
     from privtune.study.planning import advice as advice_on
 
-    if data is not None:
-        os.environ["PRIVTUNE_DATA"] = str(data.absolute())
+    _give(data)
     parsed = StudySpec.from_file(spec)
     with planning(parsed):
         planned = plan_study(parsed)
         advised = advice_on(planned) if advice else None
-    records = None
-    if curator and parsed.task is not None:
-        from privtune.tasks._usable import check_records
-
-        records = check_records(parsed.load_task())
+    records = parsed.load_task().check_records() if curator and parsed.task is not None else None
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
     space = parsed.search_space()
     stages = list(zip(planned.stages, planned.stage_guarantees, strict=True))
@@ -196,8 +191,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
     """Run a study, or go on where it was interrupted."""
     from privtune.training.engine.compute import check_stack
 
-    if data is not None:
-        os.environ["PRIVTUNE_DATA"] = str(data.absolute())
+    _give(data)
     with libraries():
         from privtune.cli._progress import run_study
         from privtune.cli._tables import comparison_document, print_comparison
@@ -388,6 +382,11 @@ def delete(
         console().print(
             f"{folder} stays: it holds files that the study did not make.", soft_wrap=True
         )
+
+
+def _give(data: Path | None) -> None:
+    if data is not None:
+        os.environ["PRIVTUNE_DATA"] = str(data.absolute())
 
 
 def _load(name: str, storage: str, *, curator: bool = False) -> Study:

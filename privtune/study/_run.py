@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.errors import InvalidInputError
@@ -21,7 +21,6 @@ from privtune.study.lifecycle import Life, carry_on
 from privtune.study.workers import give_out, make_files, telling
 from privtune.tasks import TaskDataError
 from privtune.tasks._fine_tuning import PART, for_candidate
-from privtune.tasks._usable import check_records
 from privtune.training.engine.compute import check_device, check_stack
 from privtune.training.mechanism.streams import Streams
 
@@ -66,9 +65,12 @@ def run_study(
         if not non_private:
             _check_private(life.name, plans)
         trainer = _TaskTrainer(life, _task(life), observer, compute, executor, tell)
+        look = None
         if not life.charges() and not (anyway and told is None):
-            _check_records(life, plans, trainer, anyway=anyway, told=told)
-        return carry_on(life, plans, trainer, observer, measure=trainer.measure, anyway=anyway)
+            look = partial(_check_records, life, plans, trainer, anyway=anyway, told=told)
+        return carry_on(
+            life, plans, trainer, observer, measure=trainer.measure, look=look, anyway=anyway
+        )
 
 
 def _check_records(
@@ -94,7 +96,7 @@ def _check_records(
     try:
         with life.seal(sealed, rehearsal=True):
             keep = not stages and trainer.task.examine is None  # the arms train on the same records
-            found = check_records(trainer.task, trainer.data if keep else None)
+            found = trainer.task.check_records(trainer.data if keep else None)
     except TaskDataError:  # of public facts
         raise
     except Exception as error:  # what it says may come from a record

@@ -164,6 +164,9 @@ class Study:
     def check_records(self) -> RecordCheck:
         """Read the records, and return how many cannot be used, and why. For the curator alone.
 
+        Returns:
+            What was found, by split and column.
+
         Raises:
             SealedTrialsError: Outside of the trust boundary.
 
@@ -173,10 +176,8 @@ class Study:
             >>> curated.check_records().reason
             ''
         """
-        from privtune.tasks._usable import check_records
-
         self._check_curator()
-        return check_records(self._life.spec.load_task())
+        return self._life.spec.load_task().check_records()
 
     def optimize(
         self,

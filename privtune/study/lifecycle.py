@@ -355,6 +355,7 @@ def carry_on(
     tell: Callable[[Plan, Release], None] | None = None,
     *,
     measure: Callable[[StagePlan], Mapping[str, Any]] | None = None,
+    look: Callable[[], None] | None = None,
     anyway: bool = False,
 ) -> tuple[Release, ...]:
     """Lead arms from wherever they are to their announcement; charge all of them before any starts.
@@ -366,6 +367,8 @@ def carry_on(
         observer: Hears of it.
         tell: Hears of releases in the observer's place.
         measure: Makes the release of a stage; may touch the data.
+        look: Looks at the records before the charge, for the curator alone; raises where the budget would
+            be spent for nothing.
         anyway: Whether arms run although a stage released that most records cannot be used.
 
     Returns:
@@ -380,6 +383,8 @@ def carry_on(
         if life.stage(plan) in (Stage.PLANNED, Stage.CHARGED, Stage.STARTED):
             with life.seal(plan, rehearsal=True):
                 seconds[plan.arm] = trainer.rehearse(plan)
+    if look is not None:
+        look()
     stages = () if measure is None else tuple(life.stages().values())
     life.charge([*stages, *plans])
     for stage in stages:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,13 @@ from privtune.tasks._facts import PARTITIONS, PublicFacts
 if TYPE_CHECKING:
     import torch
 
-    from privtune.tasks._usable import RecordCheck
+    from privtune.tasks._usable import Fault, RecordCheck
     from privtune.training.mechanism.data import TensorData
 
 __all__ = ["Task", "TaskAbsentError", "TaskData", "TaskDataError", "made_up_inputs"]
+
+
+_TRIED = 64  # records of another shape or type than declared that the model is tried on
 
 
 def made_up_inputs(records: int, shape: tuple[int, ...], tokens: int | None) -> torch.Tensor:
@@ -239,3 +242,102 @@ class Task:
                     f"{split}_records and plan the study again."
                 )
         return data
+
+    def check_records(self, data: TaskData | None = None, *, tried: bool = True) -> RecordCheck:
+        """Read the data, and return how many records cannot be used, and why. For the curator alone.
+
+        Args:
+            data: The data, where it has been loaded.
+            tried: Whether a model is tried on records of another shape or type than declared; else they
+                count as they are.
+
+        Returns:
+            What was found, by split and column. None of it may leave the trust boundary.
+
+        Example:
+            >>> from privtune.tasks import get_task
+            >>> get_task("synthetic-logistic").check_records().reason
+            ''
+        """
+        import numpy as np
+
+        from privtune.tasks._usable import SPLITS, Tally
+
+        if self.examine is not None:
+            return self.examine()
+        data = self.load() if data is None else data
+        splits = {name: getattr(data, name) for name in SPLITS}
+        tally = Tally(
+            {name: getattr(self, f"{name}_records") for name in SPLITS},
+            what=self.unit or "record",
+            sealed=any(records.sealed_size for records in splits.values()),
+            classes=self.class_names or range(self.classes or 0),
+        )
+        for number, records in enumerate(splits.values()):
+            lost = records.unusable
+            if len(records.y) == 1 and lost is not None and bool(lost.all()):
+                continue  # one that stands for a split without records
+            tally.add(np.full(len(records.y), number), _faults(self, records, tried=tried))
+            if self.classes is not None:
+                tally.seen |= set(range(self.classes)) & set(records.y.unique().tolist())
+        return tally.check()
+
+
+def _faults(task: Task, data: TensorData, *, tried: bool) -> Iterator[Fault]:
+    """Yield what is not as declared of records in memory."""
+    import numpy as np
+
+    from privtune.tasks._usable import CLIPPED, LABEL, NO_NUMBER, Fault
+
+    x, y = data.x.cpu(), data.y.cpu()
+    rest = np.ones(len(y), dtype=bool)
+    if data.unusable is not None:
+        rest = ~data.unusable.cpu().numpy()
+        yield Fault("", "marked as unusable", ~rest)
+    like = made_up_inputs(1, task.input_shape, task.tokens)
+    other = x.shape[1:] != like.shape[1:] or x.dtype != like.dtype
+    if other and tried and not _runs(task, x, y):
+        said = (
+            f"{tuple(x.shape[1:])} of {x.dtype}, declared {tuple(like.shape[1:])} of {like.dtype}"
+        )
+        yield Fault("inputs", "of another shape or type", rest, declared=said)
+        return
+    flat = x.reshape(len(x), -1)
+    if x.is_floating_point():
+        yield Fault("inputs", NO_NUMBER, rest & ~flat.isfinite().all(dim=1).numpy())
+    elif task.tokens is not None:
+        outside = ((flat < 0) | (flat >= task.tokens)).any(dim=1).numpy()
+        said = f"declared 0 to {task.tokens - 1}"
+        yield Fault("inputs", "token not declared", rest & outside, declared=said)
+    targets = y.reshape(len(y), -1)
+    if task.classes is None:
+        yield Fault("target", NO_NUMBER, rest & ~targets.isfinite().any(dim=1).numpy())
+        if task.target_range is not None:
+            low, high = task.target_range
+            outside = ((targets < low) | (targets > high)).any(dim=1).numpy()
+            said = f"declared [{low:g}, {high:g}]"
+            yield Fault("target", CLIPPED, rest & outside, used=True, declared=said)
+        return
+    wrong = (targets < 0) | (targets >= task.classes) | (targets != targets.floor())
+    lost = rest & (wrong.all(dim=1) if task.unit else wrong.any(dim=1)).numpy()
+    if lost.any():
+        seen = targets[lost]
+        low, high = float(seen.min()), float(seen.max())
+        said = f"labels from {low:g} to {high:g}, declared 0 to {task.classes - 1}"
+        if low == high == -1:
+            said = "of no declared class, or it cannot be read"
+        yield Fault("target", LABEL, lost, declared=said)
+
+
+def _runs(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Say whether model and loss take records of another shape or type than declared."""
+    import torch
+
+    from privtune.training.mechanism.streams import GLOBAL_GENERATOR
+
+    try:
+        with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]), torch.no_grad():
+            losses = task.loss(task.model()(x[:_TRIED]), y[:_TRIED])
+    except Exception:  # whatever a model makes of them, they cannot be trained on
+        return False
+    return losses.shape[:1] == y[:_TRIED].shape[:1]

@@ -18,7 +18,7 @@ from privtune.names import check_name
 from privtune.tasks._columns import PAID, Category
 from privtune.tasks._registry import get_task
 from privtune.tasks._stage import TaskSpec, TaskStage, as_number
-from privtune.tasks._usable import SPLITS, check_records
+from privtune.tasks._usable import SPLITS
 from privtune.tasks.tabular import Table, read_table, tabular
 from privtune.training.mechanism.statistics import (
     Floats,
@@ -81,7 +81,7 @@ class Usable(TaskStage):
         found = get_task(task)
         found.check()
         # No model is tried on the records: one of them could decide how all are counted.
-        return np.array([check_records(found, tried=False).usable], dtype=np.float64)
+        return np.array([found.check_records(tried=False).usable], dtype=np.float64)
 
     def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
         """See ``TaskStage``."""

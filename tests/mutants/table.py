@@ -821,7 +821,10 @@ _in(
     (
         "arms are charged one by one",
         "    life.charge([*stages, *plans])\n    for stage in stages:\n"
-        "        _release_stage(life, stage, measure)\n    releases = []\n    for plan in plans:\n",
+        "        _release_stage(life, stage, measure)\n"
+        "        refusal = stage.stage.refusal(life.stage_releases()[stage.arm])\n"
+        "        if refusal and not anyway:\n            raise StageRefusedError(life.name, refusal)\n"
+        "    releases = []\n    for plan in plans:\n",
         "    releases = []\n    for plan in plans:\n        life.charge([plan])\n",
         f"{_STUDY}::test_all_arms_are_charged_before_data_is_touched",
     ),
@@ -1330,5 +1333,86 @@ _in(
         "whole, _ = fresh(self.whole)",
         "whole = self.whole",
         f"{_NEIGHBOURS}::test_features_of_a_frozen_part_hang_on_their_own_record",
+    ),
+)
+_QUERIES = "tests/tasks/test_queries.py"
+_USABLE = "tests/study/test_usable.py"
+_in(
+    "tasks/_sql.py",
+    (
+        "a query may hold parts that are not known",
+        "elif name not in _PARTS.split():",
+        "elif False:",
+        f"{_QUERIES}::test_what_may_look_at_other_rows_is_refused_by_name",
+    ),
+    (
+        "a query may limit, sample or order rows",
+        "if more := [field for field in used if field not in allowed]:",
+        "if more := []:",
+        f"{_QUERIES}::test_what_may_look_at_other_rows_is_refused_by_name",
+    ),
+    (
+        "a query may call any function",
+        "if part.name.lower() not in _FUNCTIONS.split():",
+        "if False:",
+        f"{_QUERIES}::test_what_may_look_at_other_rows_is_refused_by_name",
+    ),
+    (
+        "a comment hides what the database runs",
+        "if any(token.comments for token in tokens):",
+        "if False:",
+        f"{_QUERIES}::test_what_may_look_at_other_rows_is_refused_by_name",
+    ),
+    (
+        "a view stands for a table",
+        "if len(tables) != 1 or views or table.catalog",
+        "if table.catalog",
+        f"{_QUERIES}::test_a_view_is_no_table",
+    ),
+)
+_in(
+    "tasks/stages.py",
+    (
+        "a count of usable records has half of its noise",
+        "        return 1.0\n",
+        "        return 0.5\n",
+        f"{_USABLE}::test_one_record_moves_the_count_by_one_at_most {_USABLE}::test_the_event_and_the_noise",
+    ),
+)
+_in(
+    "study/_run.py",
+    (
+        "the public learns why a run stopped",
+        'UnusableRecordsError(life.name, "" if told is None else found.reason)',
+        "UnusableRecordsError(life.name, found.reason)",
+        f"{_USABLE}::test_a_wrong_file_spends_nothing",
+    ),
+    (
+        "a run of unusable records is charged",
+        "if found.reason and not anyway:",
+        "if False:",
+        f"{_USABLE}::test_a_wrong_file_spends_nothing",
+    ),
+)
+_ONE = "tests/tasks/test_one_record.py"
+_in(
+    "tasks/_files.py",
+    (
+        "one date that Python has not ends the reading of all",
+        "except (ValueError, ArithmeticError):",
+        "except ():",
+        f"{_ONE}::test_a_date_that_python_has_not_is_one_cell_of_parquet",
+    ),
+    (
+        "one line that holds no object ends the reading of all",
+        "except (ValueError, RecursionError):",
+        "except ():",
+        f"{_ONE}::test_one_record_changes_no_other",
+    ),
+    (
+        "one half of a character ends the reading of all",
+        'return cell.encode(errors="replace").decode() if isinstance(cell, str) else cell',
+        "return cell.encode().decode() if isinstance(cell, str) else cell",
+        f"{_ONE}::test_one_record_changes_no_other",
     ),
 )

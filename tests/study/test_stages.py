@@ -183,7 +183,7 @@ def test_stages_and_arms_are_charged_together_or_not_at_all(spec: StudySpec) -> 
     [
         ({"stages": 3}, "stages: must be a list, not 3"),
         ({"stages": [3]}, "stages.0: must be a mapping"),
-        ({"stages": [{"type": "mode"}]}, "stages.type = 'mode': must be one of quantiles"),
+        ({"stages": [{"type": "mode"}]}, "stages.type = 'mode': must be one of usable"),
         ({"stages": [{**STAGES[0], "name": "one"}]}, "another arm or stage is called one"),
         ({"task": None, "arms": [], "epochs": None, "space": {}}, "task is missing, but"),
     ],

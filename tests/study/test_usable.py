@@ -28,7 +28,6 @@ from privtune.study.failures import (
     UnusableRecordsError,
 )
 from privtune.tasks import Task, TaskData, TaskDataError, get_task
-from privtune.tasks._usable import check_records
 from privtune.tasks.stages import Usable, make_stage
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.noise_options import NoiseOptions
@@ -207,7 +206,7 @@ def test_a_right_file_runs(tmp_path: Path, storage: str, kind: str) -> None:
     frame.loc[:30, "age"] = np.nan
     frame.loc[:60, "y"] = "perhaps"  # more than a split has: all of them share one
     task = save(frame, tmp_path, kind)
-    check = check_records(get_task(task))
+    check = get_task(task).check_records()
     assert check.reason == ""
     assert sum(split.unusable for split in check.splits) == 61
     assert check.usable == 339
@@ -222,7 +221,7 @@ def test_a_right_file_runs(tmp_path: Path, storage: str, kind: str) -> None:
 def test_few_records_of_a_small_split_are_chance(tmp_path: Path) -> None:
     task = save(people(), tmp_path, "csv", train=390, validation=5, test=5)
     for key in map(str, range(40)):
-        assert check_records(get_task({**task, "key": key})).reason == ""
+        assert get_task({**task, "key": key}).check_records().reason == ""
 
 
 # Tasks of one's own.
@@ -566,3 +565,51 @@ def test_it_comes_first_and_once() -> None:
         spec = toy_spec(task=table("p.csv"), stages=stages)
         with pytest.raises(InvalidInputError, match="stages"):
             StudySpec.load_task(spec)
+
+
+# What is counted, where splits, units and bounds are not those of plain rows.
+
+
+def test_units_are_counted_as_the_task_has_them(tmp_path: Path) -> None:
+    frame = people().assign(who=[f"p{i // 4}" for i in range(COUNT)])
+    frame.loc[:59, "y"] = "perhaps"
+    frame.loc[100, "who"] = None
+    task = save(frame, tmp_path, "csv", group="who", max_per_group=4)
+    task |= {"train": 80, "validation": 10, "test": 10}
+    check = get_task(task).check_records()
+    data = get_task(task).load()
+    for split in check.splits:
+        targets = getattr(data, split.split).y
+        assert split.usable == int((targets >= 0).any(dim=1).sum())
+    assert (check.what, check.usable, check.reason) == ("who", 85, "")
+    few = get_task({**task, "train": 800, "validation": 100, "test": 100}).check_records()
+    assert "85 whos can be used, and 1,000 are declared" in few.reason
+
+
+def test_texts_are_counted_without_their_encoder(tmp_path: Path) -> None:
+    from privtune.tasks._partition import KEY, Sizes
+    from privtune.tasks.text import _Texts
+
+    frame = pd.DataFrame({"text": [f"text {i}" for i in range(100)], "label": ["No", "Yes"] * 50})
+    frame.loc[0, "text"] = None
+    frame.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
+    made = _Texts(
+        tmp_path / "t.jsonl", "text", "label", ("no", "yes"), "", "", 8, 4, Sizes(80, 10, 10), KEY
+    )
+    check = made.examine()
+    assert "100 of 100 records cannot be used" in check.reason
+    assert "the file says 'No', the spec 'no'" in check.reason
+    right = replace(made, classes=("No", "Yes")).examine()
+    assert (right.usable, right.reason) == (99, "")
+
+
+def test_bounds_that_are_not_released_yet_leave_the_splits_open(tmp_path: Path) -> None:
+    paid = {"age": {"bounds": "paid"}}
+    task = save(people(), tmp_path, "csv", columns=paid)
+    check = get_task(task).check_records()
+    assert [split.split for split in check.splits] == ["all splits"]
+    assert (check.usable, check.declared, check.reason) == (COUNT, COUNT, "")
+    known = get_task({**task, "id": "seen"}).check_records()
+    assert [split.split for split in known.splits] == ["train", "validation", "test"]
+    wrong = save(people().assign(age="old"), tmp_path, "csv", columns=paid)
+    assert "age: 400 not a number" in get_task(wrong).check_records().reason

@@ -228,7 +228,7 @@ def test_what_is_to_be_paid_for_is_never_loaded_before(path: Path) -> None:
 WRONG: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
     ([], {}, "are to be paid for, and no stage does"),
     ([{"type": "quantiles"}], {}, "class_weights"),
-    ([{"type": "mean"}], {}, "stages.type = 'mean': must be one of quantiles, histogram, dp-pca"),
+    ([{"type": "mean"}], {}, "stages.type = 'mean': must be one of usable, quantiles, "),
     ([{"type": "quantiles", "shares": 1}], {}, "are no fields of quantiles; these are: name"),
     ([{"type": "quantiles", "epsilon_share": 1.5}], {}, "must be a number above 0 and below 1"),
     ([{"type": "quantiles", "epsilon_share": "a"}], {}, "must be a number above 0 and below 1"),
@@ -239,7 +239,11 @@ WRONG: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
     ),
     ([{"type": "quantiles", "noise_multiplier": 0}], {}, "must be a number above 0"),
     ([{"type": "quantiles", "low": 0.9, "high": 0.1}], {}, "must be shares"),
-    ([{"type": "histogram"}, {"type": "quantiles"}], {}, "must be in the order quantiles, hist"),
+    (
+        [{"type": "histogram"}, {"type": "quantiles"}],
+        {},
+        "must be in the order usable, quantiles, hist",
+    ),
     (
         [{"type": "histogram", "column": "z"}],
         {"columns": {"z": [-1, 1]}, "class_weights": [1, 1]},
@@ -281,4 +285,4 @@ def test_wrong_stages_are_refused_in_one_sentence(
 def test_stages_go_with_tables_alone() -> None:
     with pytest.raises(InvalidInputError, match="go with a table"):
         staged_task("digits-mlp", [Histogram()])
-    assert list(STAGES) == ["quantiles", "histogram", "dp-pca"]
+    assert list(STAGES) == ["usable", "quantiles", "histogram", "dp-pca"]
