@@ -12,7 +12,7 @@ from privtune.accounting.accountant import Guarantee, epsilon
 from privtune.accounting.algebra import Adjacency, Event
 from privtune.accounting.calibration import calibrate
 from privtune.accounting.choices import PrivateSelection, ThresholdSelection
-from privtune.accounting.events import Composed, Gaussian, Laplace, Parallel, Repeated
+from privtune.accounting.events import Composed, Parallel, Repeated
 from privtune.accounting.mechanisms.entry import Choice
 from privtune.accounting.registry import entry, scaled, text
 from privtune.accounting.runs import RunLaw, run_law_from_dict
@@ -143,9 +143,9 @@ def _parts(event: Event) -> tuple[Event, ...]:
 
 
 def _scored(event: Event) -> bool:
-    """Return whether an event is something beside one Gaussian or Laplace release of other records."""
+    """Return whether an event is something beside one noised release about other records."""
     two = isinstance(event, Parallel) and len(event.events) == 2
-    return two and isinstance(event.children()[1], Gaussian | Laplace)
+    return two and "noise_multiplier" in event.children()[1].to_dict()
 
 
 def shares_of_scores(event: Event, now: Guarantee) -> tuple[Share, ...]:
