@@ -103,6 +103,14 @@ def optimize(
         unit=life.ledger.unit(life.budget),
     )
     _check_used(plan, validation=validation, sampler=sampler, pruner=pruner)
+    if (sampler or pruner) is not None and not plan.is_sealed and chosen.name != "inline":
+        raise InvalidInputError(
+            "n_jobs" if executor is None else "executor",
+            n_jobs if executor is None else executor,
+            "does not go with a sampler or pruner of Optuna, which see one trial after the other, in this "
+            "process",
+            "Leave one of them out.",
+        )
     trainer = _ObjectiveTrainer(
         life, objective, imported, strategy, sampler, pruner, chosen, deadline_of(timeout)
     )
