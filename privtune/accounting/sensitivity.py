@@ -12,13 +12,13 @@ from privtune.accounting.accountant import Guarantee, epsilon
 from privtune.accounting.algebra import Adjacency, Event
 from privtune.accounting.calibration import calibrate
 from privtune.accounting.choices import PrivateSelection, ThresholdSelection
-from privtune.accounting.events import Composed, Gaussian, Laplace, Parallel, Repeated
+from privtune.accounting.events import Composed, Parallel, Repeated
 from privtune.accounting.mechanisms.entry import Choice
 from privtune.accounting.registry import entry, scaled, text
 from privtune.accounting.runs import RunLaw, run_law_from_dict
 from privtune.errors import PrivTuneError
 
-__all__ = ["Change", "Sensitivity", "Share", "sensitivity"]
+__all__ = ["Change", "Sensitivity", "Share", "sensitivity", "shares_of_scores"]
 
 _CAP = 3.0  # of the mean number of runs, as an example of a cap
 _SHARES = (0.05, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -74,19 +74,15 @@ class Sensitivity:
     Args:
         guarantee: The event's, unchanged.
         changes: The changes, those that save most first.
-        shares: Where scores stand beside the rest, on records of their own, such as the reports of a
-            study: their noise and that of the rest, for several shares.
     """
 
     guarantee: Guarantee
     changes: tuple[Change, ...]
-    shares: tuple[Share, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
         changes = [change.to_dict() for change in self.changes]
-        found = {"guarantee": self.guarantee.to_dict(), "changes": changes}
-        return found | ({"shares": [s.to_dict() for s in self.shares]} if self.shares else {})
+        return {"guarantee": self.guarantee.to_dict(), "changes": changes}
 
 
 def sensitivity(
@@ -99,8 +95,7 @@ def sensitivity(
     """Return what changes of an event would cost or save.
 
     One run more on average, one that is charged by itself, and a cap, for each choice among runs;
-    half and twice the noise of each release; a δ ten times smaller; all of it once more. And what
-    shares of scores that stand in parallel to the rest are traded for: noise of the rest.
+    half and twice the noise of each release; a δ ten times smaller; all of it once more.
 
     Args:
         event: What touches the data.
@@ -140,8 +135,7 @@ def sensitivity(
         except PrivTuneError:
             continue
         changes.append(_change(words, found, now))
-    ordered = tuple(sorted(changes, key=lambda change: change.difference))
-    return Sensitivity(now, ordered, _shares(event, now))
+    return Sensitivity(now, tuple(sorted(changes, key=lambda change: change.difference)))
 
 
 def _parts(event: Event) -> tuple[Event, ...]:
@@ -149,13 +143,28 @@ def _parts(event: Event) -> tuple[Event, ...]:
 
 
 def _scored(event: Event) -> bool:
-    """Return whether an event is something beside one Gaussian or Laplace release of other records."""
+    """Return whether an event is something beside one noised release about other records."""
     two = isinstance(event, Parallel) and len(event.events) == 2
-    return two and isinstance(event.children()[1], Gaussian | Laplace)
+    return two and "noise_multiplier" in event.children()[1].to_dict()
 
 
-def _shares(event: Event, now: Guarantee) -> tuple[Share, ...]:
-    """Return the trade of scores against the rest; none where nothing stands beside a score."""
+def shares_of_scores(event: Event, now: Guarantee) -> tuple[Share, ...]:
+    """Return what scores on records of their own, such as a study's reports, cost the rest.
+
+    Args:
+        event: What touches the data.
+        now: What it costs.
+
+    Returns:
+        The trade at several shares; nothing where no score stands in parallel to something else.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, Parallel
+        >>> event = Parallel((Gaussian(4.0), Gaussian(9.0)))
+        >>> found = shares_of_scores(event, epsilon(event, 1e-5))
+        >>> [(row.share, round(row.noise_factor, 2)) for row in found][-1]
+        (1.0, 1.0)
+    """
     parts = [part for part in _parts(event) if _scored(part)]
     if not parts or not math.isfinite(now.epsilon) or now.epsilon <= 0.0:
         return ()
@@ -164,9 +173,7 @@ def _shares(event: Event, now: Guarantee) -> tuple[Share, ...]:
     found = []
     for share in _SHARES:
         scores = {
-            part: calibrate(
-                scaled(part.children()[1], 1.0), epsilon=share * alone[part], **terms
-            ).event
+            part: calibrate(part.children()[1], epsilon=share * alone[part], **terms).event
             for part in parts
         }
 
@@ -182,7 +189,7 @@ def _shares(event: Event, now: Guarantee) -> tuple[Share, ...]:
             )
 
         try:
-            factor = _factor(lambda f, of=changed: epsilon(of(f), **terms).epsilon, now.epsilon)
+            factor = _factor(lambda f: epsilon(changed(f), **terms).epsilon, now.epsilon)
         except PrivTuneError:
             continue
         noises = tuple(factor * float(scores[part].to_dict()["noise_multiplier"]) for part in parts)

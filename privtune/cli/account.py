@@ -244,23 +244,26 @@ def sensitivity_command(
     adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
     as_json: AsJson = False,
 ) -> None:
-    """Print what one more run, a cap, other noise or a smaller delta would cost or save."""
+    """Print what one more run, a cap, other noise, a smaller delta or another share would cost or save."""
     from privtune.accounting import Adjacency
-    from privtune.accounting.sensitivity import sensitivity
+    from privtune.accounting.sensitivity import sensitivity, shares_of_scores
 
-    found = sensitivity(_read(event_file), delta, adjacency=Adjacency(adjacency))
+    event = _read(event_file)
+    found = sensitivity(event, delta, adjacency=Adjacency(adjacency))
+    shares = shares_of_scores(event, found.guarantee)
     if as_json:
-        emit_json(found.to_dict())
+        more = {"shares": [row.to_dict() for row in shares]} if shares else {}
+        emit_json(found.to_dict() | more)
         return
     console().print(
         f"ε = [bold]{_number(found.guarantee.epsilon)}[/bold] at δ = {delta:g}. Would be:"
     )
     console().print(changes_table(found))
-    if found.shares:
+    if shares:
         from rich.table import Table
 
         table = Table("share of the scores", "noise of the rest", "noise multipliers of the scores")
-        for row in found.shares:
+        for row in shares:
             noises = ", ".join(f"{value:.4g}" for value in row.noise_multipliers)
             table.add_row(f"{row.share:g}", f"x {row.noise_factor:.4f}", noises)
         console().print("Scores on records of their own, at the same ε of the whole:")

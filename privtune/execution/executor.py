@@ -44,6 +44,10 @@ class Executor:
         if not isinstance(self.jobs, Integral) or self.jobs < 1:
             allowed = "must be a whole number of at least 1, or -1 for one a processor"
             raise InvalidInputError("n_jobs", self.jobs, allowed)
+        if self.jobs > 1 and self.name in {"inline", "external"}:
+            why = {"inline": "is this process alone", "external": "starts no worker by itself"}
+            allowed = f"is not for executor {self.name}, which {why[self.name]}"
+            raise InvalidInputError("n_jobs", self.jobs, allowed, "Leave it out, or say processes.")
         gpus = self.gpus
         if not (math.isfinite(gpus) and (0 <= gpus < 1 or (gpus > 0 and gpus == int(gpus)))):
             allowed = "must be 0, a fraction below 1, or a whole number"

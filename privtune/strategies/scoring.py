@@ -35,7 +35,7 @@ class Scoring:
             ``loss`` (that which was trained on, clipped), ``mae``, ``mse``, ``r2``, or
             ``package.module:function`` of outputs and targets. Unless given, ``accuracy``, or
             ``mae`` for a regression.
-        mechanism: ``gaussian`` or ``laplace``; unused where the validation split is public.
+        mechanism: ``gaussian``, or ``laplace`` where the validation split is private.
         bound: The most that one record adds: the clip of a loss or of a function of one's own (1
             unless given), or of an error (the width of the range, or its square, unless given).
         k: How many classes count for ``top_k``; 5 unless given.
@@ -275,7 +275,7 @@ class Reporting(Scoring):
     Args:
         metric: As for trials: ``accuracy``, ``auc``, ``mae``, .... Unless given, ``accuracy``, or
             ``mae`` for a regression.
-        mechanism: ``gaussian`` or ``laplace``; unused where the test split is public.
+        mechanism: ``gaussian``, or ``laplace`` where the test split is private.
         also: More metrics of the same release: sums side by side, each in units of its bound, so that
             m of them have sqrt(m) times the noise of one. In a spec, ``metric: [auc, accuracy]``.
         bound: The most that one record adds, for ``loss``, ``mae``, ``mse`` and one's own.

@@ -109,6 +109,7 @@ def optimize(
         unit=life.ledger.unit(life.budget),
     )
     _check_used(plan, validation=validation, sampler=sampler, pruner=pruner)
+    _check_alone(plan, sampler or pruner, chosen, executor=executor, n_jobs=n_jobs)
 
     def told(plan: Plan, release: Release) -> None:
         observer.released(plan, release)
@@ -172,6 +173,20 @@ def _check_used(plan: Plan, **given: Any) -> None:
             raise InvalidInputError(
                 name, type(value).__name__, f"{why[name]} (arm {plan.arm!r})", "Leave it out."
             )
+
+
+def _check_alone(plan: Plan, of_optuna: Any, chosen: Executor, **given: Any) -> None:
+    """Refuse other processes where Optuna's objects must see one trial after the other."""
+    if of_optuna is None or plan.is_sealed or chosen.name == "inline":
+        return
+    name = "n_jobs" if given["executor"] is None else "executor"
+    raise InvalidInputError(
+        name,
+        given[name],
+        "does not go with a sampler or pruner of Optuna, which see one trial after the other, in this "
+        "process",
+        "Leave one of them out.",
+    )
 
 
 def _target(life: Life, arm: str) -> float:

@@ -20,7 +20,7 @@ from privtune.accounting import (
     ThresholdSelection,
     epsilon,
 )
-from privtune.accounting.sensitivity import sensitivity
+from privtune.accounting.sensitivity import sensitivity, shares_of_scores
 
 
 def steps(noise):
@@ -44,7 +44,7 @@ def test_a_share_for_scores_is_traded_for_noise_of_the_rest():
     first, second = steps(2.0), Repeated(3000, PoissonSampled(0.002, Gaussian(0.9)))
     event = Composed([Parallel((first, Gaussian(9.0))), Parallel((second, Laplace(5.0)))])
     now = epsilon(event, 1e-5).epsilon
-    found = sensitivity(event, 1e-5).shares
+    found = shares_of_scores(event, epsilon(event, 1e-5))
     assert [row.share for row in found] == [0.05, 0.25, 0.5, 0.75, 0.9, 1.0]
     for row in found:
         scores = Gaussian(row.noise_multipliers[0]), Laplace(row.noise_multipliers[1])
@@ -69,7 +69,7 @@ def test_a_share_for_scores_is_traded_for_noise_of_the_rest():
     factors = [row.noise_factor for row in found]
     assert factors == sorted(factors)
     assert factors[0] < 1.002 < 1.05 < factors[-1]
-    assert sensitivity(first, 1e-5).shares == ()
+    assert shares_of_scores(first, epsilon(first, 1e-5)) == ()
 
 
 def test_every_change_is_accounted_anew():

@@ -16,6 +16,7 @@ import torch
 
 import privtune
 from privtune.accounting import Gaussian
+from privtune.errors import InvalidInputError
 from privtune.execution.table import make_rounds
 from privtune.ledger import Budget, ChargeRequest, ChargeStateError, Ledger, Rounds
 from privtune.strategies import Everything
@@ -134,7 +135,8 @@ def test_threads_draw_for_a_function_what_one_process_draws(storage: str, tmp_pa
 
 def test_optuna_s_own_objects_stay_in_one_process(storage: str, given: list[int]) -> None:
     pruner = optuna.pruners.MedianPruner(n_startup_trials=9)
-    optimized(storage, reporting, pruner=pruner, n_jobs=2)
+    with pytest.raises(InvalidInputError, match="n_jobs = 2: does not go with a sampler or pruner"):
+        optimized(storage, reporting, pruner=pruner, n_jobs=2)
     assert given == []
 
 

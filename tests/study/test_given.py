@@ -109,6 +109,12 @@ def one(trial: privtune.Trial) -> float:
         (PapernotSteinke(guarantee="common"), ARGUMENTS, "guarantee = 'common': is for a space"),
         (Everything(guarantee="weighted", trials=2), ARGUMENTS, "guarantee = 'weighted'"),
         (
+            Everything(trials=2),
+            {**ARGUMENTS, "sampler": optuna.samplers.RandomSampler(), "n_jobs": 2},
+            "n_jobs = 2: does not go with a sampler",
+        ),
+        (PapernotSteinke(), {**ARGUMENTS, "executor": "inline", "n_jobs": 2}, "n_jobs = 2: is not"),
+        (
             PapernotSteinke(),
             {
                 "training": LOOP,
