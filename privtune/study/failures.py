@@ -37,12 +37,12 @@ _WITHOUT_DATA = (
 
 
 class ArmStoppedError(PrivTuneError):
-    """An arm was stopped by a mistake of the program, or by the machine. Nothing was released."""
+    """A charged arm was stopped by the program, its data or the machine. Nothing was released."""
 
     def __init__(self, study: str, arm: str) -> None:
         super().__init__(
-            f"Arm {arm!r} of study {study!r} was stopped by an error of the program or the machine; "
-            "nothing was released and its charge stays. See what happened, inside the trust "
+            f"Arm {arm!r} of study {study!r} was stopped by an error of the program, the data or the "
+            "machine; nothing was released and its charge stays. See what happened, inside the trust "
             f"boundary: privtune study show {study} --curator. Mend it and run the study again: it "
             "goes on with the same seeds."
         )

@@ -21,6 +21,7 @@ from privtune.study import (
     StudyNotFoundError,
     StudySpec,
 )
+from privtune.study.failures import ArmStoppedError
 from privtune.study.lifecycle import Life
 from tests.study.conftest import toy_spec
 from tests.toy import LOADS, curated
@@ -147,8 +148,10 @@ def test_a_budget_with_other_terms_is_named(storage: str) -> None:
 
 def test_data_of_another_size_than_declared_is_refused_and_stays_charged(storage: str) -> None:
     study = Study.create(toy_spec(task="tests.toy:wrong_size"), storage)
-    with pytest.raises(PrivTuneError, match="declares 250 train records"):
+    with pytest.raises(ArmStoppedError):
         study.run()
+    (failure,) = study._life.failures("defaults")
+    assert "declares 250 train records" in failure["traceback"], "the curator is told"
     assert states(study)[0] == "started", "data was touched: the charge stays"
 
 
