@@ -16,6 +16,7 @@ from privtune.errors import PrivTuneError
 from privtune.execution.supervise import WorkerStoppedError
 from privtune.ledger import LedgerBusyError, LedgerConnectionError
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
+from privtune.study._objects import DamagedResultError
 from privtune.study.imported import ObjectiveChangedError
 
 __all__ = ["ArmStoppedError", "StudyInterruptedError", "stopping"]
@@ -26,6 +27,7 @@ class StudyInterruptedError(PrivTuneError):
 
 
 _WITHOUT_DATA = (
+    DamagedResultError,
     LedgerBusyError,
     LedgerConnectionError,
     LedgerFullError,
