@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
-__all__ = ["ceil_digits", "ceil_to", "floor_to", "is_number", "show_epsilon", "show_left"]
+__all__ = [
+    "ceil_digits",
+    "ceil_to",
+    "floor_to",
+    "is_number",
+    "json_ready",
+    "show_epsilon",
+    "show_left",
+]
 
 _LARGE = 1e9  # from here on six digits are shown
 _WHOLE = 1000  # digits: more than a float has before and after its point
@@ -26,6 +35,22 @@ def is_number(value: object) -> TypeGuard[float]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max
+
+
+def json_ready(value: Any) -> Any:
+    """Return data with words for numbers that JSON does not have.
+
+    For hyperparameters and the curator's trials: a number of privacy that is none is not printed.
+
+    Example:
+        >>> json_ready({"bound": math.inf, "widths": (64, 32)})
+        {'bound': 'inf', 'widths': [64, 32]}
+    """
+    if isinstance(value, Mapping):
+        return {name: json_ready(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def ceil_to(value: float, places: int) -> float:

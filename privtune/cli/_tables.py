@@ -17,7 +17,7 @@ from rich.table import Table
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.ledger import show_adjacency
-from privtune.numbers import show_epsilon, show_left
+from privtune.numbers import json_ready, show_epsilon, show_left
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
 from privtune.strategies.trainings import CANDIDATE
 from privtune.tasks import rows_note
@@ -221,7 +221,7 @@ def comparison_document(study: Study, arms: Sequence[ArmStatus] | None = None) -
                 "delta": status.guarantee.delta,
                 "bound": status.guarantee.method,
                 "sealed": status.plan.is_sealed,
-                "params": None if status.release is None else dict(status.release.params),
+                "params": None if status.release is None else json_ready(status.release.params),
                 "score": None if status.release is None else _finite_or_none(status.release.score),
                 "score_of": status.plan.scored,
                 "score_metric": None if status.plan.score is None else status.plan.score.metric,
@@ -229,7 +229,11 @@ def comparison_document(study: Study, arms: Sequence[ArmStatus] | None = None) -
                 "trials": []
                 if status.release is None
                 else [
-                    {"number": t.index, "params": dict(t.params), "score": _finite_or_none(t.score)}
+                    {
+                        "number": t.index,
+                        "params": json_ready(t.params),
+                        "score": _finite_or_none(t.score),
+                    }
                     for t in status.release.trials
                 ],
                 "utility": None if status.release is None else dict(status.release.utility),

@@ -21,7 +21,7 @@ from privtune.cli._common import (
 from privtune.cli._specs import opened, planning
 from privtune.cli.sync import sync
 from privtune.imports import libraries
-from privtune.numbers import show_epsilon
+from privtune.numbers import json_ready, show_epsilon
 
 if TYPE_CHECKING:
     from privtune.study import Study
@@ -268,7 +268,7 @@ def show(
         named = (*(stage.plan.arm for stage in study.stages), *study.arms)
         stopped = {name: study.failures(name) for name in named if curator}
         if as_json:
-            own = {"sealed_trials": sealed, "failures": stopped}
+            own = {"sealed_trials": json_ready(sealed), "failures": stopped}
             emit_json({**document, **own} if curator else document)
             return
         console().print(f"Study [bold]{study.name}[/] on {study.spec.task_name}", highlight=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from privtune.numbers import json_ready
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
@@ -43,7 +45,7 @@ def export(
                 "release": None
                 if release is None
                 else {
-                    "params": dict(release.params),
+                    "params": json_ready(release.params),
                     "score": _json(release.score),
                     "utility": dict(release.utility),
                     "note": release.note,

@@ -16,6 +16,7 @@ from privtune.errors import PrivTuneError
 from privtune.execution.supervise import WorkerStoppedError
 from privtune.ledger import LedgerBusyError, LedgerConnectionError
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
+from privtune.study._objects import DamagedResultError
 from privtune.study.imported import ObjectiveChangedError
 
 __all__ = [
@@ -33,6 +34,7 @@ class StudyInterruptedError(PrivTuneError):
 
 
 _WITHOUT_DATA = (
+    DamagedResultError,
     LedgerBusyError,
     LedgerConnectionError,
     LedgerFullError,
@@ -77,12 +79,12 @@ class UnusableRecordsError(PrivTuneError):
 
 
 class ArmStoppedError(PrivTuneError):
-    """An arm was stopped by a mistake of the program, or by the machine. Nothing was released."""
+    """A charged arm was stopped by the program, its data or the machine. Nothing was released."""
 
     def __init__(self, study: str, arm: str) -> None:
         super().__init__(
-            f"Arm {arm!r} of study {study!r} was stopped by an error of the program or the machine; "
-            "nothing was released and its charge stays. See what happened, inside the trust "
+            f"Arm {arm!r} of study {study!r} was stopped by an error of the program, the data or the "
+            "machine; nothing was released and its charge stays. See what happened, inside the trust "
             f"boundary: privtune study show {study} --curator. Mend it and run the study again: it "
             "goes on with the same seeds."
         )

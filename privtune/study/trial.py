@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -291,9 +292,10 @@ class Trial(Suggestions):
 
         Args:
             value: What ``score`` gave.
-            step: How far the training is; the pruner compares trials at equal steps.
+            step: How far the training is, a whole number; the pruner compares trials at equal steps.
 
         Raises:
+            InvalidInputError: If the step is no whole number of at least 0.
             StrategyError: If the split is private, or the number is not one that ``score`` gave.
         """
         if self._plan.score is not None and self._plan.score.event is not None:
@@ -302,13 +304,19 @@ class Trial(Suggestions):
                 "would be a release of its own, and none was charged. Declare the split public, or "
                 "score once, at the end."
             )
+        try:
+            at = operator.index(step)
+        except TypeError:
+            at = -1
+        if at < 0:
+            raise InvalidInputError("step", step, "must be a whole number of at least 0")
         if not any(value == known or math.isnan(known) for known in self._scores):
             raise StrategyError(
                 "trial.report was given a number that trial.score did not give, so nothing says "
                 "that it is public. Report trial.score(model, validation)."
             )
         if self._live is not None:
-            self._live.report(value, step)
+            self._live.report(float(value), at)
 
     def should_prune(self) -> bool:
         """Return whether the pruner wants to stop this trial; False where trials are sealed."""

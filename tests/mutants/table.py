@@ -651,6 +651,36 @@ _in(
     ),
 )
 
+_in(
+    "study/trial.py",
+    (
+        "a sealed trial tells its position",
+        'streams.seed("number") % _NUMBERS if plan.is_sealed else number',
+        "number",
+        "tests/study/test_optimize.py::test_the_number_of_a_sealed_trial_is_a_draw_of_its_own",
+    ),
+)
+
+_in(
+    "study/failures.py",
+    (
+        "an error of PrivTune's own leaves a charged arm",
+        "    except _WITHOUT_DATA:",
+        "    except PrivTuneError:",
+        "tests/study/test_failures.py::test_every_exception_is_the_same_sentence",
+    ),
+)
+
+_in(
+    "spaces.py",
+    (
+        "what no file can hold is suggested",
+        '    kind = str(getattr(value, "__qualname__", None) or type(value).__qualname__)',
+        '    return value\n    kind = str(getattr(value, "__qualname__", None) or type(value).__qualname__)',
+        "tests/study/test_choices.py::test_what_no_file_can_hold_is_refused_before_the_charge",
+    ),
+)
+
 _SEAL = "tests/study/test_seal.py"
 _SEALED = "tests/tracking/test_sealed.py::test_a_sealed_objective_cannot_log"
 _TALK = f"{_SEAL}::test_what_a_sealed_function_prints_goes_to_the_curators_log"
@@ -702,9 +732,15 @@ _in(
         _TALK,
     ),
     (
+        "what a sealed round has left may speak after it",
+        "                left = _started.end()",
+        "                _started.end()",
+        "tests/study/test_left_behind.py::test_what_is_left_is_refused_by_name",
+    ),
+    (
         "a seal opens with the first that leaves",
-        "            if _depth == 0:\n                _undo.close()",
-        "            _undo.close()",
+        "        if last:\n            try:",
+        "        if True:\n            try:",
         _NEST,
     ),
     (

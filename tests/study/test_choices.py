@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import privtune
+from privtune.cli._tables import comparison_document
 from privtune.errors import InvalidInputError
 from privtune.priors import LogNormal, Prior
 from privtune.spaces import SearchSpace, plain, with_tuples
@@ -187,7 +188,8 @@ def test_what_is_suggested_is_what_is_released_and_loaded(
         assert same(loaded.params, release.params)
         for one, other in zip(loaded.trials, release.trials, strict=True):
             assert same(one.params, other.params)
-        json.dumps(again.export(), allow_nan=True)
+        json.dumps(again.export(), allow_nan=False)
+        json.dumps(comparison_document(again), allow_nan=False)
         trials = again.sealed_trials(strategy.name)
         for trial in trials:
             assert any(
@@ -332,3 +334,28 @@ def test_no_method_leaves_open_what_belongs_to_the_plan() -> None:
 def test_tuples_come_back_from_json() -> None:
     for value in [(1, (2, "x"), ()), None, 1.5, "x", (None,)]:
         assert same(with_tuples(json.loads(json.dumps(value))), value)
+
+
+@pytest.mark.parametrize("step", [1.5, "1", None, -1, math.nan])
+def test_a_step_of_a_report_is_a_whole_number(storage: str, step: Any) -> None:
+    def objective(trial: privtune.Trial) -> float:
+        score = trained(trial)
+        trial.report(score, step)
+        return score
+
+    public = {**ARGUMENTS, "validation": privtune.Validation(records=60, public=True)}
+    with pytest.raises(InvalidInputError, match=r"^step"):
+        make(storage).optimize(objective, strategy=Everything(trials=2), **public)
+    assert charges(storage) == 0
+
+
+def test_a_step_of_a_report_may_be_numpy_s(storage: str) -> None:
+    def objective(trial: privtune.Trial) -> float:
+        score = trained(trial)
+        trial.report(score, np.int64(3))  # type: ignore[arg-type]
+        return score
+
+    public = {**ARGUMENTS, "validation": privtune.Validation(records=60, public=True)}
+    make(storage).optimize(objective, strategy=Everything(trials=2), **public)
+    with closing(Study("loop", storage, curator=True)) as study:
+        assert [list(trial.intermediate_values) for trial in study.trials] == [[3], [3]]

@@ -98,7 +98,6 @@ OWN = (
     StrategyError(SECRET),
     TranscriptMismatchError(SECRET),
     RoundStuckError(SECRET),
-    DamagedResultError(SECRET),
     WorkersDiedError(SECRET),
 )
 """Errors of PrivTune's own that may be raised while data is touched."""
@@ -122,7 +121,9 @@ def test_every_exception_is_the_same_sentence(storage: str, error: Exception) ->
     assert SECRET in life.failures("selection")[-1]["traceback"]
 
 
-@pytest.mark.parametrize("error", [LedgerConnectionError, StudyInterruptedError])
+@pytest.mark.parametrize(
+    "error", [DamagedResultError, LedgerConnectionError, StudyInterruptedError]
+)
 def test_what_hangs_on_no_record_is_said(storage: str, error: type[Exception]) -> None:
     life = Study.create(spec(), storage)._life
     with (

@@ -7,6 +7,7 @@ import math
 import pickle
 import re
 import sys
+import threading
 import traceback
 import types
 from dataclasses import replace
@@ -656,6 +657,10 @@ def test_numbers_of_records_are_whole(made: Any, wrong: Any) -> None:
         made(wrong)
 
 
+POSITION = 314_159_000
+"""The first of many positions, of digits that occur nowhere else."""
+
+
 @pytest.mark.statistical
 def test_the_number_of_a_sealed_trial_is_a_draw_of_its_own(storage: str) -> None:
     """Uniform numbers exceed each of these bounds with a probability of 1e-6; the seed is fixed."""
@@ -664,6 +669,10 @@ def test_the_number_of_a_sealed_trial_is_a_draw_of_its_own(storage: str) -> None
     def asked(trial: privtune.Trial) -> float:
         found.append(trial.number)
         assert trial.number == found[-1]
+        told = repr([trial, vars(trial), threading.current_thread()])
+        assert not re.search(rf"\b{POSITION + len(found) - 1}\b", told), (
+            "nothing tells the position"
+        )
         raise optuna.TrialPruned
 
     study = make(storage, seed=3)
@@ -685,7 +694,7 @@ def test_the_number_of_a_sealed_trial_is_a_draw_of_its_own(storage: str) -> None
         stack=1,
     )
     opened = OpenRound("loop-1", 4000, bytes(32))
-    for number in range(opened.tasks):
+    for number in range(POSITION, POSITION + opened.tasks):
         secrets = {number: opened.seed(number)}
         with pytest.raises(SealedTrialError):
             list(files.train(plan.training, {number: {}}, secrets=secrets, scored=True))

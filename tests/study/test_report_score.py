@@ -195,10 +195,10 @@ def test_the_noise_is_drawn_anew_by_every_arm_and_the_same_when_it_is_asked_agai
 
     def stop(self: Any, plan: Any, outcome: Any, **rest: Any) -> None:
         seen.append(rest["utility"]["test_balanced_accuracy"].value)
-        raise RuntimeError
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(lifecycle.Life, "keep", stop)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(KeyboardInterrupt):
         study.run()
     monkeypatch.setattr(lifecycle.Life, "keep", keep)
     (release,) = study.run()

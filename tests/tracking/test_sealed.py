@@ -15,6 +15,7 @@ from mlflow.utils.time import get_current_time_millis
 
 from privtune.strategies import PapernotSteinke
 from privtune.study import SealedError, Study
+from privtune.study.failures import ArmStoppedError
 from privtune.study.seal import sealed
 from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import local_uri, open_client
@@ -238,8 +239,10 @@ def test_an_objective_that_logs_fails_and_leaves_nothing(
 
     monkeypatch.setattr(toy, "_model", talkative)
     ROUND.clear()
-    with pytest.raises(SealedError):
+    with pytest.raises(ArmStoppedError):
         study.run(Talkative(study))
+    (failure,) = study._life.failures("selection")
+    assert "SealedError: A sealed round is running" in failure["traceback"]
     assert attempts
     assert not study.releases(), "a program that logs is a mistake, and stops the arm"
     monkeypatch.setattr(toy, "_model", honest)
