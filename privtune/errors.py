@@ -67,4 +67,7 @@ def _shown(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or an endless nest
         return "a value too large to show"
+    if "://" in text and "***" not in text:  # an address: what may be a secret in it is not shown
+        text = re.sub(r"://[^\s'\"]*@", "://***@", text)
+        text = re.sub(r"\?[^\s'\"]+", "?***", text)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 __all__ = ["optimize"]
 
 _log = logging.getLogger(__name__)
-_RELEASED = "Arm %r of study %r has been released: its release is returned, nothing was run or spent."
+_RELEASED = (
+    "Arm %r of study %r has been released: its release is returned, nothing was run or spent."
+)
 
 
 def optimize(

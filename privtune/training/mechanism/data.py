@@ -90,6 +90,12 @@ class TensorData:
 
     Raises:
         InvalidInputError: If the two do not have the same number of records, or none.
+
+    Example:
+        >>> import torch
+        >>> from privtune.tasks import TensorData
+        >>> len(TensorData(torch.zeros(100, 4), torch.zeros(100, dtype=torch.long), sealed_size=False))
+        100
     """
 
     x: torch.Tensor
