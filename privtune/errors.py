@@ -15,11 +15,14 @@ class PrivTuneError(Exception):
 
     The command line prints it as one sentence and exits with 1; anything else is a bug.
 
+    Args:
+        args: The message; a quotation or a word of 300 characters or more is shortened in it.
+
     Example:
         >>> issubclass(InvalidInputError, PrivTuneError)
         True
         >>> len(str(PrivTuneError(f"There is no study named {'x' * 5000!r}.")))
-        328
+        327
     """
 
     def __init__(self, *args: object) -> None:
