@@ -15,11 +15,14 @@ class PrivTuneError(Exception):
 
     The command line prints it as one sentence and exits with 1; anything else is a bug.
 
+    Args:
+        args: The message; a quotation or a word of 300 characters or more is shortened in it.
+
     Example:
         >>> issubclass(InvalidInputError, PrivTuneError)
         True
         >>> len(str(PrivTuneError(f"There is no study named {'x' * 5000!r}.")))
-        328
+        327
     """
 
     def __init__(self, *args: object) -> None:
@@ -67,4 +70,7 @@ def _shown(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or an endless nest
         return "a value too large to show"
+    if "://" in text and "***" not in text:  # an address: what may be a secret in it is not shown
+        text = re.sub(r"://[^\s'\"]*@", "://***@", text)
+        text = re.sub(r"\?[^\s'\"]+", "?***", text)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
@@ -152,6 +153,7 @@ class OwnFolder:
             line = f"\n{json.dumps([self._owner, name])}\n"
             with open_private(self.path / self.LIST, "ab", None) as file:
                 file.write(line.encode())
+            forget_times(self.path / self.LIST)
             self._noted.add(name)
         return path
 
@@ -165,6 +167,21 @@ class OwnFolder:
     def names(self) -> list[str]:
         """Return the names that this owner has listed, of files that may be gone."""
         return [name for owner, name in self.listed(self.path) if owner == self._owner]
+
+    def _forget(self, names: Collection[str]) -> None:
+        """Blank the lines of files that are gone: how many trials a round had is told by no list.
+
+        Others add lines at the end meanwhile, so no line moves.
+        """
+        gone = {json.dumps([self._owner, name]).encode() for name in names}
+        with contextlib.suppress(OSError), (self.path / self.LIST).open("rb+") as file:
+            place = 0
+            for line in file.read().splitlines(keepends=True):
+                if line.strip() in gone:
+                    os.pwrite(file.fileno(), b" " * len(line.strip()), place)
+                place += len(line)
+        forget_times(self.path / self.LIST)
+        self._noted.difference_update(names)
 
     @classmethod
     def listed(cls, path: Path) -> list[tuple[str, str]]:
@@ -219,6 +236,8 @@ class OwnFolder:
         for folder in sorted(folders, key=lambda folder: len(folder.parts), reverse=True):
             with contextlib.suppress(OSError):  # it holds what is not ours, or is not there
                 folder.rmdir()
+        if within:
+            self._forget(names)
         if not within and not left:
             if names:
                 (self.path / self.LIST).unlink(missing_ok=True)

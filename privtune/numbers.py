@@ -16,6 +16,7 @@ __all__ = [
     "json_ready",
     "show_epsilon",
     "show_left",
+    "show_seconds",
 ]
 
 _LARGE = 1e9  # from here on six digits are shown
@@ -101,6 +102,20 @@ def show_left(value: float, places: int = 3) -> str:
         ('2.999', '1.1e-07', '0.000')
     """
     return _shown(value, places, ROUND_FLOOR)
+
+
+def show_seconds(value: float | None) -> str:
+    """Show a time: to a tenth of a second, to two digits below one; a dash where it is not known.
+
+    Example:
+        >>> show_seconds(83.26), show_seconds(0.04002), show_seconds(1e-5), show_seconds(None)
+        ('83.3', '0.04', '<0.001', '—')
+    """
+    if value is None:
+        return "—"
+    if value < 0.001:
+        return "<0.001"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _shown(value: float, places: int, rounding: str) -> str:

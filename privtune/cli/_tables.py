@@ -17,7 +17,7 @@ from rich.table import Table
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.ledger import show_adjacency
-from privtune.numbers import json_ready, show_epsilon, show_left
+from privtune.numbers import json_ready, show_epsilon, show_left, show_seconds
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
 from privtune.strategies.trainings import CANDIDATE
 from privtune.tasks import rows_note
@@ -310,7 +310,7 @@ def _print_arms(
             else show_epsilon(arm["epsilon"]),
             utility: values.get(arm["arm"], arm["state"]),
             "gradient evaluations": f"{arm['gradient_evaluations']:,.0f}",
-            "seconds": "—" if arm["wall_seconds"] is None else f"{arm['wall_seconds']:.1f}",
+            "seconds": show_seconds(arm["wall_seconds"]),
         }
         for arm in document["arms"]
     ]

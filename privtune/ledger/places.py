@@ -37,8 +37,11 @@ def checked_url(url: str) -> URL:
         check_text(url, "storage")
         parsed = make_url(url)
         backend = parsed.get_backend_name()
+        if backend == "sqlite" and parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+            raise ValueError
         if backend == "sqlite":
-            parsed.get_dialect()().create_connect_args(parsed)  # reads the parameters, as a number
+            # Reads the parameters, as a number; it warns of those of a URI where it is told of none.
+            parsed.get_dialect()().create_connect_args(parsed.update_query_dict({"uri": "true"}))
     except InvalidInputError as error:
         raise InvalidInputError("storage", shown, error.allowed, _EXAMPLES) from None
     except (sa.exc.ArgumentError, AttributeError, ValueError):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from privtune.tasks._registry import TASKS, get_task
     from privtune.tasks._task import Task, TaskData, TaskDataError
     from privtune.tasks._units import by_unit, unit_records
+    from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.packing import Packing
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Task",
     "TaskData",
     "TaskDataError",
+    "TensorData",
     "by_unit",
     "fine_tuned",
     "get_task",

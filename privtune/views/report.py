@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import explain
 from privtune.accounting.registry import formula
 from privtune.ledger.audits import contradictions
-from privtune.numbers import show_epsilon, show_left
+from privtune.numbers import show_epsilon, show_left, show_seconds
 from privtune.strategies.laws import say_few_runs
 from privtune.study.audits import audits_of
 from privtune.tasks import rows_note
@@ -143,7 +143,7 @@ def _comparison(arms: tuple[ArmStatus, ...]) -> Html:
                 show_epsilon(arm.guarantee.epsilon),
                 values.get(arm.plan.arm, arm.state),
                 f"{arm.plan.expected_gradient_evaluations:,.0f}",
-                "—" if seconds is None else f"{seconds:.1f}",
+                show_seconds(seconds),
                 show_params(params) or "—",
             )
         )

@@ -296,3 +296,20 @@ def test_the_store_says_which_studies_are_half_deleted(storage: str) -> None:
         assert store.deleting() == []
         store.begin_deletion(store.study("toy"))
         assert store.deleting() == ["toy"]
+
+
+def test_the_list_says_nothing_of_what_was_forgotten(tmp_path: Path) -> None:
+    """Else it would tell how many trials a sealed round had; lines that others add meanwhile stay."""
+    folder, other = (OwnFolder(tmp_path / "own", "id") for _ in range(2))
+    for number in range(3):
+        folder.write(f"sealed/arm/trial-{number}", b"sealed")
+    other.write("arm/model", b"released")
+    assert folder.remove("sealed/arm/") == []
+    assert "trial" not in (folder.path / OwnFolder.LIST).read_text()
+    assert (folder.path / OwnFolder.LIST).stat().st_mtime % 86_400 == 0
+    other.write("sealed/arm/trial-9", b"late")
+    folder.write("sealed/arm/trial-1", b"again")
+    assert contents(tmp_path).keys() == {"own/.privtune", "own/arm/model", "own/sealed/arm/trial-9",
+                                         "own/sealed/arm/trial-1"}  # fmt: skip
+    folder.remove()
+    assert contents(tmp_path) == {}

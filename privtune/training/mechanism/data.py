@@ -90,6 +90,20 @@ class TensorData:
 
     Raises:
         InvalidInputError: If the two do not have the same number of records, or none.
+
+    Example:
+        >>> import torch
+        >>> from privtune.tasks import TensorData
+        >>> data = TensorData(torch.zeros(100, 4), torch.zeros(100, dtype=torch.long), sealed_size=False)
+        >>> len(data), len(data.part(torch.arange(10), sealed_size=False).to(torch.device("cpu")))
+        (100, 10)
+        >>> lost = torch.arange(100) == 3
+        >>> x, y, unusable = data.marked(lost).fetch(torch.tensor([3, 4]))
+        >>> unusable.tolist(), [part.shape[0] for part in data.take(torch.tensor([3]))]
+        ([True, False], [1, 1])
+        >>> from privtune.training.mechanism.records import NO_FACTS
+        >>> data.held_to(NO_FACTS).unusable is None
+        True
     """
 
     x: torch.Tensor
@@ -119,7 +133,11 @@ class TensorData:
         return _replaced(self.x, self.unusable), _replaced(self.y, self.unusable)
 
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the records at ``index``: ``index_select`` is 5 times faster than ``x[i]``."""
+        """Return inputs and targets of some records: ``index_select`` is 5 times faster than ``x[i]``.
+
+        Args:
+            index: Their positions, whole numbers ``[n]``.
+        """
         x, y = self._usable
         return x.index_select(0, index), y.index_select(0, index)
 
@@ -129,29 +147,53 @@ class TensorData:
         return self.x[:0], self.y[:0]
 
     def fetch(self, index: torch.Tensor) -> Fetched:
-        """Return the records at ``index``: see ``Data``."""
+        """Return inputs, targets and which cannot be used (None for none) of some records.
+
+        Args:
+            index: Their positions, whole numbers ``[n]``.
+        """
         return (*self.take(index), None if self.unusable is None else self.unusable[index])
 
     def held_to(self, facts: RecordFacts) -> TensorData:
-        """Hold every record to the facts: see ``Data``."""
+        """Return the data with those records unusable, too, that are not what the facts say.
+
+        Args:
+            facts: Public facts about every record.
+
+        Returns:
+            The data, of the same size.
+        """
         return self.marked(facts.unusable(self.x, self.y))
 
     def marked(self, unusable: torch.Tensor | None) -> TensorData:
-        """Return the data with these records unusable, too."""
+        """Return the data with these records unusable, too.
+
+        Args:
+            unusable: True for those, shape ``[N]``; None for none.
+        """
         if unusable is None:
             return self
         both = unusable if self.unusable is None else self.unusable | unusable
         return replace(self, unusable=both)
 
     def part(self, index: torch.Tensor, *, sealed_size: bool) -> TensorData:
-        """Return the records at ``index``; if that is empty, one record that cannot be used."""
+        """Return some records as data; of none, one record that cannot be used.
+
+        Args:
+            index: Their positions, whole numbers ``[n]``.
+            sealed_size: Whether their number is private.
+        """
         if len(index) == 0:
             nothing = torch.ones(1, dtype=torch.bool, device=self.x.device)
             return replace(self._at(index.new_zeros(1)), sealed_size=sealed_size, unusable=nothing)
         return replace(self._at(index), sealed_size=sealed_size)
 
     def to(self, device: torch.device) -> TensorData:
-        """Return the data on ``device``."""
+        """Return the data on a device.
+
+        Args:
+            device: The device.
+        """
         lost = None if self.unusable is None else self.unusable.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), unusable=lost)
 

@@ -1,0 +1,283 @@
+"""Wrong files and choices at the command line: one sentence, nothing is made, nothing is spent."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from privtune.ledger import Budget, Ledger
+from privtune.study import Study
+from tests.cli.conftest import Cli
+from tests.study.conftest import toy_spec
+
+SPEC: dict[str, Any] = toy_spec().model_dump(mode="json")
+NAMES = {
+    "empty": "", "a space": " ", "dots": "..", "a dot first": ".x", "a dash first": "-x", "a slash": "a/b",
+    "a parent": "../x", "a backslash": "a\\b", "a tab": "a\tb", "two lines": "a\nb", "a NUL": "a\0b",
+    "an escape": "\x1b[2Jx", "markup": "[bold]x[/]", "an accent": "é", "another script": "試験",
+    "emoji": "🙂",
+    "right to left": "\u202eabc", "no width": "a\u200bb", "101 letters": "x" * 101, "reserved": "mlflow",
+    "a device": "con", "a formula": "=1+1", "a quotation": "'; DROP TABLE x; --", "a format": "{0}%s",
+}  # fmt: skip
+
+
+def dumped(**changes: Any) -> bytes:
+    return json.dumps({**SPEC, **changes}).encode()
+
+
+FILES: dict[str, bytes] = {
+    "empty": b"",
+    "a comment": b"# nothing\n",
+    "a number": b"3\n",
+    "a text": b"toy\n",
+    "a list": b"- toy\n",
+    "null": b"null\n",
+    "two documents": dumped() + b"\n---\n" + dumped(),
+    "an open bracket": b"name: [toy\n",
+    "an open quotation": b'name: "toy\n',
+    "a tab for a space": b"name: toy\nbudget:\n\tname: x\n",
+    "a wrong indentation": b"name: toy\n  budget: x\n",
+    "a colon too many": b"name: toy: x\n",
+    "no UTF-8": b"name: \xff\xfe\n",
+    "UTF-16 without a mark": "name: toy\n".encode("utf-16-le"),
+    "a NUL": b"name: to\0y\n",
+    "a control character": b"name: to\x07y\n",
+    "a name twice": b"name: toy\nname: toy\n",
+    "an unknown anchor": b"name: *nowhere\n",
+    "an object of Python": b"name: !!python/object/apply:os.system ['true']\n",
+    "an unknown tag": b"name: !mine toy\n",
+    "an alias of itself": b"name: &a [*a]\n",
+    "a bomb": b"a: &a [x,x,x,x,x,x,x,x,x]\n"
+    + b"".join(b"%c: &%c [%s]\n" % (c, c, b",".join([b"*%c" % (c - 1)] * 9)) for c in b"bcdefgh"),
+    "a deep nest": b"name: " + b"[" * 5000 + b"]" * 5000 + b"\n",
+    "a long number": b"seed: " + b"9" * 10_000 + b"\n",
+    "a date": b"name: 2026-01-01\n",
+    "binary": bytes(range(256)) * 10,
+    "a database": b"SQLite format 3\0" + bytes(1000),
+    "a zip": b"PK\x03\x04" + bytes(100),
+    "HTML": b"<!DOCTYPE html><html><body>404</body></html>",
+    "a merge conflict": b"<<<<<<< HEAD\nname: toy\n=======\nname: joy\n>>>>>>> x\n",
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "an unknown field": {"epoch": 3},
+    "an endless field": {"e" * 9000: 3},
+    "epochs in words": {"epochs": "ten"},
+    "no epochs": {"epochs": None},
+    "no batch": {"expected_batch_size": None},
+    "a batch above the records": {"expected_batch_size": 10**9},
+    "endless epochs": {"epochs": 1e300},
+    "a list for a mapping": {"budget": ["toy"]},
+    "no budget": {"budget": None},
+    "epsilon nought": {"budget": {**SPEC["budget"], "epsilon": 0}},
+    "a negative epsilon": {"budget": {**SPEC["budget"], "epsilon": -1.0}},
+    "epsilon as a word": {"budget": {**SPEC["budget"], "epsilon": "six"}},
+    "delta one": {"budget": {**SPEC["budget"], "delta": 1.0}},
+    "delta nought": {"budget": {**SPEC["budget"], "delta": 0.0}},
+    "an impossible budget": {"budget": {**SPEC["budget"], "epsilon": 1e-7, "delta": 1e-300}},
+    "a share above the budget": {"epsilon": 7.0},
+    "another neighbour": {"budget": {**SPEC["budget"], "adjacency": "swap"}},
+    "arms as a text": {"arms": "all"},
+    "an arm without a strategy": {"arms": [{"name": "a"}]},
+    "an unknown strategy": {"arms": [{"name": "a", "strategy": "bayes"}]},
+    "an option of no strategy": {"arms": [{**SPEC["arms"][1], "mean_run": 4}]},
+    "negative runs": {"arms": [{**SPEC["arms"][1], "mean_runs": -4}]},
+    "runs without number": {"arms": [{**SPEC["arms"][1], "mean_runs": float("inf")}]},
+    "two arms of a name": {"arms": [SPEC["arms"][0], SPEC["arms"][0]]},
+    "a parameter outside of the space": {"arms": [{**SPEC["arms"][0], "parameters": {"wings": 2}}]},
+    "an empty range": {"space": {"learning_rate": {"type": "float", "low": 5, "high": 1}}},
+    "a logarithm of nought": {
+        "space": {"learning_rate": {"type": "float", "low": 0, "high": 1, "log": True}}
+    },
+    "a type of no distribution": {
+        "space": {"learning_rate": {"type": "uniform", "low": 0, "high": 1}}
+    },
+    "no choices": {"space": {"learning_rate": {"type": "categorical", "choices": []}}},
+    "an unknown task": {"task": "digit-mlp"},
+    "a task that is a path": {"task": "../tasks/mine.py"},
+    "a task that is a URL": {"task": "https://bob:hunter2@example.invalid/task"},
+    "a task that is a command": {"task": "os:system"},
+    "a task that is a module": {"task": "os.path"},
+    "a task of a wrong type": {"task": {"type": "table"}},
+    "an unknown device": {"device": "tpu"},
+    "a device that is not here": {"device": "cuda:x"},
+    "an unknown executor": {"executor": "dask"},
+    "an option of no executor": {"executor": {"type": "ray", "gpu": 1}},
+    "artifacts in the dark": {"artifacts": "bucket/folder"},
+    "artifacts with a password": {"artifacts": "s3://bob:hunter2@bucket/x"},
+    "artifacts of no store": {"artifacts": "nostore://bucket/x"},
+    "artifacts in memory": {"artifacts": "memory://x"},
+    "a stack of nought": {"stack": 0},
+    "a seed below nought": {"seed": -1},
+    "noise of no kind": {"noise": "loud"},
+    "an unknown metric": {"scoring": {"metric": "applause"}},
+    "a stage of no type": {"stages": [{"type": "magic"}]},
+}
+URLS = (
+    "", " ", "p.db", "/p.db", "sqlite:", "sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://p.db",
+    "sqlite:///no/such/folder/p.db", "sqlite:///folder", "sqlite:///text.txt", "sqlite:///p.db?timeout=x",
+    "sqlite:///p.db?mode=memory", "sqlite:///file:p.db?mode=ro&uri=true", "mysql://bob:hunter2@h/db", "://",
+    "http://bob:hunter2@127.0.0.1/db", "postgresql://bob:hunter2@127.0.0.1:1/db", "postgresql://h:port/db",
+    "postgresql://127.0.0.1:1/db?sslkey=hunter2&sslpassword=hunter2&password=hunter2", "sqlite:///a\0b",
+    "postgresql://127.0.0.1:1/db?options=hunter2", "sqlite:///" + "x" * 5000,
+    "sqlite+pysqlcipher://:hunter2@/p.db", "postgresql://bob:hunter2@127.0.0.1:1/db?nonsense=hunter2",
+)  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(cli: Cli, folder: Path, *words: str, made: tuple[str, ...] = ()) -> str:
+    """Give a command that cannot work: exit 1 or 2, one sentence, nothing made; return the sentence."""
+    before = {path.name for path in folder.iterdir()}
+    done = cli(*words)
+    assert done.code in (1, 2), done
+    assert words[0] == "worker" or done.out == ""  # a worker says at once that it works
+    assert "Traceback" not in done.err
+    assert "hunter2" not in done.err
+    if done.code == 1:
+        assert done.err.count("\n") == 1, done.err
+    assert 10 < len(done.err) < 4500
+    assert {path.name for path in folder.iterdir()} - before <= set(made)
+    return done.err
+
+
+def file(here: Path, content: bytes) -> str:
+    (here / "spec.yaml").write_bytes(content)
+    return "spec.yaml"
+
+
+COMMANDS = (("study", "plan"), ("study", "create"), ("study", "run"))
+
+
+@pytest.mark.parametrize("kind", list(FILES))
+def test_a_file_that_is_no_spec(kind: str, here: Path, cli: Cli) -> None:
+    name = file(here, FILES[kind])
+    for command in COMMANDS:
+        refused(cli, here, *command, name)
+
+
+@pytest.mark.parametrize("kind", list(CHANGES))
+def test_a_spec_with_a_wrong_field_spends_nothing(kind: str, here: Path, cli: Cli) -> None:
+    name = file(here, yaml.safe_dump({**SPEC, **CHANGES[kind]}).encode())
+    with Ledger(f"sqlite:///{here}/p.db") as ledger:
+        ledger.create_budget(Budget(6.0, 1e-5, name="toy"))
+    at = ("--storage", f"sqlite:///{here}/p.db")
+    refused(cli, here, "study", "plan", name)
+    for command in COMMANDS[1:]:
+        refused(cli, here, *command, name, *at, made=("p.db-wal", "p.db-shm"))
+    with Ledger(f"sqlite:///{here}/p.db") as ledger:
+        assert [ledger.spent(budget.name).epsilon for budget in ledger.budgets()] == [0.0]
+        assert ledger.charges("toy") == ()
+
+
+@pytest.mark.parametrize("kind", list(NAMES))
+@pytest.mark.parametrize("what", ["study", "arm", "budget"])
+def test_a_name_that_breaks_the_rule(kind: str, what: str, here: Path, cli: Cli) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "study": {"name": NAMES[kind]},
+        "arm": {"arms": [{**SPEC["arms"][0], "name": NAMES[kind]}]},
+        "budget": {"budget": {**SPEC["budget"], "name": NAMES[kind]}},
+    }
+    name = file(here, dumped(**changes[what]))
+    said = refused(cli, here, "study", "create", name, "--storage", f"sqlite:///{here}/p.db")
+    assert "\x1b" not in said
+    assert "\0" not in said
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_storage_that_is_none(url: str, here: Path, cli: Cli) -> None:
+    (here / "folder").mkdir()
+    (here / "text.txt").write_text("no database\n" * 100)
+    name = file(here, dumped())
+    for words in (
+        ("study", "create", name),
+        ("study", "list"),
+        ("budget", "list"),
+        ("worker", "toy"),
+    ):
+        refused(cli, here, *words, "--storage", url)
+    assert (here / "text.txt").read_text().startswith("no database")
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def a_dangling_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def a_socket(path: Path) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as made:
+        made.bind(path.name)
+
+
+def nothing(path: Path) -> None:
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("make", [a_folder, a_loop, a_dangling_link, a_socket, nothing])
+def test_a_file_that_is_something_else(make: Callable[[Path], None], here: Path, cli: Cli) -> None:
+    make(here / "spec.yaml")
+    at = ("--storage", f"sqlite:///{here}/p.db")
+    store = ("p.db", "p.db-turn", "p.db-wal", "p.db-shm")
+    for command in (COMMANDS[0], ("account", "epsilon", "--delta", "1e-5")):
+        refused(cli, here, *command, "spec.yaml")
+    for command in COMMANDS[1:]:
+        refused(cli, here, *command, "spec.yaml", *at, made=store)
+    if make is not a_folder:
+        refused(cli, here, "budget", "backup", "spec.yaml/copy.db", *at, made=store)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("study",), ("study", "report", "toy"), ("study", "run"), ("study", "run", "toy", "--jobs", "x"),
+        ("study", "run", "toy", "--jobs", "0"), ("study", "run", "toy", "--jobs", "-2"),
+        ("study", "run", "toy", "--stack", "many"), ("study", "run", "toy", "--stack", "0"),
+        ("study", "run", "toy", "--device", "tpu"), ("study", "run", "toy", "--executor", "dask"),
+        ("study", "run", "toy", "--data", "no/such/file", "--device", "tpu"),
+        ("study", "compare", "toy", "--csv", "--md"), ("study", "compare", "toy", "--html", "no/such/x.html"),
+        ("study", "compare", "toy", "--html", "folder"), ("study", "export", "toy", "--html", "x.html"),
+        ("study", "export", "toy", "--registry", "--sp800-226"), ("study", "show", "joy"),
+        ("study", "delete", "joy", "--yes"), ("worker", "joy"), ("worker", "toy", "--max-rows", "0"),
+        ("worker", "toy", "--idle-exit", "-1"), ("worker", "toy", "--device", "tpu"),
+        ("budget", "show", "joy"), ("budget", "create", "x", "--epsilon", "0", "--delta", "1e-5"),
+        ("budget", "create", "x", "--epsilon", "nan", "--delta", "1e-5"),
+        ("budget", "create", "x", "--epsilon", "1", "--delta", "2"), ("budget", "backup", "p.db"),
+        ("budget", "backup", "p.db-wal"), ("budget", "backup", "other.db-shm"),
+        ("budget", "backup", "folder"),
+        ("budget", "backup", "no/such/x.db"), ("account", "epsilon", "folder", "--delta", "1e-5"),
+        ("audit", "toy", "--arm", "nobody"), ("audit", "joy"), ("nothing",), ("--nothing",),
+    ],
+)  # fmt: skip
+def test_a_choice_that_is_none(words: tuple[str, ...], here: Path, cli: Cli) -> None:
+    (here / "folder").mkdir()
+    url = f"sqlite:///{here}/p.db"
+    Study.create(toy_spec(), url).close()
+    os.environ["PRIVTUNE_STORAGE"] = url
+    try:
+        if words == ("study",):
+            assert cli(*words).code in (0, 2)
+        else:
+            refused(cli, here, *words, made=("p.db-wal", "p.db-shm", "p.db-turn", "p-artifacts"))
+    finally:
+        del os.environ["PRIVTUNE_STORAGE"]
+    with Ledger(url) as ledger:
+        assert ledger.spent("toy").epsilon == 0.0
+        assert ledger.charges("toy") == ()
