@@ -1,6 +1,7 @@
 """Calibration: the noise that meets a target, from the same function that reports.
 
 The search ends on a point at which the reporting function itself was evaluated, on the safe side.
+Before, quicker functions that bound nothing say where to look (`Gains`, `sketch`).
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ def test_a_search_builds_few_of_the_finest_pairs(monkeypatch):
     forget_all()
     found = shared()
     assert 5.0 * (1 - 1e-3) <= found.total.epsilon <= 5.0
-    assert len(built) <= 24  # two directions of each; one for every noise that is tried are more than 60
+    assert len(built) <= 24  # two directions each; anew for every noise that is tried, they are 42
 
 
 @pytest.mark.parametrize("promised", [0.0, 0.5, 3.0])
