@@ -1,13 +1,14 @@
 """Calibration: the noise that meets a target, from the same function that reports.
 
 The search ends on a point at which the reporting function itself was evaluated, on the safe side.
+Before, quicker functions that bound nothing say where to look (`Gains`, `sketch`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -16,7 +17,7 @@ from privtune.accounting._checks import check_delta, check_number
 from privtune.accounting.accountant import Guarantee
 from privtune.accounting.accountant import epsilon as report
 from privtune.accounting.algebra import Adjacency, Event, flatten
-from privtune.accounting.bounds import choice_of, quick_epsilon
+from privtune.accounting.bounds import quick_epsilon
 from privtune.accounting.events import Composed, Gaussian
 from privtune.accounting.pairs import Gains, shape
 from privtune.accounting.registry import entry, scaled
@@ -166,11 +167,7 @@ def calibrate(
     def impossible() -> CalibrationError:
         return _impossible(event, target, level)
 
-    def searched() -> float:
-        near = _near(event, target, level, accuracy, reported)
-        return solve_decreasing(reported, target, accuracy, impossible) if near is None else near
-
-    scale = _near(memory, event, target, level, accuracy, reported)
+    scale = _near(memory, event, target, delta=level, accuracy=accuracy, reported=reported)
     if scale is None:
         scale = solve_decreasing(reported, target, accuracy, impossible)
     found = scaled(event, scale)
@@ -202,9 +199,7 @@ def sketch(
     Returns:
         The factor.
     """
-    parts = flatten(event)
-    slow = choice_of(parts) is None and any(map(_is_slow, parts))
-    if slow and adjacency is Adjacency.ADD_REMOVE:
+    if _nests(event) and adjacency is Adjacency.ADD_REMOVE:
         memory = _memory.get() or _Memory()
         guess = _guessed(memory, event, epsilon, delta, tolerance)
         if guess is not None and SMALLEST <= (scale := math.exp(guess[0])) <= LARGEST:
@@ -287,11 +282,12 @@ def _near(
     memory: _Memory,
     event: Event,
     target: float,
+    *,
     delta: float,
     accuracy: float,
     reported: Callable[[float], float],
 ) -> float | None:
-    """Return a factor found on one lattice and confirmed by the accountant, or None.
+    """Return a factor that a search found and the accountant confirmed, or None.
 
     Its answer counts: within the accuracy and on the safe side, or nothing.
     """
@@ -376,13 +372,21 @@ def _as_gaussians(target: float, delta: float, shares: Sequence[float]) -> float
         return math.fsum(precision(target / inverse * share) for share in shares)
 
     most = math.sqrt(len(shares)) * max(shares)
-    return solve_decreasing(
-        total, precision(target), 1e-2, PrivTuneError, start=most, steep=0.6, enough=0.98
-    )
+    try:
+        return solve_decreasing(
+            total, precision(target), 1e-2, PrivTuneError, start=most, steep=0.6, enough=0.98
+        )
+    except PrivTuneError:  # no noise is so large, or so small
+        return most
 
 
 def _is_slow(part: Event) -> bool:
     return entry(part).own_lattice
+
+
+def _nests(event: Event) -> bool:
+    """Return whether selections stand inside other events of the composition: it takes long to account."""
+    return any(_is_slow(part) and entry(part).choice(part) is None for part in flatten(event))
 
 
 def _bounded(step: float) -> float:
@@ -461,7 +465,7 @@ def share_budget(
 
     def about(inverse: float) -> float:
         whole, gains = Composed(planned(inverse, sketches)), (_memory.get() or _Memory()).gains
-        slow = adjacency is Adjacency.ADD_REMOVE and any(map(_is_slow, flatten(whole)))
+        slow = adjacency is Adjacency.ADD_REMOVE and _nests(whole)
         found = quick_epsilon(whole, level, target, _SECOND, gains) if slow else None
         return report(whole, level, adjacency=adjacency).epsilon if found is None else found
 
@@ -476,8 +480,9 @@ def share_budget(
     )
     with searches_learn():
         start = _as_gaussians(target, level, shares)
-        if sketches:  # of which the accountant says a little less
-            start = search(about, (1.0 + _LESS) * target, start=start)
+        if len(sketches) > 1:  # of which the accountant says a little less
+            with suppress(CalibrationError):
+                start = search(about, (1.0 + _LESS) * target, start=start)
         inverse = search(total, target, start=start)
     events = made[inverse]
     common = target / inverse

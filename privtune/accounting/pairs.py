@@ -18,6 +18,7 @@ from privtune.accounting.pmf import LossPmf, lattice_cells
 from privtune.accounting.profiles import from_profile
 from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.releases import Direction
+from privtune.accounting.runs import NegativeBinomial
 from privtune.accounting.selection import Table, Threshold, Tuner
 
 __all__ = [
@@ -39,7 +40,8 @@ Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _ATOMS = 1280  # of the lattice on which the rearrangement is computed for a composition
-_PART = math.log(1.35)  # of the ε axis, for which its blocks are chosen
+# Parts of the ε axis, and prices: where φ′ grows slowly, more of either move no answer by 1e-4.
+_WIDE = math.log(1.35), 2
 _LOOKS = 16  # places at which is looked how far out it matters
 _LEAST_DELTA = 1e-12  # down to which it is
 _USUAL_DELTA = 1e-5  # at whose ε the profiles of a selection at two noises are laid over each other
@@ -218,7 +220,8 @@ def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
         return table
     base = tuner.base
     few = base.coarsen(math.ceil(base.masses.size / _ATOMS))
-    bound = Rearranged(Tuner(few, tuner.runs), _PART)
+    runs = tuner.runs
+    bound = Rearranged(Tuner(few, runs), *(_WIDE if isinstance(runs, NegativeBinomial) else ()))
     last = min(int(np.searchsorted(-table.values, -_LEAST_DELTA)), table.size)
     looks = np.unique(np.linspace(0, last, _LOOKS + 1).astype(np.int64))
     matters = [look for look in looks if bound.matters(table.step * float(look))]

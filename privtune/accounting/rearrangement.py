@@ -47,7 +47,7 @@ _RIVAL = 1.3  # with few blocks; with more the order may be another
 _NEAR = 0.93  # of the envelope's ε; there the price is chosen
 _PART = math.log(1.1)  # for one ε
 _LEAST_PART = 0.02  # below it parts are of one width
-_CHOICES = 2  # of a price, for answers at many ε
+_CHOICES = 3
 _POINTS, _FEW = 20, 4  # at how many ε it is worth its time
 _CELLS = 512  # with more cells of levels than so many the first of these numbers falls
 
@@ -58,10 +58,12 @@ class Rearranged:
     Args:
         tuner: The envelope bound in the same direction.
         part: Logarithm of a factor of ε within which one price and one set of blocks are used.
+        choices: Of a price, for answers at many ε.
     """
 
-    def __init__(self, tuner: Tuner, part: float = _PART) -> None:
-        self.tuner, self.ranked, self._part = tuner, Ranked(tuner), part
+    def __init__(self, tuner: Tuner, part: float = _PART, choices: int = _CHOICES) -> None:
+        self.tuner, self.ranked = tuner, Ranked(tuner)
+        self._part, self._choices = part, choices
         self._cut: dict[float, Cells] = {}
         self._guess: dict[int, tuple[Blocks, Indices]] = {}
         self._rough: dict[int, Blocks] = {}
@@ -103,7 +105,9 @@ class Rearranged:
 
         It may lie above the envelope, which is no part of it.
         """
-        chosen = [self._place(float(e)) for e in np.linspace(epsilons[0], epsilons[-1], _CHOICES)]
+        chosen = [
+            self._place(float(e)) for e in np.linspace(epsilons[0], epsilons[-1], self._choices)
+        ]
         for place in {self._place(float(e)) for e in epsilons} - self._rough.keys() - set(chosen):
             after, epsilon = bisect_left(chosen, place), self._middle(place)
             around = [self._begun(one) for one in chosen[max(after - 1, 0) : after + 1]]

@@ -2,7 +2,9 @@
 
 import math
 import warnings
+from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,10 +24,14 @@ from privtune.accounting import (
     SubsampledTuning,
     calibrate,
     epsilon,
+    pairs,
+    pld,
     scale_noise,
     share_budget,
 )
-from privtune.accounting.hints import ends, target_moves
+from privtune.accounting.accountant import _answer
+from privtune.accounting.calibration import searches_learn, sketch
+from privtune.accounting.selection import Table
 from privtune.accounting.solving import solve_decreasing
 from privtune.errors import InvalidInputError, PrivTuneError
 from tests.accounting.helpers import counted, events, steps
@@ -229,10 +235,71 @@ def test_a_search_for_another_target_begins_where_the_last_ended():
         return found, work.transformed
 
     (cold, _), twice = asked(2.0, 2.2)
-    with target_moves():
+    with searches_learn():
         (warm, other), after = asked(2.0, 2.2)
     assert warm == cold
     assert after < 0.9 * twice
     answer = epsilon(scale_noise(event, other), 1e-5).epsilon
     assert 2.2 * (1 - 3e-4) <= answer <= 2.2
-    assert ends() == {}
+
+
+TRAINING = steps(0.06, 1.2, 300)
+TUNED = [
+    SubsampledTuning(variant, 0.1, PrivateSelection(TRAINING, Geometric(10)), TRAINING)
+    for variant in (1, 2)
+]
+
+
+def planned(target, event, find):
+    return scale_noise(event, find(event, epsilon=target, delta=1e-5))
+
+
+def shared(total=5.0):
+    """Share a budget among two arms that tune on a subset, beside a selection."""
+
+    def exact(event, *, epsilon, delta):
+        return calibrate(event, epsilon=epsilon, delta=delta).scale
+
+    events = [*TUNED, PrivateSelection(TRAINING, Geometric(10))]
+    arms = [partial(planned, event=event, find=exact) for event in events]
+    sketches = [partial(planned, event=event, find=sketch) for event in events]
+    return share_budget(arms, epsilon=total, delta=1e-5, sketches=sketches)
+
+
+def forget_all():
+    for function in (_answer, pld._own, pld._composed_pair, pld.tuners):
+        function.cache_clear()
+
+
+def test_a_search_builds_few_of_the_finest_pairs(monkeypatch):
+    built, real = [], pairs._lowest
+    monkeypatch.setattr(pairs, "_lowest", lambda t, size: built.append(t) or real(t, size))
+    forget_all()
+    found = shared()
+    assert 5.0 * (1 - 1e-3) <= found.total.epsilon <= 5.0
+    assert len(built) <= 24  # two directions each; anew for every noise that is tried, they are 42
+
+
+@pytest.mark.parametrize("promised", [0.0, 0.5, 3.0])
+def test_what_a_search_learnt_decides_no_answer(monkeypatch, promised):
+    """Gains that promise too little δ, or too much, cost answers of the accountant, never ε."""
+
+    def wrong(self, event, direction, tuner, size):
+        table = tuner.profile(size)
+        return Table(table.step, np.minimum(promised * table.values, 1.0))
+
+    monkeypatch.setattr(pairs.Gains, "_table", wrong)
+    forget_all()
+    found = calibrate(TUNED[1], epsilon=2.0, delta=1e-5)
+    both = shared() if promised else None
+    monkeypatch.undo()
+    forget_all()
+    assert epsilon(found.event, 1e-5).epsilon == found.guarantee.epsilon <= 2.0
+    if both is not None:
+        assert epsilon(Composed(both.events), 1e-5).epsilon == both.total.epsilon <= 5.0
+
+
+@pytest.mark.parametrize("event", TUNED)
+def test_a_sketch_is_about_right(event):
+    exact = calibrate(event, epsilon=3.0, delta=1e-5).scale
+    assert sketch(event, epsilon=3.0, delta=1e-5) == pytest.approx(exact, rel=2e-3)

@@ -52,10 +52,9 @@ def test_no_word_is_broken_at_any_width(
 
     long = {**ARM, "arm": "a-name-of-an-arm-that-is-quite-long"}
     study: Any = SimpleNamespace(name="s", spec=SimpleNamespace(task_name="x/" + "y" * 60))
-    monkeypatch.setattr(_tables, "comparison_document", lambda _: {"arms": [ARM, long]})
     monkeypatch.setattr(_tables, "console", lambda: Console(width=width))
     shown = {"selection-of-many": "0.9100 [0.8800, 0.9400]"}
-    _print_arms(study, "test auc", shown)
+    _print_arms(study, {"arms": [ARM, long]}, "test auc", shown)
     words = capsys.readouterr().out.split()
     for word in (
         "selection-of-many",
