@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,13 +11,15 @@ import numpy as np
 
 from privtune.accounting.adaptive import Stages
 from privtune.accounting.algebra import Event, flatten
-from privtune.accounting.lower import Outcomes, composition
+from privtune.accounting.lower import Outcomes, Scores, composition
 from privtune.accounting.registry import entry
 
 __all__ = ["instance_epsilon", "outcomes_of"]
 
-_AIMS = (1e-2, 0.2)
-_SPREAD = np.geomspace(0.97, 1e-5, 24)  # δ at which runs are scored where decisions come later
+_COARSE, _FINER = 6, 3  # δ tried in proportion, and how often the gaps around the best are halved
+_FAR = 0.9  # of the other direction's ε: below that a direction is not looked at more closely
+_NESTED = np.geomspace(0.97, 1e-5, 10)
+_SPREAD = np.geomspace(0.97, 1e-5, 18)  # δ at which runs are scored where decisions come later
 _STAGES = 12  # choices at most that hang on what was released before
 
 
@@ -28,28 +31,32 @@ class _Instances:
         asked: The δ of the question.
         delta: The δ at which runs are scored: in company, what happens more often counts more.
         flip: Whether the record is added; else it is removed.
-        shuffle: Whether outcomes are shuffled for the δ at which runs are scored. That costs less
-            at other δ, and so may cost less in company.
+        scores: How runs are scored.
     """
 
     asked: float
     delta: float
     flip: bool
-    shuffle: bool = True
+    scores: Scores = Scores.SHUFFLED
 
     def of(self, event: Event) -> Outcomes:
-        return outcomes_of(event) if _is_fixed(event) else self.composed(event)
+        return outcomes_of(event, self.asked) if _is_fixed(event) else self.composed(event)
 
     def composed(self, event: Event) -> Outcomes:
+        parts = flatten(event).items()
         return composition(
-            [(entry(part).instance(part, self), count) for part, count in flatten(event).items()]
+            [(entry(part).instance(part, self), count) for part, count in parts], self.asked
         )
 
-    def cost(self, outcomes: Outcomes) -> float:
-        return (outcomes.flipped() if self.flip else outcomes).epsilon(self.asked)
+    def cost(self, event: Event) -> float:
+        return self._turned(self.of(event)).epsilon(self.asked)
+
+    def _turned(self, outcomes: Outcomes) -> Outcomes:
+        return outcomes.flipped() if self.flip else outcomes
 
     def dearest(self, events: Sequence[Event]) -> Outcomes:
-        return max((self.of(event) for event in dict.fromkeys(events)), key=self.cost)
+        found = (self.of(event) for event in dict.fromkeys(events))
+        return max(found, key=lambda one: self._turned(one).epsilon(self.delta))
 
     def chosen(self, event: Event, choose: Callable[[Outcomes], Outcomes]) -> Outcomes:
         base = self.of(event)
@@ -61,27 +68,49 @@ def _is_fixed(event: Event) -> bool:
 
 
 @lru_cache(maxsize=64)
-def outcomes_of(event: Event) -> Outcomes:
-    """Return the instance of an event that is the same for every question: one of releases alone."""
-    return _Instances(1.0, 1.0, flip=False).composed(event)
+def outcomes_of(event: Event, delta: float) -> Outcomes:
+    """Return the instance of an event of releases alone, which is no other for another direction."""
+    return _Instances(delta, delta, flip=False).composed(event)
 
 
 @lru_cache(maxsize=1024)
 def instance_epsilon(event: Event, delta: float) -> float:
     """Return ε of an explicit instance at δ, the worse direction, at most 700; rounded down."""
     with np.errstate(all="ignore"):
-        chooses = _chooses(event)
-        found = [
-            _Instances(delta, aim, flip, shuffle)
-            for aim in ((delta, *_AIMS) if chooses else (delta,))
-            for flip in (False, True)
-            for shuffle in ((True, False) if chooses else (True,))
-        ]
         try:
-            fixed = max(instances.cost(instances.of(event)) for instances in found)
-            return max(fixed, _adaptive_epsilon(event, delta, fixed))
+            if _is_fixed(event):
+                return max(_Instances(delta, delta, flip).cost(event) for flip in (False, True))
+            found = _best_aim(event, delta, False, 0.0)
+            found = max(found, _best_aim(event, delta, True, found))
+            return max(found, _adaptive_epsilon(event, delta, found))
         except ArithmeticError:
             return 0.0  # numbers that leave their range say nothing
+
+
+def _best_aim(event: Event, delta: float, flip: bool, other: float) -> float:
+    """Return the largest ε found over the δ for which runs are scored and parts compared.
+
+    Which δ is best depends on what follows the choice. A few are tried, then those between the best and
+    its neighbours. A direction whose few are far below the other direction's ε is left.
+    """
+    found = 0.0
+    for scores in (Scores.RANKED, Scores.SPREAD):
+        aims = list(np.geomspace(0.97, min(delta, 0.9), _COARSE))
+        costs = {aim: _Instances(delta, aim, flip, scores).cost(event) for aim in aims}
+        if max(costs.values()) < _FAR * other:
+            return found
+        for _ in range(_FINER):
+            place = aims.index(max(aims, key=lambda aim: costs[aim]))
+            for first, second in ((place, place + 1), (place - 1, place)):
+                if first >= 0 and second < len(aims):
+                    middle = math.sqrt(aims[first] * aims[second])
+                    costs[middle] = _Instances(delta, middle, flip, scores).cost(event)
+            aims = sorted(costs, reverse=True)
+        found = max(found, *costs.values())
+        if scores is Scores.RANKED:
+            best = {*sorted(aims, key=lambda aim: costs[aim])[-2:], delta}
+            found = max(found, *(_Instances(delta, aim, flip).cost(event) for aim in best))
+    return found
 
 
 def _adaptive_epsilon(event: Event, delta: float, start: float) -> float:
@@ -90,7 +119,8 @@ def _adaptive_epsilon(event: Event, delta: float, start: float) -> float:
     chosen = {part: count for part, count in parts.items() if not _is_fixed(part)}
     if not chosen or sum(parts.values()) < 2 or sum(chosen.values()) > _STAGES:
         return 0.0
-    fixed = composition([(outcomes_of(part), parts[part]) for part in parts if part not in chosen])
+    others = [(outcomes_of(part, delta), parts[part]) for part in parts if part not in chosen]
+    fixed = composition(others, delta)
     choices = [stage for part in chosen for stage in [_instances_of(part, delta)] * chosen[part]]
     flipped = {id(stage): [outcomes.flipped() for outcomes in stage] for stage in choices}
     back = Stages(fixed.flipped(), [flipped[id(stage)] for stage in choices])
@@ -100,14 +130,10 @@ def _adaptive_epsilon(event: Event, delta: float, start: float) -> float:
 def _instances_of(part: Event, delta: float) -> list[Outcomes]:
     """Return instances of a choice for many aims, in both directions."""
     simple = all(map(_is_fixed, part.children()))
-    aims = _SPREAD if simple else (delta, *_AIMS)  # what is nested is scored anew for each
+    aims = _SPREAD if simple else _NESTED  # what is nested is scored anew for each
     return [
-        entry(part).instance(part, _Instances(delta, float(aim), flip, shuffle))
+        entry(part).instance(part, _Instances(delta, float(aim), flip, scores))
         for aim in aims
         for flip in (False, True)
-        for shuffle in (True, False)
+        for scores in (Scores if simple else (Scores.RANKED, Scores.SPREAD))
     ]
-
-
-def _chooses(event: Event) -> bool:
-    return entry(event).choice(event) is not None or any(map(_chooses, event.children()))

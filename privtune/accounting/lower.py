@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 
 import numpy as np
@@ -28,6 +29,7 @@ from privtune.accounting.runs import RunLaw
 
 __all__ = [
     "Outcomes",
+    "Scores",
     "best_of_runs",
     "composition",
     "first_to_pass",
@@ -49,8 +51,24 @@ _PIECES = 200  # cells between the two half lines of a Laplace release
 _SIZE = 4096  # lattice points of a composition
 _SHARE = 16.0  # of which one loss takes so many for each deviation
 _RARE = 1e-25  # mass of outcomes whose losses need no place of their own
+_NEVER = 1e-5  # of δ: mass of what all releases of a kind together may not show
 _TINY = 1e-40  # mass of ends that are put into one cell
+_TURNS, _NEAR = 4, 0.98
 _SIDE = 1024  # outcomes on each side of a product
+
+
+class Scores(Enum):
+    """How the runs of a selection are scored.
+
+    Attributes:
+        RANKED: By loss, but for what pays at the ε in question.
+        SHUFFLED: As well as is found for that ε alone; at others it may cost less.
+        SPREAD: For many ε at once.
+    """
+
+    RANKED = "ranked"
+    SHUFFLED = "shuffled"
+    SPREAD = "spread"
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,10 +141,16 @@ class _Sum:
         self.error = error
 
     @classmethod
-    def of(cls, outcomes: Outcomes, size: int = _SIZE) -> _Sum:
-        """Name outcomes by their loss, rounded to the nearest multiple of a step."""
+    def of(cls, outcomes: Outcomes, size: int = _SIZE, rare: float = _RARE) -> _Sum:
+        """Name outcomes by their loss, rounded to the nearest multiple of a step.
+
+        What is rarer than `rare` counts as the largest or smallest loss of the others.
+        """
         finite = np.isfinite(outcomes.losses)
         losses, weights = outcomes.losses[finite], outcomes.p[finite] + 1e-300
+        often = losses[np.maximum(outcomes.p, outcomes.q)[finite] > rare]
+        if often.size:
+            losses = np.clip(losses, often.min(), often.max())
         deviation = math.sqrt(
             np.average((losses - np.average(losses, weights=weights)) ** 2, weights=weights)
         )
@@ -179,11 +203,15 @@ class _Sum:
         return self if total is None else total
 
 
-def composition(parts: Sequence[tuple[Outcomes, int]]) -> Outcomes:
-    """Return what independent releases tell together, each so many times."""
+def composition(parts: Sequence[tuple[Outcomes, int]], delta: float) -> Outcomes:
+    """Return what independent releases tell together, each so many times; as fine as this δ asks."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
-    sums = [_Sum.of(outcomes).times(count) for outcomes, count in parts]
+    # What is far rarer than δ in all of them together needs no place, and the steps are finer without.
+    sums = [
+        _Sum.of(outcomes, rare=max(_NEVER * delta / count, _RARE)).times(count)
+        for outcomes, count in parts
+    ]
     if not sums:
         return Outcomes(np.ones(1), np.ones(1))
     total = sums[0]
@@ -247,9 +275,9 @@ def split(tuning: Outcomes, training: Outcomes, rate: float) -> Outcomes:
     return Outcomes(p.ravel(), q.ravel(), first.error + second.error)
 
 
-def best_of_runs(base: Outcomes, runs: RunLaw, delta: float, *, shuffle: bool) -> Outcomes:
+def best_of_runs(base: Outcomes, runs: RunLaw, delta: float, *, scores: Scores) -> Outcomes:
     """Return the best of K with outcomes scored for P over Q at this δ."""
-    instance, order = worst_order(base, runs, delta, shuffle=shuffle)
+    instance, order = worst_order(base, runs, delta, scores=scores)
     p, q = instance.tuned(order)
     none = runs.zero_probability
     # A mass moves where it is scored: φ' answers to the error of the sums below it.
@@ -259,16 +287,34 @@ def best_of_runs(base: Outcomes, runs: RunLaw, delta: float, *, shuffle: bool) -
 
 
 def worst_order(
-    base: Outcomes, runs: RunLaw, delta: float, *, shuffle: bool
+    base: Outcomes, runs: RunLaw, delta: float, *, scores: Scores, cut: bool = True
 ) -> tuple[Instance, NDArray[np.int64]]:
-    """Return the instance of a selection, and its atoms from worst to best score at this δ."""
+    """Return the instance of a selection, and its atoms from worst to best score at this δ.
+
+    Args:
+        base: One run.
+        runs: The law of the number of runs.
+        delta: The δ at which runs are scored.
+        scores: How.
+        cut: Whether scores may be random; else they hang on the loss alone.
+    """
     named = _Sum.of(base)
     # Its losses say where to score; what it costs comes from the masses alone.
     guide = LossPmf(2.0**named.power, named.lowest, named.p, 0.0)
-    instance = Instance(guide, runs, named.q)
+    instance = Instance(guide, runs, named.q, cut=cut)
     target = instance.tuner.epsilon(delta)
     point = target if math.isfinite(target) else 1.0
-    return instance, instance.best_order(point, shuffle=shuffle)
+    if scores is Scores.SPREAD:
+        return instance, instance.spread(point)
+    order = instance.best_order(point, shuffle=scores is Scores.SHUFFLED)
+    if scores is Scores.SHUFFLED:
+        # Where the envelope is loose, its ε is too large to score for: the order's own comes nearer.
+        for _ in range(_TURNS):
+            cost = Outcomes(*instance.tuned(order)).epsilon(delta)
+            if cost > _NEAR * point:
+                break
+            point, order = cost, instance.best_order(cost)
+    return instance, order
 
 
 def first_to_pass(base: Outcomes, stop: float, delta: float) -> Outcomes:

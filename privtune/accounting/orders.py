@@ -17,6 +17,8 @@ Floats = NDArray[np.float64]
 Kinds = NDArray[np.bool_]
 ROUNDING = 1e-6  # of tuned masses, relative
 _LARGE = 4e-10  # mass, for each run, from which a difference of φ is right to that
+_SCORES = 512  # that an outcome which always happens would have
+_SPREAD = 0.4  # by how much ε lies nearer to an outcome's loss
 _CUTS = 128  # of what pays and of what does not, twice
 _STARTS = (0.5, 0.2, 0.05)  # P-mass of what is to pay
 _TURNS, _ROUNDS = 5, 6
@@ -32,15 +34,26 @@ class Instance:
         base: One direction of the pair of a single run.
         runs: The law of the number of runs.
         q: The masses of the outcomes without the record; by default what their losses say.
+        cut: Whether scores may be random: what is often is cut into outcomes of one loss, each with a
+            score of its own. Else a score hangs on the loss alone.
     """
 
-    def __init__(self, base: LossPmf, runs: RunLaw, q: Floats | None = None) -> None:
+    def __init__(
+        self, base: LossPmf, runs: RunLaw, q: Floats | None = None, *, cut: bool = True
+    ) -> None:
         self.runs = runs
         keep = base.masses > 0.0
         self.losses = base.losses[keep][::-1]
         self.p = base.masses[keep][::-1]
         with np.errstate(over="ignore"):
             self.q = np.exp(np.log(self.p) - self.losses) if q is None else q[keep][::-1]
+        if cut:
+            # What has no mass without the record pays wherever it stands; its loss is no lattice point.
+            self.losses = np.where(self.q > 0.0, self.losses, np.inf)
+            often = np.maximum(np.maximum(self.p, self.q) * _SCORES, 1.0)
+            pieces = np.ceil(often).astype(np.int64)
+            self.losses = np.repeat(self.losses, pieces)
+            self.p, self.q = (np.repeat(m / pieces, pieces) for m in (self.p, self.q))
         self.infinite = base.infinite
         self.tuner = Tuner(base, runs)
         # What rounding took away or added is given to an atom at the end: a legal pair again.
@@ -52,6 +65,17 @@ class Instance:
         moved = self.losses > threshold
         z = np.exp(np.minimum(epsilon - self.losses[moved], 700.0))
         key[moved] = self.tuner.best_level(z)
+        return np.argsort(key, kind="stable")
+
+    def spread(self, epsilon: float) -> NDArray[np.int64]:
+        """Return the atoms from worst to best score, those of larger loss for a larger ε.
+
+        What follows a selection asks about many ε at once: an outcome pays where the rest of the losses
+        takes the sum above the ε of the question.
+        """
+        z = np.exp(np.minimum(_SPREAD * (epsilon - self.losses), 700.0))
+        pays = self.tuner.support(z) > 0.0
+        key = np.where(pays, self.tuner.best_level(z), np.minimum(self.levels, 1.0))
         return np.argsort(key, kind="stable")
 
     def shuffled(self, epsilon: float, pays: Kinds) -> NDArray[np.int64]:

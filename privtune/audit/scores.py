@@ -16,7 +16,7 @@ from scipy import stats
 
 from privtune.accounting import Event, RunLaw
 from privtune.accounting.instances import outcomes_of
-from privtune.accounting.lower import Outcomes, worst_order
+from privtune.accounting.lower import Outcomes, Scores, worst_order
 
 if TYPE_CHECKING:
     from privtune.audit.claims import Claim
@@ -83,13 +83,13 @@ def worst_score(base: Event, runs: RunLaw, *, claim: Claim, rounds: int) -> Wors
     Returns:
         Of the instances tried, the one with the largest bound that is to be expected.
     """
-    outcomes = outcomes_of(base)
+    outcomes = outcomes_of(base, claim.delta)
 
     def tried() -> Iterator[tuple[WorstScore, Outcomes]]:
         for flip in (False, True):
             for aim in (claim.delta, *_AIMS):
                 one = outcomes.flipped() if flip else outcomes
-                instance, order = worst_order(one, runs, aim, shuffle=False)
+                instance, order = worst_order(one, runs, aim, scores=Scores.RANKED, cut=False)
                 p, q = (np.maximum(part, 1e-300) for part in instance.tuned(order))
                 tuned = Outcomes(p, q).flipped() if flip else Outcomes(p, q)
                 ratios = (-1.0 if flip else 1.0) * instance.losses[order]
@@ -108,7 +108,7 @@ def worst_threshold(base: Event, stop: float, *, claim: Claim, rounds: int) -> W
         claim: What the selection is held against.
         rounds: Rounds on each side.
     """
-    outcomes = outcomes_of(base)
+    outcomes = outcomes_of(base, claim.delta)
     order = np.argsort(outcomes.losses)
     p, q, losses = outcomes.p[order], outcomes.q[order], outcomes.losses[order]
 

@@ -66,8 +66,8 @@ class Ledger(LedgerReading):
         >>> ledger.settle(charge.id).state, ledger.filter_state("clinic").in_force
         (<ChargeState.SETTLED: 'settled'>, True)
         >>> spent = ledger.spent("clinic").epsilon
-        >>> round(spent, 1), spent + ledger.remaining("clinic")
-        (1.8, 3.0)
+        >>> round(spent, 1), spent + ledger.remaining("clinic")  # 1.8 if nothing could follow
+        (2.1, 3.0)
         >>> [count] = ledger.reserve("clinic", [ChargeRequest(Gaussian(20.0), note="a count")])
         >>> ledger.void(count.id).state, ledger.charge("clinic-2") == ledger.charges("clinic")[1]
         (<ChargeState.VOIDED: 'voided'>, True)

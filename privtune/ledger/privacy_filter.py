@@ -77,7 +77,8 @@ c·e^(−(α−1)r), and its tangent beyond. That tangent is z − z₁ + κ·z�
 and w_r ≥ 0 is convex: so (z − e^r)₊ ≤ w_r(z), which is what stopping at the reading r pays, z being the
 likelihood ratio so far. By (1) above, E w_{r+D}(z·ℓ) ≤ w_r(z): going on pays at most as much. So w of the
 reading is a supermartingale under Q, for any number of charges, however they are chosen, and what
-stopping pays is at most its mean at the start, E w_m(z) over the block, as in the first theorem. ∎
+stopping pays is at most its mean at the start, E w_m(z) over the block, as in the first theorem; w is
+convex, so that who stops before all of the block has run gets at most its mean over the rest. ∎
 
 **Corollary.** Let the odometer read, while nothing was added to the block, the smallest and, later, the
 smaller of several lines: who stops at will has at most the sum of their δ, since the largest of several

@@ -6,7 +6,22 @@ import math
 import numpy as np
 import pytest
 
-from privtune.accounting import Composed, Gaussian, Geometric, Laplace, Poisson, PrivateSelection
+from privtune.accounting import (
+    ApproximateDP,
+    Composed,
+    Gaussian,
+    Geometric,
+    Laplace,
+    Logarithmic,
+    Parallel,
+    Poisson,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+    WorstOf,
+    epsilon,
+)
 from privtune.accounting.accountant import lower_bound
 from privtune.accounting.adaptive import Stages
 from privtune.accounting.instances import instance_epsilon
@@ -55,13 +70,13 @@ def test_decisions_are_as_good_as_the_best_of_all(law):
         p, q = (generator.dirichlet(np.ones(4)) * 0.9 + 0.025 for _ in range(2))
         orders = [tuned(p, q, order, law) for order in itertools.permutations(range(4))]
         stage = [Outcomes(a, b, 0.0) for a, b in orders]
-        stages = Stages(composition([]), [stage, stage])
-        for epsilon in POINTS:
-            best = best_by_hand(orders, orders, epsilon)
-            found = stages.decided(epsilon).delta(epsilon)
+        stages = Stages(composition([], 1e-5), [stage, stage])
+        for point in POINTS:
+            best = best_by_hand(orders, orders, point)
+            found = stages.decided(point).delta(point)
             assert found <= best * (1.0 + 1e-9)
             assert found >= best * 0.995 - 1e-6
-            gained += found > 1.001 * best_of_strangers(orders, orders, epsilon)
+            gained += found > 1.001 * best_of_strangers(orders, orders, point)
     assert gained >= 5
 
 
@@ -71,14 +86,14 @@ def test_a_fixed_release_is_what_the_choice_hangs_on():
     a, b = np.array([0.6, 0.3, 0.1]), np.array([0.2, 0.3, 0.5])
     orders = [tuned(p, q, order, law) for order in itertools.permutations(range(4))]
     stages = Stages(Outcomes(a, b, 0.0), [[Outcomes(c, d, 0.0) for c, d in orders]])
-    for epsilon in POINTS:
-        best = best_by_hand([(a, b)], orders, epsilon)
-        assert best * 0.995 - 1e-6 <= stages.decided(epsilon).delta(epsilon) <= best * (1 + 1e-9)
+    for point in POINTS:
+        best = best_by_hand([(a, b)], orders, point)
+        assert best * 0.995 - 1e-6 <= stages.decided(point).delta(point) <= best * (1 + 1e-9)
 
 
 def test_the_cost_answers_to_delta():
     stage = [Outcomes(np.array([0.7, 0.3]), np.array([0.4, 0.6]), 0.0)]
-    stages = Stages(composition([]), [stage] * 3)
+    stages = Stages(composition([], 1e-5), [stage] * 3)
     found = stages.epsilon(0.05, 0.5)
     assert stages.decided(found).delta(found) >= 0.05 * (1.0 - 1e-9)
     # Three times a release of two outcomes, by hand: losses add, the number of ones is binomial.
@@ -104,4 +119,106 @@ def test_company_costs_no_less_where_choices_may_look_back(law):
     for event in (Composed([chosen, Laplace(4.0)]), Composed([chosen, chosen, Gaussian(2.0)])):
         together = lower_bound(event, 1e-5)
         alone = max(instance_epsilon(part, 1e-5) for part in event.events)
-        assert together > 1.05 * alone
+        assert together > 1.04 * alone
+
+
+def best_merge(epsilon, delta, generating, at, pieces=400):
+    """Return the largest δ of a selection from randomised response that shows the record with chance δ.
+
+    Exact for scores that cut either answer into so many pieces: dynamic programming over how many of
+    either are below. What shows the record has the best score, what shows its absence the worst.
+    """
+    yes = (1.0 - delta) / (1.0 + math.exp(-epsilon)) * np.arange(pieces + 1) / pieces
+    no = (1.0 - delta) / (1.0 + math.exp(epsilon)) * np.arange(pieces + 1) / pieces
+    p = generating(np.minimum(yes[:, None] + no, 1.0))
+    q = generating(np.minimum(delta + no[:, None] + yes, 1.0))
+    paid = [
+        np.maximum(np.diff(p, axis=axis) - math.exp(at) * np.diff(q, axis=axis), 0.0)
+        for axis in (0, 1)
+    ]
+    value = np.append(0.0, np.cumsum(paid[1][0]))
+    for row in range(1, pieces + 1):
+        along = np.append(0.0, np.cumsum(paid[1][row]))
+        value = along + np.maximum.accumulate(value + paid[0][row - 1] - along)
+    return value[-1] + generating(1.0) - generating(1.0 - delta)
+
+
+@pytest.mark.parametrize("base", [(0.5, 0.0), (1.0, 1e-6), (2.0, 1e-8), (0.2, 0.0)])
+@pytest.mark.parametrize(
+    ("law", "generating"),
+    [
+        (Geometric(10), lambda x: 0.1 * x / (1.0 - 0.9 * x)),
+        (Poisson(10), lambda x: np.exp(10.0 * (x - 1.0))),
+        (Geometric(3), lambda x: x / 3.0 / (1.0 - 2.0 / 3.0 * x)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("level", [2e-5, 1e-2])
+def test_a_base_of_few_outcomes_is_scored_nearly_as_well_as_can_be(base, law, generating, level):
+    """Against the exact optimum of the order of 800 pieces; before outcomes were cut it was 1.45 above."""
+    found = lower_bound(PrivateSelection(ApproximateDP(*base), law), level)
+    assert best_merge(*base, generating, 0.999 * found) >= 0.995 * level
+    assert best_merge(*base, generating, 1.01 * found + 5e-3) <= level
+
+
+TRAINING = Repeated(400, PoissonSampled(0.05, Gaussian(2.0)))
+SMALL = Repeated(940, PoissonSampled(64 / 3000, Gaussian(1.5)))
+SCORED = PrivateSelection(Parallel([TRAINING, Gaussian(4.0)]), Geometric(5))
+
+
+@pytest.mark.parametrize(
+    ("event", "most"),
+    [
+        (SubsampledTuning(1, 0.3, PrivateSelection(TRAINING, Poisson(10)), TRAINING), 1.007),
+        (SubsampledTuning(2, 0.1, PrivateSelection(SMALL, Geometric(10)), SMALL), 1.014),
+        (SubsampledTuning(2, 0.3, PrivateSelection(TRAINING, Logarithmic(5)), TRAINING), 1.016),
+        (Repeated(2, SCORED), 1.014),
+        (Composed([SCORED, TRAINING]), 1.008),
+        (
+            Composed(
+                [WorstOf([PrivateSelection(TRAINING, Geometric(k)) for k in (3, 9)]), TRAINING]
+            ),
+            1.008,
+        ),
+        (PrivateSelection(Laplace(1.0), Geometric(10)), 1.006),
+        (PrivateSelection(ApproximateDP(1.0, 1e-6), Geometric(10)), 1.004),
+        (Repeated(100_000, PoissonSampled(1e-4, Gaussian(1.0))), 1.02),
+    ],
+)
+def test_reported_over_lower(event, most):
+    """Before: 1.077, 1.020, 1.028, 1.053, 1.022, 1.023, 1.043, 1.443 and 1.217."""
+    reported, lower = epsilon(event, 1e-5).epsilon, lower_bound(event, 1e-5)
+    assert lower <= reported <= most * lower
+
+
+def random_event(rng, depth):
+    """A random tree of small events."""
+    kind = rng.integers(3 if depth == 0 else 9)
+    noise = float(rng.uniform(0.7, 4.0))
+    if kind == 0:
+        return Repeated(int(rng.integers(1, 60)), PoissonSampled(0.05, Gaussian(noise)))
+    if kind == 1:
+        return Laplace(noise)
+    if kind == 2:
+        return ApproximateDP(float(rng.uniform(0.1, 1.0)), float(rng.choice([0.0, 1e-7])))
+    inner = [random_event(rng, depth - 1) for _ in range(2)]
+    law = [Geometric(4), Poisson(6), Logarithmic(5)][rng.integers(3)]
+    if kind == 3:
+        return Composed(inner)
+    if kind == 4:
+        return Parallel(inner)
+    if kind == 5:
+        return WorstOf(inner)
+    if kind == 6:
+        return SubsampledTuning(
+            int(rng.integers(1, 3)), 0.2, PrivateSelection(inner[0], law), inner[1]
+        )
+    return PrivateSelection(inner[0], law)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_instance_of_a_random_tree_costs_more_than_any_bound(seed):
+    event = random_event(np.random.default_rng([seed, 17]), 2)
+    for level in (1e-5, 1e-2):
+        answer = epsilon(event, level)
+        assert lower_bound(event, level) <= min(answer.bounds.values())

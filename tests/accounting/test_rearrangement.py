@@ -262,7 +262,8 @@ def test_what_pays_is_shuffled_in_the_best_way():
     rng = np.random.default_rng(3)
     for runs in (Binomial(6, 6), Poisson(10), Geometric(5)):
         p, q = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
-        instance = Instance(LossPmf(1.0, 0, p[np.argsort(p / q)], 0.0), runs, q[np.argsort(p / q)])
+        pair = LossPmf(1.0, 0, p[np.argsort(p / q)], 0.0)
+        instance = Instance(pair, runs, q[np.argsort(p / q)], cut=False)
         instance.losses = np.sort(np.log(p / q))[::-1]
         assert instance.p.sum() == pytest.approx(1.0)
         for count in range(1, 6):

@@ -76,9 +76,9 @@ class _PrivateSelection(_Chosen[PrivateSelection]):
         return remove, (remove if pair.add is pair.remove else Tuner(pair.add, event.runs))
 
     def instance(self, event: PrivateSelection, instances: Instances) -> Outcomes:
-        delta, shuffle = instances.delta, instances.shuffle
+        delta, scores = instances.delta, instances.scores
         return instances.chosen(
-            event.event, lambda base: best_of_runs(base, event.runs, delta, shuffle=shuffle)
+            event.event, lambda base: best_of_runs(base, event.runs, delta, scores=scores)
         )
 
     def beyond(self, event: PrivateSelection, edges: Edges, of: MassOf) -> float:
@@ -145,7 +145,7 @@ class _SubsampledTuning(Compound[SubsampledTuning]):
         tuning, last = instances.of(event.tuning), instances.of(event.training)
         if event.variant == 1:
             return split(tuning, last, event.rate)
-        return composition([(sampled(tuning, event.rate), 1), (last, 1)])
+        return composition([(sampled(tuning, event.rate), 1), (last, 1)], instances.asked)
 
     def beyond(self, event: SubsampledTuning, edges: Edges, of: MassOf) -> float:
         return event.rate * of(event.tuning) + of(event.training)

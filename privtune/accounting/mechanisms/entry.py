@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from privtune.accounting.algebra import Event
 from privtune.accounting.choices import PrivateSelection
-from privtune.accounting.lower import Outcomes
+from privtune.accounting.lower import Outcomes, Scores
 from privtune.accounting.pairs import Gains, Pair
 from privtune.accounting.selection import Threshold, Tuner
 from privtune.errors import PrivTuneError
@@ -99,12 +99,16 @@ class Instances(Protocol):
     """What an entry may ask for the explicit instance of its event."""
 
     @property
+    def asked(self) -> float:
+        """The δ of the question."""
+
+    @property
     def delta(self) -> float:
         """The δ at which runs are scored."""
 
     @property
-    def shuffle(self) -> bool:
-        """Whether outcomes are shuffled for that δ."""
+    def scores(self) -> Scores:
+        """How they are scored."""
 
     def of(self, event: Event) -> Outcomes:
         """Return the outcomes of an instance of an event."""
