@@ -111,9 +111,19 @@ class TrainingPlan:
 
         Returns:
             The plan.
+
+        Raises:
+            InvalidInputError: If the method no longer has an option of the plan.
         """
         fields = dict(data["method"])
         kind = METHODS[fields.pop("name")]
+        if gone := sorted(fields.keys() - {f.name for f in dataclasses.fields(kind)}):  # type: ignore[arg-type]
+            raise InvalidInputError(
+                f"options of a stored plan of {kind.name}",
+                gone,
+                "are not in this version",
+                "Run the study with the version that planned it, or plan a new one.",
+            )
         method = kind(**{**_later(kind), **fields})
         noise = NoiseOptions.of(data.get("noise"))
         factor = data.get("rate_factor", 1.0)

@@ -70,7 +70,7 @@ WRONG: list[tuple[Any, str]] = [
     (arm("everything", trials="ten"), "trials of arm 'a' = 'ten': must be a whole number"),
     (arm("everything", options={"x": 3}), "option = 'x': must be one of momentum"),
     (arm("linear-scaling", fractions=3), "fractions of arm 'a' = 3: must be a list of 2"),
-    ({**arm("pur", smoothness=1.0), **REPLACE}, "also needs lipschitz"),
+    ({**arm("pur", smoothness=1.0), **REPLACE}, "needs lipschitz, proven"),
     ({**arm("subsampled-tuning", method="hyfreedp"), "space": {}}, "called learning_rate"),
 ]
 

@@ -38,7 +38,9 @@ def farther(
     """
     import torch
 
-    return torch.minimum(torch.fmax(distance, seen), distance.new_tensor(_FARTHEST) * first)
+    return torch.fmax(distance, seen).clamp(
+        max=_FARTHEST * first
+    )  # fmax takes the one that is a number
 
 
 class _WithDistance(Protocol):

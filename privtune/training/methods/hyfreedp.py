@@ -202,8 +202,10 @@ class HyFreeDP(LayerClipping):
 
         Example:
             >>> HyFreeDP.of_a_part("head", {}), HyFreeDP.of_a_part("lora:4", {})
-            ({'spread': 100.0}, {})
+            ({'spread': 100.0}, {'schedule': 'constant'})
         """
+        if part.startswith("lora"):  # adapters still learn when the rate would begin to fall
+            return {"schedule": "constant"}
         free = part in ("head", "biases") and options.get("fit") != "paper"
         return {"spread": _FREE_SPREAD} if free else {}
 
@@ -218,9 +220,10 @@ class HyFreeDP(LayerClipping):
             epsilon: Target, above 0.
             delta: Target, in (0, 1).
             options: Other fields. With ``fit="robust"`` the rate falls linearly from 0.7 of the steps on,
-                unless ``schedule`` is given. ``loss_batch`` may be ``"auto"``, the default: what needs
-                less noise on the losses. ``gradient_noise_factor``, above 1, is the gradient noise
-                over that of DP-SGD: 1.01 in the paper; small batches do better with 1.05.
+                unless ``schedule`` is given; tasks that train LoRA give ``constant``. ``loss_batch``
+                may be ``"auto"``, the default: what needs less noise on the losses.
+                ``gradient_noise_factor``, above 1, is the gradient noise over that of DP-SGD: 1.01
+                in the paper; small batches do better with 1.05.
 
         Returns:
             The method with both noise multipliers, and the kind of batch that was chosen.

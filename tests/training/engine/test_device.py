@@ -19,6 +19,7 @@ from privtune.training.methods import (
     FixedDPSGD,
     HyFreeDP,
     Prodigy,
+    PublicRate,
     QuantileClipping,
 )
 from tests.training.engine.far_device import far_device
@@ -35,6 +36,7 @@ METHODS = {
     "adadp": ADADP(1.0, adapt_share=1.0),
     "adaclip": AdaCliP(1.0),
     "prodigy": Prodigy(1.0),
+    "public-rate": PublicRate(1.0),
 }
 
 

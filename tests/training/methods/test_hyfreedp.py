@@ -167,7 +167,8 @@ def test_a_task_that_trains_biases_alone_gives_the_rate_more_room_at_the_same_pr
     for part, spread in (("biases", 100.0), ("head", 100.0), ("all", None), ("lora:2", None)):
         task = fine_tuned(get_task("digits-mlp"), trainable=part)
         context = SimpleNamespace(define_by_run=False, task=task, schedule=SCHEDULE, delta=1e-5)
-        assert budgeted(context, "hyfreedp", {}, epsilon=2.0).spread == spread
+        made = budgeted(context, "hyfreedp", {}, epsilon=2.0)
+        assert (made.spread, made.schedule == "constant") == (spread, part == "lora:2")
         found = budgeted(context, "hyfreedp", {}, epsilon=2.0, trainable="head")
         assert found.spread == 100.0  # the arm's part decides
     assert (
