@@ -90,7 +90,10 @@ def _same_numbers() -> None:
 def pytest_collection_modifyitems(
     session: pytest.Session, items: list[pytest.Item]
 ) -> Generator[None]:
-    """Count what was collected, before any of it is deselected."""
+    """Count what was collected, before any of it is deselected; refuse names that differ from run to run."""
     collected = len(items)
+    # Parallel workers must collect the same names: one with an address in it ends the whole run.
+    if addresses := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"a test's name holds an address, so give it ids: {addresses[0]}")
     yield
     items += check_floor(session, collected)

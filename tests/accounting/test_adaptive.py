@@ -151,7 +151,7 @@ def best_merge(epsilon, delta, generating, at, pieces=400):
         (Poisson(10), lambda x: np.exp(10.0 * (x - 1.0))),
         (Geometric(3), lambda x: x / 3.0 / (1.0 - 2.0 / 3.0 * x)),
     ],
-    ids=str,
+    ids=["geometric 10", "poisson 10", "geometric 3"],
 )
 @pytest.mark.parametrize("level", [2e-5, 1e-2])
 def test_a_base_of_few_outcomes_is_scored_nearly_as_well_as_can_be(base, law, generating, level):

@@ -207,7 +207,7 @@ def test_sampling_from_the_operating_system_varies():
         (Binomial(20, 8.0, minimum=3), 3, stats.binom(17, 5 / 17)),
         (Logarithmic(5.0, minimum=2), 1, None),
     ],
-    ids=str,
+    ids=["geometric", "poisson", "binomial", "logarithmic"],
 )
 def test_a_minimum_adds_sure_runs_to_those_that_are_drawn(law, sure, drawn):
     """The masses are scipy's, moved: mean, cap and n are those of all runs together."""
