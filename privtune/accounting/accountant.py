@@ -14,17 +14,12 @@ import numpy as np
 
 from privtune.accounting._checks import check_delta, check_epsilon
 from privtune.accounting.algebra import Adjacency, Event, flatten
-from privtune.accounting.bounds import Bounds, add_basic, add_numerical, choice_of
+from privtune.accounting.bounds import Bounds, add_basic, add_numerical
 from privtune.accounting.curves import rdp_delta, rdp_epsilon
 from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from privtune.accounting.instances import instance_epsilon
-from privtune.accounting.mechanisms.entry import UnknownEventError
-from privtune.accounting.orders import Instance
-from privtune.accounting.pairs import thinned
-from privtune.accounting.pld import fine_pair, no_pair
-from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import composed_curve
-from privtune.accounting.registry import entry, looks, under
+from privtune.accounting.registry import entry, under
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.numbers import ceil_digits
 
@@ -247,9 +242,7 @@ def lower_bound(
     """Return an ε that no valid bound for this event can fall below.
 
     It is the cost of an explicit instance: mechanisms that fit the event, with finitely many
-    outcomes of known masses, composed without transforms and rounded down. For a lone selection
-    among trainings that of a base with the dominating pair and a scoring of its outcomes, where
-    discretisation is corrected for by comparing two lattices.
+    outcomes of known masses, composed without transforms and rounded down.
 
     Args:
         event: What touched the data.
@@ -267,37 +260,9 @@ def lower_bound(
     """
     level = check_delta(delta)
     accounted = under(event, _adjacency(adjacency))
-    parts = flatten(accounted)
-    if not all(entry(part).private for part in parts):
+    if not all(entry(part).private for part in flatten(accounted)):
         return math.inf
-    choice = choice_of(parts)
-    if (
-        choice is None
-        or choice.threshold
-        or no_pair(parts)
-        or not _is_tight(choice.selection.event)
-    ):
-        return instance_epsilon(accounted, level)
-    base, runs = choice.selection.event, choice.selection.runs
-    try:
-        with np.errstate(all="ignore"):
-            values = []
-            for fineness in (2.0, 4.0):
-                pair = thinned(fine_pair(base, fineness), fineness)
-                both = [Instance(pmf, runs).epsilon(level) for pmf in (pair.remove, pair.add)]
-                values.append(max(both))
-    except (GridError, ArithmeticError):
-        return instance_epsilon(accounted, level)
-    return max(values[1] - abs(values[0] - values[1]), 0.0)
-
-
-def _is_tight(event: Event) -> bool:
-    """Whether some mechanism has the dominating pair: of a choice or a guarantee it is but a bound."""
-    try:
-        looks(event)
-    except UnknownEventError:
-        return False
-    return True
+    return instance_epsilon(accounted, level)
 
 
 def group_privacy(event: Event, delta: float, *, method: str = "best") -> Guarantee:

@@ -300,8 +300,8 @@ def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
 
     Args:
         history: The budget's log.
-        allowed: By what share what was spent may be less, to read the least that another version may
-            have read: of a block alone its cost at the whole δ.
+        allowed: By what share what was spent may be less, to read the least that another version of a
+            library may have read.
 
     **Guarantee**: who reads at any time, and stops or goes on by what was released, learns at most this:
     all readings together hold with the δ that is returned. It is the budget's, unless a release was
@@ -311,7 +311,7 @@ def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
     block = tuple(history.block.values())
     adaptive = history.frozen and budget.admission is Admission.ADAPTIVE
     grows = adaptive and filter_state(history).capacity is not None
-    if not history.later and (allowed or not grows):
+    if not history.later and not grows:
         return _composed(block, budget)
     bounds = {"odometer": _reading(history, budget, block, allowed)}
     # A filter of a capacity larger by x keeps ε + x: its theorem knows their difference alone.

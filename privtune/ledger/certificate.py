@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from privtune.accounting import Composed, Guarantee
 from privtune.accounting.witness import DisputedAccountError, ask_witnesses
-from privtune.ledger.admission import DRIFT, block_guarantee, filter_state, odometer
+from privtune.ledger.admission import DRIFT, filter_state, odometer
 from privtune.ledger.audits import audits_of, check_audits
 from privtune.ledger.chain import ENTRY_VERSION, Entry, canonical
 from privtune.ledger.errors import SENSELESS, LedgerCorruptedError
@@ -216,7 +216,6 @@ def _summary(history: History, version: int, guarantee: Guarantee) -> dict[str, 
             for charge in history.charges.values()
         ],
         "guarantee": guarantee.to_dict(),
-        "block": block_guarantee(history).to_dict(),
         **({"filter": filter_state(history).to_dict()} if filtered else {}),
     }
 
@@ -297,7 +296,6 @@ def _not_below(one: Any, other: Any) -> bool:
 # What an accountant says; all else is what the entries say.
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "guarantee": _as_strict,
-    "block": _as_strict,
     "filter": _as_full,
     "within_budget": lambda there, computed: isinstance(there, bool) and there <= computed,
 }

@@ -86,9 +86,8 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             ),
             "<h2>Composition, by each bound</h2>",
             _bounds("of everything", guarantee),
-            "<p>The declared block was fixed before anything was released, so that any bound on its "
-            "composition holds. What came later passed the filter.</p>",
-            _bounds("of the declared block", certificate["block"]),
+            "<p>What was declared before anything was released is composed by any bound. What came "
+            "later passed the filter.</p>",
             _facts({"Filter": _filter(certificate.get("filter"))}),
             f"<h2>Charges ({len(certificate['charges'])})</h2>",
             _charges(certificate["charges"]),

@@ -14,6 +14,7 @@ from privtune.accounting import (
     Gaussian,
     Geometric,
     Laplace,
+    Logarithmic,
     PoissonSampled,
     PrivateSelection,
     Repeated,
@@ -191,3 +192,9 @@ def test_what_dp_accounting_proves_is_below_the_exact_epsilon(rate, count):
         )
         assert DELTA < np.trapezoid(np.maximum(gain, 0.0), x) < 1.02 * DELTA
     assert proved_by_dp_accounting(PrivateSelection(step, Geometric(3.0)), DELTA) == 0.0
+
+
+def test_a_coarse_base_blocks_no_honest_export():
+    """A base of few outcomes: two lattices differ there by more than the bound that they stood for."""
+    event = PrivateSelection(PoissonSampled(0.2, Laplace(0.8)), Logarithmic(305.0, minimum=5))
+    assert ask_witnesses(event, 1e-9).objection == ""

@@ -143,7 +143,6 @@ def test_a_certificate_of_looser_accounts_with_other_bounds_verifies() -> None:
     ("part", "name", "factor"),
     [
         ("guarantee", "epsilon", 0.7),
-        ("block", "epsilon", 0.9),
         ("filter", "capacity", 1.05),
         ("filter", "used", 0.9),
         ("filter", "order", 1.5),
