@@ -311,7 +311,8 @@ def worst_order(
         # Where the envelope is loose, its ε is too large to score for: the order's own comes nearer.
         for _ in range(_TURNS):
             cost = Outcomes(*instance.tuned(order)).epsilon(delta)
-            if cost > _NEAR * point:
+            # An order found for too small an ε costs more than that: it is improved for its own, too.
+            if _NEAR * point < cost < point / _NEAR:
                 break
             point, order = cost, instance.best_order(cost)
     return instance, order

@@ -171,11 +171,12 @@ def made_up_records(task: Task, records: int) -> TensorData:
 
     generator = torch.Generator().manual_seed(0)
     shape = (records, task.input_shape[0]) if task.unit else (records,)
-    if task.target_range is None:
-        y = torch.randint(task.classes or 1, shape, generator=generator)
-    else:
-        low, high = task.target_range
+    if task.classes is None:
+        # Targets of a density, which declares no range either, are numbers, too: whole ones are classes.
+        low, high = task.target_range or (0.0, 1.0)
         y = low + (high - low) * torch.rand(shape, generator=generator)
+    else:
+        y = torch.randint(task.classes, shape, generator=generator)
     return TensorData(made_up_inputs(records, task.input_shape, task.tokens), y)
 
 

@@ -80,7 +80,7 @@ class Task:
         validation_records: Number of validation records, declared public: scores divide by it.
         test_records: Number of test records, declared public.
         input_shape: Shape of one input record.
-        classes: Number of classes; None for a regression.
+        classes: Number of classes; None where targets are floats, as of a regression or a density.
         load: Reads the data. May take time, may fail; is never called while planning.
         model: Builds a freshly initialised module; called under a seeded generator.
         loss: Per-sample loss: ``(outputs [B, classes], targets [B]) -> [B]``; outputs of a
