@@ -11,7 +11,7 @@ from torch import nn
 import privtune
 from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
-from privtune.strategies import Everything, Fixed, InRun, PapernotSteinke, Scoring
+from privtune.strategies import Everything, Fixed, PapernotSteinke, Scoring
 from privtune.study import StudySpec, plan_study, study_names
 from tests.study.conftest import toy_spec
 from tests.study.test_optimize import ARGUMENTS, LOOP, VALIDATION, train
@@ -102,8 +102,6 @@ def one(trial: privtune.Trial) -> float:
 @pytest.mark.parametrize(
     ("strategy", "given", "said"),
     [
-        (Fixed(), ARGUMENTS, "validation = 'Validation': is what a strategy chooses by"),
-        (InRun(arm="a", method="hyfreedp"), ARGUMENTS, "validation = 'Validation'"),
         (Fixed(), {"training": LOOP, "sampler": optuna.samplers.RandomSampler()}, "sampler = "),
         (Fixed(), {"training": LOOP, "pruner": optuna.pruners.MedianPruner()}, "pruner = "),
         (PapernotSteinke(guarantee="common"), ARGUMENTS, "guarantee = 'common': is for a space"),
