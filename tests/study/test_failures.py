@@ -217,8 +217,11 @@ def test_no_public_place_tells_what_stopped_a_charged_arm(
     MISTAKE["left"] = 0
     if where == "model":  # the round is open
         with pytest.raises(ArmStoppedError) as stopped:
-            serve(storage, idle_exit=0.0)
+            serve(storage, study="toy", idle_exit=0.0)
         said.append(str(stopped.value))
+        before = len(said)
+        assert serve(storage, idle_exit=0.0, tell=said.append) == 0
+        assert len(said) == before + 1
     client = MlflowClient(tracking_uri=uri)
     for experiment in client.search_experiments():
         said += [repr(run) for run in client.search_runs([experiment.experiment_id])]

@@ -136,8 +136,8 @@ def test_an_arm_refuses_what_it_has_no_use_for(
 
 def of_its_method(trial: privtune.Trial) -> float:
     """A loop whose method takes what the arm fixes, without a suggestion."""
-    private = trial.make_private(nn.Sequential(nn.Linear(6, 3)), None, TRAIN)
-    model = private.fit(cross_entropy_of)
+    model = nn.Sequential(nn.Linear(6, 3))
+    trial.make_private(model, None, TRAIN).fit(cross_entropy_of)
     return trial.score(model, VALIDATION)
 
 
