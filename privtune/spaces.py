@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +99,10 @@ def plain(name: str, value: object) -> Any:
         return check_text(value, name)
     if value is None or type(value) in (bool, float) or (type(value) is int and is_number(value)):
         return value
+    if type(value) is int:
+        raise InvalidInputError(
+            name, value, "must be a number that a float can hold, up to 1.8e308"
+        )
     kind = str(getattr(value, "__qualname__", None) or type(value).__qualname__)
     if isinstance(value, list):
         remedy = "Write a tuple, such as (64, 32): it comes back as one."
@@ -121,14 +126,25 @@ def without_numpy(data: Any) -> Any:
         >>> without_numpy({"low": np.float64(0.5), "choices": np.arange(3)})
         {'low': 0.5, 'choices': [0, 1, 2]}
     """
+    return _without_numpy(data, {})
+
+
+def _without_numpy(data: Any, done: dict[int, Any]) -> Any:
+    # What stands in several places, as an alias of YAML's, stays one object: a few nested lists of
+    # aliases would else fill the memory.
+    if id(data) in done:
+        return done[id(data)]
+    each = partial(_without_numpy, done=done)
     if isinstance(data, np.generic):
         return data.item()
     if isinstance(data, np.ndarray):
-        return without_numpy(list(data))
+        return [each(value) for value in data]
     if isinstance(data, Mapping):
-        return {without_numpy(name): without_numpy(value) for name, value in data.items()}
+        done[id(data)] = found = {each(name): each(value) for name, value in data.items()}
+        return found
     if type(data) in (list, tuple):
-        return type(data)(map(without_numpy, data))
+        done[id(data)] = listed = type(data)(map(each, data))
+        return listed
     return data
 
 
@@ -170,7 +186,7 @@ def categorical(name: str, choices: object) -> CategoricalDistribution:
         kind = type(choices).__qualname__
         raise InvalidInputError(name, kind, "must be a list, a tuple or an array of choices")
     if len(choices) == 0:
-        raise InvalidInputError(name, "no choice", "must have at least one")
+        raise InvalidInputError(name, [], "must hold at least one choice")
     return _categorical([plain(name, choice) for choice in choices])
 
 

@@ -20,7 +20,7 @@ from privtune.cli._common import (
 )
 from privtune.cli._specs import opened, planning
 from privtune.cli.sync import sync
-from privtune.imports import libraries
+from privtune.imports import libraries, users_code
 from privtune.numbers import json_ready, show_epsilon
 
 if TYPE_CHECKING:
@@ -108,7 +108,10 @@ def plan(
     with planning(parsed):
         planned = plan_study(parsed)
         advised = advice_on(planned) if advice else None
-    records = parsed.load_task().check_records() if curator and parsed.task is not None else None
+    records = None
+    if curator and parsed.task is not None:
+        with users_code("task", parsed.task_name, "its records cannot be read"):
+            records = parsed.load_task().check_records()
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
     space = parsed.search_space()
     stages = list(zip(planned.stages, planned.stage_guarantees, strict=True))

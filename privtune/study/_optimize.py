@@ -108,7 +108,7 @@ def optimize(
         noise=noise,
         unit=life.ledger.unit(life.budget),
     )
-    _check_used(plan, validation=validation, sampler=sampler, pruner=pruner)
+    _check_used(plan, sampler=sampler, pruner=pruner)
     _check_alone(plan, sampler or pruner, chosen, executor=executor, n_jobs=n_jobs)
 
     def told(plan: Plan, release: Release) -> None:
@@ -156,22 +156,17 @@ def _check_kinds(**given: Any) -> None:
 
 
 def _check_used(plan: Plan, **given: Any) -> None:
-    """Refuse arguments that the arm has no use for."""
-    of_search = "is for a strategy that searches, and this arm has one training"
-    why = {
-        "validation": "is what a strategy chooses by, and this one chooses nothing",
-        "sampler": of_search,
-        "pruner": of_search,
-    }
-    unused = {
-        "validation": plan.score is None,
-        "sampler": plan.search is None,
-        "pruner": plan.search is None,
-    }
+    """Refuse what draws trials or ends them where an arm has none.
+
+    A validation split passes: strategies that are compared are called with the same one.
+    """
     for name, value in given.items():
-        if value is not None and unused[name]:
+        if value is not None and plan.search is None:
             raise InvalidInputError(
-                name, type(value).__name__, f"{why[name]} (arm {plan.arm!r})", "Leave it out."
+                name,
+                type(value).__name__,
+                f"is for a strategy that searches, and arm {plan.arm!r} has one training",
+                "Leave it out.",
             )
 
 

@@ -11,6 +11,7 @@ from privtune.errors import InvalidInputError
 from privtune.execution.executor import Executor
 from privtune.execution.gpus import gpu_slots
 from privtune.execution.training import dry_run
+from privtune.imports import users_code
 from privtune.strategies import NonPrivateError, Outcome, Plan, Release
 from privtune.strategies.searching import parts_of
 from privtune.strategies.stage_plan import StagePlan, release_stage
@@ -112,7 +113,8 @@ def _check_records(
 def _task(life: Life) -> Task:
     try:
         task = life.spec.load_task()
-        task.check()
+        with users_code("task", task.name, "it cannot be checked"):
+            task.check()
     except (TaskDataError, InvalidInputError) as error:
         raise TaskDataError(
             f"{error} Study {life.name!r} was planned for it: put it back and run the study again, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["Suggestions"]
 
 _PLANNED = frozenset(
-    {"batch_size", "expected_batch_size", "lot_size", "epochs", "n_epochs", "num_epochs"}
-    | {"max_epochs", "steps", "n_steps", "num_steps", "max_steps", "noise_multiplier"}
-    | {"sample_rate", "target_epsilon", "epsilon", "delta", "target_delta"}
+    {"batchsize", "expectedbatchsize", "lotsize", "epoch", "epochs", "nepoch", "nepochs"}
+    | {"numepochs", "maxepochs", "steps", "nsteps", "numsteps", "maxsteps"}
+    | {"iterations", "niterations", "numiterations", "maxiterations"}
+    | {"noise", "noisemultiplier", "noisescale", "sigma", "samplerate"}
+    | {"epsilon", "targetepsilon", "delta", "targetdelta"}
 )
-"""Names of what the plan says of each training, as loops call it."""
+"""Names of what the plan says of each training, as loops call it: lower case, letters alone."""
 
 
 class Suggestions:
@@ -177,7 +180,7 @@ def _refuse_planned(name: str) -> None:
     Raises:
         InvalidInputError: With the ways to search it.
     """
-    if name.lower().replace("-", "_").replace(" ", "_") not in _PLANNED:
+    if re.sub(r"[\s_-]", "", name.lower()) not in _PLANNED:
         return
     raise InvalidInputError(
         "name of a hyperparameter",

@@ -21,6 +21,7 @@ from privtune.study.imported import ObjectiveChangedError
 
 __all__ = [
     "ArmStoppedError",
+    "NotLoadedError",
     "StageRefusedError",
     "StudyInterruptedError",
     "UnreadableRecordsError",
@@ -33,12 +34,17 @@ class StudyInterruptedError(PrivTuneError):
     """The time was over before the arm was; its charge stays, nothing was released."""
 
 
+class NotLoadedError(PrivTuneError):
+    """What an arm is trained with cannot be loaded on this machine: its task, its data, its function."""
+
+
 _WITHOUT_DATA = (
     DamagedResultError,
     LedgerBusyError,
     LedgerConnectionError,
     LedgerFullError,
     LedgerReadOnlyError,
+    NotLoadedError,
     ObjectiveChangedError,
     StudyInterruptedError,
 )

@@ -14,7 +14,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -125,9 +125,23 @@ class Life(Standing):
         """Try where large results go, before anything is charged."""
         self._results.check()
 
-    def seal(self, plan: AnyPlan, *, rehearsal: bool = False) -> AbstractContextManager[None]:
-        """Return the seal for code that an arm runs; none for an arm whose trials are paid for."""
-        return sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()
+    @contextmanager
+    def seal(self, plan: AnyPlan, *, rehearsal: bool = False) -> Iterator[None]:
+        """Run code of an arm within: sealed, unless its trials are paid for.
+
+        Raises:
+            PrivTuneError: If the code ends the program: an exit would pass every handler of errors, and a
+                command that stopped half-way would report success.
+        """
+        seal = sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()
+        try:
+            with seal:
+                yield
+        except SystemExit as error:
+            raise PrivTuneError(
+                f"The code that arm {plan.arm!r} runs ends the program (exit {error.code!r}). Let it "
+                "return or raise an error instead of calling sys.exit."
+            ) from error
 
     @contextmanager
     def alone(self, arm: str | None = None) -> Iterator[None]:

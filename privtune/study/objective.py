@@ -74,6 +74,10 @@ Objective = Callable[[Trial], float]
 """Trains one candidate through ``trial.make_private`` and returns ``trial.score``."""
 
 
+_DRAWS = 10
+"""How many draws a rehearsal tries before it refuses a value that none of them asked for."""
+
+
 OBJECTIVE = "objective.json"
 """Name of the sealed result that says where workers find an arm's function."""
 
@@ -279,7 +283,8 @@ def rehearse(
     What a program does wrong (a layer of a wrong size, a mean loss, a step that is skipped, a name
     that does not exist) is found here, before anything is charged, and raised as it is: no record
     was looked at but for its shape. So is a hyperparameter that the strategy needs and the function
-    does not suggest; a worker, whose driver has seen to that, gives no strategy.
+    does not suggest, and one that the arm fixes and no rehearsal asks for; a worker, whose driver has seen
+    to that, gives no strategy.
 
     Where the model holds more than what is trained, the function is called another time, as far as it
     makes its model: what would be released, loaded into that, must be what was trained.
@@ -298,9 +303,14 @@ def rehearse(
     from privtune.training.engine.initialisation import Initialisation
     from privtune.training.engine.stacks import STACK_BYTES
 
-    def run(given: Mapping[str, Any], kind: Rehearsal = "steps") -> tuple[Trial, object]:
+    asked, runs = set[str](), 0
+
+    def run(
+        given: Mapping[str, Any], kind: Rehearsal = "steps", draw: int = 0
+    ) -> tuple[Trial, object]:
         """Call the function; as far as its model, from other first weights."""
-        streams = Streams(bytes(32))
+        nonlocal runs
+        streams, runs = Streams(bytes([draw] * 32)), runs + 1
         with Initialisation(Streams(bytes([kind == "model"] * 32))) as initialisation:
             trial = Trial(
                 plan,
@@ -325,6 +335,7 @@ def rehearse(
                 )
                 raise
             finally:
+                asked.update(trial.asked)
                 trial.close()
 
     could_meet = False
@@ -356,8 +367,26 @@ def rehearse(
             )
     if strategy is not None:
         check_given(strategy, trial.params)
+        for draw in range(1, _DRAWS):
+            if not plan.params.keys() <= asked:  # another draw may take another branch
+                by_itself(partial(run, {**plan.params, **point}, draw=draw))
+        _refuse_unasked(plan, asked, runs)
     together = could_meet and can_meet(rehearsal)
     return Rehearsed(None if loop is None else loop.facts, stack if together else 1)
+
+
+def _refuse_unasked(plan: Plan, asked: set[str], runs: int) -> None:
+    """Refuse values for names that the function does not use: others would be drawn, and charged."""
+    unasked = sorted(set(plan.params) - asked)
+    if unasked:
+        raise InvalidInputError(
+            f"parameters of arm {plan.arm!r}",
+            unasked,
+            f"were suggested in none of {runs} rehearsals on made-up records, which asked for "
+            f"{', '.join(sorted(asked)) or 'nothing'}",
+            "Give values under the names that the function suggests, or leave these out. Nothing was "
+            "charged.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,6 +429,7 @@ def deadline_of(timeout: float | None) -> float:
     """Return when a timeout is over, on the monotonic clock."""
     if timeout is None:
         return math.inf
-    if not is_number(timeout):
-        raise InvalidInputError("timeout", timeout, "must be finite seconds, or None for no end")
+    if not is_number(timeout) or timeout <= 0.0:
+        allowed = "must be finite seconds above 0, or None for no end"
+        raise InvalidInputError("timeout", timeout, allowed)
     return time.monotonic() + timeout

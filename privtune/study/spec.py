@@ -234,6 +234,8 @@ class StudySpec(BaseModel):
         """
         try:
             return cls.model_validate(without_numpy(data), context=STORED if stored else None)
+        except RecursionError:
+            raise SpecError("The study spec is nested too deeply, or holds itself.") from None
         except ValidationError as error:
             first = error.errors()[0]
             cause = first.get("ctx", {}).get("error")

@@ -117,6 +117,7 @@ class Trial(Suggestions):
         self._split, self._initialised, self._rehearsal = split, initialised, rehearsal
         self.pruned = False
         self._facts = facts
+        self._taken: set[str] = set()
 
     @property
     def number(self) -> int:
@@ -324,6 +325,11 @@ class Trial(Suggestions):
         return self.pruned
 
     @property
+    def asked(self) -> set[str]:
+        """Names of the hyperparameters that the function suggested, or its method took."""
+        return {*self.params, *self._taken}
+
+    @property
     def loop(self) -> PrivateTraining | None:
         """What ``make_private`` has returned."""
         return self._private
@@ -403,6 +409,7 @@ class Trial(Suggestions):
         """
         fixed = {**self._plan.params, **given}
         schedule = {name: fixed[name] for name in SEARCHED if name in fixed}
+        self._taken |= {*schedule, *(method.parameters if own else ())}
         if not own:
             return schedule
         of_trial = {**self.params, **self._plan.params, **self._given}

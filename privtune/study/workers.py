@@ -28,14 +28,16 @@ from privtune.execution.slurm import run_on_slurm
 from privtune.execution.supervise import STOPPED, wait_for
 from privtune.execution.table import make_rounds, patiently
 from privtune.files import read_private
+from privtune.imports import described
 from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
 from privtune.ledger.urls import masked_url
 from privtune.study._round import Files, TrialFiles, work_on_rows
 from privtune.study._standing import Stage
 from privtune.study._store import StudyStore
-from privtune.study.failures import stopping
+from privtune.study.failures import NotLoadedError, stopping
 from privtune.study.lifecycle import Life
 from privtune.study.seal import open_stream
+from privtune.tasks import TaskDataError
 from privtune.training.engine.compute import Compute, check_device
 
 if TYPE_CHECKING:
@@ -269,10 +271,6 @@ def serve(
                 time.sleep(_POLL)
 
 
-class _NotLoadedError(PrivTuneError):
-    """What an arm is trained with cannot be loaded here: its task, its data, its function."""
-
-
 class _Studies:
     """The studies of a storage, each opened once, when one of its rounds has work."""
 
@@ -325,7 +323,7 @@ class _Studies:
         except Exception as error:
             if self._only is not None or (arm and not isinstance(error, PrivTuneError)):
                 raise
-            loading = not arm or isinstance(error, _NotLoadedError)
+            loading = not arm or isinstance(error, NotLoadedError)
             again = time.monotonic() + _AGAIN if loading else math.inf
             self._skipped[(name, arm) if arm else (uid,)] = again
             what = f"Arm {arm!r} of study {name!r}" if arm else f"Study {name!r}"
@@ -389,8 +387,9 @@ def _work(
             files = _files(life, plan, compute)
         except (LedgerConnectionError, LedgerBusyError):
             raise
-        except PrivTuneError as error:
-            raise _NotLoadedError(str(error)) from error
+        except (Exception, SystemExit) as error:  # no failure of the arm: others may load it
+            said = str(error) if isinstance(error, PrivTuneError) else described(error)
+            raise NotLoadedError(said) from error
         return work_on_rows(make_rounds(life.ledger), charge_id, files, workers=workers, most=most)
 
 
@@ -401,10 +400,22 @@ def _objective(life: Life, plan: Plan) -> bytes | None:
     return life.sealed(plan.arm).get(OBJECTIVE)
 
 
+def _data(task: Task) -> TaskData:
+    """Load a task's data; what stops that may come from a record, so its words are not passed on."""
+    try:
+        return task.load_checked()
+    except TaskDataError:  # of public facts
+        raise
+    except (Exception, SystemExit) as error:
+        raise NotLoadedError(
+            "The records could not be read on this machine. Load them here by hand to see why."
+        ) from error
+
+
 def _files(life: Life, plan: Plan, compute: Compute) -> Files:
     if life.spec.task is not None:
         task = life.task()
-        return make_files(life, plan, task=task, data=task.load_checked(), compute=compute)
+        return make_files(life, plan, task=task, data=_data(task), compute=compute)
     stored = _objective(life, plan)
     if stored is None:
         raise PrivTuneError(

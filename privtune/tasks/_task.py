@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.imports import users_code
 from privtune.tasks._facts import PARTITIONS, PublicFacts
 
 if TYPE_CHECKING:
@@ -216,7 +217,8 @@ class Task:
             ''
         """
         try:
-            self.header()
+            with users_code("task", self.name, "its header cannot be checked"):
+                self.header()
         except TaskAbsentError as error:
             return f"{error} Its header is checked when the study runs, before the charge."
         return ""

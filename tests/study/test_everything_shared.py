@@ -62,7 +62,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have rows trained as workers do, in this process; return how many were given out at once."""
     batches: list[int] = []
 
-    def give_out(executor: Any, life: Life, plan: Any, *, compute: Any) -> Any:
+    def give_out(executor: Any, life: Life, plan: Any, *, compute: Any, tell: Any) -> Any:
         if executor.name == "inline":
             return None
 

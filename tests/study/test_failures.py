@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 from typer.testing import CliRunner
 
@@ -22,6 +23,7 @@ from privtune.strategies import Everything, Fixed, PapernotSteinke, StrategyErro
 from privtune.study import SealedTrialError, Study, StudyInterruptedError
 from privtune.study._objects import DamagedResultError
 from privtune.study.failures import ArmStoppedError, UnreadableRecordsError, stopping
+from privtune.study.lifecycle import Life
 from privtune.study.split import SplitError
 from privtune.study.workers import serve
 from privtune.tasks import Task, TaskData, TaskDataError
@@ -42,7 +44,7 @@ MISTAKE: dict[str, Any] = {}
 
 
 def _model() -> nn.Module:
-    if MISTAKE.get("where") == "model" and "loaded" in MISTAKE:
+    if MISTAKE.get("where") == "model" and MISTAKE.get("started") == "selection":
         if MISTAKE["left"] == 0:
             raise MISTAKE["error"]
         MISTAKE["left"] -= 1
@@ -52,18 +54,26 @@ def _model() -> nn.Module:
 def _load() -> TaskData:
     if MISTAKE.get("where") == "load":
         raise MISTAKE["error"]
-    MISTAKE["loaded"] = True
     data = blobs().load()
     return replace(data, **MISTAKE.get("data", {}))
 
 
 def flawed() -> Task:
+    if MISTAKE.get("where") == "factory":
+        raise MISTAKE["error"]
     return replace(blobs(), name="flawed", load=_load, model=_model)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_wrong() -> Any:
+def _nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> Any:
     MISTAKE.clear()
+    start = Life.start
+
+    def started(life: Life, plan: Any) -> None:
+        start(life, plan)
+        MISTAKE["started"] = plan.arm  # after the charge, and after every look at the records
+
+    monkeypatch.setattr(Life, "start", started)
     yield
     MISTAKE.clear()
 
@@ -148,7 +158,7 @@ def test_an_error_in_mid_arm_stops_it_and_the_mended_run_is_the_undisturbed_one(
     storage: str, tmp_path: Any, capfd: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     study = Study.create(spec(), storage)
-    MISTAKE.update(where="model", error=error, left=4)
+    MISTAKE.update(where="model", error=error, left=1)
     with pytest.raises(ArmStoppedError) as stopped:
         study.run()
     assert stopped.value.__suppress_context__
@@ -195,7 +205,7 @@ def test_no_public_place_tells_what_stopped_a_charged_arm(
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     Study.create(spec(), storage)
-    MISTAKE.update(where=where, error=OWN[1], left=4)
+    MISTAKE.update(where=where, error=OWN[1], left=1)
     at = ("--storage", storage)
     ran = cli("study", "run", "toy", *at)
     said = [ran.out, ran.err]
@@ -207,14 +217,48 @@ def test_no_public_place_tells_what_stopped_a_charged_arm(
     MISTAKE["left"] = 0
     if where == "model":  # the round is open
         with pytest.raises(ArmStoppedError) as stopped:
-            serve(storage, idle_exit=0.0)
+            serve(storage, study="toy", idle_exit=0.0)
         said.append(str(stopped.value))
+        before = len(said)
+        assert serve(storage, idle_exit=0.0, tell=said.append) == 0
+        assert len(said) == before + 1
     client = MlflowClient(tracking_uri=uri)
     for experiment in client.search_experiments():
         said += [repr(run) for run in client.search_runs([experiment.experiment_id])]
     assert SECRET not in "".join(said)
     assert "InvalidInputError" not in "".join(said)
     assert SECRET in cli("study", "show", "toy", *at, "--curator").out
+
+
+@pytest.mark.parametrize("code", [0, None, "a word"])
+@pytest.mark.parametrize("where", ["factory", "load", "model"])
+def test_a_task_that_ends_the_program_is_one_sentence(
+    storage: str, tmp_path: Path, where: str, code: Any, cli: Cli
+) -> None:
+    """An exit passes every handler of errors: with code 0 a command that did nothing would succeed."""
+    Study.create(spec(), storage).close()
+    file = tmp_path / "spec.yaml"
+    file.write_text(yaml.safe_dump(spec().model_dump(mode="json")))
+    MISTAKE.update(where=where, error=SystemExit(code), left=0, started="selection")
+    commands = [("study", "run", "toy", "--storage", storage, "--no-mlflow")]
+    if where != "model":
+        commands.append(("study", "plan", str(file), "--curator"))
+    for command in commands:
+        done = cli(*command)
+        assert (done.code, done.out) == (1, ""), command
+        assert done.err.count("\n") == 1, done.err
+        assert "Traceback" not in done.err
+    with Ledger(storage) as ledger:
+        assert ledger.spent("toy").epsilon == 0.0
+
+
+def test_an_exit_after_the_charge_stops_the_arm(storage: str, cli: Cli) -> None:
+    study = Study.create(spec(), storage)
+    MISTAKE.update(where="model", error=SystemExit(0), left=1)
+    with pytest.raises(ArmStoppedError):
+        study.run()
+    kept = [f for arm in study.arms for f in curated(study).failures(arm)]
+    assert "ends the program (exit 0)" in kept[-1]["traceback"]
 
 
 def test_the_curator_alone_is_shown_what_stopped_an_arm(storage: str) -> None:

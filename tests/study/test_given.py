@@ -9,12 +9,12 @@ import pytest
 from torch import nn
 
 import privtune
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger
-from privtune.strategies import Everything, Fixed, InRun, PapernotSteinke, Scoring
+from privtune.strategies import Everything, Fixed, PapernotSteinke, Scoring
 from privtune.study import StudySpec, plan_study, study_names
 from tests.study.conftest import toy_spec
-from tests.study.test_optimize import ARGUMENTS, LOOP, VALIDATION, train
+from tests.study.test_optimize import ARGUMENTS, LOOP, TRAIN, VALIDATION, train
 
 BUDGET = privtune.Budget(6.0, 1e-5, name="given")
 
@@ -102,8 +102,6 @@ def one(trial: privtune.Trial) -> float:
 @pytest.mark.parametrize(
     ("strategy", "given", "said"),
     [
-        (Fixed(), ARGUMENTS, "validation = 'Validation': is what a strategy chooses by"),
-        (InRun(arm="a", method="hyfreedp"), ARGUMENTS, "validation = 'Validation'"),
         (Fixed(), {"training": LOOP, "sampler": optuna.samplers.RandomSampler()}, "sampler = "),
         (Fixed(), {"training": LOOP, "pruner": optuna.pruners.MedianPruner()}, "pruner = "),
         (PapernotSteinke(guarantee="common"), ARGUMENTS, "guarantee = 'common': is for a space"),
@@ -134,6 +132,60 @@ def test_an_arm_refuses_what_it_has_no_use_for(
         study.optimize(one, strategy=strategy, **given)
     with Ledger(storage) as ledger:
         assert not ledger.charges("given")
+
+
+def of_its_method(trial: privtune.Trial) -> float:
+    """A loop whose method takes what the arm fixes, without a suggestion."""
+    model = nn.Sequential(nn.Linear(6, 3))
+    trial.make_private(model, None, TRAIN).fit(cross_entropy_of)
+    return trial.score(model, VALIDATION)
+
+
+def cross_entropy_of(model: Any, x: Any, y: Any) -> Any:
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+def branching(trial: privtune.Trial) -> float:
+    rates = dict.fromkeys("abcd", 0.1)
+    kind = trial.suggest_categorical("kind", list(rates))
+    rate = trial.suggest_float(f"rate of {kind}", 0.1, 1.0)
+    model = train(trial, nn.Sequential(nn.Linear(6, 3)), rate)
+    return trial.score(model, VALIDATION)
+
+
+MISNAMED = {"learning_rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Fixed(parameters=MISNAMED),
+        Fixed(parameters={**MISNAMED, "rate": 0.5}),
+        PapernotSteinke(mean_runs=2, parameters=MISNAMED),
+        Everything(trials=2, parameters=MISNAMED),
+    ],
+)
+def test_a_value_for_a_name_that_nothing_asks_for_is_refused(storage: str, strategy: Any) -> None:
+    """Else another value would be drawn under the right name, trained with and charged."""
+    study = privtune.create_study("given", budget=BUDGET, storage=storage)
+    said = r"= \['learning_rate'\]: were suggested in none of \d+ rehearsals .* asked for rate\."
+    with pytest.raises(InvalidInputError, match=said):
+        study.optimize(one, strategy=strategy, **ARGUMENTS)
+    with Ledger(storage) as ledger:
+        assert not ledger.charges("given")
+
+
+@pytest.mark.parametrize("kind", "abcd")
+def test_a_value_for_a_name_of_one_branch_is_taken(storage: str, kind: str) -> None:
+    study = privtune.create_study("given", budget=BUDGET, storage=storage, seed=3)
+    strategy = Fixed(parameters={f"rate of {kind}": 0.5})
+    assert "kind" in study.optimize(branching, strategy=strategy, **ARGUMENTS).params
+
+
+def test_a_value_that_the_method_takes_is_taken(storage: str) -> None:
+    study = privtune.create_study("given", budget=BUDGET, storage=storage, seed=3)
+    strategy = Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0})
+    assert not study.optimize(of_its_method, strategy=strategy, **ARGUMENTS).is_nothing
 
 
 FIXED = {

@@ -223,9 +223,7 @@ def test_a_rehearsal_refuses_before_the_charge(what: str, tmp_path: Path) -> Non
     with pytest.raises(SealedError, match="has left"):
         study.optimize(leaving, strategy=PapernotSteinke(mean_runs=3), **ARM)
     assert not study._life.charges()
-    study.optimize(
-        leaving, strategy=Fixed(), **{**ARM, "validation": None}
-    )  # whose trials are paid for
+    study.optimize(leaving, strategy=Fixed(), **ARM)  # whose trials are paid for
 
 
 def test_a_round_that_leaves_something_is_stopped_for_the_curator(

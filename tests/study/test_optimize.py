@@ -357,7 +357,7 @@ def test_a_failure_stops_the_arm_which_goes_on_after_the_mend(storage: str) -> N
 def test_a_timeout_releases_nothing_and_can_go_on(storage: str) -> None:
     study, strategy = make(storage), PapernotSteinke(mean_runs=3)
     with pytest.raises(StudyInterruptedError, match="call optimize again"):
-        study.optimize(objective, strategy=strategy, timeout=-1.0, **ARGUMENTS)
+        study.optimize(objective, strategy=strategy, timeout=1e-9, **ARGUMENTS)
     assert not study.releases()
     assert not study.optimize(objective, strategy=strategy, **ARGUMENTS).is_nothing
     assert charges(storage) == 1
@@ -366,7 +366,7 @@ def test_a_timeout_releases_nothing_and_can_go_on(storage: str) -> None:
 def test_an_arm_does_not_change_its_plan(storage: str) -> None:
     study = make(storage)
     with pytest.raises(StudyInterruptedError):
-        study.optimize(objective, strategy=PapernotSteinke(mean_runs=3), timeout=-1.0, **ARGUMENTS)
+        study.optimize(objective, strategy=PapernotSteinke(mean_runs=3), timeout=1e-9, **ARGUMENTS)
     with pytest.raises(PrivTuneError, match="exists with another plan"):
         study.optimize(objective, strategy=PapernotSteinke(mean_runs=5), **ARGUMENTS)
 
@@ -380,7 +380,7 @@ def test_an_arm_of_another_version_s_accounts_runs_as_it_was_charged(
     """Today's calibration asks for a little other noise than the one that was charged."""
     study, strategy = make(storage), PapernotSteinke(mean_runs=2)
     with pytest.raises(StudyInterruptedError):
-        study.optimize(objective, strategy=strategy, timeout=-1.0, **ARGUMENTS)
+        study.optimize(objective, strategy=strategy, timeout=1e-9, **ARGUMENTS)
     charged = study.status()[0].plan
     real = _optimize.plan_objective
 
@@ -450,6 +450,8 @@ def test_priors_and_a_sampler_of_ones_own(storage: str) -> None:
         ({"n_jobs": "2"}, InvalidInputError, "n_jobs = '2': must be a whole number"),
         ({"timeout": math.nan}, InvalidInputError, "timeout = nan: must be finite seconds"),
         ({"timeout": "5"}, InvalidInputError, "timeout = '5': must be finite seconds"),
+        ({"timeout": 0}, InvalidInputError, "timeout = 0: must be finite seconds above 0"),
+        ({"timeout": -1.0}, InvalidInputError, "timeout = -1.0: must be finite seconds above 0"),
         ({"strategy": "papernot-steinke"}, InvalidInputError, "must be one of privtune.strategies"),
         ({"strategy": PapernotSteinke}, InvalidInputError, "must be one of privtune.strategies"),
         ({"training": 240}, InvalidInputError, "must be a privtune.DPSGD"),

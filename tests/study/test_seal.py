@@ -119,7 +119,7 @@ def test_optuna_says_nothing_of_a_sealed_round(
 def test_a_function_whose_trials_are_paid_for_may_print(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    make(tmp_path).optimize(talking, strategy=Fixed(), **{**ARM, "validation": None})
+    make(tmp_path).optimize(talking, strategy=Fixed(), **ARM)
     assert capfd.readouterr().out.count(WORD) == 3 * 3, "in two rehearsals and in the trial"
 
 

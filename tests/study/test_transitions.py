@@ -59,7 +59,8 @@ class Watching:
 
 def test_every_arm_trains_on_a_started_charge_and_none_shows_its_time(life: Life) -> None:
     task = life.spec.load_task()
-    trainer = _TaskTrainer(life, task, NullObserver(), life.spec.compute, Executor())
+    said: list[str] = []
+    trainer = _TaskTrainer(life, task, NullObserver(), life.spec.compute, Executor(), said.append)
     watching = Watching(life, trainer)
     plans = [arm.plan for arm in life.rows().values()]
     releases = carry_on(life, plans, watching, NullObserver())
@@ -70,6 +71,7 @@ def test_every_arm_trains_on_a_started_charge_and_none_shows_its_time(life: Life
         assert release.cost.wall_seconds == MADE_UP, plan.arm
         assert release.cost.expected
     assert {plan.is_sealed for plan in plans} == {True, False}
+    assert not said, "it waits for nobody"
 
 
 def test_a_round_has_the_rows_that_were_drawn_and_the_seeds_of_its_arm(life: Life) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import shlex
@@ -110,6 +111,57 @@ def test_what_could_not_be_loaded_is_tried_again(
 
     assert serve(storage, idle_exit=3.0, tell=mend) > 0
     assert len(said) == 1
+
+
+MISSING = "def blobs():\n def load(): raise FileNotFoundError('/data/alice.csv')\n"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        None,
+        "raise SystemExit(0)",
+        f"{MISSING} return dataclasses.replace(toy.blobs(), load=load)",
+        f"{MISSING} return dataclasses.replace(toy.blobs(), load=lambda: sys.exit(0))",
+    ],
+    ids=["no module", "exits", "no data", "exits at its data"],
+)
+def test_a_worker_that_cannot_load_a_study_leaves_its_driver_waiting(
+    storage: str, own: Path, monkeypatch: pytest.MonkeyPatch, broken: str | None
+) -> None:
+    """Another machine may lack a file: that is no failure of the arm, which others train."""
+    heard, said, ran = io.StringIO(), list[str](), list[int]()
+    monkeypatch.setattr(sys, "stderr", heard)
+    source = own.read_text()
+
+    def elsewhere(text: str | None) -> None:
+        sys.modules.pop("of_this_host", None)
+        own.unlink(missing_ok=True)
+        if text is not None:
+            own.write_text(f"import dataclasses, sys\nfrom tests import toy\n{text}")
+            importlib.invalidate_caches()
+        ran.append(serve(storage, idle_exit=0.0, tell=said.append))
+
+    def sleep(seconds: float) -> None:
+        if not ran:
+            elsewhere(broken)
+        elif len(ran) < 3:
+            time.sleep(seconds)
+            ran.append(0)  # the driver has looked for failures since
+        else:
+            elsewhere(source)
+
+    monkeypatch.setattr(supervise, "time", _Clock(sleep))
+    spec = toy_spec(task="of_this_host:blobs", arms=[ARM], epochs=1, seed=3)
+    with closing(Study.create(spec, storage)) as study:
+        (release,) = study.run(executor="external")
+        assert not study._life.failures("arm")
+    assert not release.is_nothing
+    assert ran[0] == 0
+    assert ran[-1] > 0
+    (text,) = said
+    assert "skipped here" in text
+    assert "alice" not in text, "what a load says may come from a record"
 
 
 def test_a_worker_of_a_finished_study_leaves(storage: str, cli: Cli) -> None:

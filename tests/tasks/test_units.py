@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from privtune.errors import InvalidInputError
 from privtune.execution.training import accuracy, train_trials
 from privtune.ledger import Ledger, UnitMismatchError, export_certificate
 from privtune.strategies import ScorePlan, TrainingPlan
-from privtune.study.split import SplitError
+from privtune.study.failures import ArmStoppedError
 from privtune.tasks import Sizes, TaskData, TaskDataError, by_unit, get_task, unit_records
 from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
@@ -501,9 +502,12 @@ def test_nobody_is_on_both_sides_of_an_own_loop(tmp_path):
     people = of_units().load()
     both = replace(people.validation, groups=people.train.groups[: len(people.validation)])
     study, go = run(tmp_path, "person", people.train, both)
-    with pytest.raises(SplitError, match="Rows of one person are in training and validation"):
+    with pytest.raises(ArmStoppedError):  # who is where is private: the curator alone is told
         go()
     study.close()
+    with closing(privtune.load_study("own", storage=study._life.url, curator=True)) as own:
+        (stopped,) = own.failures("papernot-steinke")
+    assert "SplitError: Rows of one person are in training and validation" in stopped["traceback"]
 
 
 def test_the_same_numbers_cost_the_same_and_promise_another_unit(tmp_path):
