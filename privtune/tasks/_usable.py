@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from privtune.tasks._cells import label_of
+from privtune.tasks._cells import coded, is_missing, label_of, missing_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,7 @@ __all__ = [
     "SplitCheck",
     "Tally",
     "fault_of",
+    "label_faults",
 ]
 
 MISSING, CLIPPED, OTHER = "missing", "clipped to a bound", "not declared"
@@ -76,8 +77,26 @@ def fault_of(
     declared: Any = "",
 ) -> Fault:
     """Return a fault of some cells, with what they hold."""
-    values = [] if why == MISSING else [cells[int(place)] for place in mask.nonzero()[0]]
-    return Fault(name, why, mask, used, declared, values)
+    held = [cells[int(place)] for place in mask.nonzero()[0]]
+    return Fault(name, why, mask, used, declared, [cell for cell in held if not is_missing(cell)])
+
+
+def label_faults(
+    name: str, cells: Sequence[Any], classes: Sequence[Any], *, without: str
+) -> tuple[Fault, Fault]:
+    """Return which labels are missing, and which are no declared class.
+
+    Args:
+        name: The column.
+        cells: Its labels. A declared class is a label also where it is a word for nothing, such as none.
+        classes: The declared classes.
+        without: What a missing label is called.
+    """
+    other, missing = coded(cells, classes) < 0, missing_of(cells)
+    return (
+        fault_of(name, without, other & missing, cells),
+        fault_of(name, LABEL, other & ~missing, cells, declared=classes),
+    )
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,15 @@ from privtune.tasks._partition import KEY, Sizes, places, split, split_read
 from privtune.tasks._spec_fields import check_fields, read_classes, read_flag, read_sizes
 from privtune.tasks._task import Task, TaskData, TaskDataError
 from privtune.tasks._units import by_unit
-from privtune.tasks._usable import CLIPPED, LABEL, NO_NUMBER, Fault, RecordCheck, Tally, fault_of
+from privtune.tasks._usable import (
+    CLIPPED,
+    NO_NUMBER,
+    Fault,
+    RecordCheck,
+    Tally,
+    fault_of,
+    label_faults,
+)
 
 if TYPE_CHECKING:
     from privtune.tasks._sql import SqlTable
@@ -181,12 +189,11 @@ class Table:
     def _faults(self, batch: Batch) -> Iterator[Fault]:
         """Yield which of some records are not as declared: one that is not used has no target."""
         cells = batch[self.target]
-        missing = missing_of(cells)
-        yield fault_of(self.target, "without a target", missing, cells)
+        without = "without a target"
         if self.classes is not None:
-            other = (coded(cells, self.classes) < 0) & ~missing
-            yield fault_of(self.target, LABEL, other, cells, declared=self.classes)
+            yield from label_faults(self.target, cells, self.classes, without=without)
         else:
+            yield fault_of(self.target, without, missing_of(cells), cells)
             low, high = self.target_range or (-math.inf, math.inf)
             values, broken = numbers_of(cells)
             said = f"target_range [{low:g}, {high:g}]"

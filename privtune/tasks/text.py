@@ -27,7 +27,7 @@ from privtune.tasks._spec_fields import (
     read_sizes,
 )
 from privtune.tasks._task import Task, TaskData, TaskDataError
-from privtune.tasks._usable import LABEL, RecordCheck, Tally, fault_of
+from privtune.tasks._usable import RecordCheck, Tally, fault_of, label_faults
 
 __all__ = ["text"]
 
@@ -107,12 +107,9 @@ class _Texts:
             texts, labels = batch[self.text], batch[self.label]
             ids = _ids(_words(texts), labels)
             drawn = places(None, labels, tuple(sizes.values()), ids=ids, key=self.key)
-            unlabelled = missing_of(labels)
-            other = (coded(labels, self.classes) < 0) & ~unlabelled
             faults = (
                 fault_of(self.text, "without a text", missing_of(texts), texts),
-                fault_of(self.label, "without a label", unlabelled, labels),
-                fault_of(self.label, LABEL, other, labels, declared=self.classes),
+                *label_faults(self.label, labels, self.classes, without="without a label"),
             )
             tally.add(drawn, faults)
             tally.seen |= set(coded(labels, self.classes).tolist())

@@ -613,3 +613,30 @@ def test_bounds_that_are_not_released_yet_leave_the_splits_open(tmp_path: Path) 
     assert [split.split for split in known.splits] == ["train", "validation", "test"]
     wrong = save(people().assign(age="old"), tmp_path, "csv", columns=paid)
     assert "age: 400 not a number" in get_task(wrong).check_records().reason
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_may_be_a_word_for_nothing(tmp_path: Path, storage: str, kind: str) -> None:
+    """Such words are declared as class, category and level: all of them count, as in the training."""
+    frame = people().replace({"no": "none", "f": "NA", "low": "null"})
+    words = {"sex": {"categories": ["NA", "m"]}, "level": {"ordinal": ["null", "high"]}}
+    columns = {"age": [0, 120], **words}
+    task = save(frame, tmp_path, kind, classes=["none", "yes"], columns=columns)
+    check = get_task(task).check_records()
+    data = get_task(task).load()
+    trained = sum(int((part.y >= 0).sum()) for part in vars(data).values())
+    assert (check.usable, check.reason) == (trained, "") == (COUNT, "")
+    assert [split.findings for split in check.splits] == [(), (), ()]
+    stages = [{"type": "usable", "epsilon_share": 0.2}]
+    with closing(study_of(task, storage, stages=stages)) as study:
+        study.run()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_no_example(tmp_path: Path, kind: str) -> None:
+    frame = people()
+    frame["y"] = frame["y"].astype(object).where(np.arange(COUNT) % 2 == 0, None)
+    check = get_task(save(frame, tmp_path, kind)).check_records()
+    assert [one.words for split in check.splits for one in split.findings] == [
+        f"y: {COUNT // 2} without a target"  # equal content: they share a split
+    ]
