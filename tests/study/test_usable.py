@@ -266,6 +266,40 @@ def bytes_for_numbers() -> Task:
     return _task(lambda x, y: ((x * 10).to(torch.uint8), y))
 
 
+def column_of_labels() -> Task:
+    return _task(lambda x, y: (x, y[:, None]))
+
+
+def float_labels() -> Task:
+    return _task(lambda x, y: (x, y.float()))
+
+
+def short_labels() -> Task:
+    return _task(lambda x, y: (x, y.int()))
+
+
+def one_hot() -> Task:
+    return _task(lambda x, y: (x, torch.nn.functional.one_hot(y, 3)))
+
+
+def _numbers(change: Callable[[torch.Tensor], torch.Tensor]) -> Task:
+    return _task(
+        lambda x, y: (x, change(y.float())),
+        classes=None,
+        target_range=(0.0, 2.0),
+        model=lambda: torch.nn.Linear(6, 1),
+        loss=lambda out, y: (out[:, 0] - y) ** 2,  # (N, N) for targets of shape (N, 1)
+    )
+
+
+def column_of_numbers() -> Task:
+    return _numbers(lambda y: y[:, None])
+
+
+def infinite_loss() -> Task:
+    return _task(lambda x, y: (x * 1e30, y), loss=lambda out, y: (out**2).sum(dim=1) + 0 * y)
+
+
 def few() -> Task:
     return _task(lambda x, y: (x[: len(x) // 10], y[: len(y) // 10]))
 
@@ -303,9 +337,15 @@ OWN = [
     ("labels_101", "labels from 101 to 103, declared 0 to 2"),
     ("all_nan", "inputs: 360 not a number"),
     ("half_infinite", "inputs: .* not a number"),
-    ("another_shape", r"of another shape or type \(\(4,\)"),
-    ("another_type", "float64, declared"),
-    ("bytes_for_numbers", "uint8, declared"),
+    ("another_shape", r"inputs \(4,\) of .*inputs of \(6,\)"),
+    ("another_type", "inputs .* of torch.float64"),
+    ("bytes_for_numbers", "inputs .* of torch.uint8"),
+    ("column_of_labels", r"targets \(1,\) of torch.int64; targets must be of shape \(N,\)"),
+    ("float_labels", "targets .* of torch.float32; RuntimeError"),
+    ("short_labels", "targets .* of torch.int32; RuntimeError"),
+    ("one_hot", r"targets must be of shape \(N,\)"),
+    ("column_of_numbers", r"targets must be of shape \(N,\)"),
+    ("infinite_loss", "most losses are not finite"),
     ("few", "36 records can be used, and 360 are declared"),
     ("targets_nan", "target: 360 not a number"),
 ]
