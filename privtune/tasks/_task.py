@@ -272,15 +272,19 @@ class Task:
             {name: getattr(self, f"{name}_records") for name in SPLITS},
             what=self.unit or "record",
             sealed=any(records.sealed_size for records in splits.values()),
+            by="" if self.partition == "fixed" else self.partition,
             classes=self.class_names or range(self.classes or 0),
         )
         for number, records in enumerate(splits.values()):
             lost = records.unusable
             if len(records.y) == 1 and lost is not None and bool(lost.all()):
                 continue  # one that stands for a split without records
-            tally.add(np.full(len(records.y), number), _faults(self, records, tried=tried))
-            if self.classes is not None:
-                tally.seen |= set(range(self.classes)) & set(records.y.unique().tolist())
+            tally.add(
+                np.full(len(records.y), number),
+                _faults(self, records, tried=tried),
+                x=records.x.cpu().numpy(),
+                y=records.y.cpu().numpy(),
+            )
         return tally.check()
 
 
@@ -332,11 +336,12 @@ def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> 
     lost = rest & (wrong.all(dim=1) if task.unit else wrong.any(dim=1)).numpy()
     if lost.any():
         seen = targets[lost]
+        known = seen[:, 0][seen[:, 0] != -1].tolist()  # -1 stands for no class
         low, high = float(seen.min()), float(seen.max())
         said = f"labels from {low:g} to {high:g}, declared 0 to {task.classes - 1}"
         if low == high == -1:
             said = "of no declared class, or it cannot be read"
-        yield Fault("target", LABEL, lost, declared=said)
+        yield Fault("target", LABEL, lost, declared=said, values=known)
 
 
 def _refusal(task: Task, x: torch.Tensor, y: torch.Tensor) -> str:

@@ -165,15 +165,16 @@ class Table:
         tally = Tally(
             sizes if placed else {"all splits": sum(sizes.values())},
             what=self.unit if self.grouped else "record",
+            by="" if self.grouped or not placed else "content" if self.id is None else "id",
             classes=self.classes or (),
         )
         file = self._open()
         most = file.most
         for batch in counted(file.batches(self.columns, exact=self._exact), most):
             x: Any = None
-            y: Any = batch[self.target]
             ids = None if self.id is None else list(map(_id_text, batch[self.id]))
-            if placed and ids is None:
+            y = self._targets(batch[self.target])
+            if not self.paid():
                 x, y, _ = self._encoded(batch)
             shares = tuple(sizes.values()) if placed else (1,)
             drawn = (
@@ -181,9 +182,8 @@ class Table:
                 if placed
                 else np.zeros(len(y), dtype=np.int64)
             )
-            tally.add(drawn, self._faults(batch), units=ids if self.grouped else None)
-            if self.classes is not None:
-                tally.seen |= set(coded(batch[self.target], self.classes).tolist())
+            owners = ids if self.grouped else None
+            tally.add(drawn, self._faults(batch), units=owners, x=x, y=y, ids=ids)
         return tally.check()
 
     def _faults(self, batch: Batch) -> Iterator[Fault]:

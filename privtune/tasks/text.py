@@ -101,7 +101,7 @@ class _Texts:
     def examine(self) -> RecordCheck:
         """Read texts and labels, and return how many cannot be used, and why. For the curator alone."""
         sizes = dict(zip(("train", "validation", "test"), vars(self.sizes).values(), strict=True))
-        tally = Tally(sizes, classes=self.classes)
+        tally = Tally(sizes, by="content", classes=self.classes)
         names = (self.text, self.label)
         for batch in open_table(self.path).batches(names, exact=names):
             texts, labels = batch[self.text], batch[self.label]
@@ -111,8 +111,7 @@ class _Texts:
                 fault_of(self.text, "without a text", missing_of(texts), texts),
                 *label_faults(self.label, labels, self.classes, without="without a label"),
             )
-            tally.add(drawn, faults)
-            tally.seen |= set(coded(labels, self.classes).tolist())
+            tally.add(drawn, faults, y=coded(labels, self.classes), ids=ids)
         return tally.check()
 
     def _encoded(self, batch: Batch, tokenizer: Any, encoder: Any) -> tuple[Any, Any, list[str]]:
