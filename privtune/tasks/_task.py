@@ -11,6 +11,8 @@ from privtune.imports import users_code
 from privtune.tasks._facts import PARTITIONS, PublicFacts
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from privtune.tasks._usable import Fault, RecordCheck
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Task", "TaskAbsentError", "TaskData", "TaskDataError", "made_up_inputs"]
 
 
-_TRIED = 64  # records of another shape or type than declared that the model is tried on
+_TRIED = 16  # real records that model and loss are tried on before a charge
 
 
 def made_up_inputs(records: int, shape: tuple[int, ...], tokens: int | None) -> torch.Tensor:
@@ -250,8 +252,7 @@ class Task:
 
         Args:
             data: The data, where it has been loaded.
-            tried: Whether a model is tried on records of another shape or type than declared; else they
-                count as they are.
+            tried: Whether model and loss are tried on a few of the records; else they count as they are.
 
         Returns:
             What was found, by split and column. None of it may leave the trust boundary.
@@ -273,15 +274,19 @@ class Task:
             {name: getattr(self, f"{name}_records") for name in SPLITS},
             what=self.unit or "record",
             sealed=any(records.sealed_size for records in splits.values()),
+            by="" if self.partition == "fixed" else self.partition,
             classes=self.class_names or range(self.classes or 0),
         )
         for number, records in enumerate(splits.values()):
             lost = records.unusable
             if len(records.y) == 1 and lost is not None and bool(lost.all()):
                 continue  # one that stands for a split without records
-            tally.add(np.full(len(records.y), number), _faults(self, records, tried=tried))
-            if self.classes is not None:
-                tally.seen |= set(range(self.classes)) & set(records.y.unique().tolist())
+            tally.add(
+                np.full(len(records.y), number),
+                _faults(self, records, tried=tried),
+                x=records.x.cpu().numpy(),
+                y=records.y.cpu().numpy(),
+            )
         return tally.check()
 
 
@@ -289,21 +294,24 @@ def _faults(task: Task, data: TensorData, *, tried: bool) -> Iterator[Fault]:
     """Yield what is not as declared of records in memory."""
     import numpy as np
 
-    from privtune.tasks._usable import CLIPPED, LABEL, NO_NUMBER, Fault
+    from privtune.tasks._usable import Fault
 
     x, y = data.x.cpu(), data.y.cpu()
-    rest = np.ones(len(y), dtype=bool)
+    lost = np.zeros(len(y), dtype=bool)
     if data.unusable is not None:
-        rest = ~data.unusable.cpu().numpy()
-        yield Fault("", "marked as unusable", ~rest)
-    like = made_up_inputs(1, task.input_shape, task.tokens)
-    other = x.shape[1:] != like.shape[1:] or x.dtype != like.dtype
-    if other and tried and not _runs(task, x, y):
-        said = (
-            f"{tuple(x.shape[1:])} of {x.dtype}, declared {tuple(like.shape[1:])} of {like.dtype}"
-        )
-        yield Fault("inputs", "of another shape or type", rest, declared=said)
-        return
+        lost |= data.unusable.cpu().numpy()
+        yield Fault("", "marked as unusable", lost)
+    for fault in (*_input_faults(task, x, ~lost), *_target_faults(task, y, ~lost)):
+        lost = lost | fault.records & (not fault.used)
+        yield fault
+    if tried and not lost.all() and (said := _refusal(task, x[~lost], y[~lost])):
+        yield Fault("", "that model and loss cannot train on", ~lost, declared=said)
+
+
+def _input_faults(task: Task, x: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:
+    """Yield what is wrong with inputs of some records."""
+    from privtune.tasks._usable import NO_NUMBER, Fault
+
     flat = x.reshape(len(x), -1)
     if x.is_floating_point():
         yield Fault("inputs", NO_NUMBER, rest & ~flat.isfinite().all(dim=1).numpy())
@@ -311,6 +319,12 @@ def _faults(task: Task, data: TensorData, *, tried: bool) -> Iterator[Fault]:
         outside = ((flat < 0) | (flat >= task.tokens)).any(dim=1).numpy()
         said = f"declared 0 to {task.tokens - 1}"
         yield Fault("inputs", "token not declared", rest & outside, declared=said)
+
+
+def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:
+    """Yield what is wrong with targets of some records."""
+    from privtune.tasks._usable import CLIPPED, LABEL, NO_NUMBER, Fault
+
     targets = y.reshape(len(y), -1)
     if task.classes is None:
         yield Fault("target", NO_NUMBER, rest & ~targets.isfinite().any(dim=1).numpy())
@@ -324,22 +338,38 @@ def _faults(task: Task, data: TensorData, *, tried: bool) -> Iterator[Fault]:
     lost = rest & (wrong.all(dim=1) if task.unit else wrong.any(dim=1)).numpy()
     if lost.any():
         seen = targets[lost]
+        known = seen[:, 0][seen[:, 0] != -1].tolist()  # -1 stands for no class
         low, high = float(seen.min()), float(seen.max())
         said = f"labels from {low:g} to {high:g}, declared 0 to {task.classes - 1}"
         if low == high == -1:
             said = "of no declared class, or it cannot be read"
-        yield Fault("target", LABEL, lost, declared=said)
+        yield Fault("target", LABEL, lost, declared=said, values=known)
 
 
-def _runs(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Say whether model and loss take records of another shape or type than declared."""
+def _refusal(task: Task, x: torch.Tensor, y: torch.Tensor) -> str:
+    """Return why model and loss cannot be trained on some real records; nothing where they can.
+
+    Made-up records have the declared shape and type. What a factory loads may have another, above all its
+    targets, and a loss that broadcasts them mixes records. One record that overflows is no reason.
+    """
     import torch
 
     from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
+    like = made_up_inputs(1, task.input_shape, task.tokens)
+    said = f"inputs {tuple(x.shape[1:])} of {x.dtype}, targets {tuple(y.shape[1:])} of {y.dtype}"
+    if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
+        said += f"; inputs of {tuple(like.shape[1:])} of {like.dtype} are declared"
+    if y.ndim != (2 if task.unit else 1):
+        return f"{said}; targets must be of shape (N,), one number for each record"
+    x, y = x[:_TRIED], y[:_TRIED]
     try:
         with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]), torch.no_grad():
-            losses = task.loss(task.model()(x[:_TRIED]), y[:_TRIED])
-    except Exception:  # whatever a model makes of them, they cannot be trained on
-        return False
-    return losses.shape[:1] == y[:_TRIED].shape[:1]
+            losses = task.loss(task.model()(x), y)
+            if losses.shape != y.shape[:1]:
+                return f"{said}; the loss of {len(y)} records is of shape {tuple(losses.shape)}"
+            if 2 * int(losses.isfinite().sum()) < len(y):
+                return f"{said}; most losses are not finite"
+    except Exception as error:  # whatever a model makes of them, they cannot be trained on
+        return f"{said}; {type(error).__name__}"
+    return ""

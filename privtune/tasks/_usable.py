@@ -7,13 +7,15 @@ is private in the sense of a guarantee: no count of this module may leave the tr
 
 from __future__ import annotations
 
+import hashlib
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from privtune.tasks._cells import label_of
+from privtune.tasks._cells import coded, is_missing, label_of, missing_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +33,7 @@ __all__ = [
     "SplitCheck",
     "Tally",
     "fault_of",
+    "label_faults",
 ]
 
 MISSING, CLIPPED, OTHER = "missing", "clipped to a bound", "not declared"
@@ -38,11 +41,14 @@ NO_NUMBER, LABEL = "not a number", "with a label that is not declared"
 """Why a record is not as declared."""
 
 SPLITS = ("train", "validation", "test")
-_OFTEN = 0.05  # of records, with labels that are not declared while a declared one never occurs
+# While a declared class never occurs, how many records of other labels are no stray ones:
+_OFTEN = 0.05  # of all records
+_RECURS = 3  # of one and the same label
 _CHANCE = 1e-6  # that a split of a keyed hash has so few records by chance
 _MANY = 1000
 _SAYS = "the file says "
 _KEPT = 50  # different values of a column that are not as declared, for an example
+_FEW = 1000  # different contents, above which nobody asks whether equal ones share a split
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,26 @@ def fault_of(
     declared: Any = "",
 ) -> Fault:
     """Return a fault of some cells, with what they hold."""
-    values = [] if why == MISSING else [cells[int(place)] for place in mask.nonzero()[0]]
-    return Fault(name, why, mask, used, declared, values)
+    held = [cells[int(place)] for place in mask.nonzero()[0]]
+    return Fault(name, why, mask, used, declared, [cell for cell in held if not is_missing(cell)])
+
+
+def label_faults(
+    name: str, cells: Sequence[Any], classes: Sequence[Any], *, without: str
+) -> tuple[Fault, Fault]:
+    """Return which labels are missing, and which are no declared class.
+
+    Args:
+        name: The column.
+        cells: Its labels. A declared class is a label also where it is a word for nothing, such as none.
+        classes: The declared classes.
+        without: What a missing label is called.
+    """
+    other, missing = coded(cells, classes) < 0, missing_of(cells)
+    return (
+        fault_of(name, without, other & missing, cells),
+        fault_of(name, LABEL, other & ~missing, cells, declared=classes),
+    )
 
 
 @dataclass(frozen=True)
@@ -90,6 +114,10 @@ class Finding:
         records: How many.
         used: Whether they count all the same.
         hint: What the file says, and the spec.
+        misspelt: How many of all splits are a declared value but for case and blanks; of labels, one that
+            is never written as declared.
+        often: How many of all splits have the commonest of the values.
+        choices: How many values are declared; 0 where none are listed.
     """
 
     column: str
@@ -97,11 +125,9 @@ class Finding:
     records: int
     used: bool
     hint: str = ""
-
-    @property
-    def misspelt(self) -> bool:
-        """Whether the file writes a declared value in another case."""
-        return self.hint.startswith(_SAYS)
+    misspelt: int = 0
+    often: int = 0
+    choices: int = 0
 
     @property
     def words(self) -> str:
@@ -136,7 +162,12 @@ class SplitCheck:
 
     @property
     def too_few(self) -> bool:
-        """Whether fewer than half of the declared records can be used, and not by the chance of a hash."""
+        """Whether fewer than half of the declared records can be used, and not by the chance of a hash.
+
+        A split without any is too few by whatever chance: nothing can be trained or chosen on it.
+        """
+        if self.usable == 0:
+            return True
         if 2 * self.usable >= self.declared:
             return False
         many = self.declared >= _MANY  # Chernoff: fewer than half of them by chance of e^-125
@@ -156,12 +187,18 @@ class RecordCheck:
     Args:
         splits: Its splits.
         what: What the declared numbers count: records, or a unit.
-        unseen: Declared classes that no record has.
+        unseen: Declared classes that no usable record has.
+        alone: The one declared class that all usable records have, of several.
+        same: What is the same of all usable records: the target, or the inputs.
+        clumped: Why splits may differ much from what is declared; empty where records differ.
     """
 
     splits: tuple[SplitCheck, ...]
     what: str = "record"
     unseen: tuple[str, ...] = ()
+    alone: str = ""
+    same: str = ""
+    clumped: str = ""
 
     @property
     def usable(self) -> int:
@@ -179,15 +216,16 @@ class RecordCheck:
         whole = self._whole
         if 2 * whole.unusable > whole.rows:
             return f"{whole.unusable:,} of {whole.rows:,} records cannot be used{whole.worst}"
-        for split in (whole, *self.splits):
-            if split.too_few:
-                of = f" of split {split.split}" if split.split in SPLITS else ""
-                return (
-                    f"{split.usable:,} {self.what}s{of} can be used, and {split.declared:,} are declared"
-                    f"{split.worst}"
-                )
+        if whole.too_few:
+            return self._few(whole)
         for one in whole.findings:
-            if self.unseen and one.why == LABEL and one.records >= _OFTEN * whole.rows:
+            stray = not (
+                one.misspelt
+                or one.often >= _RECURS
+                or one.records >= _OFTEN * whole.rows
+                or self.alone
+            )
+            if self.unseen and one.why == LABEL and not stray:
                 classes = ", ".join(map(repr, self.unseen[:3]))
                 return (
                     f"of {whole.rows:,} records, {one.words}, and none has the declared {classes}"
@@ -197,12 +235,27 @@ class RecordCheck:
                 for other in whole.findings
                 if other.column == one.column and other.why in {MISSING, NO_NUMBER} - {one.why}
             )
-            most = 2 * one.records > there
-            wrong = one.records == there and one.why in (MISSING, OTHER)
-            wrong |= most and (one.why == CLIPPED or (one.why == OTHER and one.misspelt))
-            if one.used and wrong:
+            # One declared value may be so rare that no record has it; of a list some value occurs.
+            none = one.records == there and (one.why == MISSING or one.choices > 1)
+            most = 2 * (one.records if one.why == CLIPPED else one.misspelt) > there
+            if one.used and (none or most):
                 return f"of {whole.rows:,} records, {one.words}"
-        return ""
+        if self.alone:
+            return (
+                f"all usable records have the class {self.alone!r}, and none has {self.unseen[0]!r}"
+            )
+        if self.same:
+            return f"{self.same} of all usable records are the same"
+        return next((self._few(split) for split in self.splits if split.too_few), "")
+
+    def _few(self, split: SplitCheck) -> str:
+        """Return that a split has too few records, and why."""
+        of = f" of split {split.split}" if split.split in SPLITS else ""
+        clumped = f"; {self.clumped}" if of and self.clumped else ""
+        return (
+            f"{split.usable:,} {self.what}s{of} can be used, and {split.declared:,} are declared"
+            f"{split.worst}{clumped}"
+        )
 
     @property
     def _whole(self) -> SplitCheck:
@@ -217,7 +270,7 @@ class RecordCheck:
                 f"{split.unusable:,} of {split.rows:,} rows cannot be used"
             )
             found += [f"  {one.words}" for one in split.findings]
-        return found
+        return found + ([self.clumped] if self.clumped else [])
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
@@ -245,7 +298,7 @@ def _together(splits: Sequence[SplitCheck]) -> SplitCheck:
         before = found.get(key)
         more = 0 if before is None else before.records
         hint = one.hint if before is None else before.hint or one.hint
-        found[key] = Finding(one.column, one.why, one.records + more, one.used, hint)
+        found[key] = replace(one, records=one.records + more, hint=hint)
     return SplitCheck(
         "",
         sum(split.declared for split in splits),
@@ -271,19 +324,25 @@ class Tally:
         declared: The declared numbers by split, in order.
         what: What these count.
         sealed: Whether the declared numbers are expectations.
+        by: What the split of a record goes by: its content, or its id.
+        classes: The declared ones; none of a regression.
     """
 
     declared: Mapping[str, int]
     what: str = "record"
     sealed: bool = True
+    by: str = ""
+    classes: Sequence[Any] = ()
     rows: Counter[str] = field(default_factory=Counter)
     unusable: Counter[str] = field(default_factory=Counter)
     counts: Counter[tuple[str, str, str, bool]] = field(default_factory=Counter)
     examples: dict[tuple[str, str], Counter[Any]] = field(default_factory=dict)
     allowed: dict[tuple[str, str], Any] = field(default_factory=dict)
     units: dict[str, set[Any]] = field(default_factory=dict)
-    classes: Sequence[Any] = ()  # declared
-    seen: set[int] = field(default_factory=set)  # numbers of those that a record has
+    misspelt: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+    seen: set[float] = field(default_factory=set)  # targets of usable records
+    inputs: set[bytes] = field(default_factory=set)  # theirs, at most two
+    kinds: set[Any] = field(default_factory=set)  # what their splits go by, at most _FEW
 
     def add(
         self,
@@ -291,6 +350,9 @@ class Tally:
         faults: Iterable[Fault],
         *,
         units: Sequence[Any] | None = None,
+        x: Any = None,
+        y: Any = None,
+        ids: Sequence[str] | None = None,
     ) -> None:
         """Count some records.
 
@@ -298,6 +360,9 @@ class Tally:
             drawn: The number of the split of each.
             faults: What is not as declared of them.
             units: Whose each is, where rows are grouped.
+            x: Their inputs, where these are known.
+            y: Their targets: the number of a class, or a number.
+            ids: What they are known by; their content where it is None.
         """
         import numpy as np
 
@@ -309,9 +374,11 @@ class Tally:
             key = (fault.column, fault.why)
             self.allowed[key] = fault.declared
             seen = self.examples.setdefault(key, Counter())
-            for value in map(_written, fault.values):
+            written = Counter(map(_written, fault.values))
+            for value, count in written.items():
                 if value in seen or len(seen) < _KEPT:
-                    seen[value] += 1
+                    seen[value] += count
+            self.misspelt.setdefault(key, Counter()).update(_misspelt(written, fault.declared))
             for number, split in enumerate(self.declared):
                 if count := int((fault.records & (drawn == number)).sum()):
                     self.counts[split, fault.column, fault.why, fault.used] += count
@@ -322,14 +389,43 @@ class Tally:
             if units is not None:
                 there = self.units.setdefault(split, set())
                 there |= {units[place] for place in (own & ~lost).nonzero()[0]}
+        self._gather(~lost, x, y, ids)
+
+    def _gather(self, rest: npt.NDArray[np.bool_], x: Any, y: Any, ids: Any) -> None:
+        """Note how usable records differ, as far as few do."""
+        import numpy as np
+
+        if y is not None:
+            targets = np.asarray(y)[rest]
+            if self.classes or len(self.seen) < 2:
+                self.seen |= set(np.unique(targets[np.isfinite(targets)]).tolist())
+        for place in rest.nonzero()[0]:
+            content = None if x is None else _digest(x[place])
+            if content is not None and len(self.inputs) < 2:
+                self.inputs.add(content)
+            if len(self.kinds) >= _FEW:
+                break
+            if ids is not None:
+                self.kinds.add(ids[place])
+            elif content is not None and y is not None:
+                self.kinds.add((content, _digest(y[place])))
 
     def check(self) -> RecordCheck:
         """Return what was counted."""
-        hints = {key: _hint(self.examples[key], self.allowed[key]) for key in self.examples}
+        unseen = [str(one) for number, one in enumerate(self.classes) if number not in self.seen]
+        hints = {}
+        for key, seen in self.examples.items():
+            spelt = self.misspelt[key]
+            if key[1] == LABEL:
+                spelt = Counter({value: count for value, count in spelt.items() if value in unseen})
+            allowed, often = self.allowed[key], max(seen.values(), default=0)
+            choices = 0 if isinstance(allowed, str) else len(allowed)
+            hint = _hint(seen, allowed, spelt.total())
+            hints[key] = (hint, spelt.total(), often, choices)
         splits = []
         for split, declared in self.declared.items():
             found = [
-                Finding(column, why, count, used, hints[column, why])
+                Finding(column, why, count, used, *hints[column, why])
                 for (at, column, why, used), count in self.counts.items()
                 if at == split
             ]
@@ -341,11 +437,47 @@ class Tally:
                     split, declared, usable, rows, self.unusable[split], tuple(found), self.sealed
                 )
             )
-        unseen = [str(one) for number, one in enumerate(self.classes) if number not in self.seen]
-        return RecordCheck(tuple(splits), self.what, tuple(unseen))
+        rows = sum(self.rows.values()) - sum(self.unusable.values())
+        known = [str(one) for one in self.classes if str(one) not in unseen]
+        same = "the inputs" if len(self.inputs) == 1 else ""
+        if not self.classes and len(self.seen) == 1:
+            same = "the targets"
+        clumped = ""
+        if self.by and 0 < 2 * len(self.kinds) < min(rows, 2 * _FEW):
+            clumped = (
+                f"the {rows:,} usable rows have {len(self.kinds):,} different {self.by}s, and equal ones "
+                "share a split: declare as id: a column that differs by record, or another key:"
+            )
+        return RecordCheck(
+            tuple(splits),
+            self.what,
+            tuple(unseen),
+            alone=known[0] if len(known) == 1 and unseen and rows > 1 else "",
+            same=same if rows > 1 else "",
+            clumped=clumped,
+        )
 
 
-def _hint(seen: Counter[str], declared: tuple[Any, ...] | str) -> str:
+def _digest(values: Any) -> bytes:
+    import numpy as np
+
+    same = np.ascontiguousarray(values) + 0  # no -0.0
+    return hashlib.blake2b(same.tobytes(), digest_size=16).digest()
+
+
+def _misspelt(written: Counter[str], declared: Any) -> Counter[str]:
+    """Return by declared value how often it is written in another case, or with blanks."""
+    if isinstance(declared, str):
+        return Counter()
+    alike = {_folded(value): str(value) for value in declared}
+    found: Counter[str] = Counter()
+    for value, count in written.items():
+        if (meant := alike.get(_folded(value))) is not None:
+            found[meant] += count
+    return found
+
+
+def _hint(seen: Counter[str], declared: tuple[Any, ...] | str, misspelt: int) -> str:
     """Return what the file says and what the spec does."""
     if not seen:
         return str(declared) if isinstance(declared, str) else ""
@@ -354,12 +486,14 @@ def _hint(seen: Counter[str], declared: tuple[Any, ...] | str) -> str:
         shown = ", ".join(map(_shown, common[:1]))
         return f"such as {shown}{'; ' if declared else ''}{declared}"
     alike = {_folded(value): str(value) for value in declared}
-    for value in seen:
-        if _folded(value) in alike:
-            return f"{_SAYS}{value!r}, the spec {alike[_folded(value)]!r}"
+    spelt = next((value for value in seen if misspelt and _folded(value) in alike), None)
+    wrong = "" if spelt is None else f"{_SAYS}{spelt!r}, the spec {alike[_folded(spelt)]!r}"
+    if wrong and 2 * misspelt > seen.total():
+        return wrong
     says = ", ".join(map(_shown, sorted(common)))
     spec = ", ".join(map(repr, map(str, declared[:3]))) + (", ..." if len(declared) > 3 else "")
-    return f"such as {says}; declared: {spec}"
+    also = f"; of {misspelt:,} {wrong}" if wrong else ""
+    return f"such as {says}; declared: {spec}{also}"
 
 
 def _written(value: Any) -> str:
@@ -369,7 +503,9 @@ def _written(value: Any) -> str:
 
 
 def _folded(value: Any) -> str:
-    return "".join(str(label_of(value)).casefold().split())
+    """Return a value without what is not seen of it: case, blanks, marks of format, ways to compose."""
+    text = unicodedata.normalize("NFKC", str(label_of(value))).casefold()
+    return "".join(one for one in text if not one.isspace() and unicodedata.category(one) != "Cf")
 
 
 def _shown(value: str) -> str:

@@ -15,7 +15,7 @@ from privtune.imports import find_extra
 from privtune.tasks._cells import coded
 from privtune.tasks._data import classification_loss
 from privtune.tasks._files import counted
-from privtune.tasks._partition import KEY, Sizes, split_read
+from privtune.tasks._partition import KEY, Sizes, places, split_read
 from privtune.tasks._spec_fields import (
     SPLITS,
     check_fields,
@@ -25,6 +25,7 @@ from privtune.tasks._spec_fields import (
     read_sizes,
 )
 from privtune.tasks._task import Task, TaskAbsentError, TaskData, TaskDataError
+from privtune.tasks._usable import CLIPPED, Fault, RecordCheck, Tally, label_faults
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,6 +35,7 @@ __all__ = ["images"]
 _FIELDS = ("type", "name", "path", "classes", "shape", "model", *SPLITS)
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 _BATCH = 1024  # pictures that are read at once
+_Batch = tuple[Any, Sequence[Any]]  # pictures and their labels
 _LARGEST = 1 << 28  # bytes of one; a larger one cannot be used
 _MODELS = ("small-cnn", "resnet-gn")
 _PIL = partial(find_extra, "PIL.Image", extra="images", what="A folder of pictures")
@@ -85,63 +87,92 @@ class _Pictures:
             raise TaskDataError(
                 f"{self.path}: pictures are of shape {x.shape[1:]}, and task.shape declares {self.shape}."
             )
-        if x.dtype.kind not in "uif" or y.ndim != 1 or len(x) != len(y):
-            raise TaskDataError(f"{self.path}: x must hold numbers, and y one class for each of x.")
+        if x.dtype != np.uint8 and x.dtype.kind != "f":  # a wider type does not say what white is
+            raise TaskDataError(
+                f"{self.path}: x holds {x.dtype}, whose scale is not known; save it as uint8 (0 to 255), or "
+                "as floats in [0, 1]."
+            )
+        if y.ndim != 1 or len(x) != len(y):
+            raise TaskDataError(f"{self.path}: y must hold one class for each of x.")
         return x, y
 
     def load(self) -> TaskData:
         """Read the pictures. One that cannot be read, or of no declared class, contributes nothing."""
-        batches, most = self._from_folder() if self.path.is_dir() else self._from_file()
+        batches, most = self._batches()
         return split_read(
-            map(self._usable, counted(batches, most, size=lambda batch: len(batch[1]))),
+            map(self._usable, batches),
             most=most,
             shape=self.shape,
             sizes=self.sizes,
             key=self.key,
         )
 
-    @staticmethod
-    def _usable(batch: tuple[Any, Any]) -> tuple[Any, Any, None]:
+    def examine(self) -> RecordCheck:
+        """Read the pictures, and return how many cannot be used, and why. For the curator alone."""
         import numpy as np
 
-        x, y = batch
-        lost = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1) | (y < 0)
-        return np.where(lost[:, None, None, None], 0.0, x), np.where(lost, -1.0, y), None
+        sizes = dict(zip(SPLITS, vars(self.sizes).values(), strict=False))
+        tally = Tally(sizes, by="content", classes=self.classes)
+        for batch in self._batches()[0]:
+            pixels = batch[0].reshape(len(batch[0]), -1)
+            broken = ~np.isfinite(pixels).all(axis=1)
+            outside = ((pixels < 0.0) | (pixels > 1.0)).any(axis=1) & ~broken
+            x, y, _ = self._usable(batch)
+            faults = (
+                Fault("pictures", "that cannot be read, or hold what is no number", broken),
+                Fault("pixels", CLIPPED, outside, used=True, declared="they must lie in [0, 1]"),
+                *label_faults("labels", batch[1], self.classes, without="without a label"),
+            )
+            drawn = places(x, y, tuple(sizes.values()), key=self.key)
+            tally.add(drawn, faults, x=x, y=y)
+        return tally.check()
 
-    def _from_file(self) -> tuple[Iterator[tuple[Any, Any]], int]:
+    def _batches(self) -> tuple[Iterator[_Batch], int]:
+        """Return pictures, NaN where one cannot be read, and their labels; and how many there are."""
+        batches, most = self._from_folder() if self.path.is_dir() else self._from_file()
+        return counted(batches, most, size=lambda batch: len(batch[1])), most
+
+    def _usable(self, batch: _Batch) -> tuple[Any, Any, None]:
+        import numpy as np
+
+        x, y = batch[0], coded(batch[1], self.classes)
+        lost = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1) | (y < 0)
+        kept = np.where(lost[:, None, None, None], 0.0, np.clip(x, 0.0, 1.0))
+        return kept, np.where(lost, -1.0, y), None
+
+    def _from_file(self) -> tuple[Iterator[_Batch], int]:
         import numpy as np
 
         x, y = self._arrays()
-        scale = float(np.iinfo(x.dtype).max) if x.dtype.kind in "ui" else 1.0
+        scale = 255.0 if x.dtype == np.uint8 else 1.0
 
-        def read() -> Iterator[tuple[Any, Any]]:
+        def read() -> Iterator[_Batch]:
             for start in range(0, len(x), _BATCH):
                 part = x[start : start + _BATCH].astype(np.float32) / scale
                 if part.shape[1:] != self.shape:  # channels last, or none
                     part = part.reshape(len(part), self.shape[1], self.shape[2], self.shape[0])
                     part = part.transpose(0, 3, 1, 2)
-                own = coded(y[start : start + _BATCH].tolist(), self.classes)
-                yield np.clip(part, 0.0, 1.0), own
+                yield part, y[start : start + _BATCH].tolist()
 
         return read(), len(x)
 
-    def _from_folder(self) -> tuple[Iterator[tuple[Any, Any]], int]:
+    def _from_folder(self) -> tuple[Iterator[_Batch], int]:
         import numpy as np
 
         files = [
-            (path, number)
-            for number, name in enumerate(self.classes)
+            (path, name)
+            for name in self.classes
             for path in sorted((self.path / str(name)).rglob("*"))
             if path.suffix.lower() in _ENDINGS
         ]
 
-        def read() -> Iterator[tuple[Any, Any]]:
+        def read() -> Iterator[_Batch]:
+            nothing = np.full(self.shape, np.nan, dtype=np.float32)
             for start in range(0, len(files), _BATCH):
-                found = [self._picture(path) for path, _ in files[start : start + _BATCH]]
-                nothing = np.zeros(self.shape, dtype=np.float32)
-                numbers = [number for _, number in files[start : start + _BATCH]]
-                own = [-1 if x is None else n for x, n in zip(found, numbers, strict=True)]
-                yield np.stack([nothing if x is None else x for x in found]), np.array(own)
+                part = files[start : start + _BATCH]
+                found = [self._picture(path) for path, _ in part]
+                names = [name for _, name in part]
+                yield np.stack([nothing if x is None else x for x in found]), names
 
         return read(), len(files)
 
@@ -171,7 +202,8 @@ def images(spec: Mapping[str, Any]) -> Task:
             ``name`` as for a table.
 
     Returns:
-        The task; nothing has been read. Pixels are scaled to [0, 1] by what their type can hold.
+        The task; nothing has been read. Pixels lie in [0, 1]: those of type uint8 are divided by
+        255, floats are clipped, and an array of another type is refused, for its scale is not known.
 
     Raises:
         InvalidInputError: If a field is missing, unknown or outside its domain.
@@ -203,6 +235,7 @@ def images(spec: Mapping[str, Any]) -> Task:
         input_shape=pictures.shape,
         classes=len(pictures.classes),
         load=pictures.load,
+        examine=pictures.examine,
         model=_model(name, pictures.shape, len(pictures.classes)),
         loss=classification_loss,
         public_test=read_flag(spec, "public_test"),

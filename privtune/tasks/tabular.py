@@ -34,7 +34,15 @@ from privtune.tasks._partition import KEY, Sizes, places, split, split_read
 from privtune.tasks._spec_fields import check_fields, read_classes, read_flag, read_sizes
 from privtune.tasks._task import Task, TaskData, TaskDataError
 from privtune.tasks._units import by_unit
-from privtune.tasks._usable import CLIPPED, LABEL, NO_NUMBER, Fault, RecordCheck, Tally, fault_of
+from privtune.tasks._usable import (
+    CLIPPED,
+    NO_NUMBER,
+    Fault,
+    RecordCheck,
+    Tally,
+    fault_of,
+    label_faults,
+)
 
 if TYPE_CHECKING:
     from privtune.tasks._sql import SqlTable
@@ -157,15 +165,16 @@ class Table:
         tally = Tally(
             sizes if placed else {"all splits": sum(sizes.values())},
             what=self.unit if self.grouped else "record",
+            by="" if self.grouped or not placed else "content" if self.id is None else "id",
             classes=self.classes or (),
         )
         file = self._open()
         most = file.most
         for batch in counted(file.batches(self.columns, exact=self._exact), most):
             x: Any = None
-            y: Any = batch[self.target]
             ids = None if self.id is None else list(map(_id_text, batch[self.id]))
-            if placed and ids is None:
+            y = self._targets(batch[self.target])
+            if not self.paid():
                 x, y, _ = self._encoded(batch)
             shares = tuple(sizes.values()) if placed else (1,)
             drawn = (
@@ -173,20 +182,18 @@ class Table:
                 if placed
                 else np.zeros(len(y), dtype=np.int64)
             )
-            tally.add(drawn, self._faults(batch), units=ids if self.grouped else None)
-            if self.classes is not None:
-                tally.seen |= set(coded(batch[self.target], self.classes).tolist())
+            owners = ids if self.grouped else None
+            tally.add(drawn, self._faults(batch), units=owners, x=x, y=y, ids=ids)
         return tally.check()
 
     def _faults(self, batch: Batch) -> Iterator[Fault]:
         """Yield which of some records are not as declared: one that is not used has no target."""
         cells = batch[self.target]
-        missing = missing_of(cells)
-        yield fault_of(self.target, "without a target", missing, cells)
+        without = "without a target"
         if self.classes is not None:
-            other = (coded(cells, self.classes) < 0) & ~missing
-            yield fault_of(self.target, LABEL, other, cells, declared=self.classes)
+            yield from label_faults(self.target, cells, self.classes, without=without)
         else:
+            yield fault_of(self.target, without, missing_of(cells), cells)
             low, high = self.target_range or (-math.inf, math.inf)
             values, broken = numbers_of(cells)
             said = f"target_range [{low:g}, {high:g}]"

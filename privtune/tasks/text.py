@@ -27,7 +27,7 @@ from privtune.tasks._spec_fields import (
     read_sizes,
 )
 from privtune.tasks._task import Task, TaskData, TaskDataError
-from privtune.tasks._usable import LABEL, RecordCheck, Tally, fault_of
+from privtune.tasks._usable import RecordCheck, Tally, fault_of, label_faults
 
 __all__ = ["text"]
 
@@ -101,21 +101,17 @@ class _Texts:
     def examine(self) -> RecordCheck:
         """Read texts and labels, and return how many cannot be used, and why. For the curator alone."""
         sizes = dict(zip(("train", "validation", "test"), vars(self.sizes).values(), strict=True))
-        tally = Tally(sizes, classes=self.classes)
+        tally = Tally(sizes, by="content", classes=self.classes)
         names = (self.text, self.label)
         for batch in open_table(self.path).batches(names, exact=names):
             texts, labels = batch[self.text], batch[self.label]
             ids = _ids(_words(texts), labels)
             drawn = places(None, labels, tuple(sizes.values()), ids=ids, key=self.key)
-            unlabelled = missing_of(labels)
-            other = (coded(labels, self.classes) < 0) & ~unlabelled
             faults = (
                 fault_of(self.text, "without a text", missing_of(texts), texts),
-                fault_of(self.label, "without a label", unlabelled, labels),
-                fault_of(self.label, LABEL, other, labels, declared=self.classes),
+                *label_faults(self.label, labels, self.classes, without="without a label"),
             )
-            tally.add(drawn, faults)
-            tally.seen |= set(coded(labels, self.classes).tolist())
+            tally.add(drawn, faults, y=coded(labels, self.classes), ids=ids)
         return tally.check()
 
     def _encoded(self, batch: Batch, tokenizer: Any, encoder: Any) -> tuple[Any, Any, list[str]]:

@@ -221,7 +221,8 @@ def test_a_right_file_runs(tmp_path: Path, storage: str, kind: str) -> None:
 def test_few_records_of_a_small_split_are_chance(tmp_path: Path) -> None:
     task = save(people(), tmp_path, "csv", train=390, validation=5, test=5)
     for key in map(str, range(40)):
-        assert get_task({**task, "key": key}).check_records().reason == ""
+        check = get_task({**task, "key": key}).check_records()
+        assert bool(check.reason) == any(split.usable == 0 for split in check.splits)
 
 
 # Tasks of one's own.
@@ -266,6 +267,40 @@ def bytes_for_numbers() -> Task:
     return _task(lambda x, y: ((x * 10).to(torch.uint8), y))
 
 
+def column_of_labels() -> Task:
+    return _task(lambda x, y: (x, y[:, None]))
+
+
+def float_labels() -> Task:
+    return _task(lambda x, y: (x, y.float()))
+
+
+def short_labels() -> Task:
+    return _task(lambda x, y: (x, y.int()))
+
+
+def one_hot() -> Task:
+    return _task(lambda x, y: (x, torch.nn.functional.one_hot(y, 3)))
+
+
+def _numbers(change: Callable[[torch.Tensor], torch.Tensor]) -> Task:
+    return _task(
+        lambda x, y: (x, change(y.float())),
+        classes=None,
+        target_range=(0.0, 2.0),
+        model=lambda: torch.nn.Linear(6, 1),
+        loss=lambda out, y: (out[:, 0] - y) ** 2,  # (N, N) for targets of shape (N, 1)
+    )
+
+
+def column_of_numbers() -> Task:
+    return _numbers(lambda y: y[:, None])
+
+
+def infinite_loss() -> Task:
+    return _task(lambda x, y: (x * 1e30, y), loss=lambda out, y: (out**2).sum(dim=1) + 0 * y)
+
+
 def few() -> Task:
     return _task(lambda x, y: (x[: len(x) // 10], y[: len(y) // 10]))
 
@@ -303,9 +338,15 @@ OWN = [
     ("labels_101", "labels from 101 to 103, declared 0 to 2"),
     ("all_nan", "inputs: 360 not a number"),
     ("half_infinite", "inputs: .* not a number"),
-    ("another_shape", r"of another shape or type \(\(4,\)"),
-    ("another_type", "float64, declared"),
-    ("bytes_for_numbers", "uint8, declared"),
+    ("another_shape", r"inputs \(4,\) of .*inputs of \(6,\)"),
+    ("another_type", "inputs .* of torch.float64"),
+    ("bytes_for_numbers", "inputs .* of torch.uint8"),
+    ("column_of_labels", r"targets \(1,\) of torch.int64; targets must be of shape \(N,\)"),
+    ("float_labels", "targets .* of torch.float32; RuntimeError"),
+    ("short_labels", "targets .* of torch.int32; RuntimeError"),
+    ("one_hot", r"targets must be of shape \(N,\)"),
+    ("column_of_numbers", r"targets must be of shape \(N,\)"),
+    ("infinite_loss", "most losses are not finite"),
     ("few", "36 records can be used, and 360 are declared"),
     ("targets_nan", "target: 360 not a number"),
 ]
@@ -363,7 +404,7 @@ def test_pictures_and_texts_of_other_labels_spend_nothing(
     }
     spec |= {"train": 100, "validation": 10, "test": 10}
     with closing(study_of(spec, storage)) as study:
-        refused(study, "of no declared class, or it cannot be read", capfd)
+        refused(study, "such as '101', '102'; declared: '0', '1'", capfd)
     for name in ("0", "1"):
         (tmp_path / "folder" / name).mkdir(parents=True)
         for number in range(60):
@@ -371,6 +412,49 @@ def test_pictures_and_texts_of_other_labels_spend_nothing(
     broken = {**spec, "path": str(tmp_path / "folder")}
     with closing(study_of(broken, storage, name="folder")) as study:
         refused(study, "120 of 120 records cannot be used", capfd)
+
+
+def pictures(path: Path, x: Any, **changes: Any) -> dict[str, Any]:
+    np.savez(path, x=x, y=np.arange(len(x)) % 2)
+    spec = {"type": "images", "path": str(path), "classes": [0, 1], "shape": [1, 8, 8]}
+    return {**spec, "train": 300, "validation": 50, "test": 50, **changes}
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "int8", "uint16", "uint32", "bool"])
+def test_pictures_of_a_type_without_a_scale_are_refused(
+    tmp_path: Path, storage: str, kind: str
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 100, (COUNT, 8, 8)).astype(kind)
+    with closing(study_of(pictures(tmp_path / "p.npz", pixels), storage)) as study:
+        with pytest.raises(TaskDataError, match=f"{kind}, whose scale.*uint8.*floats in"):
+            study.run()
+        assert study.spent().epsilon == 0.0
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_pixels_outside_of_their_range_spend_nothing(
+    tmp_path: Path, storage: str, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    unit = np.random.default_rng(0).random((COUNT, 8, 8))
+    for number, wrong in enumerate((unit * 255, unit * 16, 2 * unit - 1, (unit - 0.5) / 0.3)):
+        spec = pictures(tmp_path / "p.npz", wrong.astype(kind))
+        with closing(study_of(spec, storage, name=f"s{number}")) as study:
+            refused(study, "pixels: 400 clipped to a bound.* lie in", capfd)
+    few = np.where(np.arange(COUNT)[:, None, None] < 50, 1.0 + unit, unit).astype(kind)
+    check = get_task(pictures(tmp_path / "p.npz", few)).check_records()
+    found = [one for split in check.splits for one in split.findings]
+    assert sum(one.records for one in found if one.column == "pixels") == 50
+    assert check.reason == ""
+
+
+def test_bytes_and_floats_are_the_same_pictures(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (COUNT, 8, 8), dtype=np.uint8)
+    read = [
+        get_task(pictures(tmp_path / "p.npz", x)).load().train.x
+        for x in (pixels, pixels.astype(np.float32) / np.float32(255))
+    ]
+    assert torch.equal(*read)
+    assert float(read[0].max()) == 1.0
 
 
 def test_a_study_that_is_charged_is_not_looked_at_again(
@@ -613,3 +697,156 @@ def test_bounds_that_are_not_released_yet_leave_the_splits_open(tmp_path: Path) 
     assert [split.split for split in known.splits] == ["train", "validation", "test"]
     wrong = save(people().assign(age="old"), tmp_path, "csv", columns=paid)
     assert "age: 400 not a number" in get_task(wrong).check_records().reason
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_may_be_a_word_for_nothing(tmp_path: Path, storage: str, kind: str) -> None:
+    """Such words are declared as class, category and level: all of them count, as in the training."""
+    frame = people().replace({"no": "none", "f": "NA", "low": "null"})
+    words = {"sex": {"categories": ["NA", "m"]}, "level": {"ordinal": ["null", "high"]}}
+    columns = {"age": [0, 120], **words}
+    task = save(frame, tmp_path, kind, classes=["none", "yes"], columns=columns)
+    check = get_task(task).check_records()
+    data = get_task(task).load()
+    trained = sum(int((part.y >= 0).sum()) for part in vars(data).values())
+    assert (check.usable, check.reason) == (trained, "") == (COUNT, "")
+    assert [split.findings for split in check.splits] == [(), (), ()]
+    stages = [{"type": "usable", "epsilon_share": 0.2}]
+    with closing(study_of(task, storage, stages=stages)) as study:
+        study.run()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_no_example(tmp_path: Path, kind: str) -> None:
+    frame = people()
+    frame["y"] = frame["y"].astype(object).where(np.arange(COUNT) % 2 == 0, None)
+    check = get_task(save(frame, tmp_path, kind)).check_records()
+    assert [one.words for split in check.splits for one in split.findings] == [
+        f"y: {COUNT // 2} without a target"  # equal content: they share a split
+    ]
+
+
+def _rare(word: str, count: int = 8) -> Change:
+    """A rare class, written otherwise."""
+    return lambda frame: frame.assign(y=np.where(np.arange(COUNT) < count, word, "no"))
+
+
+LOST_CLASSES: list[tuple[Change, list[Any]]] = [
+    *((_rare(word, 1), ["no", "yes"]) for word in ("Yes", "y es", "YES ", "ye\u200bs")),
+    (_rare("cafe\u0301"), ["no", "caf\u00e9"]),
+    (_rare("positive", 3), ["no", "yes"]),
+    (_rare("positive", 1), ["no", "yes"]),  # one class is left
+    (lambda f: f.assign(y=np.where(np.arange(COUNT) < 12, 2, 1)), [0, 1]),
+    (lambda f: f.assign(y=1 + np.arange(COUNT) % 30), list(range(30))),
+    (lambda f: f.assign(y=1 + np.arange(COUNT) % 100), list(range(100))),
+    (_rare("no"), ["no", "yes"]),
+    (lambda f: f.assign(y="no", age=f["age"].where(f.index > 5, "old")), ["no", "yes"]),
+]
+
+
+@pytest.mark.parametrize(("change", "classes"), LOST_CLASSES)
+def test_a_class_that_is_lost_spends_nothing(
+    tmp_path: Path,
+    storage: str,
+    change: Change,
+    classes: list[Any],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    task = save(change(people()), tmp_path, "csv", classes=classes)
+    with closing(study_of(task, storage)) as study:
+        refused(study, "none has the declared|and none has", capfd)
+
+
+def test_a_rare_class_may_be_absent_beside_stray_labels(tmp_path: Path) -> None:
+    frame = people()
+    frame.loc[:1, "y"] = "perhaps"
+    frame.loc[2, "y"] = "Yes"  # which occurs as declared, too
+    task = save(frame, tmp_path, "csv", classes=["no", "yes", "rare"])
+    assert get_task(task).check_records().reason == ""
+
+
+def test_one_slip_does_not_stop_a_column_of_other_values(tmp_path: Path) -> None:
+    sex = people()["sex"].where(np.arange(COUNT) % 3 == 0, "x")
+    sex[5] = "F"
+    columns = {"age": [0, 120], "sex": {"categories": ["f", "m"]}}
+    check = get_task(
+        save(people().assign(sex=sex), tmp_path, "csv", columns=columns)
+    ).check_records()
+    assert check.reason == ""
+    found = {one.hint for split in check.splits for one in split.findings}
+    assert found == {"such as 'F', 'x'; declared: 'f', 'm'; of 1 the file says 'F', the spec 'f'"}
+    most = people()["sex"].where(np.arange(COUNT) % 3 == 0, "F")
+    check = get_task(
+        save(people().assign(sex=most), tmp_path, "csv", columns=columns)
+    ).check_records()
+    assert "the file says 'F', the spec 'f'" in check.reason
+
+
+def test_one_rare_category_may_be_absent(tmp_path: Path) -> None:
+    columns = {"age": [0, 120], "sex": {"categories": ["d"]}}
+    assert get_task(save(people(), tmp_path, "csv", columns=columns)).check_records().reason == ""
+    columns["sex"] = {"categories": ["male", "female"]}
+    reason = get_task(save(people(), tmp_path, "csv", columns=columns)).check_records().reason
+    assert "sex: 400 not declared" in reason
+
+
+SAME: list[tuple[Change, dict[str, Any], str]] = [
+    (column("visits", lambda v: 7), RANGE, "the targets of all usable records are the same"),
+    (lambda f: f.assign(age=0.0), {"columns": {"age": [0, 120]}}, "the inputs of all usable"),
+    (lambda f: f.assign(id=1), {"id": "id"}, "0 records of split .* declared; .*1 different ids"),
+    (lambda f: f.assign(id=""), {"id": "id"}, "0 records of split .* another key"),
+]
+
+
+@pytest.mark.parametrize(("change", "declared", "reason"), SAME)
+def test_records_that_are_all_the_same_spend_nothing(
+    tmp_path: Path,
+    storage: str,
+    change: Change,
+    declared: dict[str, Any],
+    reason: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    task = save(change(people()), tmp_path, "csv", **declared)
+    with closing(study_of(task, storage)) as study:
+        refused(study, reason, capfd)
+
+
+def all_zero() -> Task:
+    return _task(lambda x, y: (x * 0, y))
+
+
+def one_class() -> Task:
+    return _task(lambda x, y: (x, y * 0))
+
+
+def one_number() -> Task:
+    return _numbers(lambda y: y * 0)
+
+
+@pytest.mark.parametrize("factory", ["all_zero", "one_class", "one_number"])
+def test_data_of_a_factory_that_is_all_the_same_spends_nothing(
+    storage: str, capfd: pytest.CaptureFixture[str], factory: str
+) -> None:
+    with closing(study_of(f"{HERE}:{factory}", storage)) as study:
+        refused(
+            study, "the (inputs|targets) of all usable|all usable records have the class '0'", capfd
+        )
+
+
+def test_few_kinds_of_rows_are_named_as_the_cause(tmp_path: Path) -> None:
+    """Eight kinds of rows: a split that keeps half of its records is right, and the others say why."""
+    columns = {"sex": {"categories": ["f", "m"]}, "level": {"ordinal": ["low", "high"]}}
+    task = save(people(), tmp_path, "csv", columns=columns)
+    stopped = 0
+    for key in map(str, range(30)):
+        check = get_task({**task, "key": key}).check_records()
+        assert "400 usable rows have 8 different contents" in check.lines()[-1]
+        if all(2 * split.usable >= split.declared for split in check.splits):
+            assert check.reason == ""
+        if check.reason:
+            stopped += 1
+            assert "8 different contents" in check.reason
+            assert "another key" in check.reason
+    assert stopped > 0
+    assert get_task({**task, "id": "age"}).check_records().clumped == ""
