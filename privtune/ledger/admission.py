@@ -40,7 +40,6 @@ __all__ = [
     "admission_of",
     "admit",
     "block_epsilon",
-    "block_guarantee",
     "filter_excess",
     "filter_room",
     "filter_state",
@@ -240,11 +239,6 @@ def weights_of(history: History, asked: Sequence[Event]) -> list[Weight]:
     budget = history.terms()
     slack = slack_of(budget.delta)
     return [weigh(event, _order(budget), budget.adjacency, slack) for event in asked]
-
-
-def block_guarantee(history: History) -> Guarantee:
-    """Return what the declared block costs, by every bound that applies to a fixed list."""
-    return _composed(tuple(history.block.values()), history.terms())
 
 
 def filter_state(history: History) -> FilterState:

@@ -21,9 +21,10 @@ from privtune.accounting import (
     Repeated,
     calibrate,
     delta,
+    epsilon,
 )
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
-from privtune.ledger.admission import block_guarantee, filter_room, filter_state, odometer
+from privtune.ledger.admission import filter_room, filter_state, odometer
 from privtune.ledger.privacy_filter import APPROXIMATE_SHARE, ODOMETER_SHARE, tabulate, total_delta
 
 pytestmark = pytest.mark.quick
@@ -165,7 +166,8 @@ def test_who_stops_at_will_has_at_most_delta(
     assert ledger.spent("b").delta == DELTA
     assert best_stopping(block, later, readings) <= DELTA
     # The block's best bound, which takes all of δ, cannot be read while more may come.
-    whole = block_guarantee(ledger.log.current("b")).epsilon
+    charged = Composed(list(ledger.log.current("b").block.values()))
+    whole = epsilon(charged, DELTA).epsilon
     assert best_stopping(block, later, [whole, *readings[1:]]) > DELTA
 
 
