@@ -219,7 +219,7 @@ class Study:
                 objective that workers can import.
             n_jobs: How many trials at once: the same trials as with one. In spawned processes if
                 they can import the objective, else in threads.
-            timeout: Seconds after which no trial begins; the arm stays open and can go on.
+            timeout: Seconds above 0 after which no trial begins; the arm stays open and can go on.
             callbacks: Called with the study and the release; never with a sealed trial.
             observer: Hears when the arm begins, fails and is released, as
                 ``privtune.tracking.mlflow.MlflowObserver``; the study's own unless given.

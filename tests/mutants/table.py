@@ -778,8 +778,8 @@ _in(
     "study/lifecycle.py",
     (
         "no arm is sealed",
-        "return sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()",
-        "return nullcontext()",
+        "seal = sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()",
+        "seal = nullcontext()",
         _TALK,
     ),
     (
