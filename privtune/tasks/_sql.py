@@ -21,7 +21,7 @@ import sqlalchemy as sa
 import sqlglot
 from sqlglot import exp
 
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
 from privtune.tasks._files import Batch, check_file
 from privtune.tasks._task import TaskDataError
@@ -29,7 +29,7 @@ from privtune.tasks._task import TaskDataError
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-__all__ = ["SqlTable", "check_query", "check_url"]
+__all__ = ["RowError", "SqlTable", "check_query", "check_url"]
 
 _BATCH = 2**15  # records that are read at once
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -106,6 +106,10 @@ _SESSION = """
 """Names without quotes that stand for the session, or for a row's place, though they look like columns."""
 _ALLOWED = "SELECT columns FROM one table WHERE conditions on the same row"
 _TODAY = frozenset({"now", "today", "tomorrow", "yesterday"})
+
+
+class RowError(PrivTuneError):
+    """A row could not be read or computed: for the curator alone, as it may be the doing of one record."""
 
 
 def check_query(url: str, query: str) -> exp.Table:
@@ -296,8 +300,12 @@ class SqlTable:
             )
 
     @contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        """Connect; whatever fails is told without a value of a record."""
+    def _connected(self, *, rows: bool = False) -> Iterator[Connection]:
+        """Connect; whatever fails is told without a value of a record.
+
+        Args:
+            rows: Whether rows are computed: then what fails may be one of them, which is private.
+        """
         unset = [name for name in _VARIABLE.findall(self.url) if name not in os.environ]
         if unset:
             raise TaskDataError(
@@ -313,6 +321,9 @@ class SqlTable:
             with engine.connect() as connection:
                 yield connection
         except sa.exc.SQLAlchemyError as error:
+            if rows:
+                said = str(getattr(error, "orig", error)).partition("\n")[0]
+                raise RowError(f"A row of the query cannot be read: {said}") from None
             raise self._unreadable(error) from None
         finally:
             engine.dispose()
@@ -336,7 +347,7 @@ class SqlTable:
     @property
     def most(self) -> int:
         """See ``TableFile``."""
-        with self._connected() as connection:
+        with self._connected(rows=True) as connection:
             return int(connection.execute(self._selected("COUNT(*)")).scalar_one())
 
     def text_columns(self) -> set[str]:
@@ -345,7 +356,7 @@ class SqlTable:
 
     def batches(self, names: Sequence[str], *, exact: Collection[str] = ()) -> Iterator[Batch]:
         """See ``TableFile``."""
-        with self._connected() as connection:
+        with self._connected(rows=True) as connection:
             streamed = connection.execution_options(yield_per=_BATCH)
             found = streamed.execute(self._selected(_forgiving(connection, names)))
             places = [list(found.keys()).index(name) for name in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import sqlalchemy as sa
 import torch
 import yaml
 from scipy import stats
@@ -850,3 +852,40 @@ def test_few_kinds_of_rows_are_named_as_the_cause(tmp_path: Path) -> None:
             assert "another key" in check.reason
     assert stopped > 0
     assert get_task({**task, "id": "age"}).check_records().clumped == ""
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("where", ["", " WHERE 100 / (k - 5) < 1000"])
+def test_a_row_that_cannot_be_computed_is_told_to_the_curator_alone(
+    storage: str, capfd: pytest.CaptureFixture[str], where: str
+) -> None:
+    url = os.environ.get("PRIVTUNE_TEST_POSTGRES_URL", "")
+    if not url:
+        pytest.skip("PRIVTUNE_TEST_POSTGRES_URL is not set")
+    engine = sa.create_engine(url)
+    drop = sa.text("DROP TABLE IF EXISTS usable_rows")
+    try:
+        with engine.begin() as connection:
+            connection.execute(drop)
+            connection.execute(sa.text("CREATE TABLE usable_rows (k int, y text)"))
+            for k in range(10):
+                connection.execute(sa.text(f"INSERT INTO usable_rows VALUES ({k}, 'no')"))
+        task = table("", columns={"k": [0, 10]}, url=url)
+        task["query"] = (
+            f"SELECT {'k' if where else '100 / (k - 5) AS k'}, y FROM usable_rows{where}"
+        )
+        del task["path"]
+        with closing(study_of(task, storage)) as study:
+            with pytest.raises(UnreadableRecordsError) as caught:
+                study.run()
+            assert "zero" not in str(caught.value)
+            assert study.spent().epsilon == 0.0
+            seen = Study(study.name, storage, curator=True)
+            assert "division by zero" in seen.failures("one")[0]["traceback"]
+            seen.close()
+        shown = capfd.readouterr()
+        assert "zero" not in shown.out + shown.err
+    finally:
+        with engine.begin() as connection:
+            connection.execute(drop)
+        engine.dispose()
