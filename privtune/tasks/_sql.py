@@ -51,15 +51,20 @@ _PARTS = """
     Greatest Hex Initcap Least Left Length Ln Log Lower MD5 Nullif NumberToStr Nvl2 Pad RegexpExtract
     RegexpReplace Repeat Replace Reverse Right Round SafeDivide Sign SplitPart Sqrt StartsWith
     StrPosition Substring ToChar ToNumber Translate Trim Trunc Typeof Unhex Unicode Upper WidthBucket
+"""
+_TIME_PARTS = """
     Date DateAdd DateDiff DateFromParts DateSub DateTrunc Day DayOfMonth DayOfWeek DayOfWeekIso
     DayOfYear Datetime DatetimeAdd DatetimeDiff DatetimeSub DatetimeTrunc Extract Hour LastDay Minute
     Month Quarter Second StrToDate StrToTime StrToUnix TimeStrToDate TimeStrToTime TimeToStr TimeToUnix
     Timestamp TimestampAdd TimestampDiff TimestampSub TimestampTrunc TsOrDsAdd TsOrDsDiff TsOrDsToDate
     TsOrDsToDateStr TsOrDsToDatetime TsOrDsToTimestamp UnixToTime Week WeekOfYear Year
 """
+"""Parts that make a time, or part of one."""
 _FUNCTIONS = """
-    btrim char date date_part datetime decode format instr julianday printf strftime time to_date
-    timediff to_timestamp unixepoch weekday zeroblob
+    btrim char decode format instr printf zeroblob
+"""
+_TIME_FUNCTIONS = """
+    date date_part datetime julianday strftime time to_date timediff to_timestamp unixepoch weekday
 """
 """Functions of one row that sqlglot has no name of its own for."""
 _FIELDS: dict[type[exp.Expr], frozenset[str]] = {
@@ -105,7 +110,8 @@ _SESSION = """
 """
 """Names without quotes that stand for the session, or for a row's place, though they look like columns."""
 _ALLOWED = "SELECT columns FROM one table WHERE conditions on the same row"
-_TODAY = frozenset({"now", "today", "tomorrow", "yesterday"})
+_TODAY = re.compile(r"(?<![^\W\d_])(now|today|tomorrow|yesterday)(?![^\W_])", re.IGNORECASE)
+_SUBSECOND = re.compile(r"subsec(ond)?", re.IGNORECASE)  # SQLite: alone it stands for now
 
 
 class RowError(PrivTuneError):
@@ -172,9 +178,9 @@ def _reason(part: exp.Expr, *, top: bool) -> str:
         said = next((said for kinds, said in _KINDS if isinstance(part, kinds)), "")
         return said or ("what is no SELECT" if top else name)
     if isinstance(part, exp.Anonymous):
-        if part.name.lower() not in _FUNCTIONS.split():
+        if part.name.lower() not in {*_FUNCTIONS.split(), *_TIME_FUNCTIONS.split()}:
             return f"the function {part.name}, which is not known to look at its own row alone"
-    elif name not in _PARTS.split():
+    elif name not in {*_PARTS.split(), *_TIME_PARTS.split()}:
         if said := next((said for kinds, said in _KINDS if isinstance(part, kinds)), ""):
             return said
         what = "the function" if isinstance(part, exp.Func) else "the part"
@@ -193,13 +199,43 @@ def _reason(part: exp.Expr, *, top: bool) -> str:
 
 
 def _session(part: exp.Expr) -> str:
-    if isinstance(part, exp.Literal) and part.is_string and part.name.strip().lower() in _TODAY:
-        return f"{part.name!r}, which is another time in every run"
+    if isinstance(part, exp.Literal | exp.Concat | exp.DPipe):
+        text = "".join(one.name for one in part.find_all(exp.Literal, bfs=False))
+        if _TODAY.search(text):
+            return f"{text!r}, which is another time in every run"
+    if _is_time(part) and (said := _made_time(part)):
+        return f"{said!r} as a time, which may be another one in every run"
     if isinstance(part, exp.Column):
         own = part.this
         quoted = isinstance(own, exp.Identifier) and bool(own.args.get("quoted"))
         if own.name.lower() in _SESSION.split() and not quoted:
             return f"{own.name}, which stands for the session or a row's place (quote a column of that name)"
+    return ""
+
+
+def _is_time(part: exp.Expr) -> bool:
+    """Say whether a part makes a time of its arguments."""
+    if isinstance(part, exp.Cast | exp.TryCast):
+        return part.to.this in (
+            *exp.DataType.TEMPORAL_TYPES,
+            exp.DataType.Type.TIME,
+            exp.DataType.Type.TIMETZ,
+        )
+    if isinstance(part, exp.Anonymous):
+        return part.name.lower() in _TIME_FUNCTIONS.split()
+    return type(part).__name__ in _TIME_PARTS.split()
+
+
+def _made_time(part: exp.Expr) -> str:
+    """Return a text within a time that may stand for now, and is none that is written out."""
+    for one in part.walk():
+        if isinstance(one, exp.Literal) and one.is_string and _SUBSECOND.search(one.name):
+            return one.name
+        if not _is_time(one) and isinstance(one, (exp.DPipe, exp.Func)):
+            pieces = (text.name for text in one.find_all(exp.Literal) if text.is_string)
+            letters = any(any(map(str.isalpha, piece)) for piece in pieces)
+            if letters or one.find(exp.Column) is None:
+                return one.sql()
     return ""
 
 
@@ -288,16 +324,51 @@ class SqlTable:
                 known = {
                     column["name"].casefold() for column in inspector.get_columns(tables[0], schema)
                 }
+                found = self._replaced(
+                    connection, tables[0], schema or inspector.default_schema_name
+                )
             except (NotImplementedError, sa.exc.NoInspectionAvailable):
                 raise TaskDataError(
                     f"{masked_url(self.url)} does not say whether {table.name} is a table or a view. {remedy}"
                 ) from None
+        if found:
+            raise TaskDataError(f"The query of {masked_url(self.url)} {found}. {remedy}")
         columns = table.root().find_all(exp.Column)
         named = {column.name.casefold(): column.name for column in columns}
         if missing := [said for low, said in named.items() if low not in {*known, "*"}]:
             raise TaskDataError(
                 f"The query of {masked_url(self.url)} names {', '.join(missing)}, no column of {table.name}."
             )
+
+    def _replaced(self, connection: Connection, table: str, schema: str | None) -> str:
+        """Return what of a query PostgreSQL replaces by code of its users; nothing where it does not."""
+        if connection.dialect.name != "postgresql":
+            return ""
+        policies = sa.text(
+            "SELECT bool_or(c.relrowsecurity) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n "
+            "ON n.oid = c.relnamespace WHERE c.relname = :table AND n.nspname = :schema"
+        )
+        if connection.execute(policies, {"table": table, "schema": schema}).scalar():
+            return (
+                f"reads {table}, which has row-level security: its policies may look at other rows"
+            )
+        tokens = list(sqlglot.tokenize(self.query, dialect="postgres"))
+        called = {
+            one.text.lower()
+            for one, after in itertools.pairwise(tokens)
+            if after.token_type is sqlglot.TokenType.L_PAREN
+        }
+        own = sa.text(
+            "SELECT DISTINCT lower(p.proname) FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n "
+            "ON n.oid = p.pronamespace WHERE n.nspname NOT IN ('pg_catalog', 'information_schema')"
+        )
+        shadowed = sorted(called & set(connection.execute(own).scalars()))
+        if shadowed:
+            return (
+                f"calls {shadowed[0]}, and somebody has made a function of that name, which may look at "
+                "other rows"
+            )
+        return ""
 
     @contextmanager
     def _connected(self, *, rows: bool = False) -> Iterator[Connection]:

@@ -58,7 +58,7 @@ REFUSED = [
     (LITE, "SELECT mine(age) AS age FROM p", "function mine"),
     (LITE, "SELECT age FROM p WHERE seen < date('now')", "'now'"),
     (LITE, "SELECT date() AS age FROM p", "Date"),
-    (LITE, "SELECT strftime('%Y') AS age FROM p", "CurrentTimestamp"),
+    (LITE, "SELECT strftime('%Y') AS age FROM p", "CurrentTimestamp|CURRENT_TIMESTAMP"),
     (LITE, "SELECT julianday() AS age FROM p", "without a column"),
     (POSTGRES, "SELECT age::mine AS age FROM p", "a type that"),
     (LITE, "SELECT age FROM p WHERE seen < CURRENT_DATE", "CurrentDate"),
@@ -105,6 +105,18 @@ REFUSED = [
     ("duckdb://", "SELECT age FROM p USING SAMPLE 10", "sample"),
     ("duckdb://", "SELECT age FROM read_csv('p.csv')", "in the place of|ReadCSV"),
     ("duckdb://", "SELECT COLUMNS('a.*') FROM p", "Columns"),
+    (LITE, "SELECT date('subsec') AS age FROM p", "another one in every run"),
+    (LITE, "SELECT unixepoch('SUBSECOND') AS age FROM p", "another one in every run"),
+    (LITE, "SELECT date('no' || 'w') AS age FROM p", "in every run"),
+    (LITE, "SELECT date('no' || substr(y, 1, 0) || 'w') AS age FROM p", "in every run"),
+    (LITE, "SELECT julianday(char(110, 111, 119)) AS age FROM p", "in every run"),
+    (LITE, "SELECT date(replace('nXoXw', 'X', '')) AS age FROM p", "in every run"),
+    (LITE, "SELECT date(CASE WHEN y > 0 THEN 'no' ELSE y END || 'w') AS age FROM p", "in every run"),
+    (POSTGRES, "SELECT timestamp 'today 10:00' AS age FROM p", "in every run"),
+    (POSTGRES, "SELECT age FROM p WHERE seen < '10:00 Tomorrow'", "in every run"),
+    (POSTGRES, "SELECT ('no' || 'w')::timestamp AS age FROM p", "in every run"),
+    (POSTGRES, "SELECT CAST(reverse('won') AS date) AS age FROM p", "in every run"),
+    (POSTGRES, "SELECT date_part('year', concat('to', 'day')::date) AS age FROM p", "in every run"),
     ("unheard://h/d", "SELECT age FROM p", "SQL of unheard"),
 ]  # fmt: skip
 
@@ -120,6 +132,9 @@ ALLOWED = [
     (LITE, "SELECT json_extract(more, '$.age') AS age, ifnull(y, 'no') AS y FROM main.p"),
     (LITE, "SELECT age || '-' || y AS both, abs(round(age, 1)) AS age, -y AS y, age % 2 AS odd FROM p"),
     (LITE, "SELECT age FROM p WHERE seen >= date('2020-01-01')"),
+    (LITE, "SELECT date(substr(seen, 1, 10), '+1 day', 'start of month') AS seen, y = 'nowhere' AS y FROM p"),
+    (LITE, "SELECT date(replace(seen, '/', '-')) AS seen, date(seen || '-01') AS month FROM p"),
+    (POSTGRES, "SELECT date '2020-01-01' - seen AS age, to_date(y, 'DD Mon YYYY') AS b FROM p"),
     (POSTGRES, "SELECT extract(year FROM seen) AS age, date_trunc('month', seen) AS m FROM s.p"),
     (POSTGRES, "SELECT age::numeric(10, 2), seen + interval '1 day' AS seen FROM p WHERE y ILIKE 'a%'"),
     (POSTGRES, "SELECT \"user\", to_char(seen, 'YYYY') AS year, greatest(age, 3) AS age FROM ONLY p"),
@@ -220,6 +235,54 @@ def test_views_of_postgresql_are_no_tables() -> None:
     finally:
         with engine.begin() as connection:
             connection.execute(sa.text(drop))
+        engine.dispose()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    ("made", "query", "reason"),
+    [
+        (
+            "ALTER TABLE shadowed.p ENABLE ROW LEVEL SECURITY",
+            "SELECT y FROM {}",
+            "row-level security",
+        ),
+        (
+            "CREATE FUNCTION shadowed.instr(text, text) RETURNS int LANGUAGE sql AS 'SELECT max(y) FROM "
+            "shadowed.p'",
+            "SELECT instr(age::text, 'a') AS age, y FROM {}",
+            "calls instr",
+        ),
+        (
+            "CREATE FUNCTION shadowed.upper(int) RETURNS int LANGUAGE sql AS 'SELECT max(y) FROM shadowed.p'",
+            "SELECT UPPER (y) AS age, y FROM {}",
+            "calls upper",
+        ),
+    ],
+)
+def test_what_postgresql_replaces_by_code_of_its_users_is_refused(
+    made: str, query: str, reason: str
+) -> None:
+    import sqlalchemy as sa
+
+    url = os.environ.get("PRIVTUNE_TEST_POSTGRES_URL", "")
+    if not url:
+        pytest.skip("PRIVTUNE_TEST_POSTGRES_URL is not set")
+    engine = sa.create_engine(url)
+    source = SqlTable(url, query.format("shadowed.p"))
+    try:
+        with engine.begin() as connection:
+            connection.execute(sa.text("DROP SCHEMA IF EXISTS shadowed CASCADE"))
+            connection.execute(sa.text("CREATE SCHEMA shadowed"))
+            connection.execute(sa.text("CREATE TABLE shadowed.p (age float, y int)"))
+        source.check_source()
+        with engine.begin() as connection:
+            connection.execute(sa.text(made))
+        with pytest.raises(TaskDataError, match=reason):
+            source.check_source()
+    finally:
+        with engine.begin() as connection:
+            connection.execute(sa.text("DROP SCHEMA IF EXISTS shadowed CASCADE"))
         engine.dispose()
 
 
