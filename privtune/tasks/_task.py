@@ -277,6 +277,8 @@ class Task:
             by="" if self.partition == "fixed" else self.partition,
             classes=self.class_names or range(self.classes or 0),
         )
+        # Targets of a density stand for nothing: they may all be the same.
+        targets = self.classes is not None or self.target_range is not None
         for number, records in enumerate(splits.values()):
             lost = records.unusable
             if len(records.y) == 1 and lost is not None and bool(lost.all()):
@@ -285,7 +287,7 @@ class Task:
                 np.full(len(records.y), number),
                 _faults(self, records, tried=tried),
                 x=records.x.cpu().numpy(),
-                y=records.y.cpu().numpy(),
+                y=records.y.cpu().numpy() if targets else None,
             )
         return tally.check()
 
