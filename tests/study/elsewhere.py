@@ -9,22 +9,22 @@ import torch
 from torch import nn
 
 import privtune
-from privtune.tasks import Task, TaskData
+from privtune.tasks import Task
 from tests.toy import blobs
 
-BREAK = "PRIVTUNE_TEST_BREAK_LOADING"
+BREAK = "PRIVTUNE_TEST_BREAK_TRAINING"
 VALIDATION = privtune.Validation(records=60)
 
 
 def fragile() -> Task:
-    """Return a task whose data cannot be read where the environment says so."""
-    return replace(blobs(), load=_load)
+    """Return a task whose training fails where the environment says so."""
+    return replace(blobs(), loss=_loss)
 
 
-def _load() -> TaskData:
+def _loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     if os.environ.get(BREAK):
         raise RuntimeError(os.environ[BREAK])
-    return blobs().load()
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def objective(trial: privtune.Trial) -> float:
