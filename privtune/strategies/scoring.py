@@ -324,7 +324,7 @@ class Reporting(Scoring):
             raise InvalidInputError(
                 "report.epsilon_share",
                 self.epsilon_share,
-                "goes without a test split that is declared public: its score is exact and free",
+                "does not go with a public test split, whose score is exact and free",
                 "Leave it out.",
             )
         super().check_noise(public=public)
