@@ -24,7 +24,8 @@ from privtune.imports import libraries, users_code
 from privtune.numbers import json_ready, show_epsilon
 
 if TYPE_CHECKING:
-    from privtune.study import Study
+    from privtune.study import Study, StudySpec
+    from privtune.tasks._usable import RecordCheck
 
 __all__ = ["app"]
 
@@ -76,6 +77,12 @@ def create(
             )
 
 
+def _records(spec: StudySpec) -> RecordCheck:
+    """Read a task's records, and count those that cannot be used: for the curator alone."""
+    with users_code("task", spec.task_name, "its records cannot be read"):
+        return spec.load_task().check_records()
+
+
 @app.command()
 def plan(
     spec: SpecFile,
@@ -108,10 +115,7 @@ def plan(
     with planning(parsed):
         planned = plan_study(parsed)
         advised = advice_on(planned) if advice else None
-    records = None
-    if curator and parsed.task is not None:
-        with users_code("task", parsed.task_name, "its records cannot be read"):
-            records = parsed.load_task().check_records()
+    records = _records(parsed) if curator and parsed.task is not None else None
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
     space = parsed.search_space()
     stages = list(zip(planned.stages, planned.stage_guarantees, strict=True))

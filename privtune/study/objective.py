@@ -303,14 +303,13 @@ def rehearse(
     from privtune.training.engine.initialisation import Initialisation
     from privtune.training.engine.stacks import STACK_BYTES
 
-    asked, runs = set[str](), 0
+    asked = set[str]()
 
     def run(
         given: Mapping[str, Any], kind: Rehearsal = "steps", draw: int = 0
     ) -> tuple[Trial, object]:
         """Call the function; as far as its model, from other first weights."""
-        nonlocal runs
-        streams, runs = Streams(bytes([draw] * 32)), runs + 1
+        streams = Streams(bytes([draw] * 32))
         with Initialisation(Streams(bytes([kind == "model"] * 32))) as initialisation:
             trial = Trial(
                 plan,
@@ -367,22 +366,27 @@ def rehearse(
             )
     if strategy is not None:
         check_given(strategy, trial.params)
-        for draw in range(1, _DRAWS):
-            if not plan.params.keys() <= asked:  # another draw may take another branch
-                by_itself(partial(run, {**plan.params, **point}, draw=draw))
-        _refuse_unasked(plan, asked, runs)
+        _refuse_unasked(plan, asked, lambda draw: by_itself(partial(rehearsal, draw=draw)))
     together = could_meet and can_meet(rehearsal)
     return Rehearsed(None if loop is None else loop.facts, stack if together else 1)
 
 
-def _refuse_unasked(plan: Plan, asked: set[str], runs: int) -> None:
-    """Refuse values for names that the function does not use: others would be drawn, and charged."""
-    unasked = sorted(set(plan.params) - asked)
-    if unasked:
+def _refuse_unasked(plan: Plan, asked: set[str], again: Callable[[int], object]) -> None:
+    """Refuse values for names that the function does not use: others would be drawn, and charged.
+
+    Args:
+        plan: The arm's plan.
+        asked: The names that rehearsals have asked for; ``again`` adds to them.
+        again: Rehearses the function on another draw, which may take another branch.
+    """
+    for draw in range(1, _DRAWS):
+        if not plan.params.keys() <= asked:
+            again(draw)
+    if unasked := sorted(set(plan.params) - asked):
         raise InvalidInputError(
             f"parameters of arm {plan.arm!r}",
             unasked,
-            f"were suggested in none of {runs} rehearsals on made-up records, which asked for "
+            f"were suggested in none of {_DRAWS} rehearsals on made-up records, which asked for "
             f"{', '.join(sorted(asked)) or 'nothing'}",
             "Give values under the names that the function suggests, or leave these out. Nothing was "
             "charged.",
