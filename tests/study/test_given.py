@@ -203,7 +203,7 @@ ORACLE = {"name": "oracle", "strategy": "non-private-grid", "points": 2, "weight
         ({"arms": [FIXED, ORACLE]}, "weight of arm 'oracle' = 2.0: divides the budget"),
         (
             {"arms": [FIXED], "report": {"metric": "accuracy", "epsilon_share": 0.5}},
-            "report.epsilon_share = 0.5: goes without",
+            "report.epsilon_share = 0.5: does not go with",
         ),
         (
             {"arms": [FIXED], "report": {"metric": "accuracy", "mechanism": "laplace"}},
