@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "A_RECORD", "PARTITIONS", "PRECISION", "PRETRAINED", "ROWS", "TRAINED", "PublicFacts", "rows_note",
+    "A_RECORD", "PARTITIONS", "PRECISION", "PRETRAINED", "ROWS", "SPLITS", "TRAINED", "PublicFacts",
+    "rows_note",
 ]  # fmt: skip
 
 PRETRAINED, TRAINED, A_RECORD = "pretrained weights", "trained part", "a record"
@@ -33,6 +34,9 @@ def rows_note(facts: Mapping[str, str]) -> str:
     """
     return f"{ROWS} {facts[ROWS]}" if ROWS in facts else ""
 
+
+SPLITS = ("train", "validation", "test")
+"""Names of the splits, in order."""
 
 _EXPECTED = "declared numbers of them are expectations, the true ones are sealed"
 PARTITIONS: Mapping[str, str] = {

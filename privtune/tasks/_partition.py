@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
+from privtune.tasks._facts import SPLITS
 from privtune.tasks._task import TaskData
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Sizes:
     test: int
 
     def __post_init__(self) -> None:
-        for name in ("train", "validation", "test"):
+        for name in SPLITS:
             if getattr(self, name) < 1:
                 raise InvalidInputError(name, getattr(self, name), "must be declared as at least 1")
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 from privtune.errors import InvalidInputError
 from privtune.imports import find_function
 from privtune.tasks._columns import values_of
+from privtune.tasks._facts import SPLITS
 from privtune.tasks._partition import Sizes
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["SPLITS", "check_fields", "own_model", "read_classes", "read_flag", "read_sizes"]
+__all__ = ["SPLIT_FIELDS", "check_fields", "own_model", "read_classes", "read_flag", "read_sizes"]
 
-SPLITS = ("train", "validation", "test", "public_test", "key")
+SPLIT_FIELDS = (*SPLITS, "public_test", "key")
 """Fields that say how records come into splits."""
 
 
@@ -30,7 +31,7 @@ def check_fields(
     """
     if unknown := sorted(map(str, set(spec) - set(known))):
         raise InvalidInputError("task", unknown, f"{what} takes {', '.join(known)}")
-    for field in (*needed, "train", "validation", "test"):
+    for field in (*needed, *SPLITS):
         if field not in spec:
             raise InvalidInputError(f"task.{field}", None, f"is required for {what}")
 
@@ -41,12 +42,12 @@ def read_sizes(spec: Mapping[str, Any]) -> Sizes:
     Raises:
         InvalidInputError: If one is no number of records.
     """
-    for field in SPLITS[:3]:
+    for field in SPLITS:
         value = spec[field]
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10**12:
             allowed = "must be a whole number of at least 1, and of records that exist"
             raise InvalidInputError(f"task.{field}", value, allowed)
-    return Sizes(*(spec[field] for field in SPLITS[:3]))
+    return Sizes(*(spec[field] for field in SPLITS))
 
 
 def read_classes(given: Any) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import users_code
-from privtune.tasks._facts import PARTITIONS, PublicFacts
+from privtune.tasks._facts import PARTITIONS, SPLITS, PublicFacts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -236,7 +236,7 @@ class Task:
                 was declared: rates and normalisers were charged for the declared one.
         """
         data = self.load()
-        for split in ("train", "validation", "test"):
+        for split in SPLITS:
             declared = getattr(self, f"{split}_records")
             records = getattr(data, split)
             if len(records.y) != declared and not records.sealed_size:
@@ -264,7 +264,7 @@ class Task:
         """
         import numpy as np
 
-        from privtune.tasks._usable import SPLITS, Tally
+        from privtune.tasks._usable import Tally
 
         if self.examine is not None:
             return self.examine()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from privtune.errors import InvalidInputError
 from privtune.ledger import check_unit
 from privtune.tasks._constants import summed
+from privtune.tasks._facts import SPLITS
 from privtune.tasks._partition import Sizes
 from privtune.tasks._task import Task, TaskData, TaskDataError
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["by_unit", "unit_records"]
 
 Groups = Callable[[], "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"]
-_SPLITS = ("train", "validation", "test")
 _MOST = 4096
 
 
@@ -77,9 +77,9 @@ def by_unit(
     def load() -> TaskData:
         data = task.load()
         public = {"validation": task.public_validation, "test": task.public_test}
-        ids = dict(zip(_SPLITS, _groups_of(data) if groups is None else groups(), strict=True))
+        ids = dict(zip(SPLITS, _groups_of(data) if groups is None else groups(), strict=True))
         # What is public does not hang on who is in the training records: so those give way.
-        order = sorted(_SPLITS, key=lambda name: not public.get(name, False))
+        order = sorted(SPLITS, key=lambda name: not public.get(name, False))
         there: set[int] = set()
         found = {}
         for name in order:
@@ -119,7 +119,7 @@ def by_unit(
 
 
 def _groups_of(data: TaskData) -> list[torch.Tensor]:
-    found = [getattr(data, name).groups for name in _SPLITS]
+    found = [getattr(data, name).groups for name in SPLITS]
     if any(one is None for one in found):
         raise TaskDataError("The task's data does not say which unit each row is of: give groups.")
     return found

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from privtune.tasks._cells import coded, is_missing, label_of, missing_of
+from privtune.tasks._facts import SPLITS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +27,6 @@ __all__ = [
     "MISSING",
     "NO_NUMBER",
     "OTHER",
-    "SPLITS",
     "Fault",
     "Finding",
     "RecordCheck",
@@ -40,7 +40,6 @@ MISSING, CLIPPED, OTHER = "missing", "clipped to a bound", "not declared"
 NO_NUMBER, LABEL = "not a number", "with a label that is not declared"
 """Why a record is not as declared."""
 
-SPLITS = ("train", "validation", "test")
 # While a declared class never occurs, how many records of other labels are no stray ones:
 _OFTEN = 0.05  # of all records
 _RECURS = 3  # of one and the same label

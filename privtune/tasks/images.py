@@ -17,7 +17,7 @@ from privtune.tasks._data import classification_loss
 from privtune.tasks._files import counted
 from privtune.tasks._partition import KEY, Sizes, places, split_read
 from privtune.tasks._spec_fields import (
-    SPLITS,
+    SPLIT_FIELDS,
     check_fields,
     own_model,
     read_classes,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["images"]
 
-_FIELDS = ("type", "name", "path", "classes", "shape", "model", *SPLITS)
+_FIELDS = ("type", "name", "path", "classes", "shape", "model", *SPLIT_FIELDS)
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 _BATCH = 1024  # pictures that are read at once
 _Batch = tuple[Any, Sequence[Any]]  # pictures and their labels
@@ -111,7 +111,7 @@ class _Pictures:
         """Read the pictures, and return how many cannot be used, and why. For the curator alone."""
         import numpy as np
 
-        sizes = dict(zip(SPLITS, vars(self.sizes).values(), strict=False))
+        sizes = vars(self.sizes)
         tally = Tally(sizes, by="content", classes=self.classes)
         for batch in self._batches()[0]:
             pixels = batch[0].reshape(len(batch[0]), -1)

@@ -16,9 +16,9 @@ from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.names import check_name
 from privtune.tasks._columns import PAID, Category
+from privtune.tasks._facts import SPLITS
 from privtune.tasks._registry import get_task
 from privtune.tasks._stage import TaskSpec, TaskStage, as_number
-from privtune.tasks._usable import SPLITS
 from privtune.tasks.tabular import Table, read_table, tabular
 from privtune.training.mechanism.statistics import (
     Floats,

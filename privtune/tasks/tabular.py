@@ -160,7 +160,7 @@ class Table:
         """
         import numpy as np
 
-        sizes = dict(zip(("train", "validation", "test"), vars(self.sizes).values(), strict=True))
+        sizes = vars(self.sizes)
         placed = self.id is not None or not self.paid()
         tally = Tally(
             sizes if placed else {"all splits": sum(sizes.values())},

@@ -19,7 +19,7 @@ from privtune.tasks._files import Batch, check_columns, counted, header_of, open
 from privtune.tasks._fine_tuning import weights_at
 from privtune.tasks._partition import KEY, Sizes, places, split_read
 from privtune.tasks._spec_fields import (
-    SPLITS,
+    SPLIT_FIELDS,
     check_fields,
     own_model,
     read_classes,
@@ -33,7 +33,7 @@ __all__ = ["text"]
 
 _FIELDS = (
     "type", "name", "path", "text", "label", "classes", "tokenizer", "encoder", "length", "model",
-    *SPLITS,
+    *SPLIT_FIELDS,
 )  # fmt: skip
 _BATCH = 32  # texts that the encoder reads at once, always as many: all sums have one shape
 _HF = partial(find_extra, "transformers", extra="hf", what="A task of texts")
@@ -100,7 +100,7 @@ class _Texts:
 
     def examine(self) -> RecordCheck:
         """Read texts and labels, and return how many cannot be used, and why. For the curator alone."""
-        sizes = dict(zip(("train", "validation", "test"), vars(self.sizes).values(), strict=True))
+        sizes = vars(self.sizes)
         tally = Tally(sizes, by="content", classes=self.classes)
         names = (self.text, self.label)
         for batch in open_table(self.path).batches(names, exact=names):
