@@ -16,6 +16,7 @@ from privtune.accounting.events import Composed, Parallel, Repeated
 from privtune.accounting.mechanisms.entry import Choice
 from privtune.accounting.registry import entry, scaled, text
 from privtune.accounting.runs import RunLaw, run_law_from_dict
+from privtune.accounting.solving import solve_decreasing
 from privtune.errors import PrivTuneError
 
 __all__ = ["Change", "Sensitivity", "Share", "sensitivity", "shares_of_scores"]
@@ -23,7 +24,6 @@ __all__ = ["Change", "Sensitivity", "Share", "sensitivity", "shares_of_scores"]
 _CAP = 3.0  # of the mean number of runs, as an example of a cap
 _SHARES = (0.05, 0.25, 0.5, 0.75, 0.9, 1.0)
 _SAME = 1e-3  # relative
-_FARTHEST = 64.0
 _MOST = 8  # different noises and choices that are looked at
 
 
@@ -198,16 +198,14 @@ def shares_of_scores(event: Event, now: Guarantee) -> tuple[Share, ...]:
 
 
 def _factor(cost: Callable[[float], float], target: float) -> float:
-    """Return the factor on noise at which the cost is within a thousandth below the target."""
-    low, high = 1.0, 1.0
-    while cost(high) > target * (1.0 + _SAME):
-        low, high = high, 2.0 * high
-        if high > _FARTHEST:
-            raise PrivTuneError("no noise of the rest leaves room for the scores")
-    while high - low > _SAME * high:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if cost(middle) > target else (low, middle)
-    return high
+    """Return the least factor on noise from 1 on, to a thousandth, at which the target is met.
+
+    Raises:
+        PrivTuneError: If no factor does.
+    """
+    if cost(1.0) <= target * (1.0 + _SAME):
+        return 1.0
+    return solve_decreasing(cost, target, _SAME, PrivTuneError)
 
 
 def _change(words: str, found: float, now: Guarantee) -> Change:
