@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from privtune.accounting import Event, Parallel, calibrate
 from privtune.accounting.calibration import searches_learn, sketch
@@ -33,31 +33,29 @@ T = TypeVar("T", SearchPlan, SearchThenFinal)
 
 
 def factor_for(
-    event: Event, context: PlanningContext, epsilon: float, tolerance: float = 1e-4
+    event: Event,
+    context: PlanningContext,
+    epsilon: float,
+    tolerance: float = 1e-4,
+    *,
+    about: bool = False,
 ) -> float:
-    """Return the factor on all noise with which the event meets (epsilon, the context's δ)."""
-    if context.sketch:
-        return _about(event, context, epsilon, tolerance)
-    found = calibrate(
-        event,
-        epsilon=epsilon,
-        delta=context.delta,
-        adjacency=context.adjacency,
-        tolerance=tolerance,
-    )
-    return found.scale
+    """Return the factor on all noise with which the event meets (epsilon, the context's δ).
 
-
-def _about(
-    event: Event, context: PlanningContext, epsilon: float, tolerance: float = 1e-4
-) -> float:
-    return sketch(
-        event,
-        epsilon=epsilon,
-        delta=context.delta,
-        adjacency=context.adjacency,
-        tolerance=tolerance,
-    )
+    Args:
+        event: The event.
+        context: Public facts. In a plan that is a sketch the factor is an estimate.
+        epsilon: The target.
+        tolerance: Relative accuracy of the factor.
+        about: Whether an estimate is enough, since the accountant is asked later.
+    """
+    terms: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": context.delta,
+        "adjacency": context.adjacency,
+        "tolerance": tolerance,
+    }
+    return sketch(event, **terms) if about or context.sketch else calibrate(event, **terms).scale
 
 
 def meet(
@@ -85,10 +83,10 @@ def meet(
     """
     with searches_learn():
         # The accountant is asked about both sides together, so each alone may cost a little more.
-        trained = trained.scaled(_about(event(trained), context, epsilon))
+        trained = trained.scaled(factor_for(event(trained), context, epsilon, about=True))
         score = context.plan_score(epsilon)
         if score.event is not None:
-            score = score.scaled(_about(cost(score.event), context, epsilon))
+            score = score.scaled(factor_for(cost(score.event), context, epsilon, about=True))
         rest = factor_for(_both(event(trained), score, cost), context, epsilon, _TOGETHER)
     trained, score = trained.scaled(rest), score.scaled(rest)
     return trained, score, _both(event(trained), score, cost)
