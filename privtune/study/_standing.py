@@ -128,6 +128,9 @@ class Standing:
         charges = self.ledger.charges(self.budget)
         return {c.plan_digest: c for c in charges if c.state is not ChargeState.VOIDED}
 
+    def _charge_in(self, arm: Arm | None) -> Charge | None:
+        return None if arm is None else self._by_digest().get(arm.digest)
+
     def row(self, name: str) -> Arm | None:
         """Return one stage or arm, None if there is none of this name."""
         return self._store.arm(self.name, name)
@@ -141,7 +144,7 @@ class Standing:
     def stage(self, plan: AnyPlan) -> Stage:
         """Return how far an arm is. Without any guarantee it has no charge to wait for."""
         arm = self.row(plan.arm)
-        charge = None if arm is None else self._by_digest().get(arm.digest)
+        charge = self._charge_in(arm)
         if arm is None or (plan.is_private and charge is None):
             return Stage.PLANNED
         if arm.announced:
@@ -222,8 +225,7 @@ class Standing:
         Raises:
             ChargeStateError: If it has none.
         """
-        arm = self.row(plan.arm)
-        charge = None if arm is None else self._by_digest().get(arm.digest)
+        charge = self._charge_in(self.row(plan.arm))
         if charge is None and plan.is_private:
             raise ChargeStateError(f"Arm {plan.arm!r} of study {self.name!r} is not charged.")
         return charge
