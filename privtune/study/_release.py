@@ -13,6 +13,8 @@ from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResu
 from privtune.strategies.release import split
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from privtune.strategies import ScorePlan
     from privtune.study._results import Results
     from privtune.tasks import Task, TaskData
@@ -147,7 +149,8 @@ def check_end(plan: Plan, result: TrialResult) -> None:
             found = unpack_result(content)
             # As text: 1 and True are equal, and a number that is none is not itself.
             same = repr(dict(found.params)) == repr(dict(result.params))
-            if not same or found.weights.tolist() != result.weights.tolist():
+            there, back = result.weights.cpu(), found.weights
+            if not same or there.shape != back.shape or not bool((there == back).all()):
                 raise ReleaseError("something else is read from it than was written")
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
@@ -176,13 +179,13 @@ def rehearse_end(plan: Plan, task: Task, params: Mapping[str, Any]) -> None:
     from privtune.training.mechanism.streams import Streams
 
     own = for_candidate(task, params)
-    result = TrialResult(
-        index=0, params=params, weights=flatten_params(own.model()).detach().cpu(), score=0.0
-    )
-    result = shaped(own, result)
-    check_end(plan, result)
     model = own.model()
-    other = model.load_state_dict(split(result.weights, result.shapes), strict=False)
+    weights = flatten_params(model).detach().cpu()
+    result = TrialResult(
+        index=0, params=params, weights=weights, score=0.0, shapes=_shapes_of(model)
+    )
+    check_end(plan, result)
+    other = own.model().load_state_dict(split(result.weights, result.shapes), strict=False)
     if other.unexpected_keys:
         raise ReleaseError(
             f"The model of task {task.name!r} has other parameters each time it is made "
@@ -199,8 +202,11 @@ def shaped(task: Task, result: TrialResult) -> TrialResult:
     """Note the names and shapes of the parameters, so that anybody can load them."""
     if result.shapes or result.weights.numel() == 0:
         return result
-    named = task.model().named_parameters()
-    return replace(result, shapes={n: tuple(p.shape) for n, p in named if p.requires_grad})
+    return replace(result, shapes=_shapes_of(task.model()))
+
+
+def _shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {n: tuple(p.shape) for n, p in model.named_parameters() if p.requires_grad}
 
 
 def load_release(
