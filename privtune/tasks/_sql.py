@@ -60,9 +60,7 @@ _TIME_PARTS = """
     TsOrDsToDateStr TsOrDsToDatetime TsOrDsToTimestamp UnixToTime Week WeekOfYear Year
 """
 """Parts that make a time, or part of one."""
-_FUNCTIONS = """
-    btrim char decode format instr printf zeroblob
-"""
+_FUNCTIONS = "btrim char decode format instr printf zeroblob"
 _TIME_FUNCTIONS = """
     date date_part datetime julianday strftime time to_date timediff to_timestamp unixepoch weekday
 """
@@ -109,6 +107,11 @@ _SESSION = """
     currval rowid _rowid_ oid ctid xmin xmax cmin cmax tableoid rownum ora_rowscn
 """
 """Names without quotes that stand for the session, or for a row's place, though they look like columns."""
+_OF_SESSION, _OF_TIME, _OF_TIME_FUNCTIONS = (
+    frozenset(names.split()) for names in (_SESSION, _TIME_PARTS, _TIME_FUNCTIONS)
+)
+_KNOWN_PARTS = _OF_TIME | frozenset(_PARTS.split())
+_KNOWN_FUNCTIONS = _OF_TIME_FUNCTIONS | frozenset(_FUNCTIONS.split())
 _ALLOWED = "SELECT columns FROM one table WHERE conditions on the same row"
 _TODAY = re.compile(r"(?<![^\W\d_])(now|today|tomorrow|yesterday)(?![^\W_])", re.IGNORECASE)
 _SUBSECOND = re.compile(r"subsec(ond)?", re.IGNORECASE)  # SQLite: alone it stands for now
@@ -178,9 +181,9 @@ def _reason(part: exp.Expr, *, top: bool) -> str:
         said = next((said for kinds, said in _KINDS if isinstance(part, kinds)), "")
         return said or ("what is no SELECT" if top else name)
     if isinstance(part, exp.Anonymous):
-        if part.name.lower() not in {*_FUNCTIONS.split(), *_TIME_FUNCTIONS.split()}:
+        if part.name.lower() not in _KNOWN_FUNCTIONS:
             return f"the function {part.name}, which is not known to look at its own row alone"
-    elif name not in {*_PARTS.split(), *_TIME_PARTS.split()}:
+    elif name not in _KNOWN_PARTS:
         if said := next((said for kinds, said in _KINDS if isinstance(part, kinds)), ""):
             return said
         what = "the function" if isinstance(part, exp.Func) else "the part"
@@ -208,7 +211,7 @@ def _session(part: exp.Expr) -> str:
     if isinstance(part, exp.Column):
         own = part.this
         quoted = isinstance(own, exp.Identifier) and bool(own.args.get("quoted"))
-        if own.name.lower() in _SESSION.split() and not quoted:
+        if own.name.lower() in _OF_SESSION and not quoted:
             return f"{own.name}, which stands for the session or a row's place (quote a column of that name)"
     return ""
 
@@ -222,8 +225,8 @@ def _is_time(part: exp.Expr) -> bool:
             exp.DataType.Type.TIMETZ,
         )
     if isinstance(part, exp.Anonymous):
-        return part.name.lower() in _TIME_FUNCTIONS.split()
-    return type(part).__name__ in _TIME_PARTS.split()
+        return part.name.lower() in _OF_TIME_FUNCTIONS
+    return type(part).__name__ in _OF_TIME
 
 
 def _made_time(part: exp.Expr) -> str:

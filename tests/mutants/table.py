@@ -1377,7 +1377,7 @@ _in(
     "tasks/_sql.py",
     (
         "a query may hold parts that are not known",
-        "elif name not in {*_PARTS.split(), *_TIME_PARTS.split()}:",
+        "elif name not in _KNOWN_PARTS:",
         "elif False:",
         f"{_QUERIES}::test_what_may_look_at_other_rows_is_refused_by_name",
     ),
@@ -1389,7 +1389,7 @@ _in(
     ),
     (
         "a query may call any function",
-        "if part.name.lower() not in {*_FUNCTIONS.split(), *_TIME_FUNCTIONS.split()}:",
+        "if part.name.lower() not in _KNOWN_FUNCTIONS:",
         "if False:",
         f"{_QUERIES}::test_what_may_look_at_other_rows_is_refused_by_name",
     ),
