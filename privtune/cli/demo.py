@@ -42,15 +42,15 @@ def demo(
             f"{folder} holds a study that was created with other {', '.join(others)} than this version's "
             f"demo has. Remove {folder}, or choose another --folder."
         )
-    if study.finished:
-        console().print(
-            f"This study is finished and its budget spent; nothing was run. Remove {folder} to start "
-            "over with a new budget (these records are public: on private ones a new budget would "
-            "not make the spent one whole).",
-            soft_wrap=True,
-        )
     try:
-        if not study.finished:
+        if study.finished:
+            console().print(
+                f"This study is finished and its budget spent; nothing was run. Remove {folder} to start "
+                "over with a new budget (these records are public: on private ones a new budget would "
+                "not make the spent one whole).",
+                soft_wrap=True,
+            )
+        else:
             run_study(study, mlflow=True, quiet=False)
     finally:
         print_comparison(study)
