@@ -90,7 +90,7 @@ def private_folder(path: Path) -> Path:
 
 
 def made_private(path: Path) -> bool:
-    """Take a file or folder away from everybody but its owner, if that is who runs this.
+    """Set owner-only permissions on a file or folder that belongs to this user.
 
     Args:
         path: The file or folder; it need not be there.
@@ -140,7 +140,7 @@ class OwnFolder:
         self._noted: set[str] = set()
 
     def file(self, name: str) -> Path:
-        """Return where a file is that this owner makes; it is listed, and its folder is there.
+        """List a file before it is made, make its folder, and return its path.
 
         Args:
             name: Its path in the folder. One that ends in ``/`` is a folder that a library fills:

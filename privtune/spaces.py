@@ -70,7 +70,7 @@ def _is_listed(value: object) -> bool:
 
 
 def plain(name: str, value: object) -> Any:
-    """Return a value of a hyperparameter as it is kept, released and loaded again.
+    """Check the value of a hyperparameter, and return it in Python's own types.
 
     Args:
         name: The hyperparameter.
@@ -201,7 +201,7 @@ def _categorical(choices: Sequence[Any]) -> CategoricalDistribution:
 
 
 def with_tuples(value: Any) -> Any:
-    """Return a value of a hyperparameter as it was before JSON made lists of its tuples.
+    """Turn JSON's lists back into tuples in the value of a hyperparameter.
 
     No hyperparameter is a list: see :func:`plain`.
 

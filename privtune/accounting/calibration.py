@@ -184,7 +184,7 @@ def sketch(
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     tolerance: float = 1e-4,
 ) -> float:
-    """Return about the factor that `calibrate` finds, for searches that end in a calibration.
+    """Estimate the factor that `calibrate` finds, for searches that end in a calibration.
 
     Where selections stand inside other events, which take long to account, the accountant is not
     asked: nothing is guaranteed of the event with so much noise.
@@ -225,7 +225,7 @@ class _End:
 
 @dataclass(frozen=True)
 class _Memory:
-    """What one search leaves for the next, which looks there first and believes nothing of it."""
+    """Earlier searches of one planning: confirmed answers, and places where the next search begins."""
 
     found: dict[object, Calibration] = field(default_factory=dict)
     ends: dict[object, list[_End]] = field(default_factory=dict)
@@ -343,7 +343,7 @@ def _coarsely(height: Callable[[float], float]) -> tuple[float, float] | None:
 def _finely(
     height: Callable[[float], float], place: float, slope: float, accuracy: float
 ) -> tuple[float, float] | None:
-    """Return the same as it is on a finer lattice, on which each answer takes longer."""
+    """Improve a factor and its slope on a finer lattice, on which each answer takes longer."""
     last = None
     for _ in range(_FINER):
         now = height(math.exp(place))
@@ -361,7 +361,7 @@ def _finely(
 
 
 def _as_gaussians(target: float, delta: float, shares: Sequence[float]) -> float:
-    """Return the target over the arms' common target, were each arm one Gaussian release."""
+    """Estimate the budget's ε over the arms' common ε, as if each arm were one Gaussian release."""
 
     @cache
     def precision(epsilon: float) -> float:

@@ -69,7 +69,7 @@ def _is_fixed(event: Event) -> bool:
 
 @lru_cache(maxsize=64)
 def outcomes_of(event: Event, delta: float) -> Outcomes:
-    """Return the instance of an event of releases alone, which is no other for another direction."""
+    """Return the explicit instance of an event without choices: it is the same in both directions."""
     return _Instances(delta, delta, flip=False).composed(event)
 
 

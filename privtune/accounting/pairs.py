@@ -159,7 +159,7 @@ def _tabulated(first: Table, second: Table) -> Pair:
 
 
 class Gains:
-    """What the rearrangement takes off the envelope of selections: learnt at one noise, used at others.
+    """Ratio of rearrangement to envelope of selections, learnt at one noise and used near it.
 
     It is for searches, which try one noise after another, and gives no bound: the answer is off by
     some 1e-4 of ε where the noise is not the one at which it was learnt.
@@ -175,7 +175,7 @@ class Gains:
     def pair(
         self, event: Event, remove: Tuner | Threshold, add: Tuner | Threshold, size: int
     ) -> Pair:
-        """Return about what `tuner_pair` returns for this event."""
+        """Estimate the pair that `tuner_pair` returns for this event."""
         first = self._table(event, Direction.REMOVE, remove, size)
         if add is remove:
             return _tabulated(first, first)
@@ -203,7 +203,7 @@ class Gains:
 
 @lru_cache(maxsize=4096)
 def shape(event: Event) -> tuple[str, float]:
-    """Return all of an event but its noise, and its noise: the geometric mean of the multipliers."""
+    """Split an event into its JSON without noise multipliers and their geometric mean."""
     text = json.dumps(event.to_dict())
     noise = [math.log(float(found)) for found in re.findall(_NOISE + "([^,}]+)", text)]
     return re.sub(_NOISE + "[^,}]+", "", text), math.exp(math.fsum(noise) / max(len(noise), 1))

@@ -143,7 +143,7 @@ def _parts(event: Event) -> tuple[Event, ...]:
 
 
 def _scored(event: Event) -> bool:
-    """Return whether an event is something beside one noised release about other records."""
+    """Return whether an event is a pair in parallel whose second part is one noised release."""
     two = isinstance(event, Parallel) and len(event.events) == 2
     return two and "noise_multiplier" in event.children()[1].to_dict()
 

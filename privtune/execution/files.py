@@ -81,7 +81,7 @@ def unpack_result(content: bytes) -> TrialResult:
 
 
 def request_of(content: bytes) -> str:
-    """Return what the training of a packed result was asked for by; empty for a row of a round."""
+    """Return the request stored with a packed result; empty for a row of a round."""
     return str(_header(content).get("__metadata__", {}).get("request", ""))
 
 

@@ -107,7 +107,7 @@ def backup(storage: Storage, path: Path) -> Path:
 
 
 def _put(draft: Path, path: Path) -> None:
-    """Give a draft its name, unless something bears that by now."""
+    """Rename a draft to its final path, unless a file is there by now."""
     try:
         os.link(draft, path)
     except FileExistsError:
@@ -119,13 +119,13 @@ def _put(draft: Path, path: Path) -> None:
 
 
 def drafts_in(folder: Path) -> list[Path]:
-    """Return what backups have left in a folder that were killed, and what those that run are writing."""
+    """Return the drafts of killed and of running backups in a folder."""
     found = [path for path in folder.glob(f"{_DRAFT}*") if _DRAFT_NAME.fullmatch(path.name)]
     return sorted(path for path in found if path.is_file() and not path.is_symlink())
 
 
 def _hold(file: IO[Any]) -> bool:
-    """Hold a draft; return False if a process that is alive does."""
+    """Lock a draft; return False if a living process holds the lock."""
     try:
         import fcntl
 
@@ -138,7 +138,7 @@ def _hold(file: IO[Any]) -> bool:
 
 
 def _remove_drafts(folder: Path) -> None:
-    """Delete what backups left in a folder that were killed."""
+    """Delete the drafts of killed backups in a folder."""
     for draft in drafts_in(folder):
         with suppress(OSError), draft.open("rb") as file:
             if _hold(file):

@@ -285,7 +285,7 @@ class Storage:
 
 @cache
 def _make_private(database: Path) -> None:
-    """Take a store's files away from others, as those of older versions; report those of others."""
+    """Set owner-only permissions on a store's files; warn of those of another owner."""
     open_ones = [path for end in STORE if made_private(path := Path(f"{database}{end}"))]
     if open_ones:
         _log.warning(

@@ -185,7 +185,7 @@ class Scoring:
             )
 
     def check_noise(self, *, public: bool) -> None:
-        """Refuse a mechanism that is said where there is no noise.
+        """Refuse a noise mechanism where the score has no noise.
 
         Args:
             public: Whether the split is declared public.
@@ -319,7 +319,7 @@ class Reporting(Scoring):
             )
 
     def check_noise(self, *, public: bool) -> None:
-        """Refuse what is said of noise where the split is public: see ``Scoring``."""
+        """Refuse options of noise where the split is public: see ``Scoring``."""
         if public and self.epsilon_share is not None:
             raise InvalidInputError(
                 "report.epsilon_share",

@@ -77,7 +77,7 @@ def delete_study(name: str, storage: str, *, leave_objects: bool = False) -> lis
 
 
 def check_studies(storage: str) -> Iterator[Check]:
-    """Look for what deletions have left that were stopped; changes nothing.
+    """Report deletions that were stopped half way, and folders of no study.
 
     Args:
         storage: Database URL of studies and budgets.

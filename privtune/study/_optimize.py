@@ -156,7 +156,7 @@ def _check_kinds(**given: Any) -> None:
 
 
 def _check_used(plan: Plan, **given: Any) -> None:
-    """Refuse what draws trials or ends them where an arm has none.
+    """Refuse a sampler or a pruner for an arm that runs one training.
 
     A validation split passes: strategies that are compared are called with the same one.
     """

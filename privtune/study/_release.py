@@ -31,7 +31,7 @@ _TRIALS = "trials/"
 
 
 class ReleaseError(PrivTuneError):
-    """What a rehearsal would release is not what comes back from its file."""
+    """A rehearsal's release differs from what is read back from its file."""
 
 
 def make_release(

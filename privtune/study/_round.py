@@ -43,7 +43,7 @@ _LOSSES = 3  # how often a round trains anew what its object store has lost, bef
 
 @dataclass(frozen=True)
 class Asked:
-    """What a strategy asked to train, beside the rows of a sealed round.
+    """A training that a strategy asked for, beside the rows of a sealed round.
 
     Args:
         key: The name of the training, or the number of a trial that is shown: ``1`` and ``"1"`` differ.
@@ -63,7 +63,7 @@ class Asked:
 
     @cached_property
     def request(self) -> str:
-        """All of it as one text."""
+        """The request as one JSON text."""
         parts = [self.key, self.training.to_dict(), dict(self.params), self.scored]
         return json.dumps(parts, sort_keys=True)
 
@@ -426,7 +426,7 @@ class StudyRound:
             self.shown.take(missing)
 
     def _trained(self, asked: Sequence[Asked]) -> list[TrialResult]:
-        """Train what was asked for, of one training, together, but for those whose results are there."""
+        """Train the requests of one training as a stack, except those with a stored result."""
         done: dict[int, TrialResult] = {}
         missing: dict[int, Asked] = {}
         for index, each in enumerate(asked):

@@ -237,7 +237,7 @@ def _to_storage(trial: FrozenTrial) -> FrozenTrial:
 
 
 def from_storage(trial: FrozenTrial) -> FrozenTrial:
-    """Return a trial as it was before it was stored: with its tuples."""
+    """Restore the tuples of a trial that Optuna's storage holds as texts."""
     params, laws = dict(trial.params), dict(trial.distributions)
     others = {name: value for name, value in trial.user_attrs.items() if name != _TUPLES}
     for name, places in trial.user_attrs.get(_TUPLES, {}).items():

@@ -52,7 +52,7 @@ _WITHOUT_DATA = (
 
 
 class StageRefusedError(PrivTuneError):
-    """What a stage released says that the study is not worth its arms."""
+    """A stage released a result on which the study stops."""
 
     def __init__(self, study: str, refusal: str) -> None:
         super().__init__(

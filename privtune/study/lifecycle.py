@@ -172,7 +172,7 @@ class Life(Standing):
                 raise
 
     def place(self, name: str) -> Path:
-        """Return where a file of the study's own is that is no result; its folder is there.
+        """Return the path of a study's file that is no result, and make its folder.
 
         Args:
             name: Its path in the study's folder; one that ends in ``/`` is a folder.
@@ -181,7 +181,7 @@ class Life(Standing):
         return self.files.file(name)
 
     def note_place(self) -> None:
-        """Note where files are made from here, before the first is: a deletion looks there, too."""
+        """Record which folder the study writes to, before its first file: a deletion looks there, too."""
         if not self._placed:
             self._store.note_place(self._row)
             self._placed = True

@@ -170,7 +170,7 @@ def _plan(spec: StudySpec) -> StudyPlan:
 
 
 def _share_is_open(context: PlanningContext) -> bool:
-    """Return whether what reports cost is left to the planning: they are noised, no share is given."""
+    """Return whether planning chooses the reports' share of ε: they are noised and no share is given."""
     report = context.report
     return report is not None and report.epsilon_share is None and not context.task.public_test
 

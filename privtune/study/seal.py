@@ -167,7 +167,7 @@ def _by_user() -> bool:
 
 
 class _Started:
-    """What code under the seal has started, and what of it is left at the end."""
+    """Threads, handlers and finalisers that code under the seal has started."""
 
     def __init__(self) -> None:
         self.inside: Counter[int] = Counter()  # how often each thread has entered
@@ -215,7 +215,7 @@ class _Started:
         _replace(weakref.finalize, "__init__", finalised)
 
     def end(self) -> list[str]:
-        """Wait for threads that are about to end; return what is left, and take handlers back."""
+        """Wait for threads that are about to end; name what is left, and unregister handlers."""
         deadline, found = time.monotonic() + _GRACE, []
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

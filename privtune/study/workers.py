@@ -56,7 +56,7 @@ _OPENING = 30.0  # seconds that a worker waits for a database which its driver c
 def give_out(
     executor: Executor, life: Life, plan: Plan, *, compute: Compute, tell: Callable[[str], None]
 ) -> Callable[[Rounds], None] | None:
-    """Return what has the rows of an arm's round worked through by others, if others shall.
+    """Return a function that hands an arm's rows to its executor; None where they are trained here.
 
     Args:
         executor: Who trains.
@@ -107,7 +107,7 @@ def give_out(
 
 @contextmanager
 def telling() -> Iterator[Callable[[str], None]]:
-    """Give what says something on standard error, also from inside the seal of a round."""
+    """Yield a function that prints to standard error, also from inside a seal."""
     stream = open_stream(sys.stderr)
 
     def tell(text: str) -> None:

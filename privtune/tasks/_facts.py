@@ -23,7 +23,7 @@ _INDEPENDENT = "declared independent: that each comes from one protected record 
 
 
 def rows_note(facts: Mapping[str, str]) -> str:
-    """Return what weakens a guarantee about a query whose rows are declared independent; else nothing.
+    """Return the warning about a query whose rows are declared independent; else an empty text.
 
     Args:
         facts: The public facts of a plan.

@@ -230,7 +230,7 @@ def _is_time(part: exp.Expr) -> bool:
 
 
 def _made_time(part: exp.Expr) -> str:
-    """Return a text within a time that may stand for now, and is none that is written out."""
+    """Return a text in a date expression that may mean the current time; empty for none."""
     for one in part.walk():
         if isinstance(one, exp.Literal) and one.is_string and _SUBSECOND.search(one.name):
             return one.name
@@ -344,7 +344,7 @@ class SqlTable:
             )
 
     def _replaced(self, connection: Connection, table: str, schema: str | None) -> str:
-        """Return what of a query PostgreSQL replaces by code of its users; nothing where it does not."""
+        """Name the users' code that PostgreSQL runs for a query: a row policy or a function; else empty."""
         if connection.dialect.name != "postgresql":
             return ""
         policies = sa.text(
@@ -443,7 +443,7 @@ class SqlTable:
 
 
 def _forgiving(connection: Connection, names: Sequence[str]) -> str:
-    """Return what to select so that no value of one row ends the reading of all.
+    """Return the list of selected columns, as text where the driver could fail on a single value.
 
     SQLite keeps text that is not UTF-8, PostgreSQL dates that Python has not.
     """

@@ -88,7 +88,7 @@ def fault_of(
 def label_faults(
     name: str, cells: Sequence[Any], classes: Sequence[Any], *, without: str
 ) -> tuple[Fault, Fault]:
-    """Return which labels are missing, and which are no declared class.
+    """Return two faults: labels that are missing, and labels that are no declared class.
 
     Args:
         name: The column.
@@ -248,7 +248,7 @@ class RecordCheck:
         return next((self._few(split) for split in self.splits if split.too_few), "")
 
     def _few(self, split: SplitCheck) -> str:
-        """Return that a split has too few records, and why."""
+        """Say how many records of a split can be used, how many are declared, and why."""
         of = f" of split {split.split}" if split.split in SPLITS else ""
         clumped = f"; {self.clumped}" if of and self.clumped else ""
         return (
@@ -391,7 +391,7 @@ class Tally:
         self._gather(~lost, x, y, ids)
 
     def _gather(self, rest: npt.NDArray[np.bool_], x: Any, y: Any, ids: Any) -> None:
-        """Note how usable records differ, as far as few do."""
+        """Collect distinct targets and contents of usable records, up to a limit."""
         import numpy as np
 
         if y is not None:
@@ -502,7 +502,7 @@ def _written(value: Any) -> str:
 
 
 def _folded(value: Any) -> str:
-    """Return a value without what is not seen of it: case, blanks, marks of format, ways to compose."""
+    """Return a text without case, blanks, format marks and Unicode composition."""
     text = unicodedata.normalize("NFKC", str(label_of(value))).casefold()
     return "".join(one for one in text if not one.isspace() and unicodedata.category(one) != "Cf")
 

@@ -145,7 +145,7 @@ def _words(cells: Sequence[Any]) -> list[str]:
 
 
 def _ids(texts: Sequence[str], labels: Sequence[Any]) -> list[str]:
-    """Return what texts are known by: their place goes by what they say and their labels."""
+    """Return an id for each text, made of its content and its label: splits follow it."""
     return [f"{text}\0{label}" for text, label in zip(texts, labels, strict=True)]
 
 

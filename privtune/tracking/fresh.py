@@ -72,7 +72,7 @@ def _version() -> str:
 
 
 def _kept(folder: Path, prefix: str) -> bytes | None:
-    """Return a kept database that is what its name says, and that shows and changes nothing of a run."""
+    """Return the cached empty database if its digest is right, and it holds no run and no trigger."""
     for kept in folder.glob(f"{prefix}*.db"):
         if _own(kept, stat.S_ISREG) and kept.name == _name(prefix, content := kept.read_bytes()):
             return content if _is_empty(content) else None

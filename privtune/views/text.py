@@ -49,7 +49,7 @@ def stage_line(stage: StageStatus) -> str:
 
 
 def weakened(study: Study) -> str:
-    """Return what weakens the guarantee of a study, in words; nothing where nothing does."""
+    """Name what weakens the guarantee of a study; empty if nothing does."""
     notes = {rows_note(plan.public_facts): None for plan in study.plans}
     return "; ".join(filter(None, (study.spec.weakened, *notes)))
 
