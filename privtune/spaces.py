@@ -201,7 +201,7 @@ def _categorical(choices: Sequence[Any]) -> CategoricalDistribution:
 
 
 def with_tuples(value: Any) -> Any:
-    """Turn JSON's lists back into tuples in the value of a hyperparameter.
+    """Return the value of a hyperparameter with tuples in place of JSON's lists.
 
     No hyperparameter is a list: see :func:`plain`.
 
