@@ -16,19 +16,23 @@ if TYPE_CHECKING:
     from privtune.ledger import Budget, Ledger
     from privtune.priors import LogNormal, Mixture
     from privtune.study import DPSGD, Study, StudySpec, Trial, Validation
+    from privtune.tasks import Candidate, Score, Task
     from privtune.training.mechanism.noise_options import NoiseOptions
 
 __all__ = [
     "DPSGD",
     "Budget",
+    "Candidate",
     "InvalidInputError",
     "Ledger",
     "LogNormal",
     "Mixture",
     "NoiseOptions",
     "PrivTuneError",
+    "Score",
     "Study",
     "StudySpec",
+    "Task",
     "Trial",
     "Validation",
     "accounting",

@@ -375,7 +375,11 @@ class Reporting(Scoring):
             {
                 "metric": plan.metric,
                 **plan.options,
-                **({"bound": plan.bound} if plan.metric == "loss" or ":" in plan.metric else {}),
+                **(
+                    {"bound": plan.bound}
+                    if plan.metric in ("loss", "cost", "value") or ":" in plan.metric
+                    else {}
+                ),
             }
             for plan in plans
         ]

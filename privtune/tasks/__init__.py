@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
+    from privtune.tasks._candidate import Candidate, Score
     from privtune.tasks._facts import (
         A_RECORD,
         PRECISION,
@@ -29,8 +30,10 @@ __all__ = [
     "PRETRAINED",
     "TASKS",
     "TRAINED",
+    "Candidate",
     "Packing",
     "PublicFacts",
+    "Score",
     "Sizes",
     "Task",
     "TaskData",

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    from privtune.tasks._candidate import Build, Score
     from privtune.tasks._usable import Fault, RecordCheck
     from privtune.training.mechanism.data import TensorData
+    from privtune.training.mechanism.kernel import LossOf
+    from privtune.training.mechanism.packing import RecordTree
 
 __all__ = ["Task", "TaskAbsentError", "TaskData", "TaskDataError", "made_up_inputs"]
 
@@ -118,6 +121,14 @@ class Task:
             is looked at where it is None.
         rows_declared: Whether the rows of a query are declared, not known, to come from one protected
             record each.
+        build: Suggests hyperparameters and returns the candidate to train, in the place of ``model``.
+        loss_of: The loss of one record, ``(model, x, y) -> [1]``, in the place of ``loss``.
+        score: How trials are scored, where the study does not say.
+        score_of: The function of ``score``, ``(model, x, y) -> [1]``; None for a metric by its name.
+        tree: How the tensors of a record lie in ``x`` and ``y``; None where they are as given.
+        like: Inputs ``[0, ...]`` and targets ``[0, ...]`` of a record, whose shapes and types are public.
+        code: Where other processes find ``build`` and the rest, ``package.module:function``; None where
+            only this process has them.
 
     Raises:
         InvalidInputError: If a size is below 1, or the partition is unknown.
@@ -159,6 +170,13 @@ class Task:
     unit: str = ""
     rows_declared: bool = False
     examine: Callable[[], RecordCheck] | None = None
+    build: Build | None = None
+    loss_of: LossOf | None = None
+    score: Score | None = None
+    score_of: LossOf | None = None
+    tree: RecordTree | None = None
+    like: tuple[torch.Tensor, torch.Tensor] | None = None
+    code: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:
@@ -176,6 +194,13 @@ class Task:
                 raise InvalidInputError(
                     name, getattr(self, name), f"task {self.name!r} must declare at least 1"
                 )
+
+    @property
+    def record_loss(self) -> LossOf:
+        """The loss of one record: a model, its inputs and targets as a batch of one, to shape ``[1]``."""
+        from privtune.training.mechanism.kernel import OfOutputs
+
+        return OfOutputs(self.loss) if self.loss_of is None else self.loss_of
 
     @property
     def rows(self) -> int | None:

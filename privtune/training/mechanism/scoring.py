@@ -217,7 +217,7 @@ def _metric(plan: ScoreTerms) -> Metric:
     if plan.metric == "accuracy":
         return make_metric("accuracy")
     options = dict(plan.options)
-    if plan.metric == "loss" or ":" in plan.metric:
+    if plan.metric in ("loss", "cost", "value") or ":" in plan.metric:
         options["bound"] = plan.bound
     return make_metric(plan.metric, **options)
 

@@ -19,7 +19,15 @@ from privtune.training.mechanism.metrics._classes import (
     MacroF1,
     TopK,
 )
-from privtune.training.mechanism.metrics._numbers import MAE, MSE, R2, ClippedLoss, OwnScore
+from privtune.training.mechanism.metrics._numbers import (
+    MAE,
+    MSE,
+    R2,
+    ClippedLoss,
+    Cost,
+    OwnScore,
+    Value,
+)
 
 __all__ = [
     "METRICS",
@@ -36,7 +44,20 @@ _SEED = 20_140_611  # public: an interval is a function of what was released
 
 METRICS: Mapping[str, type[Metric]] = {
     metric.name: metric
-    for metric in (Accuracy, BalancedAccuracy, TopK, F1, MacroF1, AUC, ClippedLoss, MAE, MSE, R2)
+    for metric in (
+        Accuracy,
+        BalancedAccuracy,
+        TopK,
+        F1,
+        MacroF1,
+        AUC,
+        ClippedLoss,
+        MAE,
+        MSE,
+        R2,
+        Cost,
+        Value,
+    )
 }
 """Metrics by name; a function of one's own is named by its path."""
 
@@ -155,8 +176,9 @@ def interval(
     means = metric.held(means)
     largest = metric.norm("gaussian") if len(means) == 1 else 1.0
     # Bhatia and Davis 2000: in [a, b] with mean m no variance is above (b - m)(m - a).
-    inside = np.clip(means, 0.0, largest)
-    spread = np.sqrt(inside * (largest - inside) / records)
+    least = -largest if isinstance(metric, Cost) else 0.0
+    inside = np.clip(means, least, largest)
+    spread = np.sqrt((inside - least) * (largest - inside) / records)
     if isinstance(metric, R2):
         spread[1] = math.sqrt(max(1.0 - min(float(means[1]) ** 2, 1.0), 0.0) / records)
     drawn = means + scale * noise + spread * rng.standard_normal(size)

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from privtune.errors import InvalidInputError
 from privtune.imports import find_function
 from privtune.training.mechanism.metrics._base import Floats, Metric, OneSum, clipped, side_by_side
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.metrics._base import Loss
 
-__all__ = ["MAE", "MSE", "R2", "ClippedLoss", "OwnScore"]
+__all__ = ["MAE", "MSE", "R2", "ClippedLoss", "Cost", "OwnScore", "Value"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +169,45 @@ class R2(_OfNumbers):
     def _spread(means: Floats) -> float:
         _, z, square, count = (float(part) for part in means)
         return square - z * z / count if count > 0.0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost(Metric):
+    """The mean of a function of the model and one record, ``(model, *record) -> [1]``; less is better.
+
+    It is called for one record at a time, and clipped to ``[-bound, bound]``; what is no number counts
+    as the worst.
+
+    **Sensitivity**: a record adds a number in [-bound, bound] to one sum: both norms are at most the
+    bound, and two records differ by at most twice it.
+    """
+
+    name: ClassVar[str] = "cost"
+    takes: ClassVar[str] = "any"
+    lower_is_better: ClassVar[bool] = True
+    bound: float = 1.0
+
+    def norm(self, mechanism: str) -> float:
+        """See ``Metric``."""
+        return self.bound
+
+    def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
+        """See ``Metric``."""
+        worst = self.bound if self.lower_is_better else -self.bound
+        values = loss(outputs, targets).double().nan_to_num(nan=worst)
+        return values.clamp(-self.bound, self.bound).unsqueeze(-1)
+
+    def held(self, means: Floats) -> Floats:
+        """Within [-bound, bound], as every mean of such numbers is: see ``Metric``."""
+        return np.clip(means, -self.bound, self.bound)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value(Cost):
+    """The same mean where more is better."""
+
+    name: ClassVar[str] = "value"
+    lower_is_better: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, kw_only=True)
