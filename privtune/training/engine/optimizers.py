@@ -167,6 +167,12 @@ class Own:
         return type(self.optimizer) if self.flat is None else None
 
     @property
+    def widens(self) -> bool:
+        """Whether its rule leaves weights of zero that have no gradient at zero, by one setting for all."""
+        groups = self.optimizer.param_groups
+        return self.flat is None and len(groups) == 1 and groups[0].get("eps", 1.0) > 0.0
+
+    @property
     def rate(self) -> float:
         """Learning rate of the first group."""
         return float(self.optimizer.param_groups[0]["lr"])
