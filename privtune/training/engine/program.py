@@ -13,13 +13,13 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from privtune.training.engine.compute import sums_in_float32
 from privtune.training.engine.graph.traced import traced
@@ -34,12 +34,12 @@ _PLAIN = (int, float, complex, str, bool, type(None))
 _VALUES = (*_PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _LEAVE = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 _VIEWS = frozenset({"view", "_unsafe_view"})
-_SUMS = frozenset({"add", "sub", "addmm"})
+_SUMS = frozenset({"add.Tensor", "sub.Tensor", "addmm"})
 _KEEP_ZEROS = frozenset({
-    "input", "t", "transpose", "detach", "clone", "mm", "mul", "neg", "abs", "sum", "relu", "relu_", "tanh",
-    "gelu", "silu", "elu", "leaky_relu", "mish", "hardswish", "threshold_backward", "tanh_backward",
-    "gelu_backward", "silu_backward", "elu_backward", "leaky_relu_backward", "mish_backward",
-    "hardswish_backward", *_SUMS, *_VIEWS,
+    "input", "t", "transpose.int", "detach", "clone", "mm", "mul.Tensor", "neg", "abs", "sum",
+    "sum.dim_IntList", "relu", "relu_", "tanh", "gelu", "silu", "elu", "leaky_relu", "mish", "hardswish",
+    "threshold_backward", "tanh_backward", "gelu_backward", "silu_backward", "elu_backward",
+    "leaky_relu_backward", "mish_backward", "hardswish_backward", *_SUMS, *_VIEWS,
 })  # fmt: skip
 """Calls that give tensors filled up with zeros for tensors filled up with zeros, the same beside these."""
 _HOOKS = tuple(name for name in vars(nn.Module()) if "backward" in name and "hook" in name)
@@ -205,16 +205,24 @@ class _Leaving(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@lru_cache(maxsize=4096)
+def _name(func: Any) -> str:
+    name: str = func._schema.name.removeprefix("aten::")
+    return name if func._overloadname == "default" else f"{name}.{func._overloadname}"
+
+
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tells every call below autograd."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.left = False
-        self._told, self._family = hashlib.sha256(), hashlib.sha256()
+        self._told: list[str] = []
+        self._sizes: list[str] = []
         self._calls: list[tuple[str, _Shapes]] = []
         self._numbers: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []  # else another tensor could take the identity of one
+        self._shapes: list[tuple[int, ...]] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -229,7 +237,10 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         if self.left:
             raise _UntoldError("a value that is read")
-        return Program(self._told.hexdigest(), self._family.hexdigest(), tuple(self._calls))
+        family = hashlib.sha256("".join(self._told).encode())
+        digest = family.copy()
+        digest.update("".join(self._sizes).encode())
+        return Program(digest.hexdigest(), family.hexdigest(), tuple(self._calls))
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Name an input."""
@@ -241,10 +252,8 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def tell(self, *values: Any, sizes: Any = ()) -> None:
         """Add values to what is told; sizes are not what a family is known by."""
-        told = "".join(map(self._spell, values)).encode()
-        self._family.update(told)
-        self._told.update(told)
-        self._told.update(self._spell(sizes).encode())
+        self._told += map(self._spell, values)
+        self._sizes.append(self._spell(sizes))
 
     def __torch_dispatch__(
         self,
@@ -254,15 +263,17 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one call, and tell it."""
-        named, name = kwargs or {}, func._schema.name.removeprefix("aten::")
+        named, name = kwargs or {}, _name(func)
         own = args[:1] if name in _VIEWS else args
-        self.tell(str(func), own, named, sizes=args[len(own) :])
-        shapes = [tuple(t.shape) for t in tree_leaves((args, named)) if isinstance(t, torch.Tensor)]
+        self._shapes = []
+        self.tell(name, own, named, sizes=args[len(own) :])
+        shapes = self._shapes
         made = func(*args, **named)
         for part in made if isinstance(made, tuple | list) else (made,):
             if isinstance(part, torch.Tensor):
                 shapes.append(tuple(part.shape))
-                self.tell(part.dtype, part.device, sizes=shapes[-1])
+                self._told.append(f"{part.dtype}{part.device}")
+                self._sizes.append(f"{shapes[-1]}")
                 self._keep(part)
             elif part is not None:
                 self.left = True
@@ -276,14 +287,15 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _spell(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
+            self._shapes.append(tuple(value.shape))
             number = self._numbers.get(id(value))
             return f"%{number};" if number is not None else self._contents(value)
-        if isinstance(value, _VALUES):
-            return f"{value!r};"
-        if isinstance(value, Mapping):
-            return f"{{{''.join(f'{name}={self._spell(part)}' for name, part in value.items())}}}"
         if isinstance(value, tuple | list):
             return f"({''.join(map(self._spell, value))})"
+        if isinstance(value, dict):
+            return f"{{{''.join(f'{name}={self._spell(part)}' for name, part in value.items())}}}"
+        if isinstance(value, _VALUES):
+            return f"{value!r};"
         raise _UntoldError(type(value).__name__)
 
     def _contents(self, tensor: torch.Tensor) -> str:

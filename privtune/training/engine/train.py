@@ -299,10 +299,10 @@ def _check_transcripts(
     method: Method[Any], schedule: Schedule, outcomes: Sequence[Trained], counts: Sequence[int]
 ) -> None:
     """Hold what was released for each candidate against what was charged: no more and no less."""
+    events = {n: method.event(dataclasses.replace(schedule, steps=n)) for n in set(counts)}
     for outcome, count in zip(outcomes, counts, strict=True):
-        event = method.event(dataclasses.replace(schedule, steps=count))
-        outcome.transcript.check_within(event)
-        outcome.transcript.check_whole(event)
+        outcome.transcript.check_within(events[count])
+        outcome.transcript.check_whole(events[count])
 
 
 def losses_of(
