@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from privtune.api import create_study, delete_study, load_study
     from privtune.ledger import Budget, Ledger
     from privtune.priors import LogNormal, Mixture
-    from privtune.study import DPSGD, Study, StudySpec, Trial, Validation
+    from privtune.study import Study, StudySpec, Trial
     from privtune.tasks import Candidate, Score, Task
     from privtune.training.mechanism.noise_options import NoiseOptions
 
 __all__ = [
-    "DPSGD",
     "Budget",
     "Candidate",
     "InvalidInputError",
@@ -34,7 +33,6 @@ __all__ = [
     "StudySpec",
     "Task",
     "Trial",
-    "Validation",
     "accounting",
     "create_study",
     "delete_study",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from privtune.errors import PrivTuneError
 from privtune.strategies.weights import Weights
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Release:
         note: One sentence about the release, if it needs one.
         shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``.
         machine: What it was computed on: device, driver, versions of libraries.
+        make: Makes the model with other weights; None where nobody here can.
 
     Example:
         >>> release = study.release("defaults")
@@ -88,11 +90,35 @@ class Release:
     note: str = ""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
+    make: Callable[[], torch.nn.Module] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The released model with its weights, in evaluation mode; made anew whenever it is asked for.
+
+        Raises:
+            PrivTuneError: If the release is of no model, or what makes it is not in this process.
+
+        Example:
+            >>> study.release("defaults").model.training
+            False
+        """
+        if self.is_nothing:
+            raise PrivTuneError(f"Arm {self.arm!r} released no model. {self.note}".rstrip())
+        if self.make is None:
+            raise PrivTuneError(
+                f"This release of arm {self.arm!r} cannot make its model: ask for "
+                f"study.release({self.arm!r}).model."
+            )
+        model = self.make()
+        model.load_state_dict(self.state_dict(), strict=False)
+        return model.eval()
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel between processes with weights that are read, not with what reads them."""
         return {
             **self.__dict__,
+            "make": None,
             "_weights": self.weights,
             "trials": [replace(trial, weights=trial.weights) for trial in self.trials],
         }

@@ -374,8 +374,9 @@ class StudySpec(BaseModel):
             space=self.search_space(),
             delta=self.budget.delta,
             adjacency=self.budget.adjacency,
-            scoring=Scoring.from_dict(self.scoring),
+            scoring=Scoring.from_dict(self.scoring) if self.scoring else Scoring.of(task.score),
             report=None if self.report is None else Reporting.from_dict(self.report),
+            define_by_run=task.build is not None,
             noise=NoiseOptions.of(self.noise),
         )
 
