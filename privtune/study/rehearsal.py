@@ -105,8 +105,8 @@ def check_repeated(make: Callable[[bytes], Built]) -> Built:
             if now[what] != value:
                 raise DependentTrialsError(
                     f"build gives other {what} when it is called again with the same random numbers, so "
-                    "a trial depends on the trials before it, or on chance of its own: an iterator over a grid, "
-                    "a warm start, a range narrowed by earlier trials, NumPy's or Python's random numbers. "
+                    "a trial depends on the trials before it, or on chance of its own: an iterator over a "
+                    "grid, a warm start, a range narrowed by earlier trials, NumPy's or Python's random numbers. "
                     "Private selection covers independent trials alone: suggest choices with "
                     "trial.suggest_categorical, and draw other random numbers with torch. Nothing was "
                     "charged."
