@@ -343,7 +343,9 @@ class Task:
                 y=records.y.cpu().numpy() if targets else None,
             )
         found = tally.check()
-        return found if self.build is None else replace(found, shared=shared_records(splits))
+        if self.build is None:
+            return found
+        return replace(found, beside=shared_records(splits) or found.many)
 
 
 def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iterator[Fault]:

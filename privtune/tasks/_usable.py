@@ -184,7 +184,7 @@ class SplitCheck:
     def too_many(self) -> bool:
         """Whether more than twice the declared records are there, and not by the chance of a hash.
 
-        Rates and averages rest on the declared number: a sample would hold far more than was meant.
+        Rates and averages rest on the declared number: a sample then holds far more than was meant.
         """
         return self.declared >= _SOME and self.usable > 2 * self.declared
 
@@ -206,7 +206,7 @@ class RecordCheck:
         alone: The one declared class that all usable records have, of several.
         same: What is the same of all usable records: the target, or the inputs.
         clumped: Why splits may differ much from what is declared; empty where records differ.
-        shared: Which split holds training records, too; empty where none does.
+        beside: Why a study of the user's own records stops, beside all this; empty where it does not.
     """
 
     splits: tuple[SplitCheck, ...]
@@ -215,7 +215,7 @@ class RecordCheck:
     alone: str = ""
     same: str = ""
     clumped: str = ""
-    shared: str = ""
+    beside: str = ""
 
     @property
     def usable(self) -> int:
@@ -231,8 +231,8 @@ class RecordCheck:
     def reason(self) -> str:
         """Why a study of these records would spend its budget for nothing; empty where it would not."""
         whole = self._whole
-        if self.shared:
-            return self.shared
+        if self.beside:
+            return self.beside
         if 2 * whole.unusable > whole.rows:
             return f"{whole.unusable:,} of {whole.rows:,} records cannot be used{whole.worst}"
         if whole.too_few:
@@ -265,8 +265,12 @@ class RecordCheck:
             )
         if self.same:
             return f"{self.same} of all usable records are the same"
-        few = next((self._few(split) for split in self.splits if split.too_few), "")
-        return few or next((self._few(split) for split in self.splits if split.too_many), "")
+        return next((self._few(split) for split in self.splits if split.too_few), "")
+
+    @property
+    def many(self) -> str:
+        """Which split has more than twice the declared records; empty where none has."""
+        return next((self._few(split) for split in self.splits if split.too_many), "")
 
     def _few(self, split: SplitCheck) -> str:
         """Say how many records of a split can be used, how many are declared, and why."""
