@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -261,6 +261,7 @@ def run_stack(
     on_step: OnStep | None,
     snapshots_at: Collection[int] = (),
     checkpoint: Checkpoint | None = None,
+    look: Callable[[int, torch.Tensor], object] | None = None,
 ) -> list[Trained]:
     """Train one stack from its initial state; candidates leave it when their steps are done.
 
@@ -273,6 +274,7 @@ def run_stack(
         on_step: Called after every step.
         snapshots_at: Steps after which to keep a copy of the parameters.
         checkpoint: Where a stack of one goes on from, and what it keeps.
+        look: Called with the step and the parameters, ``[P]``, where a stack of one keeps a copy.
     """
     alive = list(range(len(steps)))
     outcomes: dict[int, Trained] = {}
@@ -297,6 +299,8 @@ def run_stack(
         if step in snapshots_at:
             for row, k in enumerate(alive):
                 snapshots[k][step] = state.params[row].detach().to("cpu", copy=True)
+            if look is not None and len(steps) == 1:
+                look(step, snapshots[0][step])
         done = [row for row, k in enumerate(alive) if steps[k] == step + 1]
         if not done:
             if checkpoint is not None:
