@@ -17,6 +17,7 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ RATES = {
     "dowg": (),
 }
 SEARCHES = ("papernot-steinke", "everything, TPE")
+SMALL = ("digits", "table")  # of which ten trials take seconds
 
 
 def averaged(iterates: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -80,12 +82,14 @@ def planned(name: str, method: str, epsilon: float) -> tuple[Schedule, Any]:
 
 
 def cells(seeds: int) -> Iterator[tuple[str, float, int, str]]:
-    """Yield every training, seed by seed."""
-    for seed in range(seeds):
-        for task in TASKS:
-            for epsilon in EPSILONS:
-                for method in (*RATES, *SEARCHES):
-                    yield task, epsilon, seed, method
+    """Yield every training, seed by seed; then the searches, the small ones first."""
+    for seed, task, epsilon in product(range(seeds), TASKS, EPSILONS):
+        for method in RATES:
+            yield task, epsilon, seed, method
+    for tasks in (SMALL, [task for task in TASKS if task not in SMALL]):
+        for seed, task, epsilon in product(range(seeds), tasks, EPSILONS):
+            for search in SEARCHES if task in SMALL else SEARCHES[:1]:
+                yield task, epsilon, seed, search
 
 
 def fill(name: str, epsilon: float, seed: int, method: str) -> list[dict[str, Any]]:
