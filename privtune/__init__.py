@@ -5,7 +5,7 @@ Names are imported when they are first used: ``import privtune`` alone loads no 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import lazily
@@ -41,7 +41,15 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-__getattr__ = lazily(__name__, __file__)
+_import = lazily(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return _import(name)
+    from privtune.study._familiar import unknown
+
+    raise unknown(f"module {__name__!r}", name)
 
 
 def __dir__() -> list[str]:
