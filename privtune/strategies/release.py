@@ -64,6 +64,7 @@ class Release:
         note: One sentence about the release, if it needs one.
         shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``.
         machine: What it was computed on: device, driver, versions of libraries.
+        checked: What a declared training was checked against; empty where it was not.
 
     Example:
         >>> release = study.release("defaults")
@@ -88,6 +89,7 @@ class Release:
     note: str = ""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
+    checked: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel between processes with weights that are read, not with what reads them."""

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from privtune.study._loop_data import SealedTrialError
     from privtune.study._store import StudyExistsError, StudyNotFoundError, study_names
     from privtune.study._study import Study
+    from privtune.study._declared_trial import DeclaredError, DeclaredTrial
     from privtune.study.audits import audits_of, keep_audit
+    from privtune.study.declared import Mechanism
     from privtune.study.failures import StudyInterruptedError
     from privtune.study.lifecycle import StudyBusyError
     from privtune.study.observer import ArmStatus, NullObserver, Observer
@@ -26,6 +28,9 @@ __all__ = [
     "ArmSpec",
     "ArmStatus",
     "BudgetSpec",
+    "DeclaredError",
+    "DeclaredTrial",
+    "Mechanism",
     "NullObserver",
     "Observer",
     "SealedError",

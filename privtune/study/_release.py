@@ -75,6 +75,7 @@ def make_release(
         "utility": {name: found.value for name, found in utility.items()},
         "intervals": {name: [found.low, found.high] for name, found in utility.items()},
         "note": outcome.note,
+        "checked": result.checked,
         "machine": dict(machine),
         "cost": {
             "gradient_evaluations": plan.expected_gradient_evaluations,
@@ -240,6 +241,7 @@ def load_release(
         note=document["note"],
         shapes=result.shapes,
         machine=document.get("machine", {}),
+        checked=document.get("checked", ""),
     )
 
 

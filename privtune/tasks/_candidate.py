@@ -61,8 +61,8 @@ class Score:
 
     Args:
         metric: ``accuracy``, ``auc``, ``loss`` (that which is trained on) and others as in a spec; or a
-            function ``(model, *record) -> [1]`` like the loss, called on one record at a time with the model in
-            evaluation mode.
+            function ``(model, *record) -> [1]`` like the loss, called on one record at a time with the model
+            in evaluation mode.
         bound: The most that one record adds, above 0: values of a function are clipped to
             [-bound, bound], those of ``loss`` to [0, bound]. 1 unless given.
         maximize: Whether more of a function is better. Metrics by name know that by themselves.
