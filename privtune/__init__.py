@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from privtune.api import create_study, delete_study, load_study
     from privtune.ledger import Budget, Ledger
     from privtune.priors import LogNormal, Mixture
-    from privtune.study import Study, StudySpec, Trial
+    from privtune.study import Mechanism, Study, StudySpec, Trial
     from privtune.tasks import Candidate, Score, Task
     from privtune.training.mechanism.noise_options import NoiseOptions
 
@@ -25,6 +25,7 @@ __all__ = [
     "InvalidInputError",
     "Ledger",
     "LogNormal",
+    "Mechanism",
     "Mixture",
     "NoiseOptions",
     "PrivTuneError",

@@ -20,7 +20,7 @@ from privtune.ledger import show_adjacency
 from privtune.numbers import json_ready, show_epsilon, show_left, show_seconds
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
 from privtune.strategies.trainings import CANDIDATE
-from privtune.tasks import rows_note
+from privtune.tasks import declared_note
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import AVERAGES
 from privtune.views.text import (
@@ -375,7 +375,7 @@ def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
         lines.append(
             f"Fixed seed {study.spec.seed}: no guarantee holds against whoever knows the seed."
         )
-    lines += dict.fromkeys(filter(None, (rows_note(plan.public_facts) for plan in study.plans)))
+    lines += dict.fromkeys(filter(None, (declared_note(plan.public_facts) for plan in study.plans)))
     return lines
 
 

@@ -70,6 +70,7 @@ class Release:
         machine: What it was computed on: device, driver, versions of libraries.
         make: Makes the model with other weights; None where nobody here can.
         shown: Returns the trials as Optuna has them, where all of them are paid for.
+        checked: What a declared training was checked against; empty where it was not.
 
     Example:
         >>> release = study.release("defaults")
@@ -94,6 +95,7 @@ class Release:
     note: str = ""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
+    checked: str = ""
     make: Callable[[], torch.nn.Module] | None = field(default=None, compare=False, repr=False)
     shown: Callable[[], Sequence[FrozenTrial]] = field(default=tuple, repr=False, compare=False)
 

@@ -79,6 +79,7 @@ def make_release(
         "utility": {name: found.value for name, found in utility.items()},
         "intervals": {name: [found.low, found.high] for name, found in utility.items()},
         "note": outcome.note,
+        "checked": result.checked,
         "machine": dict(machine),
         "cost": {
             "gradient_evaluations": plan.expected_gradient_evaluations,
@@ -251,6 +252,7 @@ def load_release(
         shapes=result.shapes,
         machine=document.get("machine", {}),
         shown=lambda: _shown(kept(), trials),
+        checked=document.get("checked", ""),
     )
 
 
