@@ -345,7 +345,12 @@ class Task:
         found = tally.check()
         if self.build is None:
             return found
-        return replace(found, beside=shared_records(splits) or found.many)
+        apart = {
+            name: records
+            for name, records in splits.items()
+            if name == "train" or self.partition == "given" or not records.sealed_size
+        }
+        return replace(found, beside=shared_records(apart) or found.many)
 
 
 def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iterator[Fault]:
