@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from privtune.training.engine.fine_tuning import FrozenPart
     from privtune.training.mechanism.data import TensorData
 
-__all__ = ["AdapterError", "check_saved", "reduced"]
+__all__ = ["AdapterError", "check_loaded", "check_saved", "reduced"]
 
 _RECORDS = 4  # made-up records that a check looks at
 
@@ -110,4 +110,74 @@ def check_saved(task: Task, weights: torch.Tensor, data: TensorData) -> None:
         raise AdapterError(
             f"What is trained of the model of task {task.name!r} does not reach its outputs, so no "
             "training changes what it says. Name other target_modules. Nothing was charged."
+        )
+
+
+def check_loaded(
+    task: Task,
+    trained: torch.nn.Module,
+    anew: torch.nn.Module,
+    result: TrialResult,
+    data: TensorData,
+) -> None:
+    """Load what would be released of a ``build``'s model into one made anew, and compare their losses.
+
+    Args:
+        task: The task.
+        trained: The model that a rehearsal trained, whose weights are written to.
+        anew: The model as ``build`` makes it another time, from other first weights.
+        result: What the rehearsal trained.
+        data: Made-up records.
+
+    Raises:
+        AdapterError: If the weights, loaded into the model made anew, give other losses than in the trained
+            model, or losses do not hang on them.
+    """
+    import torch
+
+    from privtune.strategies.release import split
+    from privtune.training.mechanism.kernel import load_params
+    from privtune.training.mechanism.scoring import evaluating
+    from privtune.training.mechanism.streams import GLOBAL_GENERATOR
+
+    if not bool(result.weights.isfinite().all()):
+        return
+    few = data.part(torch.arange(min(_RECORDS, len(data))), sealed_size=True)
+
+    def losses(model: torch.nn.Module) -> torch.Tensor:
+        device = next(model.parameters()).device
+        x, y = few.x.to(device), few.y.to(device)
+        with (
+            GLOBAL_GENERATOR,
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+            evaluating(model),
+        ):
+            torch.default_generator.manual_seed(0)
+            each = [task.record_loss(model, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+        return torch.cat([one.reshape(1).cpu() for one in each])
+
+    for tensor in (*anew.parameters(), *anew.buffers()):
+        tensor.data = tensor.detach().clone()  # a table may lie in memory of the user's own
+    load_params(trained, result.weights.to(next(trained.parameters()).device))
+    expected = losses(trained)
+    try:
+        left = anew.load_state_dict(split(result.weights, result.shapes), strict=False)
+        same = not left.unexpected_keys and torch.allclose(
+            losses(anew), expected, rtol=1e-3, atol=1e-4, equal_nan=True
+        )
+    except RuntimeError:  # of other shapes
+        same = False
+    if not same:
+        raise AdapterError(
+            "What would be released of the model, loaded into the model that build makes anew, is another "
+            "model than the one that was trained: what is not trained must be the same every time. Load it "
+            "from a file, or call torch.manual_seed before it is made. Nothing was charged."
+        )
+    other = torch.full_like(result.weights, 0.5)
+    anew.load_state_dict(split(other, result.shapes), strict=False)
+    if torch.equal(losses(anew), expected) and not torch.equal(other, result.weights):
+        raise AdapterError(
+            "What is trained of the model does not reach its loss, so no training changes what it says. "
+            "Train other parts of it. Nothing was charged."
         )

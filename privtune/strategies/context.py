@@ -15,6 +15,7 @@ from privtune.strategies.scoring import Reporting, Scoring
 from privtune.tasks import Task
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods.declared import Declared
 
 __all__ = ["SHARES", "PlanningContext"]
 
@@ -37,6 +38,7 @@ class PlanningContext:
             one gives by itself.
         define_by_run: Whether the space is defined by the user's own training loop.
         noise: Where the noise of trainings comes from, and how it is treated.
+        declared: The mechanism that each training runs, where another library trains.
         sketch: Whether the plan is one of many that a search makes and throws away: its noise is about
             right, and the accountant was not asked.
 
@@ -58,6 +60,7 @@ class PlanningContext:
     report: Reporting | None = None
     define_by_run: bool = False
     noise: NoiseOptions = field(default_factory=NoiseOptions)
+    declared: Declared | None = None
     sketch: bool = False
 
     def plan_score(self, epsilon: float) -> ScorePlan:

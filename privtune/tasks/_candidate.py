@@ -84,3 +84,10 @@ class Score:
     def __post_init__(self) -> None:
         if self.bound is not None and not 0.0 < self.bound < float("inf"):
             raise InvalidInputError("score.bound", self.bound, "must be a finite number above 0")
+
+    @property
+    def name(self) -> str:
+        """The metric's name in a plan: ``value`` or ``cost`` for a function."""
+        if isinstance(self.metric, str):
+            return self.metric
+        return "value" if self.maximize else "cost"

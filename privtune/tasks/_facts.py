@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "A_RECORD", "PARTITIONS", "PARTS", "PRECISION", "PRETRAINED", "ROWS", "SPLITS", "TRAINED",
-    "PublicFacts", "rows_note",
+    "A_RECORD", "MECHANISM", "PARTITIONS", "PARTS", "PRECISION", "PRETRAINED", "ROWS", "SPLITS", "TRAINED",
+    "PublicFacts", "declared_note", "rows_note",
 ]  # fmt: skip
 
 PRETRAINED, TRAINED, A_RECORD = "pretrained weights", "trained part", "a record"
@@ -22,6 +22,23 @@ ROWS = "rows of the query"
 """Name of the fact that a query's rows are declared, not known, to come from one record each."""
 
 _INDEPENDENT = "declared independent: that each comes from one protected record was not checked"
+
+
+MECHANISM = "training"
+"""Name of the fact that another library trains, by an event that somebody declares."""
+
+
+def declared_note(facts: Mapping[str, str]) -> str:
+    """Return the warning about what is declared of records or trainings and not enforced, or nothing.
+
+    Args:
+        facts: The public facts of a plan.
+
+    Example:
+        >>> declared_note({MECHANISM: "declared by the lab; not enforced by PrivTune"})
+        'training declared by the lab; not enforced by PrivTune'
+    """
+    return "; ".join(f"{name} {facts[name]}" for name in (ROWS, MECHANISM) if name in facts)
 
 
 def rows_note(facts: Mapping[str, str]) -> str:

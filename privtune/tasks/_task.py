@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -212,6 +213,11 @@ class Task:
                 raise InvalidInputError(
                     name, getattr(self, name), f"task {self.name!r} must declare at least 1"
                 )
+
+    @property
+    def packed_code(self) -> bytes:
+        """The task's :attr:`code` as it is stored for other processes."""
+        return json.dumps(self.code).encode()
 
     @property
     def record_loss(self) -> LossOf:

@@ -151,7 +151,7 @@ def measure(
     data: TensorData,
     *,
     rng: np.random.Generator,
-    loss: Loss = cross_entropy,
+    loss: Loss | OfRecords = cross_entropy,
 ) -> Measured | None:
     """Return the metric of a model with its interval; None for weights that are not finite.
 
@@ -177,7 +177,7 @@ def measure_each(
     data: TensorData,
     *,
     rng: np.random.Generator,
-    loss: Loss = cross_entropy,
+    loss: Loss | OfRecords = cross_entropy,
 ) -> dict[str, Measured]:
     """Return every metric of a model with its interval, by name; none for weights that are not finite.
 
