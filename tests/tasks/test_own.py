@@ -504,6 +504,26 @@ def test_model_and_loss_are_tried_on_real_records() -> None:
     )
 
 
+def test_records_out_of_the_models_classes_are_counted_for_the_curator() -> None:
+    y = Y + 1  # 1 to 4, of a model with four outputs: class 4 is none of it
+    check = make((X, y), loss=loss).check_records(model=torch.nn.Linear(3, 4))
+    words = "with a number that the model's tables or classes do not have"
+    found = sum(f.records for split in check.splits for f in split.findings if f.why == words)
+    assert found == int((y == 4).sum()) > 0
+    assert not check.reason
+    assert "cannot be used" in _checked((X, y + 4), torch.nn.Linear(3, 4), loss=loss)
+
+
+def test_one_record_that_raises_stops_nothing() -> None:
+    def picky(model: Any, x: Any, y: Any) -> Any:
+        if float(x[0, 0]) < -1:
+            raise ValueError("a negative one")
+        return loss(model, x, y)
+
+    assert 3 < (X[:, 0] < -1).sum() < 100
+    assert not _checked(PAIR, torch.nn.Linear(3, 4), loss=picky)
+
+
 def test_splits_that_share_records_stop_a_study() -> None:
     with_training = _checked(train=PAIR, validation=(X[250:], Y[250:]))
     assert (
@@ -530,5 +550,3 @@ def test_made_up_records_are_of_the_same_shapes_and_hold_no_data(kind: str) -> N
         assert part.shape == (5, *like.shape[1:])
         assert part.dtype == like.dtype
         assert torch.equal(part, other)
-    numbers = made_up_records(make((X, X[:, 0]), target_range=(5, 6)), 50)
-    assert 5 <= float(numbers.y.min()) < float(numbers.y.max()) <= 6
