@@ -101,11 +101,19 @@ def read_records(
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, str):
         remedy = "Pass the dataset, not its loader." if hasattr(data, "__iter__") else ""
         raise InvalidInputError(field, type(data).__name__, _KINDS, remedy)
+    few = isinstance(data, list) and len(data) in (2, 3) and all(map(_is_block, data))
+    if few and len({len(part) for part in data}) == 1 and len(data[0]) > len(data):
+        remedy = "Pass a tuple, (x, y), or torch.stack of the records."
+        raise InvalidInputError(field, "a list of arrays", "is a list of records", remedy)
     return _of_tree(_of_items(data, field, pad_to))
 
 
 def _is_array(data: Any) -> bool:
     return hasattr(data, "__array__")
+
+
+def _is_block(data: Any) -> bool:
+    return (isinstance(data, torch.Tensor) or _is_array(data)) and getattr(data, "ndim", 0) > 0
 
 
 def _plain(data: Any) -> Any:

@@ -299,6 +299,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"data\.t.*leave them out with col",
     ),
     "unequal parts": ({"data": (X, Y[1:])}, "299, 300.*as many records in every part"),
+    "a list for a pair": ({"data": [X, Y]}, r"Pass a tuple, \(x, y\)"),
     "no records": ({"data": []}, "at least one record"),
     "a frame alone": ({"data": A_FRAME}, r'columns=\{"inputs": \["age", \.\.\.\], "target"'),
     "no such column": (
