@@ -483,6 +483,19 @@ def test_records_that_cannot_be_used_contribute_nothing_and_the_curator_is_told(
     assert "204 of 300 records cannot be used" in _checked(bad, classes=4)
 
 
+@pytest.mark.parametrize(
+    "first",
+    [{"x": torch.zeros(3), "label": 1}, "no record", ("text", 1), (torch.ones(1), 1, 1), OSError()],
+)
+def test_no_first_record_makes_the_others_unusable(first: Any) -> None:
+    pairs = list(zip(torch.tensor(X), Y.tolist(), strict=True))
+    found, known = make(Items([first, *pairs])).load(), make(PAIR).load()
+    for name in SPLIT:
+        part, like = getattr(found, name), getattr(known, name)
+        usable = torch.ones(len(part), dtype=torch.bool)
+        assert torch.equal(part.x[usable if part.unusable is None else ~part.unusable], like.x)
+
+
 def test_the_curator_is_told_of_sizes_and_labels_that_are_wrong() -> None:
     assert not _checked(PAIR, classes=4)
     assert "are declared" in _checked(PAIR, split={"train": 2000, "validation": 600, "test": 400})
