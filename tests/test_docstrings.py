@@ -36,6 +36,7 @@ PACKAGES = (
 NO_EXAMPLE = {
     "privtune.testing.ledgers.LedgerContract": "a suite to subclass; tests/ledger/test_contract.py does",
     "privtune.study.Trial.close": "called by the study when the objective has returned",
+    "privtune.study.DeclaredTrial.finish": "called by the study when the objective has returned",
     "privtune.study.Trial.finish": "called by the study when the objective has returned",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Gaussian, PoissonSampled, Repeated
 from privtune.accounting._checks import check_integer
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["mechanism"]
 
 
-def mechanism(data_loader: DataLoader, *, epochs: int, declared_by: str) -> Mechanism:
+def mechanism(data_loader: DataLoader[Any], *, epochs: int, declared_by: str) -> Mechanism:
     """Declare what ``PrivacyEngine.make_private`` runs on a loader: its sampling rate and its steps.
 
     Opacus samples each record with probability 1 / ``len(data_loader)``, once for each of the loader's

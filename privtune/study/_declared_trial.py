@@ -121,6 +121,30 @@ class DeclaredTrial(Suggestions):
         validation: What it is scored on; None where nothing is scored.
         score_of: A score function of the user's; None for a metric by its name.
         rehearsal: Whether it ends where the plan is read.
+
+    Example:
+        >>> import numpy as np
+        >>> import privtune
+        >>> from privtune.study.declared import optimize_declared
+        >>> x = np.random.default_rng(0).uniform(-1, 1, size=(300, 2))
+        >>> y = (x[:, 0] > 0).astype(int)
+        >>> def objective(trial):  # the difference of two classes' noisy sums
+        ...     shrink = trial.suggest_float("shrink", 0.1, 1.0)
+        ...     noise = trial.plan.noise_multiplier * np.random.normal(size=2)
+        ...     w = shrink * ((2 * y[:200] - 1) @ x[:200] + 2**0.5 * noise)
+        ...     return trial.result({"w": w}, score=trial.score(lambda x: (x @ w > 0).astype(int)))
+        >>> study = privtune.create_study("sums", budget=privtune.Budget(4.0, 1e-5, name="sums"))
+        >>> release = optimize_declared(
+        ...     study._life,
+        ...     objective,
+        ...     mechanism=privtune.Mechanism(
+        ...         privtune.accounting.Gaussian(1.0), declared_by="the lab", records=200
+        ...     ),
+        ...     strategy=privtune.strategies.PapernotSteinke(mean_runs=3),
+        ...     validation=(x[200:], y[200:]),
+        ... )
+        >>> study.certificate()["charges"][0]["note"]
+        'training declared by the lab; not enforced by PrivTune'
     """
 
     def __init__(
@@ -186,6 +210,16 @@ class DeclaredTrial(Suggestions):
 
         Raises:
             DeclaredError: If noise multiplier, sampling rate or number of steps differ.
+
+        Example:
+            >>> def train(trial):  # by Opacus, whose objects are called as ever
+            ...     model, optimizer, loader = engine.make_private(
+            ...         module=model, optimizer=optimizer, data_loader=loader, max_grad_norm=1.0,
+            ...         noise_multiplier=trial.plan.noise_multiplier,
+            ...     )
+            ...     train_for(epochs=2)
+            ...     trial.check(engine)
+            ...     return trial.result(model, score=trial.score(model))
         """
         plan = self.plan
         history = [tuple(entry) for entry in engine.accountant.history]
@@ -325,7 +359,7 @@ def _set_generators(streams: Streams, setting: int) -> None:
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(streams.seed("cuda", setting))
     words = hashlib.shake_256(streams.key("numpy", setting)).digest(4 * 624)
-    np.random.set_state(("MT19937", np.frombuffer(words, dtype=np.uint32), 624))
+    np.random.set_state(("MT19937", np.frombuffer(words, dtype=np.uint32), 624, 0, 0.0))
     random.seed(streams.key("python", setting))
 
 
