@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     import pandas
 
     from privtune.strategies import Strategy
+    from privtune.study.declared import Mechanism
     from privtune.study.objective import Objective
-    from privtune.study.user_training import DPSGD, Validation
+    from privtune.study.user_training import DPSGD
     from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.noise_options import NoiseOptions
 
@@ -184,8 +185,9 @@ class Study:
         objective: Objective | str,
         *,
         strategy: Strategy,
-        training: DPSGD,
-        validation: Validation | None = None,
+        training: DPSGD | None = None,
+        mechanism: Mechanism | None = None,
+        validation: Any = None,
         epsilon: float | None = None,
         arm: str | None = None,
         sampler: object | None = None,
@@ -209,6 +211,8 @@ class Study:
                 found: ``"package.module:function"``.
             strategy: How to choose, as in ``privtune.strategies``.
             training: Records, epochs and batch size of one training.
+            mechanism: In its place: what a training by another library costs, as its author declares. The
+                objective is a function of a ``DeclaredTrial`` then, and ``validation`` inputs and targets.
             validation: The split that trials are scored on, where the strategy chooses.
             epsilon: What the arm may cost; the whole budget, if nothing was charged to it yet.
             arm: Name of the arm; the strategy's own unless given.
@@ -265,6 +269,22 @@ class Study:
             for callback in callbacks:
                 callback(self, release)
 
+        if mechanism is not None:
+            from privtune.study.declared import optimize_declared
+
+            return optimize_declared(
+                self._life,
+                objective,
+                mechanism=mechanism,
+                strategy=strategy,
+                tell=tell,
+                observer=observer or self.observer,
+                arm=arm,
+                validation=validation,
+                epsilon=epsilon,
+                sampler=sampler,
+                timeout=timeout,
+            )
         return optimize(
             self._life,
             objective,

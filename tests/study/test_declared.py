@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -311,7 +312,7 @@ def late(trial: DeclaredTrial) -> Any:
 def seeded(trial: DeclaredTrial) -> Any:
     trial.suggest_float("rate", 0.1, 5.0)
     trial.plan  # noqa: B018
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return trial.result({"w": torch.randn(3)}, score=trial.score(lambda x: np.zeros(len(x), int)))
 
 
@@ -340,7 +341,7 @@ def object_released(trial: DeclaredTrial) -> Any:
     ("function", "words"),
     [
         (late, "after it has read trial.plan"),
-        (seeded, "seeds torch's global generator"),
+        (seeded, "seeded torch's global generator"),
         (own_score, "a score that trial.score did not give"),
         (scored_twice, "trial.score was called twice"),
         (bare_number, "must return what trial.result"),
@@ -358,11 +359,10 @@ def test_trials_have_generators_of_their_own_and_leave_the_global_ones(storage: 
     drawn: dict[str, list[float]] = {"torch": [], "numpy": [], "python": []}
 
     def draw(trial: DeclaredTrial) -> Any:
-        import random
-
-        torch.manual_seed(0)  # as scripts do at their beginning, before anything private
         trial.suggest_float("rate", 0.1, 5.0)
         trial.plan  # noqa: B018
+        for seed in (torch.manual_seed, np.random.seed, random.seed):  # as scripts and Trainers do
+            seed(0)
         drawn["torch"].append(float(torch.rand(())))
         drawn["numpy"].append(float(np.random.rand()))
         drawn["python"].append(random.random())
@@ -373,6 +373,7 @@ def test_trials_have_generators_of_their_own_and_leave_the_global_ones(storage: 
     torch.manual_seed(5)
     optimize(make(storage), draw, strategy=Everything(trials=3))
     assert torch.equal(torch.rand(2), expected)
+    assert torch.manual_seed(5).initial_seed() == 5
     assert all(len(set(values)) == 3 for values in drawn.values())
 
 
