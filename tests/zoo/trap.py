@@ -124,6 +124,7 @@ def build(trial: privtune.Trial) -> Any:
 
 def _arguments(trap: Trap, toy: Toy) -> dict[str, Any]:
     honest: dict[str, Any] = {"build": build, "loss": plain, "score": "accuracy", "classes": CLASSES}
+    torch.manual_seed(0)  # what a trap makes by the way is the same each time
     own = {**honest, **trap.make(toy)}
     if "data" not in own:
         own = {"train": toy.train, "validation": toy.validation, **own}
@@ -183,7 +184,7 @@ def _summed(trap: Trap, pair: Pair) -> torch.Tensor:
         scheduler=None,
         values={"max_grad_norm": BOUND},
     )
-    data = task.load().train
+    data = replace(task.load().train, sealed_size=True)
     (outcome,) = train_made(method, schedule, [made], loss_of=task.record_loss, data=data)
     return outcome.params - before
 

@@ -6,7 +6,6 @@ import atexit
 import itertools
 import random
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,15 +130,6 @@ _each(
 )
 
 
-@_refused("a thread that outlives build", "thread", "selection")
-def _thread(toy: Toy) -> dict[str, Any]:
-    def build(trial: Any) -> Any:
-        threading.Timer(3.0, lambda: None).start()
-        return candidate()
-
-    return {"build": build}
-
-
 @_refused("a handler for the program's end", "atexit", "selection")
 def _handler(toy: Toy) -> dict[str, Any]:
     def build(trial: Any) -> Any:
@@ -202,6 +192,19 @@ def _frozen_anew(trial: Any) -> Any:
     return privtune.Candidate(nn.Sequential(body, head), torch.optim.SGD(head.parameters(), 0.5))
 
 
+@trap(BUILDS, "harmless", "a table that is trained further", "What is trained is a copy.", "selection")
+def _table(toy: Toy) -> dict[str, Any]:
+    table = torch.zeros(CLASSES, FEATURES)
+
+    def build(trial: Any) -> Any:
+        assert not table.any()
+        model = linear()
+        model.weight = nn.Parameter(table)
+        return candidate(model)
+
+    return {"build": build}
+
+
 # What build returns.
 
 
@@ -248,9 +251,10 @@ _each("refused", "must not be a view", {"a view of a weight": lambda t: candidat
 _each("refused", "does not reach its loss", {"weights that no loss reads": lambda t: candidate(_Unread())})
 _each("refused", "must have no hook", {"a hook on a weight": lambda t: candidate(_hooked_weight())})
 _each("refused", "requires? gradients?|trainable", {
-    "a model with nothing to train": lambda t: privtune.Candidate(_nothing_trained(), None, max_grad_norm=1.0),
+    "a model with nothing to train": lambda t: t.suggest_float("learning_rate", 0.1, 1.0)
+    and privtune.Candidate(_nothing_trained(), max_grad_norm=1.0),
 })  # fmt: skip
-_each("refused", "lazy|LazyLinear|[Uu]ninitiali", {
+_each("refused", "without lazy layers", {
     "a lazy layer": lambda t: candidate(nn.LazyLinear(CLASSES)),
 })  # fmt: skip
 _each("refused", "max_grad_norm", {
@@ -394,9 +398,11 @@ _models("refused", "buffer", {
     "spectral norm": _spectral,
     "a running mean in a buffer": lambda: _Running(buffer=True),
 })  # fmt: skip
+_models("refused", "changes from call to call", {
+    "a running mean in an attribute": lambda: _Running(buffer=False),
+})  # fmt: skip
 _models("refused", "write to its parameters", {"weights written in forward": _Writing})
 _models("harmless", "Each record meets a copy of the model.", {
-    "a running mean in an attribute": lambda: _Running(buffer=False),
     "forward hooks that keep records": lambda: _hooked("forward"),
     "hooks on the way back": lambda: _hooked("backward"),
     "gradients changed by a hook": _Centred,

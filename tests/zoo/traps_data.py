@@ -65,9 +65,17 @@ def _lagging(own: Any, index: int) -> Any:
     return found
 
 
-def _one(change: Callable[[T, T], tuple[Any, Any]], at: int = 5) -> Callable[[T, T], Any]:
-    """Return a data set of which one record is another."""
-    return _items(lambda own, i: (change if i == at else lambda a, b: (a, b))(own.x[i], own.y[i]))
+_SPECIAL = Toy().train[0][5]
+
+
+def _one(change: Callable[[T, T], tuple[Any, Any]]) -> Callable[[T, T], Any]:
+    """Return a data set of which one record is another, wherever it stands."""
+
+    def read(own: Any, index: int) -> Any:
+        x, y = own.x[index], own.y[index]
+        return change(x, y) if torch.equal(x, _SPECIAL) else (x, y)
+
+    return _items(read)
 
 
 # Kinds of data.
@@ -82,7 +90,7 @@ _trains("refused", _KINDS + "|must come with the columns", {
     "a DataFrame without columns": lambda x, y: pd.DataFrame(x.numpy()),
     "names as labels": lambda x, y: (x, [f"class {int(c)}" for c in y]),
 })  # fmt: skip
-_trains("refused", "complex|number", {"complex numbers": lambda x, y: (x.to(torch.complex64), y)})
+_trains("refused", "must be real numbers", {"complex numbers": lambda x, y: (x.to(torch.complex64), y)})
 _trains("refused", "dtype|float16|type", {"float16": lambda x, y: (x.half(), y)})
 _trains("refused", "as many records|at least one", {
     "more inputs than labels": lambda x, y: (x, y[:-1]),
@@ -97,7 +105,7 @@ _trains("refused", "same record for an index", {
     "records augmented at random": _items(lambda own, i: (own.x[i] + torch.randn(6), own.y[i])),
     "a data set that hangs on the record before": _items(_lagging),
 })  # fmt: skip
-_trains("refused", "length|len|records", {
+_trains("refused", "must have one length", {
     "a data set whose length changes": _items(lambda own, i: (own.x[i], own.y[i]), _Growing),
 })  # fmt: skip
 
@@ -116,21 +124,19 @@ _trains("harmless", "A record that cannot be used contributes nothing.", {
 })  # fmt: skip
 
 
-def _raises(own: Any, index: int) -> Any:
-    if index == 5:
-        raise ValueError("a broken file")
-    return own.x[index], own.y[index]
+def _broken(x: T, y: T) -> Any:
+    raise ValueError("a broken file")
 
 
 _trains("harmless", "A record that cannot be read contributes nothing.", {
-    "one record that raises": _items(_raises),
+    "one record that raises": _one(_broken),
 })  # fmt: skip
 _trains("harmless", "The copy that is kept is made when it is given.", {
     "arrays of NumPy": lambda x, y: (x.numpy().astype(np.float64), y.numpy()),
 })  # fmt: skip
 trap(DATA, "harmless", "records of several lengths, padded", "Each is padded by itself.")(
     lambda toy: {
-        "train": _Items(*toy.train, lambda own, i: (own.x[i][: 3 + i % 3], own.y[i])),
+        "train": _Items(*toy.train, lambda own, i: (own.x[i][: 3 + own.y[i]], own.y[i])),
         "validation": None, "score": None, "pad_to": 6,
     }
 )  # fmt: skip
@@ -180,11 +186,6 @@ _declared("no split", "expected sizes")
 _declared("data and parts at once", "does not go with data", split=SPLIT, train=Toy().train)
 _declared("splits of another name", "must be of train", split={"train": 60, "dev": 30})
 _declared("classes that are no count", "classes", split=SPLIT, classes=1)
-
-
-@trap(DATA, "harmless", "a row that stands twice", "Both go to one split, as two records.", "selection")
-def _twice(toy: Toy) -> dict[str, Any]:
-    return {"data": tuple(torch.cat([t, t[:3]]) for t in _all(*toy.train)), "split": SPLIT}
 
 
 # Done to all records before they are given: nothing can see it. By the names that people look for.

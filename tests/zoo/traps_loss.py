@@ -55,9 +55,6 @@ _losses("harmless", "A batch of one record has nothing to couple with.", {
     "inputs standardised by the batch": lambda m, x, y: _ce(
         m((x - x.mean(0)) / (x.std(0, unbiased=False) + 1e-5)), y
     ),
-    "log_softmax over the axis of records": lambda m, x, y: functional.nll_loss(
-        torch.log_softmax(m(x), 0), y, reduction="none"
-    ),
     "mixup": lambda m, x, y: _ce(m(0.7 * x + 0.3 * x.flip(0)), y),
     "in-batch contrastive": lambda m, x, y: _ce(m(x) @ m(x).T, torch.zeros_like(y)) + plain(m, x, y),
     "triplets mined in the batch": lambda m, x, y: _triplets(m(x), y) + plain(m, x, y),
@@ -72,14 +69,20 @@ _losses("harmless", "A batch of one record has nothing to couple with.", {
     ),
     "messages passed between records": lambda m, x, y: _ce(torch.softmax(x @ x.T, 1) @ m(x), y),
     "the size of the batch": lambda m, x, y: plain(m, x, y) / len(x),
+    "a mean over the batch": lambda m, x, y: functional.cross_entropy(m(x), y),
     "a sum, expanded": lambda m, x, y: plain(m, x, y).sum().expand(len(x)),
 })  # fmt: skip
 
 
 # Shapes and gradients.
 
-_losses("refused", "shape|one loss", {
-    "a mean over the batch": lambda m, x, y: functional.cross_entropy(m(x), y),
+_losses("refused", "does not reach its loss", {
+    "log_softmax over the axis of records": lambda m, x, y: functional.nll_loss(
+        torch.log_softmax(m(x), 0), y, reduction="none"
+    ),
+    "a loss that leaves the model out": lambda m, x, y: x.square().sum(1) + 0.0 * m(x).sum(1),
+})  # fmt: skip
+_losses("refused", "shape|one loss|must have a loss for one made-up record", {
     "a loss of every class": lambda m, x, y: functional.softplus(m(x)),
     "two losses of one record": lambda m, x, y: plain(m, x, y).repeat(2),
     "no loss at all": lambda m, x, y: None,  # type: ignore[dict-item, return-value]
@@ -96,12 +99,11 @@ def _by_numpy(m: Any, x: T, y: T) -> T:
     return torch.from_numpy(np.square(m(x).detach().numpy())).sum(1)
 
 
-_losses("refused", "gradient|grad|reach", {
+_losses("refused", "has no gradient", {
     "torch.no_grad inside": _gradless,
     "a loss that is detached": lambda m, x, y: plain(m, x, y).detach(),
     "a loss computed by NumPy": _by_numpy,
     "a count of mistakes": lambda m, x, y: (m(x).argmax(1) != y).float(),
-    "a loss that leaves the model out": lambda m, x, y: x.square().sum(1),
 })  # fmt: skip
 
 
@@ -148,7 +150,11 @@ _losses("harmless", "It looks at its own record alone.", {
 # Memory, counters, and other numbers of the program's.
 
 
-@trap(LOSSES, "harmless", "a loss that remembers records", "What it kept is met by no other record.")
+_CHANGES = "changes from call to call"
+_BY_ITSELF = "must have a loss for one made-up record by itself"
+
+
+@trap(LOSSES, "refused", "a loss that remembers records", _BY_ITSELF)
 def _remembering(toy: Toy) -> dict[str, Any]:
     memory: list[T] = []
 
@@ -172,12 +178,12 @@ class _Bank(nn.Module):
         return losses
 
 
-trap(LOSSES, "harmless", "a loss with a queue of features", "Each record meets a copy.")(
+trap(LOSSES, "refused", "a loss with a queue of features", _BY_ITSELF)(
     lambda toy: {"loss": _Bank()}
 )
 
 
-@trap(LOSSES, "harmless", "a loss that counts its calls", "A count is no record's.")
+@trap(LOSSES, "refused", "a loss that counts its calls", _CHANGES)
 def _counting(toy: Toy) -> dict[str, Any]:
     calls: list[int] = []
 
@@ -188,7 +194,7 @@ def _counting(toy: Toy) -> dict[str, Any]:
     return {"loss": loss}
 
 
-_losses("harmless", "They are no record's.", {
+_losses("refused", _CHANGES, {
     "random numbers of NumPy": lambda m, x, y: plain(m, x * float(np.random.uniform(0.9, 1.1)), y),
     "random numbers of Python": lambda m, x, y: plain(m, x * random.uniform(0.9, 1.1), y),
 })  # fmt: skip
@@ -224,11 +230,11 @@ _losses("refused", "write to its parameters|in.?place", {
     "weights written in the loss": _writing,
     "weights written through .data": _through_data,
 })  # fmt: skip
+_losses("refused", _CHANGES, {"a note on the model": _noting})
 _losses("harmless", "Each record meets a copy of the model.", {
-    "a note on the model": _noting,
     "evaluation mode in the loss": _modes,
+    "autocast in the loss": _autocast,
 })  # fmt: skip
-_losses("refused", "precision", {"autocast in the loss": _autocast})
 _losses("refused", "batch|ValueError|value per channel", {
     "batch_norm in functional form": lambda m, x, y: _ce(
         functional.batch_norm(m(x), None, None, training=True), y
@@ -369,7 +375,7 @@ class _Faces(nn.Linear):
     """Answers otherwise where it is not trained."""
 
     def forward(self, x: T) -> T:
-        return super().forward(x) if self.training else torch.eye(3)[torch.zeros(len(x)).long()]
+        return super().forward(x) if self.training else -super().forward(x)
 
 
 trap(SCORES, "on the page", "a model that answers otherwise in evaluation", "evaluation", "selection")(
