@@ -1,6 +1,6 @@
 """A small GPT-2 with random weights, tuned by a private selection on its clipped token loss.
 
-Nothing is downloaded: the model is made from its configuration, the texts are walks through a made-up grammar.
+Nothing is downloaded: the model is made from its configuration, the texts by a made-up grammar.
 """
 
 import torch

@@ -99,7 +99,12 @@ def encoder(study: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, nn.Modul
         model = Encoder()
         model.body.requires_grad_(False)
         for block in model.body.encoder.layer:
-            for part in (block.attention.self, block.attention.output, block.intermediate, block.output):
+            for part in (
+                block.attention.self,
+                block.attention.output,
+                block.intermediate,
+                block.output,
+            ):
                 for name, layer in list(part.named_children()):
                     if isinstance(layer, nn.Linear):
                         setattr(part, name, Lora(layer))

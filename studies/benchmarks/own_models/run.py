@@ -1,6 +1,6 @@
 """Four models of a user's own, tuned by a selection of eight candidates: by a loop before, by ``build`` now.
 
-    OMP_NUM_THREADS=1 python studies/benchmarks/own_models/run.py --data mnist.npz [--before CHECKOUT] [--rounds 3]
+    OMP_NUM_THREADS=1 python studies/benchmarks/own_models/run.py --data mnist.npz [--before CHECKOUT]
 
 Counts the lines that a user writes, and takes seconds of processor time and the accuracy on test records. A
 checkout of version 817b7f9 gives the numbers of before, in processes of their own, by turns.
@@ -26,7 +26,10 @@ ROOT = HERE.parents[2]
 def lines(version: str) -> dict[str, int]:
     """Return how many lines that are not blank a user writes in each program."""
     parts = (HERE / f"{version}.py").read_text("utf-8").split("    # user\n")[1:]
-    counts = [sum(bool(line.strip()) for line in part.split("    # end")[0].splitlines()) for part in parts]
+    counts = [
+        sum(bool(line.strip()) for line in part.split("    # end")[0].splitlines())
+        for part in parts
+    ]
     from works import WORKS
 
     return dict(zip(WORKS, counts, strict=True))
@@ -55,7 +58,8 @@ def one(version: str, name: str, data: Path | None, seed: int) -> None:
         seconds, wall = time.process_time() - began, time.perf_counter() - wall
         first = sum(work.sizes[:2])
         found = accuracy(model, x[first:], y[first:])
-        print(json.dumps({"seconds": seconds, "wall": wall, "accuracy": found, "params": dict(release.params)}))
+        said = {"seconds": seconds, "wall": wall, "accuracy": found, "params": release.params}
+        print(json.dumps(said, default=dict))
         study.close()
 
 
@@ -88,7 +92,8 @@ def main() -> None:
     from works import WORKS
 
     versions = ["now"] if arguments.before is None else ["before", "now"]
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()} {platform.machine()}")
+    machine = f"{platform.system()} {platform.machine()}"
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, {machine}")
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
     for seed in range(arguments.rounds):
         for name in arguments.works or WORKS:

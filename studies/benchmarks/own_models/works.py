@@ -64,7 +64,10 @@ class CNN(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(1, width, 5, stride=2), nn.ReLU(), nn.Conv2d(width, 16, 3, stride=2), nn.ReLU()
+            nn.Conv2d(1, width, 5, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(width, 16, 3, stride=2),
+            nn.ReLU(),
         )
         self.head = nn.Linear(16 * 5 * 5, 10)
 
