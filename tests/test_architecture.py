@@ -36,6 +36,7 @@ FLOORS = {
     "study": 5,
     "audit": 5,
     "api": 6,
+    "integrations": 6,
     "plots": 6,
     "testing": 6,
     "views": 7,

@@ -324,6 +324,15 @@ def made_up_records(task: Task, records: int) -> TensorData:
         x, y = synthetic(*task.like, (1, records), torch.device("cpu"))
         return TensorData(x[0], y[0], tree=task.tree)
     generator = torch.Generator().manual_seed(0)
+    if task.like is not None:
+        x, y = (
+            _made_up(records, like, most, generator)
+            for like, most in zip(task.like, (task.tokens, task.classes), strict=True)
+        )
+        if task.target_range is not None:
+            low, high = task.target_range
+            y = low + (high - low) * y
+        return TensorData(x, y, tree=task.tree)
     shape = (records, task.input_shape[0]) if task.unit else (records,)
     if task.classes is None:
         # Targets of a density, which declares no range either, are numbers, too: whole ones are classes.
@@ -332,6 +341,18 @@ def made_up_records(task: Task, records: int) -> TensorData:
     else:
         y = torch.randint(task.classes, shape, generator=generator)
     return TensorData(made_up_inputs(records, task.input_shape, task.tokens), y)
+
+
+def _made_up(
+    records: int, like: torch.Tensor, most: int | None, generator: torch.Generator
+) -> torch.Tensor:
+    """Return made-up values of a shape and type; whole ones of 0 and 1 where nothing else is known."""
+    import torch
+
+    shape = (records, *like.shape[1:])
+    if like.is_floating_point():
+        return torch.rand(shape, generator=generator).to(like.dtype)
+    return torch.randint(most or 2, shape, generator=generator).to(like.dtype)
 
 
 def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ from privtune.errors import PrivTuneError
 from privtune.execution.files import pack_result, unpack_result
 from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResult
 from privtune.strategies.release import split
+from privtune.study._shown import INDEX
 
 if TYPE_CHECKING:
     import torch
+    from optuna.trial import FrozenTrial
     from torch import nn
 
     from privtune.strategies import ScorePlan
@@ -76,6 +79,7 @@ def make_release(
         "utility": {name: found.value for name, found in utility.items()},
         "intervals": {name: [found.low, found.high] for name, found in utility.items()},
         "note": outcome.note,
+        "checked": result.checked,
         "machine": dict(machine),
         "cost": {
             "gradient_evaluations": plan.expected_gradient_evaluations,
@@ -213,9 +217,13 @@ def _shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def load_release(
-    plan: Plan, results: Results, document: Mapping[str, Any], guarantee: Guarantee
+    plan: Plan,
+    results: Results,
+    document: Mapping[str, Any],
+    guarantee: Guarantee,
+    kept: Callable[[], Sequence[FrozenTrial]],
 ) -> Release:
-    """Return a release as it was stored.
+    """Return a release as it was stored; ``kept`` returns the arm's trials as Optuna's storage has them.
 
     Raises:
         PrivTuneError: If a model of it is elsewhere.
@@ -243,7 +251,38 @@ def load_release(
         note=document["note"],
         shapes=result.shapes,
         machine=document.get("machine", {}),
+        shown=lambda: _shown(kept(), trials),
+        checked=document.get("checked", ""),
     )
+
+
+def _shown(kept: Sequence[FrozenTrial], released: Sequence[TrialResult]) -> list[FrozenTrial]:
+    """Return released trials as Optuna has them: nothing of them that was not released, as their times.
+
+    Args:
+        kept: The arm's trials in Optuna's storage, which knows the laws of their parameters.
+        released: The trials.
+    """
+    from optuna.trial import TrialState, create_trial
+
+    places = {trial.user_attrs.get(INDEX): trial for trial in kept}
+    found = []
+    for trial in sorted(released, key=lambda trial: trial.index):
+        own = places.get(trial.index)
+        laws = {} if own is None else own.distributions
+        pruned = trial.failed == "TrialPruned"
+        missing = trial.score is None or math.isnan(trial.score)
+        found.append(
+            create_trial(
+                state=TrialState.PRUNED if pruned else TrialState.COMPLETE,
+                value=None if pruned else -math.inf if missing else trial.score,
+                params={n: v for n, v in trial.params.items() if n in laws},
+                distributions=laws,
+                user_attrs={n: v for n, v in trial.params.items() if n not in laws},
+                intermediate_values={} if own is None else own.intermediate_values,
+            )
+        )
+    return found
 
 
 def _cost(plan: Plan, stored: Mapping[str, Any]) -> Cost:

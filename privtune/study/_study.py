@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from privtune.accounting import Guarantee
 from privtune.errors import PrivTuneError
 from privtune.strategies import Plan, Release
+from privtune.study._familiar import answer, answers
 from privtune.study._release import MODEL
 from privtune.study.lifecycle import Life
 from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
@@ -75,6 +76,12 @@ class Study:
         self.observer: Observer = NullObserver()
         self._tasks: dict[str, Task] = {}
         self._curator = curator or os.environ.get("PRIVTUNE_CURATOR", "") not in ("", "0")
+
+    if not TYPE_CHECKING:  # a type checker goes on refusing what is not there
+        __getattr__ = answer
+
+    def __repr__(self) -> str:
+        return f"Study({self.name!r}, storage={self._life.ledger.log.storage.safe_url!r})"
 
     @classmethod
     def create(cls, spec: StudySpec, storage: str) -> Study:
@@ -184,6 +191,7 @@ class Study:
         self._check_curator()
         return self._life.spec.load_task().check_records()
 
+    @answers
     def optimize(
         self,
         build: Build | Task | str | Callable[[Any], Any],
@@ -387,13 +395,55 @@ class Study:
 
     @property
     def trials(self) -> list[optuna.trial.FrozenTrial]:
-        """Every trial of every arm, as Optuna has them. For the curator alone.
+        """Every trial of every arm, as Optuna has them: for the curator alone if an arm is sealed.
+
+        Of arms that pay for all of their trials, those that are released; nothing is sealed there.
 
         Raises:
-            SealedTrialsError: Outside of the trust boundary.
+            SealedTrialsError: If an arm is sealed, outside of the trust boundary.
         """
-        self._check_curator()
-        return [trial for arm in self.arms for trial in self._life.trials.of(arm)]
+        if any(plan.is_sealed for plan in self.plans):
+            self._check_curator()
+        if self._curator:
+            return [trial for arm in self.arms for trial in self._life.trials.of(arm)]
+        paid = (release for release in self.releases() if release.trials)
+        return [trial for release in paid for trial in release.to_optuna().trials]
+
+    @property
+    def best_params(self) -> dict[str, Any]:
+        """Hyperparameters of the release, where exactly one arm has been released.
+
+        Raises:
+            PrivTuneError: If there is no release, or several.
+        """
+        return dict(self._only_release().params)
+
+    @property
+    def best_value(self) -> float:
+        """Score of the release, noised or public, where exactly one arm has been released.
+
+        Raises:
+            PrivTuneError: If there is no release, or several, or its strategy scores no trials.
+        """
+        release = self._only_release()
+        if release.score is None:
+            raise PrivTuneError(
+                f"Arm {release.arm!r} of study {self.name!r} chose by no score, so it has no best value; "
+                "release.utility has what its model reaches on the test split."
+            )
+        return release.score
+
+    def _only_release(self) -> Release:
+        """Return the release where there is exactly one."""
+        there = self.releases()
+        if len(there) == 1:
+            return there[0]
+        arms = ", ".join(release.arm for release in there) or "none"
+        raise PrivTuneError(
+            f"Study {self.name!r} has the arms {', '.join(self.arms) or '(none)'}, of which {arms} are "
+            "released, and the best of several is not known: study.compare() shows them side by side, "
+            "study.release(arm) has the parameters and the score of one."
+        )
 
     def _check_curator(self) -> None:
         if not self._curator:

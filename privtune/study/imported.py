@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from privtune.errors import PrivTuneError
-from privtune.imports import find_function
+from privtune.imports import find_function, path_of, source_digest
 
 __all__ = ["ImportedObjective", "ObjectiveChangedError"]
 
@@ -41,18 +37,14 @@ class ImportedObjective:
             InvalidInputError: If nothing can be imported from there.
         """
         _find(path)
-        return cls(path, _digest(path.partition(":")[0]))
+        return cls(path, source_digest(path.partition(":")[0]))
 
     @classmethod
     def of(cls, objective: Callable[..., Any]) -> ImportedObjective | None:
         """Return where a function is found; ``None`` if no other process can import it."""
-        module, name = getattr(objective, "__module__", None), getattr(objective, "__name__", "")
-        if module in {None, "__main__"} or not name.isidentifier():
-            return None
-        if getattr(sys.modules.get(module), name, None) is not objective:
-            return None
+        path = path_of(objective)
         try:
-            return cls(f"{module}:{name}", _digest(module))
+            return None if path is None else cls(path, source_digest(path.partition(":")[0]))
         except PrivTuneError:
             return None
 
@@ -73,7 +65,7 @@ class ImportedObjective:
             ObjectiveChangedError: If its module's source is another one here.
         """
         found, module = _find(self.path), self.path.partition(":")[0]
-        if _digest(module) != self.digest:
+        if source_digest(module) != self.digest:
             raise ObjectiveChangedError(
                 f"The source of {module} differs between this worker and whoever runs the study: "
                 "trials of two programs must not be compared. Bring the same files to both."
@@ -88,11 +80,3 @@ def _find(path: str) -> Callable[..., Any]:
         allowed="must be package.module:function",
         must="must name a function of a trial",
     )
-
-
-def _digest(module: str) -> str:
-    """Return the digest of a module's source file."""
-    file = getattr(importlib.import_module(module), "__file__", None)
-    if file is None or not Path(file).is_file():
-        raise PrivTuneError(f"Module {module} has no source file that could be compared.")
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
 
 
-
-
 class SpecError(PrivTuneError):
     """A study spec is not well formed."""
 

@@ -24,7 +24,7 @@ from privtune.strategies import Fixed, PapernotSteinke
 from privtune.study import Study, _round, _run
 from privtune.study.lifecycle import Life
 from privtune.training.engine import checkpoint
-from tests.study.loops import LOOP, objective
+from tests.study.elsewhere import OWN, simple
 
 TRACEBACK = 99
 """How a process ends whose command ended in a traceback."""
@@ -32,7 +32,6 @@ TRACEBACK = 99
 _LEASE = 1.0
 PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 OPEN = privtune.Budget(100.0, 1e-5, name="open")
-SPLIT = privtune.Validation(records=60)
 
 
 def run(url: str, gate: Any, results: Any) -> None:
@@ -63,11 +62,8 @@ def added(url: str, arm: str) -> str:
     """Add an arm, of one run or a selection's as its name says; return the name of the released."""
     chooses = arm.startswith("selection")
     strategy = PapernotSteinke(mean_runs=2) if chooses else Fixed()
-    split = SPLIT if chooses else None
     with closing(Study("open", url)) as study:
-        release = study.optimize(
-            objective, strategy=strategy, training=LOOP, validation=split, epsilon=0.5, arm=arm
-        )
+        release = study.optimize(simple, strategy=strategy, epsilon=0.5, arm=arm, **OWN)
     return release.arm
 
 

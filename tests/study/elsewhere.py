@@ -39,6 +39,12 @@ def records() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([TRAIN[0], VALIDATION[0]]), torch.cat([TRAIN[1], VALIDATION[1]])
 
 
+def simple(trial: privtune.Trial) -> privtune.Candidate:
+    """Build a linear model, with nothing to suggest."""
+    model = nn.Linear(6, 3)
+    return privtune.Candidate(model, torch.optim.SGD(model.parameters(), 0.5))
+
+
 def linear(trial: privtune.Trial) -> privtune.Candidate:
     """Build a linear model."""
     rate = trial.suggest_float("learning_rate", 0.05, 5.0, log=True)

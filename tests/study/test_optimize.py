@@ -61,6 +61,16 @@ def charges(storage: str) -> int:
         return len(ledger.charges("loop"))
 
 
+def started(begun: list[bool]) -> Any:
+    """Return an observer that notes when an arm begins, after its rehearsal and its charge."""
+    return types.SimpleNamespace(
+        arm_started=lambda plan: begun.append(True),
+        arm_failed=lambda plan: None,
+        released=lambda plan, release: None,
+        step=lambda *_: None,
+    )
+
+
 def candidate(model: nn.Module, rate: float = 0.5, **options: Any) -> privtune.Candidate:
     return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate), **options)
 
@@ -193,20 +203,6 @@ def test_fixed_needs_no_score_and_no_validation_records(storage: str) -> None:
     release = make(storage).optimize(linear, strategy=strategy, **only)
     assert release.score is None
     assert not release.is_nothing
-
-
-@pytest.mark.parametrize("method", ["hyfreedp", "adadp", "dp-adam", "automatic-clipping", "dog"])
-def test_a_candidate_names_the_method_that_is_charged(storage: str, method: str) -> None:
-    def build(trial: privtune.Trial) -> privtune.Candidate:
-        if method in {"dp-adam", "automatic-clipping", "dog"}:
-            trial.suggest_float("learning_rate", 0.01, 0.5)
-        norm = 1.0 if method in {"dp-adam", "adadp"} else None
-        return privtune.Candidate(nn.Linear(6, 3), method=method, max_grad_norm=norm)
-
-    study = make(storage)
-    release = study.optimize(build, strategy=PapernotSteinke(mean_runs=2), **OWN)
-    assert study.plans[0].training.method.name == method
-    assert release.guarantee.epsilon <= 6.0
 
 
 def test_a_hyperparameter_that_is_called_otherwise_is_refused_before_the_charge(
@@ -357,31 +353,20 @@ def test_the_best_of_the_trials_is_released(storage: str) -> None:
 
 
 def test_a_failure_stops_the_arm_which_goes_on_after_the_mend(storage: str) -> None:
-    broken = [False]
+    begun: list[bool] = []
 
     def flaky(trial: privtune.Trial) -> privtune.Candidate:
-        if broken[0]:
+        if begun:
             raise KeyError("typo")
         return conditional(trial)
 
-    def later(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return loss(model, x, y)
-
     study, strategy = make(storage), PapernotSteinke(mean_runs=3)
-    study.observer = types.SimpleNamespace(  # type: ignore[assignment]
-        arm_started=lambda plan: broken.__setitem__(0, True),
-        arm_failed=lambda plan: None,
-        released=lambda plan, release: None,
-        step=lambda *_: None,
-    )
-    own = {**OWN, "loss": later}
     with pytest.raises(ArmStoppedError, match="nothing was released") as caught:
-        study.optimize(flaky, strategy=strategy, epsilon=5.0, **own)
+        study.optimize(flaky, strategy=strategy, epsilon=5.0, observer=started(begun), **OWN)
     assert "typo" not in "".join(traceback.format_exception(caught.value))
     assert caught.value.__context__ is None
-    study.observer.arm_started = lambda plan: None  # type: ignore[method-assign]
-    broken[0] = False
-    assert not study.optimize(flaky, strategy=strategy, epsilon=5.0, **own).is_nothing
+    begun.clear()
+    assert not study.optimize(flaky, strategy=strategy, epsilon=5.0, **OWN).is_nothing
     assert charges(storage) == 1
 
 

@@ -215,7 +215,7 @@ def test_features_of_a_frozen_part_train_the_same_head(weights):
     torch.testing.assert_close(part.params, whole.params, rtol=1e-4, atol=1e-5)
     assert reduce(data) is reduce(data)  # computed once
     assert reduce(data).x.shape == (200, 64)
-    kernel = choose_kernel(model, OfOutputs(task.loss), reduce(data), torch.device("cpu"))
+    kernel = choose_kernel(model(), OfOutputs(task.loss), reduce(data), torch.device("cpu"))
     assert trained_in(kernel.module) == sum(p.numel() for p in kernel.module.parameters()) == 650
     assert reduced(tuned(weights, "biases"), data)[0] is not model
 

@@ -34,6 +34,7 @@ from privtune.training.mechanism.clipping import (
     Flat,
 )
 from privtune.training.mechanism.data import DatasetData, TensorData
+from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import (
     FallbackWarning,
     OfOutputs,
@@ -141,8 +142,12 @@ def test_record_after_record_gives_the_same_training(monkeypatch):
     monkeypatch.setattr(
         engine,
         "choose_kernel",
-        lambda model, loss_of, data, device, **_: OneByOneKernel.of(
-            model, loss_of, x=data.x[:1], y=data.y[:1], device=device
+        lambda module, loss_of, data, device, **_: OneByOneKernel.of(
+            lambda: fresh(module, trained=True)[0],
+            loss_of,
+            x=data.x[:1],
+            y=data.y[:1],
+            device=device,
         ),
     )
     single = fit(SimpleDPSGD(1.0), count=2)
@@ -733,7 +738,7 @@ def test_a_captured_pass_is_kept_while_what_it_refers_to_is_the_same(
 
     def kernel() -> object:
         found = engine.choose_kernel(
-            _scaled_model, OfOutputs(_scaled_loss), data, torch.device("cpu")
+            _scaled_model(), OfOutputs(_scaled_loss), data, torch.device("cpu")
         )
         rows = Rows(data.x[None], data.y[None], [6], torch.ones(1, 6), [torch.Generator()])
         for _ in range(6):  # a pass is captured after four steps of one shape

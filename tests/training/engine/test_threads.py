@@ -291,7 +291,7 @@ def test_a_model_that_is_taken_record_by_record_uses_no_pool(cores, no_pool):
 
 def kernel(model=mlp):
     return engine.choose_kernel(
-        model,
+        model(),
         engine.OfOutputs(cross_entropy),
         TensorData(*blobs()),
         torch.device("cpu"),

@@ -1,0 +1,614 @@
+"""Candidates of a ``build``: what shares a stack, and that nobody sees whom it was stacked with."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler as schedules
+
+from privtune.errors import InvalidInputError
+from privtune.training.engine import candidates, checkpoint
+from privtune.training.engine import train as engine
+from privtune.training.engine.candidates import Made, Outcome, train_made
+from privtune.training.engine.checkpoint import Keeper
+from privtune.training.engine.initialisation import Initialisation
+from privtune.training.engine.stacks import run_stack
+from privtune.training.engine.train import choose_kernel, train
+from privtune.training.mechanism.clipping import Automatic, Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import FallbackWarning, flatten_params, load_params
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.stack_oracle import StackOracle
+from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.transcript import TranscriptMismatchError
+from privtune.training.methods import METHODS, AutomaticClipping, DPAdam, FixedDPSGD
+from tests.training.methods.test_contract import DIMENSION, candidate, planned
+from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, mlp
+
+SCHEDULE = Schedule(200, 0.1, 12)
+METHOD = FixedDPSGD(1.0)
+X, Y = blobs()
+DATA = TensorData(X, Y)
+CPU = torch.device("cpu")
+Make = Callable[[nn.Module, int], torch.optim.Optimizer]
+
+
+def loss_of(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(model(x), y)
+
+
+def secret(k: int) -> bytes:
+    return bytes([k + 1] * 32)
+
+
+def sgd(model: nn.Module, k: int) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1 * (k + 1))
+
+
+def make(
+    k: int,
+    build: Callable[[], nn.Module] = mlp,
+    optimizer: Make | None = sgd,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+    **values: Any,
+) -> Made:
+    with Initialisation(Streams(secret(k))):
+        model = build()
+    made = None if optimizer is None else optimizer(model, k)
+    stepped = None if scheduler is None or made is None else scheduler(made)
+    return Made(model, secret(k), {"max_grad_norm": 0.5 + k, **values}, made, stepped)
+
+
+def run(made: Sequence[Made], method: Any = METHOD, **options: Any) -> list[Outcome]:
+    given: dict[str, Any] = {"loss_of": loss_of, "data": DATA, "device": "cpu", **options}
+    found = list(train_made(method, SCHEDULE, iter(made), **given))
+    return sorted(found, key=lambda outcome: outcome.position)
+
+
+@pytest.fixture
+def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many candidates each stack had."""
+    sizes: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        sizes.append(len(options["steps"]))
+        return run_stack(*args, **options)
+
+    monkeypatch.setattr(engine, "run_stack", counted)
+    return sizes
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": sgd,
+    "momentum, decay": lambda m, k: torch.optim.SGD(
+        m.parameters(), 0.1, 0.3 * k, weight_decay=0.01 * k, nesterov=k > 0
+    ),
+    "dampening, also without momentum": lambda m, k: torch.optim.SGD(
+        m.parameters(), 0.1, 0.4 * k, dampening=0.5, maximize=k == 1
+    ),
+    "a group a layer": lambda m, k: torch.optim.SGD(
+        [{"params": m[0].parameters(), "lr": 0.1}, {"params": m[2].parameters(), "lr": 0.2 * k}]
+    ),
+    "in another order": lambda m, k: torch.optim.SGD([*m.parameters()][::-1], 0.1, 0.3 * k),
+    "a rate in a tensor": lambda m, k: torch.optim.Adam(m.parameters(), torch.tensor(0.01 * (k + 1))),
+    **{
+        f"{kind.__name__}, decay": lambda m, k, kind=kind: kind(
+            [
+                {"params": m[0].parameters(), "betas": (0.5, 0.9 - 0.1 * k)},
+                {"params": m[2].parameters(), "eps": 1e-3 * (k + 1), "maximize": k == 2},
+            ],
+            0.01,
+            weight_decay=0.1 * k,
+        )
+        for kind in (torch.optim.Adam, torch.optim.AdamW)
+    },
+    "amsgrad": lambda m, k: torch.optim.Adam(m.parameters(), 0.01 * (k + 1), amsgrad=k > 0),
+    **{
+        kind.__name__: lambda m, k, kind=kind: kind(m.parameters(), 0.01 * (k + 1))
+        for kind in (
+            torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad,
+            torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
+        )
+    },
+}  # fmt: skip
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "cosine": lambda o: schedules.CosineAnnealingLR(o, SCHEDULE.steps),
+    "from nothing": lambda o: schedules.LambdaLR(o, lambda step: min(1.0, step / 4)),
+    "in two parts": lambda o: schedules.SequentialLR(
+        o, [schedules.LinearLR(o, 0.2, 1.0, 3), schedules.ExponentialLR(o, 0.8)], [3]
+    ),
+    "of each group": lambda o: schedules.LambdaLR(
+        o, [lambda step, n=n: 0.9 ** (step * (n + 1)) for n in range(len(o.param_groups))]
+    ),
+    "momentum, too": lambda o: schedules.OneCycleLR(o, 0.3, total_steps=SCHEDULE.steps + 1),
+}
+
+
+def by_torch(
+    k: int,
+    optimizer: Make,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+    paces: Sequence[float] = (1.0,) * SCHEDULE.steps,
+    method: Any = METHOD,
+) -> torch.Tensor:
+    """Step torch's own optimizer along the releases of an oracle of the candidate's streams."""
+    made = make(k, optimizer=optimizer, scheduler=scheduler)
+    model = made.model
+    assert made.optimizer is not None
+    kernel = choose_kernel(model, loss_of, DATA, CPU)
+    oracle = StackOracle(
+        SCHEDULE,
+        data=DATA,
+        kernel=kernel,
+        streams=[Streams(secret(k))],
+        device=CPU,
+        physical_rows=256,
+    )
+    clipping = Flat(0.5 + k) if method is METHOD else Automatic(method.stabilizer)
+    for pace in paces:
+        gradient = oracle.gradient(
+            oracle.sample(), flatten_params(model)[None], clipping=clipping, noise_multiplier=1.0
+        )
+        for name, part in kernel.layout.unflatten(gradient[0]).items():
+            dict(model.named_parameters())[name].grad = part.clone()
+        for group in made.optimizer.param_groups:
+            group["lr"] = group["lr"] * pace
+        made.optimizer.step()
+        for group in made.optimizer.param_groups:
+            group["lr"] = group["lr"] / pace
+        if made.scheduler is not None:
+            made.scheduler.step()
+    return flatten_params(model)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_are_torchs_own_alone_and_in_a_stack(name: str, stacked: list[int]) -> None:
+    found = run([make(k, optimizer=OPTIMIZERS[name]) for k in range(3)])
+    assert stacked == ([1, 2] if name == "amsgrad" else [3])
+    (alone,) = run([make(1, optimizer=OPTIMIZERS[name])])
+    torch.testing.assert_close(alone.params, found[1].params, rtol=1e-4, atol=1e-5)
+    for k, outcome in enumerate(found):
+        expected = by_torch(k, OPTIMIZERS[name])
+        torch.testing.assert_close(outcome.params, expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(flatten_params(outcome.module), outcome.params)
+        assert len(outcome.report["learning_rate"]) == SCHEDULE.steps
+        outcome.transcript.check_whole(METHOD.event(SCHEDULE))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("optimizer", ["a group a layer", "Adam", "RMSprop", "momentum, decay"])
+def test_schedules_of_torch(name: str, optimizer: str) -> None:
+    if name == "momentum, too" and optimizer in ("RMSprop", "a group a layer"):
+        pytest.skip("torch needs a momentum there")
+
+    def own(model: nn.Module, k: int) -> torch.optim.Optimizer:
+        return OPTIMIZERS[optimizer](model, k + 1)
+
+    made = [make(k, optimizer=own, scheduler=SCHEDULES[name]) for k in range(2)]
+    for k, outcome in enumerate(run(made)):
+        expected = by_torch(k, own, SCHEDULES[name])
+        torch.testing.assert_close(outcome.params, expected, rtol=1e-4, atol=1e-5)
+    rates = by_torch(0, own)
+    assert not torch.allclose(rates, by_torch(0, own, SCHEDULES[name]), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum, decay", "AdamW, decay", "RMSprop"])
+def test_a_named_schedule_scales_the_rates_of_an_optimizer(optimizer: str) -> None:
+    made = [make(k, optimizer=OPTIMIZERS[optimizer], schedule="linear", warmup=0.5) for k in (1, 2)]
+    paces = engine.rate_factors(METHOD, made[0].values, SCHEDULE)
+    for k, outcome in zip((1, 2), run(made), strict=True):
+        expected = by_torch(k, OPTIMIZERS[optimizer], paces=paces)
+        torch.testing.assert_close(outcome.params, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_automatic_clipping_takes_an_optimizer_too() -> None:
+    method = AutomaticClipping(1.0)
+    (found,) = run([make(1)], method)
+    torch.testing.assert_close(found.params, by_torch(1, sgd, method=method), rtol=1e-4, atol=1e-5)
+    assert found.report.keys() == {"learning_rate"}
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "hyfreedp", "dp-adam", "quantile-clipping", "prodigy"])
+def test_methods_that_step_by_themselves_are_what_train_makes_of_them(name: str) -> None:
+    method = planned(name, SCHEDULE, DIMENSION)
+    values = [
+        {n: v * (1 + k) if n == "learning_rate" else v for n, v in candidate(method).items()}
+        for k in range(3)
+    ]
+    made = []
+    for k, own in enumerate(values):
+        with Initialisation(Streams(secret(k))):
+            made.append(Made(mlp(), secret(k), own))
+    found = run(made, method)
+    expected = train(
+        method,
+        SCHEDULE,
+        model=mlp,
+        loss=cross_entropy,
+        data=DATA,
+        candidates=values,
+        secrets=[secret(k) for k in range(3)],
+        device="cpu",
+    )
+    for k, outcome in enumerate(found):
+        assert torch.equal(outcome.params, expected.params[k])
+        for curve, column in expected.report.items():
+            assert torch.equal(outcome.report[curve].nan_to_num(), column[:, k].nan_to_num())
+
+
+FACTOR = 1.0
+
+
+class Scaled(nn.Module):
+    """A model of a user's, which reads an attribute and a global."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x) * self.scale * FACTOR
+        return out
+
+
+class Held(nn.Module):
+    """A model that holds numbers in a buffer, or beside."""
+
+    def __init__(self, value: float, *, buffer: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        if buffer:
+            self.register_buffer("offset", torch.full((3,), value))
+        else:
+            self.offset = torch.full((3,), value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x) + self.offset
+        return out
+
+
+class _Sign(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.sign()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class _HalfSign(_Sign):
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad / 2
+
+
+def frozen(value: float) -> nn.Module:
+    model = mlp()
+    nn.init.constant_(model[0].weight, value).requires_grad_(False)
+    return model
+
+
+def dropping(p: float, *, training: bool = True) -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(p), nn.Linear(16, 3))
+    model[1].train(training)
+    return model
+
+
+def hooked(factor: float) -> nn.Module:
+    model = mlp()
+    model[0].register_forward_hook(lambda module, args, out: out * factor)
+    return model
+
+
+def applying(function: Any) -> nn.Module:
+    class Applying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layer(x) + function(self.layer(x))
+            return out
+
+    return Applying()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (mlp, lambda: mlp(hidden=17)),
+        (mlp, lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))),
+        (Scaled, lambda: Scaled(2.0)),
+        (lambda: hooked(1.0), lambda: hooked(2.0)),
+        (mlp, lambda: hooked(1.0)),
+        (lambda: dropping(0.5), lambda: dropping(0.4)),
+        (lambda: dropping(0.5), lambda: dropping(0.5, training=False)),
+        (lambda: frozen(1.0), lambda: frozen(2.0)),
+        (mlp, lambda: frozen(1.0)),
+        (lambda: Held(1.0, buffer=True), lambda: Held(2.0, buffer=True)),
+        (lambda: Held(1.0, buffer=False), lambda: Held(2.0, buffer=False)),
+        (lambda: applying(torch.tanh), lambda: applying(lambda x: x.detach().tanh())),
+        (lambda: applying(_HalfSign.apply), lambda: applying(_Sign.apply)),
+        (
+            lambda: applying(lambda x: x.clamp(max=1.0)),
+            lambda: applying(lambda x: x.clamp(max=2.0)),
+        ),
+    ],
+)
+def test_other_programs_share_no_stack_and_equal_ones_do(
+    one: Callable[[], nn.Module], other: Callable[[], nn.Module], stacked: list[int]
+) -> None:
+    run([make(0, one), make(1, other)])
+    assert stacked == [1, 1]
+    stacked.clear()
+    run([make(0, one), make(1, other), make(2, one), make(3, other)])
+    assert sorted(stacked) == [2, 2]
+
+
+def test_a_global_that_changes_is_another_program(
+    stacked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changing() -> Any:
+        yield make(0, Scaled)
+        monkeypatch.setitem(globals(), "FACTOR", 2.0)
+        yield make(1, Scaled)
+
+    list(train_made(METHOD, SCHEDULE, changing(), loss_of=loss_of, data=DATA, device="cpu"))
+    assert stacked == [1, 1]
+
+
+def test_a_model_that_reads_a_value_is_trained_by_itself(stacked: list[int]) -> None:
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.inner(x)
+            return out if float(x.abs().sum()) >= 0 else x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        found = run([make(k, Deciding) for k in range(2)])
+    assert stacked == [1, 1]
+    for k, outcome in enumerate(run([make(k) for k in range(2)])):
+        torch.testing.assert_close(found[k].params, outcome.params, rtol=1e-4, atol=1e-5)
+
+
+def test_optimizers_of_several_kinds_share_no_stack(stacked: list[int]) -> None:
+    def own(model: nn.Module, k: int) -> torch.optim.Optimizer:
+        kinds = (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop)
+        return kinds[k % 3](model.parameters(), 0.01 * (k + 1))
+
+    for k, outcome in enumerate(run([make(k, optimizer=own) for k in range(6)])):
+        torch.testing.assert_close(outcome.params, by_torch(k, own), rtol=1e-4, atol=1e-5)
+    assert stacked == [2, 2, 2]
+
+
+def test_dropout_is_drawn_from_each_candidates_own_stream() -> None:
+    together = run([make(k, lambda: dropping(0.5)) for k in range(3)])
+    for k, outcome in enumerate(together):
+        (alone,) = run([make(k, lambda: dropping(0.5))])
+        torch.testing.assert_close(alone.params, outcome.params, rtol=1e-4, atol=1e-5)
+
+
+def test_known_programs_are_not_captured(
+    stacked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "program_of", lambda *_: pytest.fail("captured"))
+    own = {"learning_rate": 0.1, "max_grad_norm": 1.0}
+    run([Made(mlp(), secret(k), own, program="mine") for k in range(3)])
+    assert stacked == [3]
+
+
+def test_what_waits_is_bounded(stacked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are taken one after the other, and trained before memory holds too many."""
+    size = flatten_params(mlp()).nbytes
+    monkeypatch.setattr(candidates, "_HELD_BYTES", 2 * size)
+    made: list[int] = []
+    done: list[int] = []
+
+    def each() -> Any:
+        for k in range(7):
+            made.append(k)
+            assert len(made) - len(done) <= 3
+            yield make(k)
+
+    for outcome in train_made(METHOD, SCHEDULE, each(), loss_of=loss_of, data=DATA, device="cpu"):
+        done.append(outcome.position)
+    assert done == list(range(7))
+    assert stacked == [3, 3, 1]
+
+
+def test_the_model_and_the_global_generator_stay_as_they_were() -> None:
+    made = make(0, lambda: dropping(0.5))
+    made.model.calls = []  # type: ignore[assignment]
+    made.model.register_forward_hook(lambda module, *_: module.calls.append(1))
+    state = torch.get_rng_state()
+    (found,) = run([made])
+    assert found.module is made.model
+    assert not made.model.calls
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_looks_at_a_candidate_that_is_trained_alone() -> None:
+    seen: dict[int, torch.Tensor] = {}
+    (found,) = run([make(0)], snapshots_at=(3, 7), look=seen.setdefault)
+    assert seen.keys() == found.snapshots.keys() == {3, 7}
+    assert all(torch.equal(seen[step], found.snapshots[step]) for step in seen)
+
+    class EnoughError(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise EnoughError
+
+    with pytest.raises(EnoughError):
+        run([make(0)], snapshots_at=(3,), look=stop)
+
+
+@pytest.mark.parametrize("name", ["SGD", "momentum, decay", "AdamW, decay", "RMSprop", "NAdam"])
+def test_a_candidate_goes_on_from_its_checkpoint_to_the_same_bits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", 1e9)
+    drawer: list[bytes] = []
+    keeper = Keeper(lambda: drawer[-1] if drawer else None, drawer.append)
+
+    class StopError(Exception):
+        pass
+
+    def stop(step: int, _: object) -> None:
+        if step == 7:
+            raise StopError
+
+    def one() -> list[Made]:
+        engine._kernels.clear()
+        cosine = SCHEDULES["cosine"]
+        return [make(1, lambda: dropping(0.3), OPTIMIZERS[name], cosine)]
+
+    (whole,) = run(one())
+    with pytest.raises(StopError):
+        run(one(), keeper=keeper, on_step=stop)
+    assert len(drawer) == 7
+    (resumed,) = run(one(), keeper=keeper)
+    assert len(drawer) == 7 + SCHEDULE.steps - 1 - 7
+    assert torch.equal(resumed.params, whole.params)
+    assert torch.equal(resumed.report["learning_rate"], whole.report["learning_rate"])
+
+
+class Mine(torch.optim.SGD):
+    """An optimizer of a user's."""
+
+
+def replaced(model: nn.Module, k: int) -> torch.optim.Optimizer:
+    optimizer = sgd(model, k)
+    optimizer.step = lambda closure=None: None  # type: ignore[method-assign]
+    return optimizer
+
+
+def with_hook(model: nn.Module, k: int) -> torch.optim.Optimizer:
+    optimizer = sgd(model, k)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+def stepped(model: nn.Module, k: int) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (lambda m, k: Mine(m.parameters(), 0.1), "must be one of torch's classes"),
+        (lambda m, k: torch.optim.SGD, "must be one optimizer made over"),
+        (lambda m, k: torch.optim.LBFGS(m.parameters()), "asks for more of them"),
+        (lambda m, k: torch.optim.SGD(m[0].parameters(), 0.1), "exactly the 4 trainable"),
+        (lambda m, k: torch.optim.SGD(mlp().parameters(), 0.1), "exactly the 4 trainable"),
+        (replaced, "must be that of SGD"),
+        (with_hook, "no hooks on its steps"),
+        (stepped, "must be new for each candidate"),
+    ],
+)
+def test_optimizers_that_are_refused_before_anything_is_drawn(
+    optimizer: Make, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StackOracle, "sample", lambda _: pytest.fail("drawn"))
+    with pytest.raises(InvalidInputError, match=said):
+        run([make(0, optimizer=optimizer)])
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "said"),
+    [
+        (schedules.ReduceLROnPlateau, "by no metric"),
+        (lambda o: schedules.ConstantLR(sgd(mlp(), 0)), "own optimizer"),
+    ],
+)
+def test_schedules_that_are_refused(scheduler: Any, said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        run([make(0, scheduler=scheduler)])
+
+
+@pytest.mark.parametrize(
+    "method", [DPAdam(1.0), FixedDPSGD(1.0, momentum=0.9), METHODS["hyfreedp"](1.0, 1.0)]
+)
+def test_methods_that_take_no_optimizer(method: Any) -> None:
+    with pytest.raises(InvalidInputError, match="steps by itself"):
+        run([make(0)], method)
+
+
+def test_models_that_are_refused() -> None:
+    def hook() -> nn.Module:
+        model = mlp()
+        model[0].weight.register_hook(lambda grad: grad.clamp(-1, 1))
+        return model
+
+    def view() -> nn.Module:
+        model = mlp()
+        model.kept = model[0].weight.detach()  # type: ignore[assignment]
+        return model
+
+    with pytest.raises(InvalidInputError, match="no hook on its gradient"):
+        run([make(0, hook)])
+    with pytest.raises(InvalidInputError, match="must not be a view"):
+        run([make(0, view)])
+
+
+def test_a_method_that_releases_more_than_it_charges_is_found() -> None:
+    made = make(0, optimizer=None, learning_rate=0.1)
+    with pytest.raises(TranscriptMismatchError):
+        run([made], SimpleDPSGD(1.0, extra_releases=1))
+
+
+def test_a_diverged_candidate_is_a_result_and_touches_no_other(stacked: list[int]) -> None:
+    def own(model: nn.Module, k: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), 1e40 if k == 1 else 0.1)
+
+    found = run([make(k, optimizer=own) for k in range(3)])
+    assert stacked == [3]
+    assert not bool(found[1].params.isfinite().all())
+    (alone,) = run([make(2, optimizer=own)])
+    torch.testing.assert_close(alone.params, found[2].params, rtol=1e-4, atol=1e-5)
+
+
+def test_first_weights_are_those_of_the_candidate() -> None:
+    made = make(0)
+    load_params(made.model, torch.full((DIMENSION,), 0.01))
+    (one,), (other,) = run([made]), run([make(0)])
+    assert not torch.allclose(one.params, other.params, rtol=1e-2, atol=1e-2)
+
+
+def test_other_streams_are_other_results() -> None:
+    """The comparisons above can fail: another seed moves weights by far more than rounding."""
+    one, other = run([make(0)]), run([make(1)])
+    assert not torch.allclose(one[0].params, other[0].params, rtol=1e-2, atol=1e-2)
+
+
+def smoothed(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y, reduction="none", label_smoothing=0.5)
+
+
+def test_another_loss_is_another_program() -> None:
+    (one,), (other,) = run([make(0)]), run([make(0)], loss_of=smoothed)
+    assert not torch.allclose(one.params, other.params, rtol=1e-3, atol=1e-3)
