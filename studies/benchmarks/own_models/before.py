@@ -74,7 +74,7 @@ def gru(study: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, nn.Module]:
         private.fit(loss_of)
         return trial.score(model, (x[1000:1500], y[1000:1500]))
 
-    loop = privtune.DPSGD(records=1000, epochs=3, expected_batch_size=100)
+    loop = privtune.DPSGD(records=1000, epochs=2, expected_batch_size=100)
     split = privtune.Validation(records=500)
     release = study.optimize(objective, strategy=STRATEGY, training=loop, validation=split)
     trained = GRU(32)
@@ -121,7 +121,7 @@ def encoder(study: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, nn.Modul
         private.fit(loss_of)
         return trial.score(model, (x[2000:2500], y[2000:2500]))
 
-    loop = privtune.DPSGD(records=2000, epochs=4, expected_batch_size=100)
+    loop = privtune.DPSGD(records=2000, epochs=2, expected_batch_size=100)
     split = privtune.Validation(records=500)
     release = study.optimize(objective, strategy=STRATEGY, training=loop, validation=split)
     trained = make()

@@ -65,7 +65,7 @@ def gru(study: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, nn.Module]:
         return cross_entropy(model(x), y, reduction="none")
 
     train, validation = (x[:1000], y[:1000]), (x[1000:1500], y[1000:1500])
-    records = {"train": train, "validation": validation, "epochs": 3, "expected_batch_size": 100}
+    records = {"train": train, "validation": validation, "epochs": 2, "expected_batch_size": 100}
     release = study.optimize(build, loss=loss, strategy=STRATEGY, **records)
     # end
     return release, release.model
@@ -83,7 +83,7 @@ def encoder(study: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, nn.Modul
         return cross_entropy(model(x), y, reduction="none")
 
     train, validation = (x[:2000], y[:2000]), (x[2000:2500], y[2000:2500])
-    records = {"train": train, "validation": validation, "epochs": 4, "expected_batch_size": 100}
+    records = {"train": train, "validation": validation, "epochs": 2, "expected_batch_size": 100}
     release = study.optimize(build, loss=loss, strategy=STRATEGY, **records)
     # end
     return release, release.model
