@@ -38,6 +38,7 @@ def pack_result(
         "transcript_digest": result.transcript_digest,
         "failed": result.failed,
         "unusable": result.unusable,
+        "checked": result.checked,
         "shapes": {name: list(shape) for name, shape in result.shapes.items()},
     }
     metadata = {"result": json.dumps(document)}

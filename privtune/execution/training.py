@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
-from privtune.execution.fine_tuned import check_saved, reduced
+from privtune.execution.fine_tuned import check_loaded, check_saved, reduced
 from privtune.strategies import PRUNED, Plan, ScorePlan, TrainingPlan, TrialResult
 from privtune.tasks._fine_tuning import PART, for_candidate
-from privtune.tasks._task import made_up_inputs
+from privtune.tasks._task import TaskData, made_up_inputs
 from privtune.training.engine.compute import Compute
+from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
+from privtune.training.methods import FixedDPSGD
 
 if TYPE_CHECKING:
     import torch
 
-    from privtune.tasks import Task, TaskData
+    from privtune.tasks import Task
+    from privtune.training.engine.candidates import Made
     from privtune.training.engine.checkpoint import Keeper
     from privtune.training.mechanism.data import TensorData
+    from privtune.training.mechanism.kernel import Loss
+    from privtune.training.mechanism.scoring import OfRecords
+    from privtune.training.methods import Method
 
 __all__ = [
     "accuracy",
     "dry_run",
+    "dry_run_built",
     "held_to_classes",
     "made_up_records",
     "model_of",
     "part_of",
     "pruned",
+    "score_model",
+    "scored_as",
     "seconds_per_step",
+    "train_built",
     "train_trials",
 ]
 
@@ -74,7 +85,7 @@ def train_trials(
 
     Args:
         training: What each runs.
-        task: The task.
+        task: The task; its ``model`` makes the models.
         data: Its splits; the arm's charge has been started.
         records: The training records that it may see.
         score: How to score, or None.
@@ -99,7 +110,6 @@ def train_trials(
             record's doing: records that cannot be used contribute nothing.
     """
     from privtune.training.engine.train import train
-    from privtune.training.mechanism.scoring import score as score_of
     from privtune.training.methods._rate_schedule import SEARCHED
 
     if validated and not task.public_validation:
@@ -133,6 +143,7 @@ def train_trials(
             snapshots_at=training.schedule.checkpoints() if validated else (),
             keeper=keeper,
         )
+        scored = replace(own, model=model)
         for row, (index, params) in enumerate(alike.items()):
             weights = trained.params[row].detach().cpu()
             curves = {name: values[:, row].tolist() for name, values in trained.report.items()}
@@ -144,18 +155,158 @@ def train_trials(
                 weights=weights,
                 score=None
                 if score is None
-                else score_of(
+                else score_model(
                     score,
-                    model_of(replace(own, model=model), weights),
-                    held_to_classes(reduce(data.validation), own.classes),
-                    rng=Streams(secrets[index]).numpy("score", 0),
-                    loss=own.loss,
+                    scored,
+                    model_of(scored, weights),
+                    reduce(data.validation),
+                    secret=secrets[index],
                 ),
                 curves=curves,
                 transcript_digest=trained.transcripts[row].digest(),
                 unusable=trained.nonfinite[row],
             )
     return [done[index] for index in trials]
+
+
+def train_built(
+    training: TrainingPlan,
+    *,
+    task: Task,
+    data: TaskData,
+    records: Any,
+    score: ScorePlan | None,
+    made: Iterable[tuple[int, Made]],
+    compute: Compute = _COMPUTE,
+    on_step: OnStep | None = None,
+    keeper: Keeper | None = None,
+    look: Callable[[int, float], object] | None = None,
+) -> Iterator[TrialResult]:
+    """Train candidates that a ``build`` made, those of equal programs as one stack; score each.
+
+    Args:
+        training: What each runs.
+        task: The task; it has a ``build``.
+        data: Its splits; the arm's charge has been started.
+        records: The training records that it may see.
+        score: How to score, or None.
+        made: The candidates by number; each is asked for when it is needed.
+        compute: Where, how many at once, compiled or not.
+        on_step: Progress.
+        keeper: Where a trial that is trained alone keeps its checkpoint, and finds it.
+        look: Called now and then with the steps done and the public score of a single trial; what it raises
+            ends the trial.
+
+    Returns:
+        One result a candidate, in any order, without hyperparameters.
+
+    Raises:
+        Exception: As :func:`train_trials`.
+    """
+    from privtune.training.engine.candidates import train_made
+    from privtune.training.mechanism.kernel import Layout, load_params
+
+    numbers: list[int] = []
+    candidates: list[Made] = []
+
+    def noted() -> Iterator[Made]:
+        for number, each in made:
+            numbers.append(number)
+            candidates.append(each)
+            yield each
+
+    def looked(step: int, params: torch.Tensor) -> None:
+        if look is not None and score is not None:
+            seen = copy.deepcopy(candidates[0].model)
+            load_params(seen, params)
+            look(step + 1, score_model(score, task, seen, data.validation, secret=bytes(32)))
+
+    steps = training.schedule.steps
+    for outcome in train_made(
+        training.method,
+        training.schedule,
+        noted(),
+        loss_of=task.record_loss,
+        data=held_to_classes(records, task.classes),
+        device=compute.device,
+        stack=compute.stack,
+        compiled=compute.compiled,
+        precision=task.precision,
+        noise=training.noise,
+        on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
+        snapshots_at=() if look is None else training.schedule.checkpoints(),
+        keeper=keeper,
+        look=None if look is None else looked,
+    ):
+        secret, found = candidates[outcome.position].secret, None
+        if score is not None:
+            found = score_model(score, task, outcome.module, data.validation, secret=secret)
+        yield TrialResult(
+            index=numbers[outcome.position],
+            params={},
+            weights=outcome.params,
+            score=found,
+            curves={name: values.tolist() for name, values in outcome.report.items()},
+            transcript_digest=outcome.transcript.digest(),
+            unusable=outcome.nonfinite,
+            shapes=Layout(outcome.module).shapes,
+        )
+
+
+def score_model(
+    terms: ScorePlan,
+    task: Task,
+    model: torch.nn.Module,
+    data: TensorData,
+    *,
+    secret: bytes,
+) -> float:
+    """Return the score of a trained model of a task, noise included.
+
+    Args:
+        terms: Metric, bound and noise.
+        task: The task.
+        model: The model, of packed records' inputs where the task has a ``build``.
+        data: The validation records.
+        secret: What the noise derives from: the trial's.
+    """
+    from privtune.training.mechanism.scoring import score
+
+    module, loss = scored_as(terms, task, model)
+    return score(
+        terms,
+        module,
+        held_to_classes(data, task.classes),
+        rng=Streams(secret).numpy("score", 0),
+        loss=loss,
+    )
+
+
+def scored_as(
+    terms: ScorePlan, task: Task, model: torch.nn.Module
+) -> tuple[torch.nn.Module, Loss | OfRecords]:
+    """Return a task's model and its loss as its metric takes them.
+
+    Args:
+        terms: The metric.
+        task: The task.
+        model: Its model.
+    """
+    from privtune.training.mechanism.scoring import OfRecords, cross_entropy
+    from privtune.training.mechanism.units import OfUnits
+
+    if terms.metric in ("cost", "value"):
+        if task.score_of is None:
+            raise PrivTuneError(
+                f"Metric {terms.metric!r} needs a function: score=privtune.Score(function, bound=...)."
+            )
+        return model, OfRecords(task.score_of)
+    if task.loss_of is None:
+        return model, task.loss
+    if terms.metric == "loss":
+        return model, OfRecords(task.loss_of)
+    inner = model if task.tree is None else task.tree.inputs.wrap(model)
+    return OfUnits(inner, len(task.input_shape) - 1) if task.unit else inner, cross_entropy
 
 
 def made_up_records(task: Task, records: int) -> TensorData:
@@ -167,8 +318,11 @@ def made_up_records(task: Task, records: int) -> TensorData:
     """
     import torch
 
-    from privtune.training.mechanism.data import TensorData
+    from privtune.training.mechanism.data import TensorData, synthetic
 
+    if task.like is not None:
+        x, y = synthetic(*task.like, (1, records), torch.device("cpu"))
+        return TensorData(x[0], y[0], tree=task.tree)
     generator = torch.Generator().manual_seed(0)
     shape = (records, task.input_shape[0]) if task.unit else (records,)
     if task.classes is None:
@@ -282,13 +436,77 @@ def dry_run(
     )
 
 
+def dry_run_built(
+    plan: Plan,
+    task: Task,
+    first: Made,
+    make: Callable[[bytes], Made],
+    *,
+    compute: Compute = _COMPUTE,
+    steps: int = 16,
+) -> tuple[TrialResult, float]:
+    """Train and score a candidate of a ``build`` for two steps on made-up records; time a stack of others.
+
+    Args:
+        plan: The arm's plan.
+        task: The task; it has a ``build``.
+        first: A candidate.
+        make: Makes one of the same hyperparameters, from a secret.
+        compute: Where, how many at once.
+        steps: How many steps to time at most.
+
+    Returns:
+        The candidate's result, and how long the arm takes in expectation, in seconds.
+
+    Raises:
+        PrivTuneError: If the candidate cannot be trained, or what is saved of it, loaded into a model that is
+            made anew, is another model.
+    """
+    import torch
+
+    schedule = plan.training.schedule
+    records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))
+    rate = min(1.0, schedule.expected_batch_size / records)
+    made_up = made_up_records(task, records)
+    own = replace(made_up, unit=task.unit)
+    training = plan.training if plan.search is None else plan.search.trainings[0]
+    clock = [time.perf_counter()]
+
+    def trained(
+        method: Method[Any], candidates: Iterable[Made], steps: int, score: ScorePlan | None
+    ) -> list[TrialResult]:
+        found = train_built(
+            replace(training, method=method, schedule=Schedule(records, rate, steps)),
+            task=task,
+            data=TaskData(own, own, own),
+            records=own,
+            score=score,
+            made=enumerate(candidates),
+            compute=compute,
+            on_step=lambda *_: clock.append(time.perf_counter()),
+        )
+        return list(found)
+
+    (result,) = trained(training.method, [first], 2, plan.score)
+    check_loaded(task, first.model, make(bytes([255]) * 32).model, result, own)
+    stack, threads = max(1, min(_TIMED, round(plan.expected_runs))), torch.get_num_threads()
+    if (clock[-1] - clock[-2]) * stack * steps > _LONG:
+        stack, steps = min(stack, threads), min(steps, _FEW)
+    clock[:] = [time.perf_counter()]
+    # What a step costs hangs on its gradients, not on the method or the learning rate.
+    values = {"learning_rate": 1e-3, "max_grad_norm": 1.0}
+    # A schedule of torch's may end before as many steps as are timed.
+    others = (replace(make(bytes([n]) * 32), values=values, scheduler=None) for n in range(stack))
+    trained(FixedDPSGD(noise_multiplier=1.0), others, steps, None)
+    per_step = seconds_per_step(clock, steps=steps, threads=threads) / stack
+    return result, plan.expected_gradient_evaluations * per_step / schedule.expected_batch_size
+
+
 def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, stack: int, steps: int) -> float:
     """Train a stack on made-up records, hold what is saved against it; return a candidate's step."""
     import torch
 
     from privtune.training.engine.train import train
-    from privtune.training.mechanism.schedule import Schedule
-    from privtune.training.methods import FixedDPSGD
 
     schedule = plan.training.schedule
     records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))

@@ -223,7 +223,10 @@ class History:
             charge = replace(charge, state=state, started_at=at)
         else:
             digest = sealed.get("transcript_digest", "")
-            charge = replace(charge, state=state, closed_at=at, transcript_digest=digest)
+            noted = "; ".join(filter(None, (charge.note, json.loads(entry.body).get("note", ""))))
+            charge = replace(
+                charge, state=state, closed_at=at, transcript_digest=digest, note=noted
+            )
             if "round" in sealed:
                 self.rounds[entry.charge] = sealed["round"]
         self.charges[entry.charge] = charge

@@ -283,6 +283,7 @@ class Ledger(LedgerReading):
         kind: Kind,
         *,
         sealed: Mapping[str, Any] | None = None,
+        note: str = "",
         work: Callable[[Connection], bool] | None = None,
     ) -> Charge:
         """Append a charge's next state.
@@ -293,6 +294,7 @@ class Ledger(LedgerReading):
             charge_id: The charge.
             kind: The state.
             sealed: What to note in the sealed part.
+            note: Added to the charge's note, which is part of certificates.
             work: More to do in the same transaction; False if the state is not to be appended.
 
         Returns:
@@ -322,7 +324,8 @@ class Ledger(LedgerReading):
                 )
             round_ = round_digest(connection, budget, number) if kind is Kind.SETTLED else None
             noted = {} if round_ is None else {"round": round_}
-            return [Line(kind, number, sealed={**(sealed or {}), **noted})]
+            body = {"note": note} if note else {}
+            return [Line(kind, number, body=body, sealed={**(sealed or {}), **noted})]
 
         history, _ = self.log.write(budget, decide)
         return history.charges[number]

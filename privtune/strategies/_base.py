@@ -48,6 +48,7 @@ class TrialResult:
             left out of whatever is released.
         shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``;
             empty where they are not known.
+        checked: What a declared training was checked against; empty where it was not.
 
     Example:
         >>> import torch
@@ -64,6 +65,7 @@ class TrialResult:
     failed: str = ""
     unusable: int = 0
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    checked: str = ""
 
     def with_score(self, score: float | None) -> TrialResult:
         """Return the result with another score, its weights unread: ``replace`` would read them.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from privtune.accounting import Event, Parallel, calibrate
+from privtune.accounting import Event, Parallel, calibrate, scale_noise
 from privtune.accounting.calibration import searches_learn, sketch
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.score_plan import ScorePlan
@@ -49,6 +49,8 @@ def factor_for(
         tolerance: Relative accuracy of the factor.
         about: Whether an estimate is enough, since the accountant is asked later.
     """
+    if context.declared is not None and scale_noise(event, 2.0) == event:
+        return 1.0  # a declared event that stays as it is, and scores that are free
     terms: dict[str, Any] = {
         "epsilon": epsilon,
         "delta": context.delta,

@@ -15,6 +15,7 @@ from privtune.strategies.scoring import Reporting, Scoring
 from privtune.tasks import Task
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods.declared import Declared
 
 __all__ = ["SHARES", "PlanningContext"]
 
@@ -37,6 +38,7 @@ class PlanningContext:
             one gives by itself.
         define_by_run: Whether the space is defined by the user's own training loop.
         noise: Where the noise of trainings comes from, and how it is treated.
+        declared: The mechanism that each training runs, where another library trains.
         sketch: Whether the plan is one of many that a search makes and throws away: its noise is about
             right, and the accountant was not asked.
 
@@ -58,6 +60,7 @@ class PlanningContext:
     report: Reporting | None = None
     define_by_run: bool = False
     noise: NoiseOptions = field(default_factory=NoiseOptions)
+    declared: Declared | None = None
     sketch: bool = False
 
     def plan_score(self, epsilon: float) -> ScorePlan:
@@ -97,6 +100,7 @@ class PlanningContext:
         task, report = self.task, self.report
         if report is None:
             return None
+        _check_there("test", task.test_records)
         report.check_noise(public=task.public_test)
         self._check_moves(public=task.public_test)
         report.check(classes=task.classes, target_range=task.target_range, rows=task.rows)
@@ -136,6 +140,7 @@ class PlanningContext:
 
     def _score(self, *, public: bool, epsilon: float) -> ScorePlan:
         task = self.task
+        _check_there("validation", task.validation_records)
         self.scoring.check(classes=task.classes, target_range=task.target_range, rows=task.rows)
         return self.scoring.plan(
             records=task.validation_records,
@@ -144,4 +149,14 @@ class PlanningContext:
             delta=self.delta,
             adjacency=self.adjacency,
             target_range=task.target_range,
+        )
+
+
+def _check_there(split: str, records: int) -> None:
+    if records < 1:
+        raise InvalidInputError(
+            f"split.{split}",
+            None,
+            "must be given, since scores are computed on it",
+            f'Give its expected size in split=, or public={{"{split}": records}}.',
         )

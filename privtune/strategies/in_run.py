@@ -169,6 +169,9 @@ def budgeted(
         schedule: Of the training; the study's unless given.
         trainable: What is trained; the task's part unless given.
     """
+    if context.declared is not None:
+        target = {"epsilon": epsilon, "delta": context.delta}
+        return context.declared.calibrated(adjacency=context.adjacency, **target)
     method = method_class(name)
     if not context.define_by_run:
         of_a_part: Any = getattr(method, "of_a_part", None)

@@ -19,6 +19,7 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS
 from privtune.training.methods._base import Method, scale_noise_of
 from privtune.training.methods._rate_schedule import SEARCHED
+from privtune.training.methods.declared import Declared
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.streams import Streams
@@ -116,7 +117,8 @@ class TrainingPlan:
             InvalidInputError: If the method no longer has an option of the plan.
         """
         fields = dict(data["method"])
-        kind = METHODS[fields.pop("name")]
+        name = fields.pop("name")
+        kind = Declared if name == Declared.name else METHODS[name]
         if gone := sorted(fields.keys() - {f.name for f in dataclasses.fields(kind)}):  # type: ignore[arg-type]
             raise InvalidInputError(
                 f"options of a stored plan of {kind.name}",

@@ -32,7 +32,7 @@ from privtune.study._store import Arm
 from privtune.study.failures import StageRefusedError, stopping
 from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
-from privtune.tasks import rows_note
+from privtune.tasks import declared_note
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -217,7 +217,11 @@ class Life(Standing):
                 note="; ".join(
                     filter(
                         None,
-                        (arm.plan.noise_note, self.spec.weakened, rows_note(arm.plan.public_facts)),
+                        (
+                            arm.plan.noise_note,
+                            self.spec.weakened,
+                            declared_note(arm.plan.public_facts),
+                        ),
                     )
                 ),
             )
@@ -304,7 +308,10 @@ class Life(Standing):
             digest = _digest_of(self._there(plan).release)
         else:
             digest = unpack_result(self.released(plan.arm).get(MODEL) or b"").transcript_digest
-        self._move(charge, Kind.SETTLED, sealed={"transcript_digest": digest}, work=forget)
+        # Public: whether a declared training was checked belongs into the certificate.
+        note = (self._there(plan).release or {}).get("checked", "")
+        told = {"sealed": {"transcript_digest": digest}, "note": note}
+        self._move(charge, Kind.SETTLED, work=forget, **told)
 
     def announce(self, plan: Plan, tell: Callable[[Plan, Release], None]) -> Release:
         """Write the model and the budget's certificate, and tell who hears: released → announced."""

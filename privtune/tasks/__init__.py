@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from privtune.tasks._candidate import Candidate, Score
     from privtune.tasks._facts import (
         A_RECORD,
+        MECHANISM,
         PRECISION,
         PRETRAINED,
         TRAINED,
         PublicFacts,
+        declared_note,
         rows_note,
     )
     from privtune.tasks._fine_tuning import fine_tuned
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "A_RECORD",
+    "MECHANISM",
     "PRECISION",
     "PRETRAINED",
     "TASKS",
@@ -40,6 +43,7 @@ __all__ = [
     "TaskDataError",
     "TensorData",
     "by_unit",
+    "declared_note",
     "fine_tuned",
     "get_task",
     "rows_note",

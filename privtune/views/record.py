@@ -19,7 +19,7 @@ from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.numbers import ceil_to, floor_to, show_epsilon
 from privtune.strategies import validation_metric
 from privtune.strategies.curves import epsilon_spent
-from privtune.tasks import PRECISION, PRETRAINED, TRAINED
+from privtune.tasks import PRECISION, PRETRAINED, TRAINED, declared_note
 from privtune.views.text import (
     budget_line,
     metric_of,
@@ -294,6 +294,8 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         tags["privtune.not_private"] = "no guarantee: ε is infinite"
     if said := weakened(study):
         tags["privtune.weakened"] = said
+    if release.checked:
+        tags["privtune.checked"] = release.checked
     facts = plan.public_facts
     tuned = {
         "privtune.pretrained": PRETRAINED,
@@ -378,8 +380,9 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
             f"A script that reports the ε of its last training would say {show_epsilon(one_run, 4)}; "
             "choosing among trainings is what the rest pays for."
         )
-    if release.note:
-        lines += ["", release.note]
+    declared = "; ".join(filter(None, (declared_note(plan.public_facts), release.checked)))
+    for line in filter(None, (declared and f"The {declared}.", release.note)):
+        lines += ["", line]
     for stage in study.stages:
         lines += ["", stage_line(stage)]
     lines += [

@@ -28,6 +28,7 @@ from privtune.views.text import (
     EXPECTED,
     NOT_MEASURED,
     budget_line,
+    declared_trainings,
     explain_utility,
     public_facts,
     show_params,
@@ -126,6 +127,7 @@ def _weakened(study: Study) -> Html:
             "<strong>Rows of a query, declared independent.</strong> That each comes from one protected "
             "record was not checked."
         )
+    said += [f"<strong>Training {text(words)}.</strong>" for words in declared_trainings(study)]
     return Html("".join(f'<p class="lead warn">{line}</p>' for line in said))
 
 

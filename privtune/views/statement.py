@@ -10,7 +10,7 @@ from privtune.ledger import RECORD, enforced_unit
 from privtune.numbers import ceil_to, show_epsilon
 from privtune.tasks import PRETRAINED, rows_note
 from privtune.views.page import Html, section, table, text
-from privtune.views.text import together
+from privtune.views.text import declared_trainings, together
 
 if TYPE_CHECKING:
     from privtune.study import ArmStatus, Study
@@ -141,6 +141,10 @@ def _limits(study: Study) -> str:
             0,
             "The records are rows of a query that were declared, not checked, to come from one protected "
             "record each: where one comes from several, its people are protected less than is said here.",
+        )
+    for words in declared_trainings(study):
+        parts.insert(
+            0, f"Training is {words}: what is said here holds if it does what was declared."
         )
     known = {plan.public_facts.get(PRETRAINED) for plan in study.plans}
     parts += [

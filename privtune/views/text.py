@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.ledger import show_adjacency
 from privtune.numbers import show_epsilon, show_left
 from privtune.strategies import validation_metric
-from privtune.tasks import rows_note
+from privtune.tasks import MECHANISM, declared_note
 from privtune.training.mechanism.metrics import is_share
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ __all__ = [
     "EXPECTED",
     "NOT_MEASURED",
     "budget_line",
+    "declared_trainings",
     "explain_utility",
     "metric_of",
     "public_facts",
@@ -50,8 +51,18 @@ def stage_line(stage: StageStatus) -> str:
 
 def weakened(study: Study) -> str:
     """Name what weakens the guarantee of a study; empty if nothing does."""
-    notes = {rows_note(plan.public_facts): None for plan in study.plans}
+    notes = {declared_note(plan.public_facts): None for plan in study.plans}
     return "; ".join(filter(None, (study.spec.weakened, *notes)))
+
+
+def declared_trainings(study: Study) -> list[str]:
+    """Return by whom trainings are declared, and what they were checked against, each once."""
+    said: dict[str, None] = {}
+    for arm in study.status():
+        if words := arm.plan.public_facts.get(MECHANISM):
+            checked = "" if arm.release is None else arm.release.checked
+            said["; ".join(filter(None, (words, checked)))] = None
+    return list(said)
 
 
 def public_facts(plans: Sequence[Plan]) -> list[tuple[str, Mapping[str, str]]]:

@@ -1,0 +1,1 @@
+"""What makes training with other libraries a declared mechanism."""

@@ -1,0 +1,626 @@
+"""Arms of a declared mechanism: another library trains, by an event that its user declares."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from optuna.samplers import BaseSampler
+
+from privtune.accounting import CalibrationError, Event, Gaussian, PoissonSampled, Repeated
+from privtune.accounting import epsilon as account
+from privtune.accounting._checks import check_integer, check_number
+from privtune.accounting.registry import training as first_training
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.ledger import RECORD
+from privtune.names import check_name, check_text
+from privtune.priors import IndependentSampler
+from privtune.spaces import SearchSpace
+from privtune.strategies import (
+    STRATEGIES,
+    Plan,
+    PlanningContext,
+    Scoring,
+    StrategyError,
+    TrainingPlan,
+    TrialResult,
+    plan_arm,
+)
+from privtune.strategies._check_needs import check_given, check_objective
+from privtune.study._declared_trial import (
+    DeclaredError,
+    DeclaredTrial,
+    PlanRead,
+    own_generators,
+)
+from privtune.study._live import LiveFiles, LiveRound, deadline_of, target_of
+from privtune.study._standing import Stage
+from privtune.study.lifecycle import Life, carry_on
+from privtune.study.observer import NullObserver, Observer
+from privtune.tasks import MECHANISM, PublicFacts, Score, Task
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.streams import Streams
+from privtune.training.methods.declared import Declared
+
+if TYPE_CHECKING:
+    from privtune.strategies import Outcome, Release, Strategy
+    from privtune.strategies._base import Round
+    from privtune.study._shown import ShownTrial
+    from privtune.training.mechanism.data import TensorData
+    from privtune.training.mechanism.scoring import Measured
+
+__all__ = ["DeclaredObjective", "Mechanism", "optimize_declared", "plan_declared"]
+
+DeclaredObjective = Callable[[DeclaredTrial], Any]
+"""Suggests hyperparameters, reads ``trial.plan``, trains, returns ``trial.result(artifact, score=...)``."""
+
+_MOST = 10**12  # records: more than anybody has
+_DRAWS = 10  # rehearsals that are tried before a value is refused that none of them asks for
+_TRIES = 20
+_KEPT = "validation.sha256"
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A training that another library does, and what it costs as somebody declares it.
+
+    **Guarantee**: none by PrivTune. What is charged is the declared event; that the objective's training is
+    of that event is up to whoever declares it, and certificates say so by name.
+
+    Args:
+        event: What one training costs (``privtune.accounting``). Its noise multipliers are proportions:
+            planning multiplies them by one factor, so that the arm meets its ε.
+        declared_by: Who declares it, as certificates name them.
+        records: Number of training records, declared public.
+        calibrate: False keeps the event as it is, and the arm costs what it costs.
+
+    Raises:
+        InvalidInputError: If something is no event, no name or no number of records.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> Mechanism(Gaussian(1.0), declared_by="the statistics group", records=1000).calibrate
+        True
+    """
+
+    event: Event
+    declared_by: str
+    records: int = field(kw_only=True)
+    calibrate: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.event, Event):
+            raise InvalidInputError(
+                "event", type(self.event).__name__, "must be an event of privtune.accounting"
+            )
+        if not check_text(self.declared_by, "declared_by").strip():
+            raise InvalidInputError("declared_by", self.declared_by, "must name who declares it")
+        check_integer("records", self.records, at_least=1, at_most=_MOST)
+
+    @classmethod
+    def dpsgd(
+        cls,
+        *,
+        records: int,
+        epochs: float,
+        expected_batch_size: int,
+        declared_by: str,
+    ) -> Mechanism:
+        """Declare DP-SGD: Poisson samples, gradients that are clipped record by record, Gaussian noise.
+
+        Args:
+            records: Number of training records, declared public.
+            epochs: Expected passes over them, above 0.
+            expected_batch_size: Expected records of a sample.
+            declared_by: Who declares it.
+
+        Returns:
+            The mechanism; its noise is what the arm's ε asks for.
+
+        Example:
+            >>> declared = {"epochs": 5, "expected_batch_size": 50, "declared_by": "the lab"}
+            >>> Mechanism.dpsgd(records=1000, **declared).event.count
+            100
+        """
+        check_integer("records", records, at_least=1, at_most=_MOST)
+        check_number("epochs", epochs, above=0.0)
+        size = check_integer(
+            "expected_batch_size", expected_batch_size, at_least=1, at_most=records
+        )
+        schedule = Schedule.from_epochs(records=records, epochs=epochs, expected_batch_size=size)
+        step = PoissonSampled(schedule.sample_rate, Gaussian(1.0))
+        return cls(Repeated(schedule.steps, step), declared_by, records=records)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Records, rate and steps, as far as the event says them."""
+        steps, rate = first_training(self.event) or (1, 1.0)
+        return Schedule(self.records, rate, steps)
+
+    @property
+    def method(self) -> Declared:
+        """The method that plans hold."""
+        return Declared(self.event.to_json(), self.declared_by, self.calibrate)
+
+
+def plan_declared(
+    strategy: Strategy,
+    mechanism: Mechanism,
+    context: PlanningContext,
+    *,
+    epsilon: float | None,
+    unit: str = RECORD,
+    scored: bool = True,
+) -> Plan:
+    """Plan an arm of a declared mechanism. Touches no data.
+
+    Args:
+        strategy: How to choose.
+        mechanism: What one training costs.
+        context: Public facts, of :func:`_context`.
+        epsilon: What the arm may cost; None where the event stays as it is.
+        unit: What the budget protects.
+        scored: Whether there is a validation split.
+
+    Raises:
+        StrategyError: If the strategy trains by itself, or on parts of the records.
+        InvalidInputError: If it names a method of training, or the event has no noise to change.
+    """
+    _check_strategy(strategy)
+    if not mechanism.calibrate:
+        plan = _uncalibrated(strategy, context)
+    elif epsilon is None:
+        raise InvalidInputError("epsilon", None, "must be a finite number above 0")
+    else:
+        plan = plan_arm(strategy, context, epsilon=epsilon)
+    facts = PublicFacts(
+        train_records=mechanism.records,
+        validation_records=context.task.validation_records if scored else None,
+        public_validation=context.task.public_validation,
+        unit="" if unit == RECORD else unit,
+    ).to_dict()
+    facts[MECHANISM] = f"declared by {mechanism.declared_by}; not enforced by PrivTune"
+    of_units = {} if unit == RECORD else {"unit": unit}
+    return replace(plan, details={**plan.details, "public": facts, **of_units})
+
+
+def _uncalibrated(strategy: Strategy, context: PlanningContext) -> Plan:
+    """Plan an arm whose trainings stay as declared, with scores that cost about as much as they."""
+    free = replace(context, task=replace(context.task, public_validation=True))
+    event = plan_arm(strategy, free, epsilon=1.0).event
+    epsilon = 1.001 * account(event, context.delta, adjacency=context.adjacency).epsilon
+    for _ in range(_TRIES):
+        try:
+            return plan_arm(strategy, context, epsilon=epsilon)
+        except CalibrationError:  # some bounds on training and score together are looser
+            epsilon *= 1.25
+    return plan_arm(strategy, context, epsilon=epsilon)
+
+
+def _check_strategy(strategy: Strategy) -> None:
+    """Refuse a strategy that trains in another way than a declared mechanism can."""
+    if getattr(strategy, "rate", None) is not None:
+        raise StrategyError(
+            f"Strategy {strategy.name!r} tunes on a subset of the records, and what a declared mechanism "
+            "costs there is not known. Use papernot-steinke, liu-talwar or everything."
+        )
+    defaults = {f.name: f.default for f in fields(strategy)}  # type: ignore[arg-type]
+    for name in ("method", "options", "candidates", "guarantee"):
+        value = getattr(strategy, name, None)
+        if value and value != defaults.get(name):
+            raise InvalidInputError(
+                f"{name} of arm {strategy.arm!r}",
+                value,
+                "does not go with a declared mechanism, which is the method",
+                "Leave it out; fixed hyperparameters go through strategies.Fixed(parameters=...).",
+            )
+
+
+def optimize_declared(
+    life: Life,
+    objective: DeclaredObjective,
+    *,
+    mechanism: Mechanism,
+    strategy: Strategy,
+    tell: Callable[[Release], None] = lambda _: None,
+    observer: Observer | None = None,
+    arm: str | None = None,
+    score: Score | str | None = None,
+    validation: Any = None,
+    validation_records: int | None = None,
+    public: Mapping[str, Any] | None = None,
+    epsilon: float | None = None,
+    sampler: Any = None,
+    timeout: float | None = None,
+) -> Release:
+    """Run one arm of a declared mechanism, and release what it chose.
+
+    Args:
+        life: The study.
+        objective: Trains one candidate by any library: see :class:`DeclaredTrial`. It closes over its
+            training records.
+        mechanism: What one training costs, as its author declares it.
+        strategy: How to choose.
+        tell: Hears of the release.
+        observer: Hears of the arm.
+        arm: Name of the arm; the strategy's own unless given.
+        score: How trials are scored: a metric by its name, or a ``Score``; ``accuracy`` unless given.
+        validation: Inputs and targets ``(x, y)`` that ``trial.score`` looks at; private.
+        validation_records: Their declared number; as many as there are unless given.
+        public: ``{"validation": (x, y)}`` where they are public: scores are exact then.
+        epsilon: What the arm may cost; the whole budget, if nothing was charged to it yet.
+        sampler: Optuna's sampler for ``everything``, or one that declares that its draws are independent.
+        timeout: Seconds above 0 after which no trial begins.
+
+    Returns:
+        The release; ``release.checked`` says whether its training was checked against the plan.
+
+    Raises:
+        BudgetExceededError: If it does not fit what is left. Nothing is spent.
+
+    **Guarantee**: what is released is covered by the arm's event if every training is of the event of its
+    ``trial.plan``, and the validation records are met through ``trial.score`` alone.
+    """
+    if life.spec.task is not None:
+        raise PrivTuneError(
+            f"Study {life.name!r} has a task and declared arms; study.run() runs them. Make an open "
+            "study for a mechanism of your own: privtune.create_study(name, budget=...)."
+        )
+    _check_kinds(objective, mechanism, epsilon)
+    strategy = replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
+    if strategy.arm not in life.rows():
+        check_name(strategy.arm, "arm")
+    score = score if isinstance(score, Score) else Score(score or "accuracy")
+    data, is_public = _validation(validation, public)
+    check_objective(
+        strategy,
+        scored=data is not None,
+        sampler=sampler,
+        pruner=None,
+        others=[s.name for s in STRATEGIES.values() if not s.needs.task],
+    )
+    unit = life.ledger.unit(life.budget)
+    records = validation_records or (1 if data is None else len(data))
+    if data is not None and not is_public:
+        _check_unit(data.unit or RECORD, unit)
+    context = _context(life, mechanism, score, records, public=is_public)
+    if epsilon is None and mechanism.calibrate:
+        epsilon = target_of(life, strategy.arm)
+    plan = plan_declared(
+        strategy, mechanism, context, epsilon=epsilon, unit=unit, scored=data is not None
+    )
+    if sampler is not None and plan.search is None:
+        raise InvalidInputError(
+            "sampler",
+            type(sampler).__name__,
+            f"has nothing to draw: arm {plan.arm!r} is one training",
+        )
+
+    hears = observer or NullObserver()
+
+    def told(plan: Plan, release: Release) -> None:
+        hears.released(plan, release)
+        tell(release)
+
+    with life.alone(plan.arm):
+        trainer = _Trainer(
+            life, objective, strategy, sampler, deadline_of(timeout), data, _function(score)
+        )
+        plan = life.planned(plan)
+        if life.stage(plan) is Stage.ANNOUNCED and (there := life.release(plan)) is not None:
+            return there
+        (release,) = carry_on(life, [plan], trainer, hears, told)
+    return release
+
+
+def _check_unit(found: str, unit: str) -> None:
+    """Refuse validation records that are not of the unit that is charged."""
+    if found != unit:
+        raise InvalidInputError(
+            "validation",
+            f"records of one {'row' if found == RECORD else found} each",
+            f"must be records of one {'row' if unit == RECORD else unit} each, as the budget protects "
+            f"one {unit}",
+            "privtune.tasks.unit_records(rows, groups, most=..., unit=...) makes them.",
+        )
+
+
+def _context(
+    life: Life, mechanism: Mechanism, score: Score, records: int, *, public: bool
+) -> PlanningContext:
+    """Return what planning may look at."""
+    budget = life.ledger.budget(life.budget)
+    return PlanningContext(
+        task=_task(mechanism, records, public=public),
+        schedule=mechanism.schedule,
+        space=SearchSpace({}),
+        delta=budget.delta,
+        adjacency=budget.adjacency,
+        scoring=_scoring(score),
+        define_by_run=True,
+        declared=mechanism.method,
+    )
+
+
+def _check_kinds(objective: object, mechanism: object, epsilon: object) -> None:
+    if not callable(objective):
+        raise InvalidInputError("objective", objective, "must be a function of a trial")
+    if not isinstance(mechanism, Mechanism):
+        raise InvalidInputError(
+            "mechanism", type(mechanism).__name__, "must be a privtune.Mechanism"
+        )
+    if epsilon is None:
+        return
+    check_number("epsilon", epsilon, above=0.0)
+    if not mechanism.calibrate:
+        raise InvalidInputError(
+            "epsilon",
+            epsilon,
+            "does not go with calibrate=False: the arm costs what the declared event costs",
+            "Leave one of them out.",
+        )
+
+
+def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[TensorData | None, bool]:
+    """Return the validation records, and whether they are public."""
+    import torch
+
+    from privtune.training.mechanism.data import TensorData
+
+    of_public = dict(public or {})
+    shown = of_public.pop("validation", None)
+    if of_public or (private is not None and shown is not None):
+        raise InvalidInputError(
+            "public",
+            sorted(public or {}),
+            'is {"validation": (x, y)}, in the place of a private validation split',
+        )
+    data = private if shown is None else shown
+    if data is None or isinstance(data, TensorData):
+        return data, shown is not None
+    try:
+        x, y = map(torch.as_tensor, data)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInputError(
+            "validation", type(data).__name__, "must be (x, y): tensors or arrays of equal length"
+        ) from None
+    return TensorData(x, y), shown is not None
+
+
+def _scoring(score: Score) -> Scoring:
+    """Return how trials are scored, as plans hold it."""
+    if score.metric == "loss":
+        raise InvalidInputError(
+            "score", "loss", "is that which is trained on, which a declared mechanism does not tell",
+            "Use privtune.Score(function of a model and one record, bound=...).",
+        )  # fmt: skip
+    name = score.metric
+    if not isinstance(name, str):
+        name = "value" if score.maximize else "cost"
+    return Scoring(metric=name, bound=score.bound, mechanism=score.mechanism)
+
+
+def _function(score: Score) -> Callable[..., Any] | None:
+    return None if isinstance(score.metric, str) else score.metric
+
+
+def _task(mechanism: Mechanism, records: int, *, public: bool) -> Task:
+    """Return the public facts as a task, for planning. It has no data of its own."""
+
+    def nothing(*_: object) -> Any:
+        raise InvalidInputError("task", "declared", "is trained by the user's own function")
+
+    return Task(
+        name="declared",
+        description="a declared mechanism",
+        train_records=mechanism.records,
+        validation_records=records,
+        test_records=1,
+        input_shape=(),
+        classes=None,
+        load=nothing,
+        model=nothing,
+        loss=nothing,
+        public_validation=public,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredFiles(LiveFiles):
+    """Trains candidates by calling the user's function, one after the other.
+
+    Args:
+        objective: The function.
+        validation: What trials are scored on.
+        score_of: A score function of the user's; None for a metric by its name.
+    """
+
+    objective: DeclaredObjective
+    validation: TensorData | None = None
+    score_of: Callable[..., Any] | None = None
+
+    def train(
+        self,
+        training: TrainingPlan,
+        trials: Mapping[int, Mapping[str, Any]],
+        *,
+        secrets: Mapping[int, bytes],
+        scored: bool,
+        alone: bool = True,
+        named: bool = False,
+    ) -> Iterable[TrialResult]:
+        """Call the function for each trial, with the global generators in the trial's own states."""
+        self._check_validation()
+        live: Mapping[int, ShownTrial] = {} if named else self.live
+        for number, given in trials.items():
+            self.check_deadline()
+            streams = Streams(secrets[number])
+            trial = DeclaredTrial(
+                self.plan,
+                training,
+                number=number,
+                streams=streams,
+                given=given,
+                sampler=self.sampler,
+                live=live.get(number),
+                validation=self.validation,
+                score_of=self.score_of,
+            )
+            with own_generators(streams):
+                value = self.objective(trial)
+            yield trial.finish(value, number)
+
+    def _check_validation(self) -> None:
+        """Refuse other records than those that earlier trials of the arm were scored on."""
+        if self.validation is None:
+            return
+        parts = (self.validation.x, self.validation.y)
+        content = b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts)
+        found = hashlib.sha256(content).hexdigest().encode()
+        self.results.put(_KEPT, found)
+        if self.results.get(_KEPT) != found:
+            raise DeclaredError(
+                "Trials of this arm were scored on other validation records, but one split was charged. Give "
+                "the same split as before, as by a fixed random_state."
+            )
+
+
+def rehearse_declared(
+    objective: DeclaredObjective,
+    plan: Plan,
+    strategy: Strategy,
+    *,
+    sampler: IndependentSampler | None = None,
+) -> None:
+    """Run an objective until it reads its plan, and refuse what could not be released or is not covered.
+
+    Two trials are suggested twice, in both orders, from the same streams. Of a sealed selection, names,
+    ranges and values must be the same: what a function remembers of earlier trials would make candidates
+    depend on each other.
+
+    Raises:
+        DeclaredError: If it never reads its plan, or suggests something else the second time.
+        InvalidInputError: If a value is fixed under a name that it does not suggest.
+    """
+    training = plan.training if plan.search is None else plan.search.trainings[0]
+    asked: set[str] = set()
+
+    def suggest(draw: int) -> DeclaredTrial:
+        streams = Streams(bytes([draw] * 32))
+        trial = DeclaredTrial(
+            plan,
+            training,
+            number=0,
+            streams=streams,
+            given=plan.params,
+            sampler=sampler,
+            rehearsal=True,
+        )
+        try:
+            with own_generators(streams):
+                objective(trial)
+        except PlanRead:
+            asked.update(trial.params)
+            return trial
+        except Exception as error:
+            error.add_note("This was a rehearsal, which ends at trial.plan: nothing was charged.")
+            raise
+        raise DeclaredError(
+            "The objective went on after trial.plan, where its rehearsal ends: catch Exception, not "
+            "everything (a bare except). Nothing was charged."
+            if trial.plan_read
+            else "The objective returned without reading trial.plan, so nothing says what noise it adds. "
+            "Suggest hyperparameters, read trial.plan, then train by it. Nothing was charged."
+        )
+
+    first, second = suggest(0), suggest(1)
+    if plan.is_sealed:
+        again = suggest(1), suggest(0)
+        for one, other in ((first, again[1]), (second, again[0])):
+            if (said := _said(one)) != _said(other):
+                raise DeclaredError(
+                    f"The objective suggested {said} to a trial and {_said(other)} to the same trial in "
+                    "another order: it remembers earlier trials (an iterator over a grid, a warm start, a "
+                    "narrowed range), and private selection covers independent candidates alone. Draw from "
+                    "fixed ranges by trial.suggest_..., or use the strategy 'everything'. Nothing was "
+                    "charged."
+                )
+    check_given(strategy, first.params)
+    for draw in range(2, _DRAWS):
+        if not plan.params.keys() <= asked:
+            suggest(draw)
+    if unasked := sorted(set(plan.params) - asked):
+        raise InvalidInputError(
+            f"parameters of arm {plan.arm!r}",
+            unasked,
+            f"were suggested in none of {_DRAWS} rehearsals, which asked for "
+            f"{', '.join(sorted(asked)) or 'nothing'}",
+            "Give values under the names that the function suggests before it reads trial.plan. Nothing "
+            "was charged.",
+        )
+
+
+def _said(trial: DeclaredTrial) -> str:
+    """Return what a trial was suggested, in order, with its ranges."""
+    laws = trial.distributions
+    return (
+        ", ".join(f"{name} = {value!r} of {laws[name]}" for name, value in trial.params.items())
+        or "nothing"
+    )
+
+
+@dataclass
+class _Trainer:
+    """Trains an arm by calling the user's function."""
+
+    life: Life
+    objective: DeclaredObjective
+    strategy: Strategy
+    sampler: Any
+    deadline: float
+    validation: TensorData | None
+    score_of: Callable[..., Any] | None
+
+    @property
+    def independent(self) -> Any:
+        """A sampler of the user's own, which is not Optuna's."""
+        return None if isinstance(self.sampler, BaseSampler) else self.sampler
+
+    def rehearse(self, plan: Plan) -> None:
+        """Run the objective until it reads its plan."""
+        rehearse_declared(self.objective, plan, self.strategy, sampler=self.independent)
+
+    def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
+        """Return the strategy as it was given, and its round."""
+        life, charge = self.life, self.life.charge_of(plan)
+        files = DeclaredFiles(
+            plan=plan,
+            secret=life.secret(plan),
+            results=life.sealed(plan.arm),
+            space=SearchSpace({}),
+            objective=self.objective,
+            validation=self.validation,
+            score_of=self.score_of,
+            sampler=self.independent,
+            deadline=self.deadline,
+        )
+        return self.strategy, LiveRound(
+            kept=life.trials,
+            ledger=life.ledger,
+            charge_id=None if charge is None else charge.id,
+            files=files,
+            own=files,
+            sampler=self.sampler if self.independent is None else None,
+        )
+
+    def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
+        """Add nothing: only the user's function knows the model."""
+        return outcome, {}
+
+    def machine(self) -> Mapping[str, str]:
+        """Return the versions here; the device is the function's affair."""
+        from privtune.training.engine.machine import versions
+
+        return {**versions(), "device": "the function's own"}

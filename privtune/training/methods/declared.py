@@ -1,0 +1,104 @@
+"""A training that another library does: its event is declared, and nothing here runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from privtune.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from privtune.accounting import Adjacency, Event
+    from privtune.training.mechanism.schedule import Schedule
+
+__all__ = ["Declared"]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The method of a declared mechanism, as plans hold it.
+
+    It has no name in specs: an event without a function that trains by it is no training.
+
+    Args:
+        declared: The event of one training, as canonical JSON.
+        declared_by: Who declares it.
+        calibrates: Whether plans may change its noise; else every training is the event as it was declared.
+        times_noise_multiplier: What every noise multiplier of the event is multiplied by, above 0.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> method = Declared(Gaussian(2.0).to_json(), "the lab", times_noise_multiplier=1.5)
+        >>> method.event(None)
+        Gaussian(noise_multiplier=3.0)
+    """
+
+    declared: str
+    declared_by: str
+    calibrates: bool = True
+    times_noise_multiplier: float = 1.0
+
+    name: ClassVar[str] = "declared"
+    summary: ClassVar[str] = "a training by another library, whose event is declared"
+    adapts: ClassVar[tuple[str, ...]] = ()
+    parameters: ClassVar[tuple[str, ...]] = ()
+    releases: ClassVar[str] = "what its event says"
+    open_ended: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.calibrates:
+            object.__setattr__(self, "times_noise_multiplier", 1.0)
+
+    @classmethod
+    def for_budget(cls, *_args: Any, **_options: Any) -> Self:
+        """Refuse: an event cannot be made up from a target; see :meth:`calibrated`."""
+        raise InvalidInputError("method", cls.name, "needs the event that is declared")
+
+    def calibrated(self, *, epsilon: float, delta: float, adjacency: Adjacency) -> Self:
+        """Return the method with the least noise that keeps one training at a target, if it may change.
+
+        Args:
+            epsilon: Target, above 0.
+            delta: Target, in (0, 1).
+            adjacency: The relation of neighbours.
+        """
+        from privtune.accounting import calibrate
+
+        if not self.calibrates:
+            return self
+        unit = replace(self, times_noise_multiplier=1.0)
+        target = {"epsilon": epsilon, "delta": delta}
+        found = calibrate(unit.event(None), adjacency=adjacency, **target)
+        return replace(self, times_noise_multiplier=found.scale)
+
+    def event(self, schedule: Schedule | None) -> Event:
+        """Return the declared event with its noise multiplied; the schedule is part of it."""
+        from privtune.accounting import scale_noise
+
+        event = _read(self.declared)
+        factor = self.times_noise_multiplier
+        return event if factor == 1.0 else scale_noise(event, factor)
+
+    def gradient_evaluations(self, schedule: Schedule) -> float:
+        """Return one per-sample gradient for each record of a sample."""
+        return schedule.expected_gradient_evaluations
+
+    def init(self, params: Any, candidates: Any) -> Any:
+        """Refuse: the engine does not train it."""
+        raise InvalidInputError("method", self.name, "is trained by the function that declares it")
+
+    def update(self, state: Any, oracle: Any) -> Any:
+        """Refuse, as :meth:`init`."""
+        return self.init(state, oracle)
+
+    def report(self, state: Any) -> dict[str, Any]:
+        """Return nothing: no step is seen."""
+        return {}
+
+
+@lru_cache(maxsize=64)
+def _read(text: str) -> Event:
+    from privtune.accounting import event_from_json
+
+    return event_from_json(text)
