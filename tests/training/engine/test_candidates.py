@@ -537,6 +537,23 @@ def test_a_model_that_reads_a_value_is_trained_by_itself(stacked: list[int]) -> 
         torch.testing.assert_close(found[k].params, outcome.params, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
+def test_a_hook_on_the_way_back_is_another_program(stacked: list[int]) -> None:
+    """It is run for each record by itself, and for the candidates that have it alone."""
+
+    def halved() -> nn.Module:
+        model = mlp()
+        model[1].register_full_backward_hook(lambda module, given, got: (given[0] / 2,))
+        return model
+
+    found = run([make(k, halved if k == 1 else mlp) for k in range(3)])
+    assert sorted(stacked) == [1, 2]
+    (alone,) = run([make(1, halved)])
+    torch.testing.assert_close(found[1].params, alone.params, rtol=1e-4, atol=1e-5)
+    (plain,) = run([make(1)])
+    assert not torch.allclose(plain.params, alone.params, rtol=1e-3, atol=1e-3)
+
+
 def test_optimizers_of_several_kinds_share_no_stack(stacked: list[int]) -> None:
     def own(model: nn.Module, k: int) -> torch.optim.Optimizer:
         kinds = (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop)
