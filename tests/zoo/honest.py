@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from opacus import layers
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import privtune
-from privtune.training.engine.opacus_adapter import layer_of_opacus
 
 __all__ = ["HONEST", "RECORDS", "Honest"]
 
@@ -298,7 +298,7 @@ class _TwoHeads(nn.Module):
 
 
 def _opacus(name: str, *sizes: int, **options: Any) -> Callable[[], nn.Module]:
-    return lambda: layer_of_opacus(name)(*sizes, **options)
+    return lambda: getattr(layers, name)(*sizes, **options)
 
 
 class _Language(nn.Module):
