@@ -45,8 +45,8 @@ FLOORS = {
     "__main__": 10,
 }
 
-# Inside of training: what the guarantee rests on knows nothing of speed, or of users' loops.
-TRAINING = {"mechanism": 0, "methods": 1, "engine": 2, "own_loop": 3}
+# Inside of training: what the guarantee rests on knows nothing of speed.
+TRAINING = {"mechanism": 0, "methods": 1, "engine": 2}
 
 HOMES = {
     "autodp": ("accounting/rdp.py", "accounting/compare.py"),

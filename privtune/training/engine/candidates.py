@@ -16,7 +16,7 @@ from privtune.training.engine.optimizers import OPTIMIZER, Optimized, Own, check
 from privtune.training.engine.program import program_of
 from privtune.training.engine.threads import OnStep
 from privtune.training.engine.train import Training, choose_kernel, held_to_facts
-from privtune.training.mechanism.data import Data
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import LossOf, flatten_params, load_params, same_fixed
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
@@ -103,7 +103,7 @@ def train_made(
     made: Iterable[Made],
     *,
     loss_of: LossOf,
-    data: Data,
+    data: TensorData,
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
     compiled: bool = False,
@@ -251,7 +251,7 @@ def _outcomes(
     method: Method[Any],
     schedule: Schedule,
     loss_of: LossOf,
-    data: Data,
+    data: TensorData,
     device: torch.device,
     how: Mapping[str, Any],
     on_step: OnStep | None,
