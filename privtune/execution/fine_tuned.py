@@ -131,7 +131,7 @@ def check_loaded(
 
     Raises:
         AdapterError: If the weights, loaded into the model made anew, give other losses than in the trained
-            model, or losses do not hang on them.
+            model, or losses do not hang on them, have no gradient, or hang on chance.
     """
     import torch
 
@@ -142,25 +142,32 @@ def check_loaded(
 
     if not bool(result.weights.isfinite().all()):
         return
-    few = data.part(torch.arange(min(_RECORDS, len(data))), sealed_size=True)
+    device = next(trained.parameters()).device
+    few = data.part(torch.arange(min(_RECORDS, len(data))), sealed_size=True).to(device)
+    forked = [device] if device.type == "cuda" else []
 
     def losses(model: torch.nn.Module) -> torch.Tensor:
-        device = next(model.parameters()).device
-        x, y = few.x.to(device), few.y.to(device)
-        with (
-            GLOBAL_GENERATOR,
-            torch.random.fork_rng(devices=[]),
-            torch.no_grad(),
-            evaluating(model),
-        ):
-            torch.default_generator.manual_seed(0)
-            each = [task.record_loss(model, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
-        return torch.cat([one.reshape(1).cpu() for one in each])
+        with GLOBAL_GENERATOR, torch.random.fork_rng(devices=forked), evaluating(model):
+            torch.manual_seed(0)
+            pairs = zip(few.x.split(1), few.y.split(1), strict=True)
+            each = [task.record_loss(model, x, y).reshape(1) for x, y in pairs]
+        return torch.cat(each)
 
+    anew = anew.to(device)
     for tensor in (*anew.parameters(), *anew.buffers()):
         tensor.data = tensor.detach().clone()  # a table may lie in memory of the user's own
-    load_params(trained, result.weights.to(next(trained.parameters()).device))
+    load_params(trained, result.weights.to(device))
     expected = losses(trained)
+    if not expected.requires_grad:
+        raise AdapterError(
+            "The loss of a record has no gradient, so nothing would be trained: torch.no_grad, detach, NumPy "
+            "or a count cut it off. Compute the loss with torch, from the model's outputs. Nothing was charged."
+        )
+    if not torch.allclose(losses(trained), expected, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise AdapterError(
+            "The loss of the same record changes from call to call. Draw random numbers with torch, inside the "
+            "loss or the model, and keep nothing between calls. Nothing was charged."
+        )
     try:
         left = anew.load_state_dict(split(result.weights, result.shapes), strict=False)
         same = not left.unexpected_keys and torch.allclose(

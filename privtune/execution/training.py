@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import time
@@ -203,20 +204,22 @@ def train_built(
         Exception: As :func:`train_trials`.
     """
     from privtune.training.engine.candidates import train_made
-    from privtune.training.mechanism.kernel import load_params
+    from privtune.training.mechanism.kernel import Layout, load_params
 
     numbers: list[int] = []
-    candidates: list[bytes] = []
+    candidates: list[Made] = []
 
     def noted() -> Iterator[Made]:
         for number, each in made:
             numbers.append(number)
-            candidates.append(each.secret)
+            candidates.append(each)
             yield each
 
-    def looked(step: int, module: torch.nn.Module) -> None:
+    def looked(step: int, params: torch.Tensor) -> None:
         if look is not None and score is not None:
-            look(step + 1, score_model(score, task, module, data.validation, secret=bytes(32)))
+            seen = copy.deepcopy(candidates[0].model)
+            load_params(seen, params)
+            look(step + 1, score_model(score, task, seen, data.validation, secret=bytes(32)))
 
     steps = training.schedule.steps
     for outcome in train_made(
@@ -224,7 +227,6 @@ def train_built(
         training.schedule,
         noted(),
         loss_of=task.record_loss,
-        score_of=task.score_of,
         data=held_to_classes(records, task.classes),
         device=compute.device,
         stack=compute.stack,
@@ -236,20 +238,18 @@ def train_built(
         keeper=keeper,
         look=None if look is None else looked,
     ):
-        secret, weights = candidates[outcome.position], outcome.params
-        found = None
+        secret, found = candidates[outcome.position].secret, None
         if score is not None:
-            load_params(outcome.module, weights.to(next(outcome.module.parameters()).device))
             found = score_model(score, task, outcome.module, data.validation, secret=secret)
         yield TrialResult(
             index=numbers[outcome.position],
             params={},
-            weights=weights,
+            weights=outcome.params,
             score=found,
             curves={name: values.tolist() for name, values in outcome.report.items()},
             transcript_digest=outcome.transcript.digest(),
             unusable=outcome.nonfinite,
-            shapes=outcome.shapes,
+            shapes=Layout(outcome.module).shapes,
         )
 
 
@@ -495,7 +495,8 @@ def dry_run_built(
     clock[:] = [time.perf_counter()]
     # What a step costs hangs on its gradients, not on the method or the learning rate.
     values = {"learning_rate": 1e-3, "max_grad_norm": 1.0}
-    others = (replace(make(bytes([n]) * 32), values=values) for n in range(stack))
+    # A schedule of torch's may end before as many steps as are timed.
+    others = (replace(make(bytes([n]) * 32), values=values, scheduler=None) for n in range(stack))
     trained(FixedDPSGD(noise_multiplier=1.0), others, steps, None)
     per_step = seconds_per_step(clock, steps=steps, threads=threads) / stack
     return result, plan.expected_gradient_evaluations * per_step / schedule.expected_batch_size

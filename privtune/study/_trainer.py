@@ -16,7 +16,7 @@ from privtune.strategies.stage_plan import StagePlan, release_stage
 from privtune.study._files import TrialFiles
 from privtune.study._live import LiveRound, in_threads
 from privtune.study._release import rehearse_end, shaped, utility_of
-from privtune.study.build import model_for
+from privtune.study.build import build_candidate, model_for
 from privtune.study.lifecycle import Life
 from privtune.study.rehearsal import rehearse
 from privtune.study.workers import TASK, give_out, make_files
@@ -24,6 +24,8 @@ from privtune.tasks._fine_tuning import PART
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
+    import torch
+
     from privtune.ledger import Rounds
     from privtune.strategies import Strategy
     from privtune.strategies._base import Round
@@ -106,6 +108,23 @@ class TaskTrainer:
             rehearse_end(plan, self.task, own)
         return dry_run(plan, self.task, compute=self.compute, parts=parts, known=self.timed)
 
+    def model_to_try(self, plan: Plan) -> torch.nn.Module | None:
+        """Return the model of a candidate, to be tried on real records; None where the task has its own."""
+        if self.task.build is None:
+            return None
+        training, point = plan.training, {}
+        if plan.search is not None:
+            training, point = plan.search.trainings[0], plan.search.points[0]
+        made = build_candidate(
+            self.task,
+            training,
+            secret=bytes(32),
+            fixed={**plan.params, **point},
+            sealed=plan.is_sealed,
+            sampler=self.independent,
+        )
+        return made.model
+
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the arm's strategy as the spec has it, and its round."""
         life, charge = self.life, self.life.charge_of(plan)
@@ -151,7 +170,8 @@ class TaskTrainer:
     def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
         """Note the parameters' names, and measure the model as was planned."""
         result = outcome.result
-        if result is None or result.weights.numel() == 0:
+        measured = plan.report is not None or self.staged.public_test
+        if result is None or result.weights.numel() == 0 or (result.shapes and not measured):
             return outcome, {}
         model = model_for(self.staged, plan.training_of(result.params), result.params)
         result = shaped(model, result)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
@@ -29,8 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Built", "build_candidate", "model_for"]
 
-_USED: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Models that trials of this process were built with."""
+
+@cache
+def _used() -> MutableMapping[Any, bool]:
+    """Return the models and weights that trials of this process were built with."""
+    from torch.utils.weak import WeakIdKeyDictionary
+
+    return WeakIdKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +152,15 @@ def _called(
     with Initialisation(Streams(secret)):
         candidate = task.build(trial)
         _check_kind(candidate)
-        return candidate, *_trained_part(candidate)
+        _check_new(candidate.model, candidate.model)
+        model, optimizer = _trained_part(candidate)
+        _check_new(model, *(p for p in model.parameters() if p.requires_grad))
+        return candidate, model, optimizer
 
 
 def _check_kind(candidate: object) -> None:
     from torch import nn
+    from torch.nn.parameter import is_lazy
 
     if not isinstance(candidate, Candidate) or not isinstance(candidate.model, nn.Module):
         found = candidate.model if isinstance(candidate, Candidate) else candidate
@@ -160,15 +170,27 @@ def _check_kind(candidate: object) -> None:
             "must return privtune.Candidate(model, ...) with a torch.nn.Module",
             "The engine trains the model: return it untrained, with its optimizer.",
         )
-    if candidate.model in _USED:
+    if any(map(is_lazy, candidate.model.parameters())):  # type: ignore[no-untyped-call]
         raise InvalidInputError(
             "build",
             type(candidate.model).__name__,
-            "must make its model anew: this one is that of an earlier trial or of the rehearsal, whose "
-            "weights are sealed",
-            "Make the model and its optimizer inside build.",
+            "must return a model that is complete, without lazy layers",
+            "Give the layers their input sizes, or run the model once on zeros before.",
         )
-    _USED.add(candidate.model)
+
+
+def _check_new(model: nn.Module, *parts: Any) -> None:
+    """Refuse what an earlier trial was built with: its trained weights are there, and sealed."""
+    if any(part in _used() for part in parts):
+        raise InvalidInputError(
+            "build",
+            type(model).__name__,
+            "must make its model anew: this one, or a part that it trains, is that of an earlier trial or of "
+            "the rehearsal, whose weights are sealed",
+            "Make the model and its optimizer inside build; copy.deepcopy a model that was loaded once.",
+        )
+    for part in parts:
+        _used()[part] = True
 
 
 def _trained_part(candidate: Candidate) -> tuple[nn.Module, torch.optim.Optimizer | None]:
@@ -179,7 +201,6 @@ def _trained_part(candidate: Candidate) -> tuple[nn.Module, torch.optim.Optimize
 
     kind, rank = check_part(candidate.trainable)
     model = set_trainable(candidate.model, kind, rank=rank, targets=None)
-    _USED.add(model)
     optimizer = candidate.optimizer
     if optimizer is None:
         return model, None
@@ -191,7 +212,8 @@ def _trained_part(candidate: Candidate) -> tuple[nn.Module, torch.optim.Optimize
             "Freeze parameters in build instead (requires_grad_(False)), and leave trainable out.",
         )
     (group,) = optimizer.param_groups
-    settings = {name: value for name, value in group.items() if name in optimizer.defaults}
+    taken = signature(type(optimizer)).parameters  # some note in their groups what they take from nobody
+    settings = {n: v for n, v in group.items() if n in optimizer.defaults and n in taken}
     trained = [p for p in model.parameters() if p.requires_grad]
     return model, type(optimizer)(trained, **settings)
 

@@ -220,6 +220,9 @@ def _whole(values: Any, name: str, pad_to: int | None, *, target: bool = False) 
     if isinstance(values, torch.Tensor):
         if values.layout is not torch.strided or values.is_nested or values.ndim == 0:
             raise InvalidInputError(name, str(values.layout), "must be dense, one row a record")
+        if values.is_complex():
+            remedy = "Pass torch.view_as_real of them."
+            raise InvalidInputError(name, str(values.dtype), "must be real numbers", remedy)
         return _Column(values.detach(), torch.zeros(len(values), dtype=torch.bool))
     if _is_array(values):
         values = np.asarray(values)
@@ -317,8 +320,12 @@ def _of_items(data: Any, field: str, pad_to: int | None) -> Any:
     if len(data) == 0:
         raise InvalidInputError(field, type(data).__name__, "must hold at least one record")
     _refuse_random(data, field)
-    orders: dict[Any, list[Any]] = {}
-    read = [_leaves(data, number, orders) for number in range(len(data))]
+    size, orders = len(data), dict[Any, list[Any]]()
+    read = [_leaves(data, number, orders) for number in range(size)]
+    if len(data) != size:
+        raise InvalidInputError(
+            field, f"{size} and then {len(data)} records", "must have one length each time"
+        )
     first = _usual([found for found in read if found is not None])
     if first is None:
         raise InvalidInputError(

@@ -1,14 +1,12 @@
-"""A zoo of honest objectives: models and losses that every loop of one's own must take.
+"""A zoo of honest models and losses: what ``build`` and ``loss`` must take.
 
-Each is run through ``study.optimize``, and its first step is held against micro-batches of one by
-plain autograd. Beside each stands which forms take it; ``docs/guide.md`` prints that.
+Each is run through ``study.optimize``, and its step is held against micro-batches of one by plain autograd.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from textwrap import fill
 from typing import Any
 
 import torch
@@ -16,16 +14,13 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
+import privtune
 from privtune.training.engine.opacus_adapter import layer_of_opacus
-from privtune.training.mechanism.kernel import LossOf
 
-__all__ = ["FORMS", "HONEST", "RECORDS", "Honest", "table"]
+__all__ = ["HONEST", "RECORDS", "Honest"]
 
 RECORDS = 48
 """Records of every data set here."""
-
-FORMS = ("by record", "one by one", "losses")
-"""``step(batch, loss_of)``; the same with ``one_by_one=True``; ``step(losses)``, the Opacus form."""
 
 _CLASSES, _WORDS, _LENGTH, _FEATURES = 3, 9, 5, 6
 
@@ -35,7 +30,7 @@ Optimizers = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def plain(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of every record."""
+    """Cross-entropy of a record."""
     return functional.cross_entropy(model(x), y, reduction="none")
 
 
@@ -46,44 +41,38 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Honest:
-    """One objective that nothing is wrong with.
+    """A model and a loss that nothing is wrong with.
 
     Args:
         name: What is special about it.
         model: Makes the model.
-        data: Makes inputs and targets.
-        loss_of: The loss of a record, or of every record of a batch.
+        data: Makes the records.
+        loss: The loss of a record.
         optimizer: Makes the optimizer.
-        schedule: Makes a schedule to step after each step, or None.
-        refused: Forms that do not take it.
+        schedule: Makes a schedule, or is its name.
         draws: Whether it draws random numbers.
+        score: How a selection scores it; None: it is trained once.
+        trainable: Which part is trained.
     """
 
     name: str
     model: Callable[[], nn.Module]
-    data: Callable[[], Tensors]
-    loss_of: LossOf = plain
+    data: Callable[[], Any]
+    loss: Callable[..., torch.Tensor] = plain
     optimizer: Optimizers = sgd
-    schedule: Callable[[torch.optim.Optimizer], Any] | None = None
-    refused: tuple[str, ...] = ()
+    schedule: Any = None
     draws: bool = False
+    score: str | privtune.Score | None = None
+    trainable: str | None = None
 
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """The forms that take it."""
-        return tuple(form for form in FORMS if form not in self.refused)
-
-
-def table() -> str:
-    """Return which forms take what, in Markdown: as docs/guide.md prints it."""
-    taken: dict[tuple[str, ...], list[str]] = {}
-    for honest in HONEST:
-        taken.setdefault(honest.forms, []).append(honest.name)
-    parts = [
-        f"- **{', '.join(forms)}** ({len(names)}): {'; '.join(names)}."
-        for forms, names in taken.items()
-    ]
-    return "\n".join(fill(part, 110, subsequent_indent="  ") for part in parts)
+    def build(self, trial: privtune.Trial) -> privtune.Candidate:
+        """Return the candidate."""
+        model = self.model()
+        optimizer = self.optimizer([p for p in model.parameters() if p.requires_grad])
+        decay = self.schedule(optimizer) if callable(self.schedule) else self.schedule
+        return privtune.Candidate(
+            model, optimizer, max_grad_norm=0.3, schedule=decay, trainable=self.trainable
+        )
 
 
 # Data: nothing to learn, only shapes.
@@ -93,25 +82,20 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(7)
 
 
-def _classes() -> torch.Tensor:
-    return torch.randint(_CLASSES, (RECORDS,), generator=_generator())
+def _whole(most: int, *shape: int) -> torch.Tensor:
+    return torch.randint(most, (RECORDS, *shape), generator=_generator())
 
 
 def _floats(*shape: int) -> Callable[[], Tensors]:
-    return lambda: (torch.randn(RECORDS, *shape, generator=_generator()), _classes())
+    return lambda: (torch.randn(RECORDS, *shape, generator=_generator()), _whole(_CLASSES))
 
 
 def _tokens() -> Tensors:
-    return torch.randint(_WORDS, (RECORDS, _LENGTH), generator=_generator()), _classes()
+    return _whole(_WORDS, _LENGTH), _whole(_CLASSES)
 
 
 def _numbers(*shape: int) -> Callable[[], Tensors]:
-    x = _floats(_FEATURES)
-
-    def data() -> Tensors:
-        return x()[0], torch.rand(RECORDS, *shape, generator=_generator())
-
-    return data
+    return lambda: (_rows()[0], torch.rand(RECORDS, *shape, generator=_generator()))
 
 
 _rows, _images, _series, _sequence = (
@@ -317,6 +301,72 @@ def _opacus(name: str, *sizes: int, **options: Any) -> Callable[[], nn.Module]:
     return lambda: layer_of_opacus(name)(*sizes, **options)
 
 
+class _Language(nn.Module):
+    """A tiny language model of Hugging Face, made from its configuration: logits of every token."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        import transformers as library
+
+        if kind == "gpt2":
+            self.body: Any = library.GPT2LMHeadModel(
+                library.GPT2Config(
+                    vocab_size=_WORDS, n_positions=_LENGTH, n_embd=8, n_layer=1, n_head=2,
+                    bos_token_id=0, eos_token_id=0,
+                )
+            )  # fmt: skip
+        else:
+            self.body = library.LlamaForCausalLM(
+                library.LlamaConfig(
+                    vocab_size=_WORDS, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                    num_attention_heads=2, max_position_embeddings=_LENGTH, bos_token_id=0, eos_token_id=0,
+                    use_cache=False,
+                )
+            )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits ``[B, T, words]``."""
+        out: torch.Tensor = self.body(input_ids=x, use_cache=False).logits
+        return out
+
+
+class _Classifier(nn.Module):
+    """The encoder, as data sets of Hugging Face call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)  # what stays frozen
+        self.encoder = _Encoder()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        out: torch.Tensor = self.encoder(input_ids * attention_mask)
+        return out
+
+
+class _Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(_WORDS, 4), nn.Linear(4, _CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits ``[B, T, classes]``."""
+        out: torch.Tensor = self.head(torch.tanh(self.words(x)))
+        return out
+
+
+def _segmenter() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, _CLASSES, 1))
+
+
+def _frozen_norm() -> nn.Module:
+    """Return convolutions with BatchNorm that were trained elsewhere, frozen, and a head to train."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    body.requires_grad_(False).eval()
+    return nn.Sequential(body, nn.Linear(64, _CLASSES))
+
+
 # Losses.
 
 
@@ -382,6 +432,38 @@ def _reached(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return plain(model, x, y) + 1e-3 * decay
 
 
+def _next_tokens(model: Net, x: torch.Tensor) -> torch.Tensor:
+    losses = functional.cross_entropy(model(x)[:, :-1].transpose(1, 2), x[:, 1:], reduction="none")
+    return losses.mean(dim=1)
+
+
+def _places(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of every place, classes last; what has no label counts nothing."""
+    logits = model(x).movedim(-1, 1) if y.ndim == 2 else model(x)
+    losses = functional.cross_entropy(logits, y, reduction="none", ignore_index=-100)
+    return losses.flatten(1).mean(dim=1)
+
+
+def _hits(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Share of the places that are right: a score of whole pictures."""
+    return (model(x).argmax(dim=1) == y).float().flatten(1).mean(dim=1)
+
+
+def _rebuilt(model: Net, x: torch.Tensor) -> torch.Tensor:
+    return (model(x) - x).square().mean(dim=1)
+
+
+def _one_logit(model: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.binary_cross_entropy_with_logits(
+        model(x).squeeze(-1), y.float(), reduction="none"
+    )
+
+
+def _of_dict(model: Any, record: dict[str, torch.Tensor]) -> torch.Tensor:
+    logits = model(record["input_ids"], record["attention_mask"])
+    return functional.cross_entropy(logits, record["labels"], reduction="none")
+
+
 # Optimizers and schedules.
 
 
@@ -426,8 +508,6 @@ def _warm_up(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=8)
 
 
-_NOT_LOSSES = ("losses",)
-
 HONEST: tuple[Honest, ...] = (
     Honest("Linear", lambda: nn.Linear(_FEATURES, _CLASSES), _rows),
     Honest("MLP", _mlp, _rows),
@@ -464,15 +544,15 @@ HONEST: tuple[Honest, ...] = (
         _decoded,
     ),
     Honest("Embedding", lambda: _Head(nn.Linear(4, 4), words=True), _tokens),
-    Honest("EmbeddingBag", _Bag, _tokens, refused=_NOT_LOSSES),
+    Honest("EmbeddingBag", _Bag, _tokens),
     Honest(
         "EmbeddingBag, sum, padding", lambda: _Bag(mode="sum", padding_idx=0), _tokens,
-        refused=_NOT_LOSSES,
+       
     ),
     Honest(
-        "EmbeddingBag, mean, padding", lambda: _Bag(padding_idx=0), _tokens, refused=_NOT_LOSSES,
+        "EmbeddingBag, mean, padding", lambda: _Bag(padding_idx=0), _tokens
     ),
-    Honest("EmbeddingBag, max", lambda: _Bag(mode="max"), _tokens, refused=_NOT_LOSSES),
+    Honest("EmbeddingBag, max", lambda: _Bag(mode="max"), _tokens),
     Honest(
         "LayerNorm",
         lambda: nn.Sequential(nn.Linear(_FEATURES, 8), nn.LayerNorm(8), nn.Linear(8, _CLASSES)),
@@ -483,29 +563,29 @@ HONEST: tuple[Honest, ...] = (
         lambda: nn.Sequential(nn.Linear(_FEATURES, 8), nn.RMSNorm(8), nn.Linear(8, _CLASSES)),
         _rows,
     ),
-    Honest("LSTM", lambda: _Head(nn.LSTM(4, 4, batch_first=True)), _sequence, refused=_NOT_LOSSES),
-    Honest("GRU", lambda: _Head(nn.GRU(4, 4, batch_first=True)), _sequence, refused=_NOT_LOSSES),
+    Honest("LSTM", lambda: _Head(nn.LSTM(4, 4, batch_first=True)), _sequence),
+    Honest("GRU", lambda: _Head(nn.GRU(4, 4, batch_first=True)), _sequence),
     Honest(
         "LSTM, both ways, projected",
         lambda: _Head(
             nn.LSTM(4, 4, 2, proj_size=2, bidirectional=True, batch_first=True, bias=False)
         ),
-        _sequence, refused=_NOT_LOSSES,
+        _sequence
     ),
     Honest(
         "RNN, two layers, dropout",
         lambda: _Head(nn.RNN(4, 4, 2, dropout=0.3, batch_first=True)),
         _sequence,
-        draws=True, refused=_NOT_LOSSES,
+        draws=True
     ),
     Honest(
         "DPLSTM",
         lambda: _Head(_opacus("DPLSTM", 4, 4, batch_first=True)()),
-        _sequence, refused=_NOT_LOSSES,
+        _sequence
     ),
     Honest(
         "DPGRU", lambda: _Head(_opacus("DPGRU", 4, 4, batch_first=True)()), _sequence,
-        refused=_NOT_LOSSES,
+       
     ),
     Honest(
         "DPMultiheadAttention",
@@ -515,18 +595,18 @@ HONEST: tuple[Honest, ...] = (
     Honest(
         "MultiheadAttention",
         lambda: _Attention(nn.MultiheadAttention(4, 2, batch_first=True)),
-        _sequence, refused=_NOT_LOSSES,
+        _sequence
     ),
     Honest(
         "TransformerEncoderLayer",
         lambda: _Head(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), words=True),
-        _tokens, refused=_NOT_LOSSES,
+        _tokens
     ),
     Honest(
         "TransformerEncoderLayer, dropout",
         lambda: _Head(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), words=True),
         _tokens,
-        draws=True, refused=_NOT_LOSSES,
+        draws=True
     ),
     Honest("Hugging Face encoder", _Encoder, _tokens, draws=True),
     Honest(
@@ -536,9 +616,9 @@ HONEST: tuple[Honest, ...] = (
         draws=True,
     ),
     Honest("Hugging Face encoder, LoRA", lambda: _Encoder(lora=True), _tokens, draws=True),
-    Honest("tied weights", _Tied, _tokens, refused=_NOT_LOSSES),
-    Honest("weight_norm", _weight_norm, _rows, refused=_NOT_LOSSES),
-    Honest("parameters of its own", _Own, _rows, refused=_NOT_LOSSES),
+    Honest("tied weights", _Tied, _tokens),
+    Honest("weight_norm", _weight_norm, _rows),
+    Honest("parameters of its own", _Own, _rows),
     Honest("frozen parts", _frozen, _rows),
     Honest("biases alone", _bias_only, _rows),
     Honest("residual net", _Residual, _rows),
@@ -553,12 +633,47 @@ HONEST: tuple[Honest, ...] = (
     Honest("several labels", _mlp, _numbers(_CLASSES), _binary),
     Honest("two tasks", _TwoHeads, _rows, _two_tasks),
     Honest("augmentation", _mlp, _rows, _augmented, draws=True),
-    Honest("gradient penalty within a record", _mlp, _rows, _penalised, refused=_NOT_LOSSES),
-    Honest("decay in the loss", _mlp, _rows, _reached, refused=_NOT_LOSSES),
+    Honest("gradient penalty within a record", _mlp, _rows, _penalised),
+    Honest("decay in the loss", _mlp, _rows, _reached),
     Honest("Adam", _mlp, _rows, optimizer=_adam),
     Honest("AdamW", _mlp, _rows, optimizer=_adamw),
     Honest("RMSprop", _mlp, _rows, optimizer=_rmsprop),
     Honest("momentum, schedule by step", _mlp, _rows, optimizer=_momentum, schedule=_warm_up),
     Honest("groups of parameters", _mlp, _rows, optimizer=_groups),
     Honest("an optimizer of one's own", _mlp, _rows, optimizer=_Sign),
+    Honest(
+        "GPT-2, tied, token loss", lambda: _Language("gpt2"), lambda: _whole(_WORDS, _LENGTH),
+        _next_tokens, draws=True, score=privtune.Score(_next_tokens, bound=4.0),
+    ),
+    Honest(
+        "Llama, token loss", lambda: _Language("llama"), lambda: _whole(_WORDS, _LENGTH), _next_tokens,
+        score=privtune.Score("loss", bound=4.0),
+    ),
+    Honest(
+        "Hugging Face encoder, dict, lora:2", _Classifier,
+        lambda: {
+            "input_ids": _whole(_WORDS, _LENGTH), "attention_mask": _whole(2, _LENGTH), "labels": _whole(3),
+        },
+        _of_dict, draws=True, trainable="lora:2",
+    ),
+    Honest(
+        "segmentation", _segmenter, lambda: (_images()[0], _whole(_CLASSES, 6, 6)), _places,
+        score=privtune.Score(_hits, maximize=True),
+    ),
+    Honest(
+        "tagging", _Tagger, lambda: (_whole(_WORDS, _LENGTH), _whole(4, _LENGTH).where(_whole(4, _LENGTH) < 3, -100)),
+        _places, score=privtune.Score(_places, bound=3.0),
+    ),
+    Honest(
+        "autoencoder", lambda: nn.Sequential(nn.Linear(6, 2), nn.Tanh(), nn.Linear(2, 6)),
+        lambda: _rows()[0], _rebuilt, score=privtune.Score("loss", bound=3.0),
+    ),
+    Honest(
+        "regression of a vector", _mlp, _numbers(_CLASSES), _huber, score=privtune.Score("loss", bound=2.0)
+    ),
+    Honest("frozen BatchNorm, head trained", _frozen_norm, _images, score="accuracy"),
+    Honest(
+        "one logit", lambda: nn.Linear(_FEATURES, 1), lambda: (_rows()[0], _whole(2)), _one_logit,
+        score="accuracy",
+    ),
 )  # fmt: skip

@@ -14,8 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["refuse_coupling"]
 
 
+def _is_fixed(norm: nn.Module) -> bool:
+    """Say whether a normalisation works by numbers that no record changes: those of evaluation mode."""
+    return not norm.training and norm.running_mean is not None
+
+
 def refuse_coupling(module: nn.Module) -> None:
     """Refuse layers that mix the records of a batch: no per-sample gradient exists for them.
+
+    A BatchNorm in evaluation mode normalises each record by the same fixed numbers, and mixes nothing.
 
     Raises:
         InvalidInputError: Names every such layer at once.
@@ -26,15 +33,16 @@ def refuse_coupling(module: nn.Module) -> None:
     coupled = [
         f"{name} ({type(part).__name__})"
         for name, part in module.named_modules()
-        if (isinstance(part, _BatchNorm) and not isinstance(part, _InstanceNorm))
-        or (isinstance(part, _InstanceNorm) and part.track_running_stats)
+        if (isinstance(part, _BatchNorm) and not isinstance(part, _InstanceNorm) and not _is_fixed(part))
+        or (isinstance(part, _InstanceNorm) and part.track_running_stats and part.training)
     ]
     if coupled:
         raise InvalidInputError(
             "model",
             ", ".join(coupled),
             "must treat each record by itself",
-            "Use GroupNorm or LayerNorm in place of batch statistics.",
+            "Use GroupNorm or LayerNorm in place of batch statistics, or leave it in evaluation mode: "
+            "module.eval().",
         )
     changing = [
         f"{name} ({type(part).__name__})"
