@@ -45,7 +45,7 @@ FLOORS = {
     "__main__": 10,
 }
 
-# Inside of training: what the guarantee rests on knows nothing of speed.
+# Inside of training: what the guarantee rests on knows nothing of speed, or of users' loops.
 TRAINING = {"mechanism": 0, "methods": 1, "engine": 2}
 
 HOMES = {

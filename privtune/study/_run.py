@@ -88,7 +88,7 @@ def check_records(
         with life.seal(sealed, rehearsal=True):
             keep = not stages and trainer.task.examine is None  # the arms train on the same records
             found = trainer.task.check_records(
-                trainer.data if keep else None, model=trainer.model_to_try(sealed)
+                trainer.data if keep else None, model=trainer.example(sealed)
             )
     except TaskDataError:  # of public facts
         raise

@@ -24,7 +24,7 @@ from privtune.tasks._fine_tuning import PART
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
-    import torch
+    from torch import nn
 
     from privtune.ledger import Rounds
     from privtune.strategies import Strategy
@@ -108,22 +108,14 @@ class TaskTrainer:
             rehearse_end(plan, self.task, own)
         return dry_run(plan, self.task, compute=self.compute, parts=parts, known=self.timed)
 
-    def model_to_try(self, plan: Plan) -> torch.nn.Module | None:
-        """Return the model of a candidate, to be tried on real records; None where the task has its own."""
+    def example(self, plan: Plan) -> nn.Module | None:
+        """Return a model that a ``build`` makes, for records to be tried on; None without one."""
         if self.task.build is None:
             return None
-        training, point = plan.training, {}
-        if plan.search is not None:
-            training, point = plan.search.trainings[0], plan.search.points[0]
-        made = build_candidate(
-            self.task,
-            training,
-            secret=bytes(32),
-            fixed={**plan.params, **point},
-            sealed=plan.is_sealed,
-            sampler=self.independent,
-        )
-        return made.model
+        training = plan.training if plan.search is None else plan.search.trainings[0]
+        point = {} if plan.search is None else plan.search.points[0]
+        fixed = {**plan.params, **point}
+        return build_candidate(self.task, training, secret=bytes(32), fixed=fixed).model
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the arm's strategy as the spec has it, and its round."""

@@ -212,7 +212,9 @@ def _trained_part(candidate: Candidate) -> tuple[nn.Module, torch.optim.Optimize
             "Freeze parameters in build instead (requires_grad_(False)), and leave trainable out.",
         )
     (group,) = optimizer.param_groups
-    taken = signature(type(optimizer)).parameters  # some note in their groups what they take from nobody
+    taken = signature(
+        type(optimizer)
+    ).parameters  # some note in their groups what they take from nobody
     settings = {n: v for n, v in group.items() if n in optimizer.defaults and n in taken}
     trained = [p for p in model.parameters() if p.requires_grad]
     return model, type(optimizer)(trained, **settings)

@@ -580,68 +580,6 @@ _in(
 )
 
 _in(
-    "training/own_loop/stacked.py",
-    (
-        "loops of a stack share their noise",
-        "streams=[loop._streams for loop in self._loops]",
-        "streams=[leader._streams for loop in self._loops]",
-        f"{_STACKED}::test_a_loop_in_a_stack_is_what_it_is_alone",
-    ),
-    (
-        "a stack is clipped by the bound of its first loop",
-        "bounds = [each.max_grad_norm for each in clippings if",
-        "bounds = [first.max_grad_norm for each in clippings if",
-        f"{_STACKED}::test_a_loop_in_a_stack_is_what_it_is_alone",
-    ),
-    (
-        "a loop in a stack may change its weights",
-        "        loop.check()\n        with torch.no_grad()",
-        "        with torch.no_grad()",
-        f"{_STACKED}::test_a_loop_that_something_else_has_changed_is_stopped_alone",
-    ),
-    (
-        "an optimizer of a loop's own steps on from weights that something else has changed",
-        "            loop.check()  # this one's weights are in its model, and are taken from there\n",
-        "",
-        f"{_STACKED}::test_a_loop_that_something_else_has_changed_is_stopped_alone",
-    ),
-    (
-        "loops of unlike programs share a stack",
-        "self.program == other.program",
-        "bool(self.program)",
-        f"{_STACKED}::test_what_is_unlike_shares_no_stack"
-        f" {_STACKED}::test_losses_are_told_apart_by_what_they_refer_to",
-    ),
-)
-
-_in(
-    "training/own_loop/private_training.py",
-    (
-        "a training that failed in a stack draws its noise again",
-        "if self._of_stack is not None:",
-        "if False:",
-        f"{_TOGETHER}::test_a_trial_that_goes_on_after_fit_has_failed_draws_nothing_twice",
-    ),
-)
-
-_in(
-    "study/_together.py",
-    (
-        "a failure that comes once is hidden",
-        "(seat.met and isinstance(error, Exception))",
-        "isinstance(error, Exception)",
-        f"{_TOGETHER}::test_a_failure_stops_that_trial_alone"
-        " tests/study/test_failures.py::test_an_objective_that_raises_in_mid_round_goes_on_as_if_it_had_not",
-    ),
-    (
-        "what belongs to a thread is found after the charge",
-        "    return not errors",
-        "    return True",
-        f"{_TOGETHER}::test_what_must_not_meet_is_found_in_the_rehearsal_and_run_where_the_round_runs",
-    ),
-)
-
-_in(
     "study/_round.py",
     (
         "all trainings that a strategy names share their noise",

@@ -547,7 +547,7 @@ HONEST: tuple[Honest, ...] = (
     Honest("EmbeddingBag", _Bag, _tokens),
     Honest(
         "EmbeddingBag, sum, padding", lambda: _Bag(mode="sum", padding_idx=0), _tokens,
-       
+
     ),
     Honest(
         "EmbeddingBag, mean, padding", lambda: _Bag(padding_idx=0), _tokens
@@ -585,7 +585,7 @@ HONEST: tuple[Honest, ...] = (
     ),
     Honest(
         "DPGRU", lambda: _Head(_opacus("DPGRU", 4, 4, batch_first=True)()), _sequence,
-       
+
     ),
     Honest(
         "DPMultiheadAttention",

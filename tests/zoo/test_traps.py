@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from privtune.errors import PrivTuneError
-from tests.zoo.trap import BOUND, Trap, run, scored_share, share
 from tests.zoo.traps_build import BUILDS
 from tests.zoo.traps_data import DATA
 from tests.zoo.traps_loss import LOSSES, SCORES
