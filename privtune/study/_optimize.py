@@ -53,7 +53,7 @@ def optimize(
     *,
     strategy: Strategy,
     arm: str | None,
-    training: DPSGD | None,
+    training: DPSGD,
     validation: Validation | None,
     epsilon: float | None,
     sampler: Any,

@@ -274,7 +274,7 @@ class Study:
 
             return optimize_declared(
                 self._life,
-                objective,
+                objective,  # type: ignore[arg-type]
                 mechanism=mechanism,
                 strategy=strategy,
                 tell=tell,
@@ -290,7 +290,7 @@ class Study:
             objective,
             strategy=strategy,
             arm=arm,
-            training=training,
+            training=training,  # type: ignore[arg-type]
             validation=validation,
             epsilon=epsilon,
             sampler=sampler,
