@@ -410,7 +410,6 @@ _models("harmless", "Each record meets a copy of the model.", {
 _models("harmless", "Its statistics are a record's own.", {"InstanceNorm": lambda: _Instance(track=False)})
 _models("harmless", "Each record is computed by itself.", {
     "DataParallel": lambda: nn.DataParallel(linear()),
-    "torch.compile": lambda: torch.compile(linear(), backend="eager"),
     "another model's evaluation mode": lambda: nn.Sequential(nn.Dropout(0.5), linear()).eval(),
 })  # fmt: skip
 

@@ -189,7 +189,7 @@ def _counting(toy: Toy) -> dict[str, Any]:
 
     def loss(m: Any, x: T, y: T) -> T:
         calls.append(1)
-        return plain(m, x, y) / (1.0 + len(calls) % 2)
+        return plain(m, x, y) / len(calls)
 
     return {"loss": loss}
 
@@ -378,6 +378,6 @@ class _Faces(nn.Linear):
         return super().forward(x) if self.training else -super().forward(x)
 
 
-trap(SCORES, "on the page", "a model that answers otherwise in evaluation", "evaluation", "selection")(
+trap(SCORES, "on the page", "a model that answers otherwise in evaluation", "answers otherwise in evaluation", "selection")(
     over("build", lambda trial: candidate(_Faces(6, 3)))
 )
