@@ -35,6 +35,7 @@ PACKAGES = (
 # Shown by no example of their own, and why.
 NO_EXAMPLE = {
     "privtune.testing.ledgers.LedgerContract": "a suite to subclass; tests/ledger/test_contract.py does",
+    "privtune.study.DeclaredTrial.finish": "called by the study when the objective has returned",
 }
 
 Named = tuple[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import time
@@ -203,20 +204,22 @@ def train_built(
         Exception: As :func:`train_trials`.
     """
     from privtune.training.engine.candidates import train_made
-    from privtune.training.mechanism.kernel import load_params
+    from privtune.training.mechanism.kernel import Layout, load_params
 
     numbers: list[int] = []
-    candidates: list[bytes] = []
+    candidates: list[Made] = []
 
     def noted() -> Iterator[Made]:
         for number, each in made:
             numbers.append(number)
-            candidates.append(each.secret)
+            candidates.append(each)
             yield each
 
-    def looked(step: int, module: torch.nn.Module) -> None:
+    def looked(step: int, params: torch.Tensor) -> None:
         if look is not None and score is not None:
-            look(step + 1, score_model(score, task, module, data.validation, secret=bytes(32)))
+            seen = copy.deepcopy(candidates[0].model)
+            load_params(seen, params)
+            look(step + 1, score_model(score, task, seen, data.validation, secret=bytes(32)))
 
     steps = training.schedule.steps
     for outcome in train_made(
@@ -224,7 +227,6 @@ def train_built(
         training.schedule,
         noted(),
         loss_of=task.record_loss,
-        score_of=task.score_of,
         data=held_to_classes(records, task.classes),
         device=compute.device,
         stack=compute.stack,
@@ -236,20 +238,18 @@ def train_built(
         keeper=keeper,
         look=None if look is None else looked,
     ):
-        secret, weights = candidates[outcome.position], outcome.params
-        found = None
+        secret, found = candidates[outcome.position].secret, None
         if score is not None:
-            load_params(outcome.module, weights.to(next(outcome.module.parameters()).device))
             found = score_model(score, task, outcome.module, data.validation, secret=secret)
         yield TrialResult(
             index=numbers[outcome.position],
             params={},
-            weights=weights,
+            weights=outcome.params,
             score=found,
             curves={name: values.tolist() for name, values in outcome.report.items()},
             transcript_digest=outcome.transcript.digest(),
             unusable=outcome.nonfinite,
-            shapes=outcome.shapes,
+            shapes=Layout(outcome.module).shapes,
         )
 
 
@@ -324,15 +324,6 @@ def made_up_records(task: Task, records: int) -> TensorData:
         x, y = synthetic(*task.like, (1, records), torch.device("cpu"))
         return TensorData(x[0], y[0], tree=task.tree)
     generator = torch.Generator().manual_seed(0)
-    if task.like is not None:
-        x, y = (
-            _made_up(records, like, most, generator)
-            for like, most in zip(task.like, (task.tokens, task.classes), strict=True)
-        )
-        if task.target_range is not None:
-            low, high = task.target_range
-            y = low + (high - low) * y
-        return TensorData(x, y, tree=task.tree)
     shape = (records, task.input_shape[0]) if task.unit else (records,)
     if task.classes is None:
         # Targets of a density, which declares no range either, are numbers, too: whole ones are classes.
@@ -341,18 +332,6 @@ def made_up_records(task: Task, records: int) -> TensorData:
     else:
         y = torch.randint(task.classes, shape, generator=generator)
     return TensorData(made_up_inputs(records, task.input_shape, task.tokens), y)
-
-
-def _made_up(
-    records: int, like: torch.Tensor, most: int | None, generator: torch.Generator
-) -> torch.Tensor:
-    """Return made-up values of a shape and type; whole ones of 0 and 1 where nothing else is known."""
-    import torch
-
-    shape = (records, *like.shape[1:])
-    if like.is_floating_point():
-        return torch.rand(shape, generator=generator).to(like.dtype)
-    return torch.randint(most or 2, shape, generator=generator).to(like.dtype)
 
 
 def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:

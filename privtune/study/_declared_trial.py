@@ -6,7 +6,7 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["DeclaredError", "DeclaredPlan", "DeclaredResult", "DeclaredTrial", "PlanRead"]
 
 _NUMBERS = 2**31  # of a sealed trial
+_SEED_PYTHON = random.seed  # as it is where no trial runs
 OPACUS = "checked against Opacus' accountant"
 
 
@@ -107,8 +108,8 @@ class DeclaredTrial(Suggestions):
     Suggestions come first. Nothing of the data may be used before :attr:`plan` is read: a rehearsal, before
     anything is charged, runs the objective until then.
 
-    The global generators of torch, NumPy and Python stand at the trial's own secret states, so an
-    objective seeds nothing; libraries with generators of their own take :attr:`seed`.
+    The global generators of torch, NumPy and Python stand at the trial's own secret states, and seeding them
+    leads to others of these; libraries with generators of their own take :attr:`seed`.
 
     Args:
         plan: The arm's plan.
@@ -121,6 +122,30 @@ class DeclaredTrial(Suggestions):
         validation: What it is scored on; None where nothing is scored.
         score_of: A score function of the user's; None for a metric by its name.
         rehearsal: Whether it ends where the plan is read.
+
+    Example:
+        >>> import numpy as np
+        >>> import privtune
+        >>> from privtune.study.declared import optimize_declared
+        >>> x = np.random.default_rng(0).uniform(-1, 1, size=(300, 2))
+        >>> y = (x[:, 0] > 0).astype(int)
+        >>> def objective(trial):  # the difference of two classes' noisy sums
+        ...     shrink = trial.suggest_float("shrink", 0.1, 1.0)
+        ...     noise = trial.plan.noise_multiplier * np.random.normal(size=2)
+        ...     w = shrink * ((2 * y[:200] - 1) @ x[:200] + 2**0.5 * noise)
+        ...     return trial.result({"w": w}, score=trial.score(lambda x: (x @ w > 0).astype(int)))
+        >>> study = privtune.create_study("sums", budget=privtune.Budget(4.0, 1e-5, name="sums"))
+        >>> release = optimize_declared(
+        ...     study._life,
+        ...     objective,
+        ...     mechanism=privtune.Mechanism(
+        ...         privtune.accounting.Gaussian(1.0), declared_by="the lab", records=200
+        ...     ),
+        ...     strategy=privtune.strategies.PapernotSteinke(mean_runs=3),
+        ...     validation=(x[200:], y[200:]),
+        ... )
+        >>> study.certificate()["charges"][0]["note"]
+        'training declared by the lab; not enforced by PrivTune'
     """
 
     def __init__(
@@ -144,7 +169,7 @@ class DeclaredTrial(Suggestions):
         self._validation, self._score_of, self._rehearsal = validation, score_of, rehearsal
         self._scores: list[float] = []
         self._result: DeclaredResult | None = None
-        self._checked, self._settings = "", 0
+        self._checked = ""
         self.plan_read = False
 
     @property
@@ -163,9 +188,6 @@ class DeclaredTrial(Suggestions):
         self.plan_read = True
         if self._rehearsal:
             raise PlanRead
-        if _is_seeded(self._streams):  # as Trainers of Hugging Face do, always by 42
-            self._settings += 1
-            _set_generators(self._streams, self._settings)
         return DeclaredPlan(self._training.event)
 
     def _suggest(
@@ -186,6 +208,16 @@ class DeclaredTrial(Suggestions):
 
         Raises:
             DeclaredError: If noise multiplier, sampling rate or number of steps differ.
+
+        Example:
+            >>> def train(trial):  # by Opacus, whose objects are called as ever
+            ...     model, optimizer, loader = engine.make_private(
+            ...         module=model, optimizer=optimizer, data_loader=loader, max_grad_norm=1.0,
+            ...         noise_multiplier=trial.plan.noise_multiplier,
+            ...     )
+            ...     train_for(epochs=2)
+            ...     trial.check(engine)
+            ...     return trial.result(model, score=trial.score(model))
         """
         plan = self.plan
         history = [tuple(entry) for entry in engine.accountant.history]
@@ -249,16 +281,18 @@ class DeclaredTrial(Suggestions):
             DeclaredError: If the score is another number, or the plan was not read.
             InvalidInputError: If the artifact holds what is no array of real floating-point numbers.
         """
+        import torch
+
         if not self.plan_read:
             raise DeclaredError(
                 "The objective trained without reading trial.plan, so nothing says that the charged noise "
                 "was used. Take the noise from trial.plan."
             )
-        if _is_seeded(self._streams):
+        if torch.initial_seed() != _mark(self._streams):
             raise DeclaredError(
-                "The objective seeds torch's global generator after it has read trial.plan, so every trial "
-                "would add the same noise, and whoever knows the seed could subtract it. Seed nothing: "
-                "the global generators stand at the trial's own secret states."
+                "The objective has seeded torch's global generator, so every trial would add the same noise, "
+                "and whoever knows the seed could subtract it. Seed nothing: the global generators stand "
+                "at the trial's own secret states."
             )
         known: float | None = None
         if self._arm.score is not None:
@@ -301,17 +335,31 @@ class DeclaredTrial(Suggestions):
 
 @contextmanager
 def own_generators(streams: Streams) -> Iterator[None]:
-    """Set the global generators of torch, NumPy and Python to a trial's own states, for a block."""
+    """Set the global generators of torch, NumPy and Python to a trial's own states, for a block.
+
+    Who seeds them inside gets other states of the trial: scripts and Trainers seed by 0 or 42, with which
+    every trial would add the same noise, known to everybody.
+    """
     import torch
 
-    with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
-        of_numpy, of_python = np.random.get_state(), random.getstate()
-        _set_generators(streams, 0)
-        try:
-            yield
-        finally:
-            np.random.set_state(of_numpy)
-            random.setstate(of_python)
+    setting = 0
+
+    def seed(*_: object, **__: object) -> torch.Generator:
+        nonlocal setting
+        setting += 1
+        _set_generators(streams, setting)
+        return torch.default_generator
+
+    with ExitStack() as undo:
+        undo.enter_context(GLOBAL_GENERATOR)
+        undo.enter_context(torch.random.fork_rng(devices=[]))
+        undo.callback(np.random.set_state, np.random.get_state())
+        undo.callback(random.setstate, random.getstate())
+        _set_generators(streams, setting)
+        for owner, name in ((torch, "manual_seed"), (np.random, "seed"), (random, "seed")):
+            undo.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, seed)
+        yield
 
 
 def _set_generators(streams: Streams, setting: int) -> None:
@@ -325,19 +373,12 @@ def _set_generators(streams: Streams, setting: int) -> None:
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(streams.seed("cuda", setting))
     words = hashlib.shake_256(streams.key("numpy", setting)).digest(4 * 624)
-    np.random.set_state(("MT19937", np.frombuffer(words, dtype=np.uint32), 624))
-    random.seed(streams.key("python", setting))
+    np.random.set_state(("MT19937", np.frombuffer(words, dtype=np.uint32), 624, 0, 0.0))
+    _SEED_PYTHON(streams.key("python", setting))
 
 
 def _mark(streams: Streams) -> int:
     return streams.seed("mark")
-
-
-def _is_seeded(streams: Streams) -> bool:
-    """Say whether torch's global generator was seeded since it was set to the trial's state."""
-    import torch
-
-    return torch.initial_seed() != _mark(streams)
 
 
 def _as_module(model: Any) -> torch.nn.Module:

@@ -75,12 +75,10 @@ class TrialFiles(LiveFiles):
         from privtune.training.engine.checkpoint import Keeper
 
         self.check_deadline()
-        name = "checkpoint"
-        keeper = Keeper(
-            partial(self.results.find, name), partial(self.results.put, name, replace=True)
-        )
+        name, results = "checkpoint", self.results
+        kept = Keeper(partial(results.find, name), partial(results.put, name, replace=True))
         # Rows are trained again whole: another worker may be at the same one.
-        keeper = keeper if alone else None
+        keeper = kept if alone else None
         if self.task.build is not None:
             live = {} if named else self.live
             return self._train_built(training, trials, secrets, live, scored=scored, keeper=keeper)
@@ -126,7 +124,7 @@ class TrialFiles(LiveFiles):
                 )
                 yield number, each.made
 
-        reporting = next(iter(live.values())) if self.prunes and len(trials) == 1 else None
+        reporting = live.get(next(iter(trials))) if self.prunes and len(trials) == 1 else None
 
         def look(done: int, score: float) -> None:
             if reporting is not None:

@@ -24,7 +24,6 @@ from privtune.strategies import (
     Reporting,
     Scoring,
     Strategy,
-    plan_arm,
 )
 from privtune.strategies._check_needs import check_objective
 from privtune.study._live import deadline_of
@@ -33,6 +32,7 @@ from privtune.study._standing import Stage
 from privtune.study._trainer import TaskTrainer
 from privtune.study.build import named_method
 from privtune.study.lifecycle import Life, carry_on
+from privtune.study.planning import plan_arms
 from privtune.study.seal import open_stream, sealed
 from privtune.study.workers import telling
 from privtune.training.engine.compute import check_device
@@ -214,7 +214,7 @@ def _with_method(strategy: Strategy, task: Task, schedule: Schedule) -> Strategy
         raise InvalidInputError(
             "Candidate.method", found, f"must be one of {', '.join(sorted(METHODS))}"
         )
-    return replace(strategy, method=found)  # type: ignore[type-var, call-arg]
+    return replace(strategy, method=found)  # type: ignore[type-var]
 
 
 def _plan(
@@ -232,15 +232,14 @@ def _plan(
             not cover the pruner.
         DependentSamplerError: If it does not cover the sampler.
     """
-    task = context.task
     check_objective(
         strategy,
-        scored=task.validation_records > 0,
+        scored=context.task.validation_records > 0,
         sampler=sampler,
         pruner=pruner,
         others=[InRun.name, *(s.name for s in STRATEGIES.values() if not s.needs.task)],
     )
-    plan = plan_arm(strategy, context, epsilon=epsilon)
+    (plan,) = plan_arms([strategy], context, epsilon=epsilon).plans
     for name, value in (("sampler", sampler), ("pruner", pruner)):
         if value is not None and plan.search is None:
             raise InvalidInputError(
@@ -249,8 +248,7 @@ def _plan(
                 f"is for a strategy that searches, and arm {plan.arm!r} has one training",
                 "Leave it out.",
             )
-    more: dict[str, Any] = {"unit": task.unit} if task.unit else {}
-    return replace(plan, details={**plan.details, "public": task.facts.to_dict(), **more})
+    return plan
 
 
 def _check_alone(plan: Plan, of_optuna: Any, chosen: Executor, **given: Any) -> None:

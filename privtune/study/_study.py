@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.accounting import Guarantee
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.strategies import Plan, Release
 from privtune.study._familiar import answer, answers
 from privtune.study._release import MODEL
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.strategies import Strategy
+    from privtune.study._declared_trial import DeclaredTrial
     from privtune.study.declared import Mechanism
     from privtune.tasks import Score, Task
     from privtune.tasks._candidate import Build, RecordLoss
@@ -31,6 +32,17 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.noise_options import NoiseOptions
 
 __all__ = ["Study"]
+
+
+def refuse_given(given: Mapping[str, Any], why: str) -> None:
+    """Refuse arguments that would have no effect.
+
+    Raises:
+        InvalidInputError: Naming the first that is given.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidInputError(name, "given", why, "Leave it out.")
 
 
 class Study:
@@ -194,15 +206,16 @@ class Study:
     @answers
     def optimize(
         self,
-        build: Build | Task | str | Callable[[Any], Any],
+        build: Build | Task | str | Callable[[DeclaredTrial], Any],
         *,
         strategy: Strategy,
         loss: RecordLoss | str | None = None,
-        score: str | Score | RecordLoss | None = None,
+        score: str | Score | None = None,
         data: Any = None,
         split: Mapping[str, int] | None = None,
         train: Any = None,
         validation: Any = None,
+        test: Any = None,
         public: Mapping[str, Any] | None = None,
         classes: int | None = None,
         target_range: tuple[float, float] | None = None,
@@ -224,7 +237,6 @@ class Study:
         show_progress_bar: bool = False,
         noise: NoiseOptions | str | Mapping[str, Any] | None = None,
         anyway: bool = False,
-        **unknown: Any,
     ) -> Release:
         """Run one arm: ``build`` declares the candidates, the engine trains them; release the result.
 
@@ -240,8 +252,8 @@ class Study:
             strategy: How to choose, as in ``privtune.strategies``.
             loss: ``(model, *record) -> [1]``: the loss of one record, whose tensors have a leading axis
                 of 1. A dict is passed whole: ``(model, record)``.
-            score: Name of a metric, a :class:`privtune.Score`, or a function like ``loss`` (more is
-                worse); ``accuracy`` unless given. For strategies that choose.
+            score: Name of a metric, or a :class:`privtune.Score` of one or of a function like ``loss``;
+                ``accuracy`` unless given. For strategies that choose.
             data: The private records: tensors or arrays with records along the first axis, as a pair,
                 tuple or dict of them; a map-style ``Dataset``; a ``DataFrame`` with ``columns``; a data
                 set of Hugging Face's.
@@ -249,6 +261,7 @@ class Study:
                 hash of its content, so that a record more or less moves no other.
             train: With fixed splits, the training records, in place of ``data`` and ``split``.
             validation: Likewise, the validation records.
+            test: Likewise, the test records.
             public: Records that everybody may see, by split: ``{"test": (x, y)}``. Their scores are
                 exact and free.
             classes: How many classes there are; as many as the model tells apart unless given.
@@ -277,7 +290,6 @@ class Study:
             noise: ``"secure"``, or the fields of :class:`privtune.NoiseOptions`: where noise comes
                 from and how it is treated; the study's own unless given.
             anyway: Whether to charge and run although most records cannot be used.
-            **unknown: Refused, with the name that PrivTune has for it.
 
         Returns:
             The release: ``model``, ``params``, ``score``, ``guarantee``.
@@ -315,9 +327,6 @@ class Study:
             >>> release.params, round(release.guarantee.epsilon, 2), release.model(x).shape
             ({'rate': 2.0}, 8.0, torch.Size([200, 2]))
         """
-        from privtune.study._familiar import refuse_unknown
-
-        refuse_unknown("optimize", unknown)
 
         def tell(release: Release) -> None:
             for callback in callbacks:
@@ -328,12 +337,9 @@ class Study:
             "arm": arm,
             "epsilon": epsilon,
             "sampler": sampler,
-            "executor": executor,
-            "n_jobs": n_jobs,
             "timeout": timeout,
             "tell": tell,
             "observer": observer or self.observer,
-            "show_progress_bar": show_progress_bar,
         }
         records: dict[str, Any] = {
             "loss": loss,
@@ -342,6 +348,7 @@ class Study:
             "split": split,
             "train": train,
             "validation": validation,
+            "test": test,
             "public": public,
             "classes": classes,
             "target_range": target_range,
@@ -351,8 +358,24 @@ class Study:
         if mechanism is not None:
             from privtune.study.declared import optimize_declared
 
+            refused = {
+                "loss": loss,
+                "data": data,
+                "train": train,
+                "epochs": epochs,
+                "pruner": pruner,
+            }
+            refused |= {"expected_batch_size": expected_batch_size, "executor": executor}
+            refuse_given(refused, "goes with a build, and a mechanism is declared")
             return optimize_declared(
-                self._life, build, mechanism=mechanism, pruner=pruner, **records, **common
+                self._life,
+                build,  # type: ignore[arg-type]
+                mechanism=mechanism,
+                score=score,
+                validation=validation,
+                validation_records=(split or {}).get("validation"),
+                public=public,
+                **common,
             )
         from privtune.study._optimize import optimize
         from privtune.tasks.own import task_of
@@ -365,6 +388,9 @@ class Study:
             epochs=epochs,
             expected_batch_size=expected_batch_size,
             pruner=pruner,
+            executor=executor,
+            n_jobs=n_jobs,
+            show_progress_bar=show_progress_bar,
             noise=self.spec.noise if noise is None else noise,
             anyway=anyway,
             told=(lambda _: None) if self._curator else None,

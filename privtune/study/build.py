@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
@@ -211,7 +212,10 @@ def _trained_part(candidate: Candidate) -> tuple[nn.Module, torch.optim.Optimize
             "Freeze parameters in build instead (requires_grad_(False)), and leave trainable out.",
         )
     (group,) = optimizer.param_groups
-    settings = {name: value for name, value in group.items() if name in optimizer.defaults}
+    taken = signature(
+        type(optimizer)
+    ).parameters  # some note in their groups what they take from nobody
+    settings = {n: v for n, v in group.items() if n in optimizer.defaults and n in taken}
     trained = [p for p in model.parameters() if p.requires_grad]
     return model, type(optimizer)(trained, **settings)
 

@@ -38,6 +38,7 @@ from privtune.study._declared_trial import (
 from privtune.study._live import LiveFiles, LiveRound, deadline_of, target_of
 from privtune.study._standing import Stage
 from privtune.study.lifecycle import Life, carry_on
+from privtune.study.observer import NullObserver, Observer
 from privtune.tasks import MECHANISM, PublicFacts, Score, Task
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from privtune.strategies import Outcome, Release, Strategy
     from privtune.strategies._base import Round
     from privtune.study._shown import ShownTrial
-    from privtune.study.observer import Observer
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.scoring import Measured
 
@@ -224,8 +224,8 @@ def optimize_declared(
     *,
     mechanism: Mechanism,
     strategy: Strategy,
-    tell: Callable[[Release], None],
-    observer: Observer,
+    tell: Callable[[Release], None] = lambda _: None,
+    observer: Observer | None = None,
     arm: str | None = None,
     score: Score | str | None = None,
     validation: Any = None,
@@ -282,25 +282,10 @@ def optimize_declared(
         others=[s.name for s in STRATEGIES.values() if not s.needs.task],
     )
     unit = life.ledger.unit(life.budget)
-    if data is not None and not is_public and (data.unit or RECORD) != unit:
-        raise InvalidInputError(
-            "validation",
-            f"records of one {data.unit or 'row'} each",
-            f"must be records of one {unit} each, which is what the budget protects",
-            "privtune.tasks.unit_records(rows, groups, most=..., unit=...) makes them.",
-        )
-    budget = life.ledger.budget(life.budget)
     records = validation_records or (1 if data is None else len(data))
-    context = PlanningContext(
-        task=_task(mechanism, records, public=is_public),
-        schedule=mechanism.schedule,
-        space=SearchSpace({}),
-        delta=budget.delta,
-        adjacency=budget.adjacency,
-        scoring=_scoring(score),
-        define_by_run=True,
-        declared=mechanism.method,
-    )
+    if data is not None and not is_public:
+        _check_unit(data.unit or RECORD, unit)
+    context = _context(life, mechanism, score, records, public=is_public)
     if epsilon is None and mechanism.calibrate:
         epsilon = target_of(life, strategy.arm)
     plan = plan_declared(
@@ -313,8 +298,10 @@ def optimize_declared(
             f"has nothing to draw: arm {plan.arm!r} is one training",
         )
 
+    hears = observer or NullObserver()
+
     def told(plan: Plan, release: Release) -> None:
-        observer.released(plan, release)
+        hears.released(plan, release)
         tell(release)
 
     with life.alone(plan.arm):
@@ -324,8 +311,37 @@ def optimize_declared(
         plan = life.planned(plan)
         if life.stage(plan) is Stage.ANNOUNCED and (there := life.release(plan)) is not None:
             return there
-        (release,) = carry_on(life, [plan], trainer, observer, told)
+        (release,) = carry_on(life, [plan], trainer, hears, told)
     return release
+
+
+def _check_unit(found: str, unit: str) -> None:
+    """Refuse validation records that are not of the unit that is charged."""
+    if found != unit:
+        raise InvalidInputError(
+            "validation",
+            f"records of one {'row' if found == RECORD else found} each",
+            f"must be records of one {'row' if unit == RECORD else unit} each, as the budget protects "
+            f"one {unit}",
+            "privtune.tasks.unit_records(rows, groups, most=..., unit=...) makes them.",
+        )
+
+
+def _context(
+    life: Life, mechanism: Mechanism, score: Score, records: int, *, public: bool
+) -> PlanningContext:
+    """Return what planning may look at."""
+    budget = life.ledger.budget(life.budget)
+    return PlanningContext(
+        task=_task(mechanism, records, public=public),
+        schedule=mechanism.schedule,
+        space=SearchSpace({}),
+        delta=budget.delta,
+        adjacency=budget.adjacency,
+        scoring=_scoring(score),
+        define_by_run=True,
+        declared=mechanism.method,
+    )
 
 
 def _check_kinds(objective: object, mechanism: object, epsilon: object) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from privtune.errors import InvalidInputError
-from privtune.strategies import Plan, Strategy, StrategyError
+from privtune.strategies import Plan, Strategy, StrategyError, TrialResult
 from privtune.strategies._check_needs import check_given
 from privtune.study.build import Built, build_candidate
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from privtune.training.engine.compute import Compute
 
 __all__ = ["DependentTrialsError", "check_repeated", "rehearse"]
+
+T = TypeVar("T")
 
 _DRAWS = 10  # how many draws are tried before a value that none of them asked for is refused
 _SECRETS = tuple(bytes([number] * 32) for number in range(_DRAWS))
@@ -69,18 +71,22 @@ def rehearse(
             error.add_note("This was a rehearsal, before the charge: nothing was spent.")
             raise
 
-    built = check_repeated(make) if plan.is_sealed else make(_SECRETS[0])
+    built = make(_SECRETS[0])
     check_given(strategy, built.params)
     _refuse_unasked(plan, built, make)
     known = {**fixed, **built.params}
-    result, seconds = dry_run_built(
-        plan, task, built.made, lambda secret: make(secret, known).made, compute=compute
-    )
+
+    def trained() -> tuple[TrialResult, float]:
+        return dry_run_built(
+            plan, task, built.made, lambda secret: make(secret, known).made, compute=compute
+        )
+
+    result, seconds = check_repeated(make, trained) if plan.is_sealed else trained()
     check_end(plan, replace(result, params=built.params))
     return seconds
 
 
-def check_repeated(make: Callable[[bytes], Built]) -> Built:
+def check_repeated(make: Callable[[bytes], Built], between: Callable[[], T]) -> T:
     """Build two trials twice, in both orders, and refuse a ``build`` that gives another trial.
 
     Private selection covers trials that are drawn independently of each other. A ``build`` that walks
@@ -89,29 +95,36 @@ def check_repeated(make: Callable[[bytes], Built]) -> Built:
 
     Args:
         make: Builds the trial of a secret.
+        between: Called before the last comparison: trains a trial, so that a warm start is seen.
 
     Returns:
-        The first trial.
+        What ``between`` returned.
 
     Raises:
         DependentTrialsError: Naming what differs.
     """
     one, other = _SECRETS[:2]
-    first = make(one)
-    seen = {one: _described(first), other: _described(make(other))}
-    for secret in (other, one):
+    seen = {secret: _described(make(secret)) for secret in (one, other)}
+
+    def check(secret: bytes) -> None:
         now = _described(make(secret))
-        for what, value in seen[secret].items():
-            if now[what] != value:
-                raise DependentTrialsError(
-                    f"build gives other {what} when it is called again with the same random numbers, so "
-                    "a trial depends on the trials before it, or on chance of its own: an iterator over a "
-                    "grid, a warm start, a range narrowed by earlier trials, NumPy's or Python's random numbers. "
-                    "Private selection covers independent trials alone: suggest choices with "
-                    "trial.suggest_categorical, and draw other random numbers with torch. Nothing was "
-                    "charged."
-                )
-    return first
+        if differing := [what for what, value in seen[secret].items() if now[what] != value]:
+            raise DependentTrialsError(_SAID.format(differing[0]))
+
+    check(other)
+    check(one)
+    found = between()
+    check(one)
+    return found
+
+
+_SAID = (
+    "build gives other {} when it is called again with the same random numbers, so a trial depends on the "
+    "trials before it, or on chance of its own: an iterator over a grid, a warm start, a range narrowed by "
+    "earlier trials, NumPy's or Python's random numbers. Private selection covers independent trials alone: "
+    "suggest choices with trial.suggest_categorical, and draw other random numbers with torch. Nothing was "
+    "charged."
+)
 
 
 def _described(built: Built) -> dict[str, Any]:

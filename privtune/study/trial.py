@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.priors import IndependentSampler
 from privtune.strategies import TrainingPlan
+from privtune.study._familiar import answer
 from privtune.study._suggestions import Suggestions
 from privtune.training.mechanism.streams import Streams
 
@@ -62,6 +63,9 @@ class Trial(Suggestions):
         >>> sorted(release.params)
         ['decay', 'heavy', 'rate', 'width']
     """
+
+    if not TYPE_CHECKING:
+        __getattr__ = answer
 
     def __init__(
         self,

@@ -101,11 +101,19 @@ def read_records(
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, str):
         remedy = "Pass the dataset, not its loader." if hasattr(data, "__iter__") else ""
         raise InvalidInputError(field, type(data).__name__, _KINDS, remedy)
+    few = isinstance(data, list) and len(data) in (2, 3) and all(map(_is_block, data))
+    if few and len({len(part) for part in data}) == 1 and len(data[0]) > len(data):
+        remedy = "Pass a tuple, (x, y), or torch.stack of the records."
+        raise InvalidInputError(field, "a list of arrays", "is a list of records", remedy)
     return _of_tree(_of_items(data, field, pad_to))
 
 
 def _is_array(data: Any) -> bool:
     return hasattr(data, "__array__")
+
+
+def _is_block(data: Any) -> bool:
+    return (isinstance(data, torch.Tensor) or _is_array(data)) and getattr(data, "ndim", 0) > 0
 
 
 def _plain(data: Any) -> Any:
@@ -312,14 +320,13 @@ def _of_items(data: Any, field: str, pad_to: int | None) -> Any:
     if len(data) == 0:
         raise InvalidInputError(field, type(data).__name__, "must hold at least one record")
     _refuse_random(data, field)
-    read, first, size = [], None, len(data)
-    for number in range(size):
-        read.append(_leaves(data, number, first))
-        first = read[-1] if first is None else first
+    size, orders = len(data), dict[Any, list[Any]]()
+    read = [_leaves(data, number, orders) for number in range(size)]
     if len(data) != size:
         raise InvalidInputError(
             field, f"{size} and then {len(data)} records", "must have one length each time"
         )
+    first = _usual([found for found in read if found is not None])
     if first is None:
         raise InvalidInputError(
             field,
@@ -327,7 +334,7 @@ def _of_items(data: Any, field: str, pad_to: int | None) -> Any:
             "must be readable as pairs of tensors, or as dicts or tuples of tensors and numbers",
             "Leave texts out and tokenize them before.",
         )
-    _, tree, names, target, _ = first
+    _, tree, names, target = first
     known = [found if found is not None and found[1] == tree else None for found in read]
     columns = [
         _stacked(
@@ -341,8 +348,22 @@ def _of_items(data: Any, field: str, pad_to: int | None) -> Any:
     return tree_unflatten(columns, tree)
 
 
-def _leaves(data: Any, number: int, first: Any = None) -> Any:
-    """Return values, tree, names, targets and keys of one record, in the order of the first; or None."""
+def _usual(read: list[Any]) -> Any:
+    """Return the first of those of the most frequent structure: one odd record must not decide."""
+    kinds: list[list[Any]] = []
+    for found in read:
+        own = next((kind for kind in kinds if kind[0][1] == found[1]), None)
+        if own is None:
+            kinds.append(own := [])
+        own.append(found)
+    return max(kinds, key=len)[0] if kinds else None
+
+
+def _leaves(data: Any, number: int, orders: dict[Any, list[Any]]) -> Any:
+    """Return values, tree, names and targets of one record; None if it has none.
+
+    Entries of dicts of the same names come in the order of the first, which ``orders`` keeps.
+    """
     try:
         record = data[number]
     except Exception as error:  # a record that cannot be read contributes nothing
@@ -350,22 +371,21 @@ def _leaves(data: Any, number: int, first: Any = None) -> Any:
             raise
         return None
     record = _plain(tuple(record) if isinstance(record, list) else record)
-    if not isinstance(record, dict | tuple):
+    if isinstance(record, dict):
+        record = {key: record[key] for key in orders.setdefault(frozenset(record), list(record))}
+    elif not isinstance(record, tuple):
         record = (record,)
-    elif isinstance(record, dict) and first is not None and record.keys() == set(first[4]):
-        record = {name: record[name] for name in first[4]}
     leaves, tree = tree_flatten(record, is_leaf=lambda part: isinstance(part, list))
     found = [_item(leaf) for leaf in leaves]
     if not found or all(item is None for item in found):
         return None
-    keys = list(record) if isinstance(record, dict) else []
-    return found, tree, _names(record, ""), _labels(record, _target_of(record)), keys
+    return found, tree, _names(record, ""), _labels(record, _target_of(record))
 
 
 def _refuse_random(data: Any, field: str) -> None:
     """Refuse a dataset whose records differ each time: a record would change its split."""
     for number in range(min(_TWICE, len(data))):
-        one, other = _leaves(data, number), _leaves(data, number)
+        one, other = _leaves(data, number, {}), _leaves(data, number, {})
         if one is None or other is None:
             continue
         same = len(one[0]) == len(other[0]) and all(

@@ -351,7 +351,12 @@ class Task:
         found = tally.check()
         if self.build is None:
             return found
-        return replace(found, beside=shared_records(splits) or found.many)
+        apart = {
+            name: records
+            for name, records in splits.items()
+            if name == "train" or self.partition == "given" or not records.sealed_size
+        }
+        return replace(found, beside=shared_records(apart) or found.many)
 
 
 def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iterator[Fault]:
@@ -372,8 +377,26 @@ def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iter
     for fault in _target_faults(task, y, ~lost):
         lost = lost | fault.records & (not fault.used)
         yield fault
-    if model is not None and not lost.all() and (said := _refusal(task, model, x[~lost], y[~lost])):
+    if model is None or lost.all():
+        return
+    if task.build is not None and (outside := _outside(task, model, x, y)) is not None:
+        outside = outside & ~lost
+        yield Fault("", "with a number that the model's tables or classes do not have", outside)
+        lost = lost | outside
+    if not lost.all() and (said := _refusal(task, model, x[~lost], y[~lost])):
         yield Fault("", "that model and loss cannot train on", ~lost, declared=said)
+
+
+def _outside(
+    task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor
+) -> npt.NDArray[np.bool_] | None:
+    """Return which records a training leaves out by what it finds out about tables and classes."""
+    from privtune.training.mechanism.records import find_facts
+
+    device = next((part.device for part in model.parameters()), x.device)
+    facts = find_facts(lambda *record: task.record_loss(model, *record), x, y, device=device)
+    outside = facts.unusable(x, y)
+    return None if outside is None else outside.numpy()
 
 
 def _input_faults(task: Task, x: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:
@@ -456,9 +479,23 @@ def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tenso
 def _one_by_one(
     of: LossOf, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
+    """Return what each record has; NaN for one that raises, where another does not."""
     import torch
 
+    from privtune.training.mechanism.records import blames_records
+
     device = next((part.device for part in model.parameters()), x.device)
-    return torch.cat(
-        [of(model, x[i : i + 1].to(device), y[i : i + 1].to(device)) for i in range(len(y))]
-    )
+    found, raised = [], None
+    for number in range(len(x)):
+        try:
+            found.append(
+                of(model, x[number : number + 1].to(device), y[number : number + 1].to(device))
+            )
+        except Exception as error:
+            if not blames_records(error):
+                raise
+            raised = error
+    if raised is not None and not found:
+        raise raised
+    nothing = torch.full_like(found[0], float("nan"))
+    return torch.cat([*found, *[nothing] * (len(x) - len(found))])

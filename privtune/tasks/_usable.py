@@ -554,27 +554,34 @@ def contents(x: Any, y: Any) -> Iterator[bytes]:
 def _numbers(part: Any) -> npt.NDArray[Any]:
     import numpy as np
 
-    known = part.cpu().double() if hasattr(part, "cpu") else part  # bfloat16 is torch's alone
+    known = part.cpu() if hasattr(part, "cpu") else part
+    if str(getattr(part, "dtype", "")) == "torch.bfloat16":  # numpy has no such
+        known = known.float()
     rows = np.asarray(known)
     return rows.reshape(len(rows), -1)
 
 
 def shared_records(splits: Mapping[str, TensorData]) -> str:
-    """Return which split holds training records, too; nothing where none does."""
-    import numpy as np
+    """Return which split holds training records, too; nothing where none does.
 
-    def kinds(records: TensorData) -> npt.NDArray[np.object_]:
+    Args:
+        splits: ``train``, and those that were given apart from it.
+    """
+
+    def kinds(records: TensorData) -> list[Any]:
         if records.groups is not None:
-            return np.asarray(records.groups.cpu(), dtype=object)
-        return np.asarray([hash(one) for one in contents(records.x, records.y)], dtype=object)
+            return list(records.groups.tolist())
+        return [hash(one) for one in contents(records.x, records.y)]
 
+    if len(splits) < 2:
+        return ""
     train = splits["train"]
     known = kinds(train)
-    distinct = set(known.tolist())
+    distinct = set(known)
     if train.groups is None and len(distinct) < 0.99 * len(known):
         return ""  # few values are possible: equal records are different persons'
     for name, records in splits.items():
-        own = set(kinds(records).tolist())
+        own = set(kinds(records))
         there = len(own & distinct)
         if name != "train" and there > (
             0 if train.groups is not None else max(3, _ALIKE * len(own))

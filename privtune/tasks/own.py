@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.kernel import LossOf
 
-__all__ = ["from_spec", "own_task"]
+__all__ = ["from_spec", "own_task", "task_of"]
 
 _FIELDS = (
     "build", "loss", "score", "data", "split", "train", "validation", "test", "public", "classes",
@@ -137,6 +137,30 @@ def own_task(
         parts=f"{words}read from the first record, and public",
         code=_code(given),
     )
+
+
+def task_of(build: Build | Task | str, **given: Any) -> Task:
+    """Return the task of what ``study.optimize`` was given: a task as it is, or the arguments of one.
+
+    Args:
+        build: A task with a ``build``, or what :func:`own_task` takes first.
+        **given: What else it takes.
+
+    Raises:
+        InvalidInputError: If a task comes with other arguments, or has no ``build``; as :func:`own_task`.
+    """
+    if not isinstance(build, Task):
+        return own_task(build, **given)
+    if more := sorted(n for n, v in given.items() if v is not None and n != "precision"):
+        raise InvalidInputError(more[0], "given", "is the task's to say", "Leave it out.")
+    if build.build is None:
+        raise InvalidInputError(
+            "task",
+            build.name,
+            "has no build, so nothing says what to train",
+            "Run it as a study of declared arms: privtune.create_study(name, task=..., arms=...).",
+        )
+    return build
 
 
 def from_spec(spec: Mapping[str, Any]) -> Task:

@@ -57,7 +57,7 @@ def weakened(study: Study) -> str:
 
 def declared_trainings(study: Study) -> list[str]:
     """Return by whom trainings are declared, and what they were checked against, each once."""
-    said = {}
+    said: dict[str, None] = {}
     for arm in study.status():
         if words := arm.plan.public_facts.get(MECHANISM):
             checked = "" if arm.release is None else arm.release.checked

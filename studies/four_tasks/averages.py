@@ -31,7 +31,7 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS
 from studies.four_tasks.run import ARMS, EPSILONS, FINE_TUNING, SEEDS, SPACE, TASKS
 from studies.harness import secrets_for
-from studies.sheet import by, markdown, pm, release_of
+from studies.sheet import by, markdown, mean, pm, release_of
 from studies.transfer.task import public_weights
 
 FILE = Path(__file__).with_name("averages.csv")
@@ -139,6 +139,45 @@ def search(name: str, epsilon: float, seed: int, arm: str) -> dict[str, Any]:
     return row
 
 
+def places(rows: list[dict[str, str]]) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Yield the rows of each method: where rates are tried, by their place beside the best of the last."""
+    for (method,), of in by(rows, "method").items():
+        if method not in RATES or not RATES[method]:
+            yield method, of
+            continue
+        found: dict[str, list[dict[str, str]]] = {
+            "below the best": [],
+            "best": [],
+            "above the best": [],
+        }
+        for group in by(of, "task", "epsilon").values():
+            best = max(RATES[method], key=lambda rate: mean(_at(group, rate), "last"))
+            for rate in RATES[method]:
+                place = (
+                    "best" if rate == best else f"{'below' if rate < best else 'above'} the best"
+                )
+                found[place] += _at(group, rate)
+        yield from ((f"{method}, rates {place}", lines) for place, lines in found.items() if lines)
+
+
+def _at(rows: list[dict[str, str]], rate: float) -> list[dict[str, str]]:
+    return [row for row in rows if float(row["learning_rate"]) == rate]
+
+
+def summary(rows: list[dict[str, str]]) -> str:
+    """Return accuracy by method over all tasks, and the mean difference that an average makes."""
+    lines = []
+    for name, group in places(rows):
+        gains = [
+            pm([{"x": float(r[a]) - float(r["last"])} for r in group], "x", scale=100.0)
+            for a in AVERAGES[1:]
+        ]
+        parts = [f"{100 * mean(group, a):.1f}" for a in AVERAGES]
+        lines.append((name, *parts, *gains, len(group)))
+    head = ("method", *AVERAGES, "tail - last", "ema - last", "trainings")
+    return markdown(head, lines)
+
+
 def table(rows: list[dict[str, str]]) -> str:
     """Return accuracy by task, epsilon, method and rate: mean and standard error over seeds."""
     head = ("task", "ε", "method", "rate", *AVERAGES, "seeds")
@@ -175,7 +214,7 @@ def main() -> None:
                     writer.writeheader()
                 writer.writerows(found)
         rows = list(csv.DictReader(given.out.open(encoding="utf-8")))
-    print(table(rows))
+    print(summary(rows), table(rows), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -769,6 +769,40 @@ _in(
     ),
 )
 
+_AVERAGES = "tests/training/methods/test_averages.py"
+
+_in(
+    "training/engine/stacks.py",
+    (
+        "the last iterate is released in place of the average",
+        "                mean[row].detach().clone(),",
+        "                state.params[row].detach().clone(),",
+        _AVERAGES,
+    ),
+    (
+        "a training that goes on forgets the average that it had",
+        "own = None if mean is state.params else mean",
+        "own = None",
+        _AVERAGES,
+    ),
+    (
+        "candidates that stay take the weights of those that left",
+        "            averages.keep(left)\n",
+        "",
+        _AVERAGES,
+    ),
+)
+
+_in(
+    "study/_study.py",
+    (
+        "sealed trials are shown to anybody",
+        "if any(plan.is_sealed for plan in self.plans):",
+        "if False:",
+        "tests/study/test_familiar.py",
+    ),
+)
+
 _STUDY = "tests/study/test_study.py"
 _CYCLE = "tests/study/test_lifecycle.py"
 _STEPS = "tests/study/test_transitions.py"

@@ -21,7 +21,7 @@ from privtune.execution import table
 from privtune.ledger import round_rows
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
-from privtune.study import Study, _round, _run
+from privtune.study import Study, _files, _trainer
 from privtune.study.lifecycle import Life
 from privtune.training.engine import checkpoint
 from tests.study.elsewhere import OWN, simple
@@ -201,8 +201,8 @@ def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
     watching("quick", "a lease's commit")
     for name in ("charge", "start", "keep", "settle", "announce"):
         patch(Life, name, named(name, getattr(Life, name)))
-    patch(_run, "dry_run", named("plan", _run.dry_run))
-    patch(_round, "train_trials", named("train", _round.train_trials))
+    patch(_trainer, "dry_run", named("plan", _trainer.dry_run))
+    patch(_files, "train_trials", named("train", _files.train_trials))
     patch(checkpoint, "_SECONDS", 0.0)
     patch(checkpoint, "_SHARE", 1e9)
     try:

@@ -162,7 +162,7 @@ MISNAMED = {"learning_rate": 0.5}
 def test_a_value_for_a_name_that_nothing_asks_for_is_refused(storage: str, strategy: Any) -> None:
     """Else another value would be drawn under the right name, trained with and charged."""
     study = privtune.create_study("given", budget=BUDGET, storage=storage)
-    said = r"= \['learning_rate'\]: were suggested in none of \d+ rehearsals .* asked for rate\."
+    said = r"= \['learning_rate'\]: were suggested in none of \d+ rehearsals, .* asked for rate\."
     with pytest.raises(InvalidInputError, match=said):
         study.optimize(one, strategy=strategy, **OWN)
     with Ledger(storage) as ledger:

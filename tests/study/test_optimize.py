@@ -46,7 +46,7 @@ from privtune.study import (
 from privtune.study.failures import ArmStoppedError
 from privtune.study.trial import Trial
 from privtune.training.mechanism.streams import Streams
-from tests.study.elsewhere import OWN, PATHS, TRAIN, VALIDATION, conditional, linear, loss, plain
+from tests.study.elsewhere import OWN, PATHS, TRAIN, VALIDATION, conditional, linear, plain
 
 Build = Callable[[privtune.Trial], Any]
 
@@ -392,14 +392,16 @@ def test_an_arm_of_another_version_s_accounts_runs_as_it_was_charged(
     with pytest.raises(StudyInterruptedError):
         study.optimize(conditional, strategy=strategy, timeout=1e-9, **OWN)
     charged = study.status()[0].plan
-    real = _optimize.plan_arm
+    real = _optimize.plan_arms
 
     def drifted(*args: Any, **options: Any) -> Any:
-        plan = real(*args, **options)
+        planned = real(*args, **options)
+        (plan,) = planned.plans
         search = replace(plan.search, trainings=(plan.search.trainings[0].scaled(factor),))
-        return replace(plan, training=plan.training.scaled(factor), search=search)
+        plan = replace(plan, training=plan.training.scaled(factor), search=search)
+        return replace(planned, plans=(plan,))
 
-    monkeypatch.setattr(_optimize, "plan_arm", drifted)
+    monkeypatch.setattr(_optimize, "plan_arms", drifted)
     if not same:
         with pytest.raises(PrivTuneError, match="exists with another plan"):
             study.optimize(conditional, strategy=strategy, **OWN)
@@ -476,21 +478,21 @@ def _walk(rates: Any) -> Build:
     return lambda trial: candidate(nn.Linear(6, 3), next(rates))
 
 
-def _warm(kept: dict[str, torch.Tensor]) -> Build:
+def _warm(kept: list[nn.Module]) -> Build:
+    """Starts from the model of the trial before, which the engine has trained since."""
+
     def build(trial: privtune.Trial) -> privtune.Candidate:
-        model = nn.Linear(6, 3)
-        if kept:
-            model.load_state_dict(kept)
-        kept.update({n: t.clone() for n, t in model.state_dict().items()})
-        return candidate(model, trial.suggest_float("rate", 0.1, 1.0))
+        kept.append(nn.Linear(6, 3))
+        if kept[:-1]:
+            kept[-1].load_state_dict(kept[-2].state_dict())
+        return candidate(kept[-1], trial.suggest_float("rate", 0.1, 1.0))
 
     return build
 
 
 def _narrowed(seen: list[float]) -> Build:
     def build(trial: privtune.Trial) -> privtune.Candidate:
-        low = min(seen, default=0.1)
-        seen.append(trial.suggest_float("rate", low, 9.0))
+        seen.append(trial.suggest_float("rate", 0.1, min([9.0, *(s + 0.1 for s in seen)])))
         return candidate(nn.Linear(6, 3), seen[-1])
 
     return build
@@ -534,7 +536,7 @@ DEPENDENT: dict[str, Callable[[], Build]] = {
     "an iterator over a grid": lambda: _walk(itertools.cycle([0.1, 0.2, 0.4])),
     "a grid of two": lambda: _walk(itertools.cycle([0.1, 0.2])),
     "a counter": lambda: _walk(itertools.count(1)),
-    "a warm start": lambda: _warm({}),
+    "a warm start": lambda: _warm([]),
     "a narrowed range": lambda: _narrowed([]),
     "names by turns": lambda: _more_names([]),
     "Python's random numbers": lambda: _walk(iter(lambda: random.random() + 0.1, None)),
@@ -555,7 +557,7 @@ def test_a_trial_that_depends_on_others_is_refused_before_the_charge(
 
 
 def test_trials_that_are_all_paid_for_may_depend_on_each_other(storage: str) -> None:
-    release = make(storage).optimize(_warm({}), strategy=Everything(trials=2), **OWN)
+    release = make(storage).optimize(_warm([]), strategy=Everything(trials=2), **OWN)
     assert len(release.trials) == 2
 
 
@@ -593,8 +595,8 @@ def _one_name_twice(trial: privtune.Trial) -> privtune.Candidate:
     return candidate(nn.Linear(6, 3), trial.suggest_int("a", 1, 4))
 
 
-def _coupled(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return loss(model, x, y).mean()
+def _outputs(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return model(x)
 
 
 @pytest.mark.parametrize(
@@ -618,11 +620,11 @@ def _coupled(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
         (lambda t: candidate(nn.Linear(6, 3), method="hyfreedp"), {}, "hyfreedp"),
         (_hooked, {}, "hook"),
         (_overridden, {}, "step"),
-        (_other_parameters, {}, "trainable parameters of the model"),
+        (_other_parameters, {}, "trainable parameters of the candidate"),
         (_closure, {}, "closure|LBFGS"),
         (_one_name_twice, {}, "was suggested to this trial before"),
         (lambda t: candidate(nn.BatchNorm1d(6)), {}, "must treat each record by itself"),
-        (linear, {"loss": _coupled}, r"shape \(1,\)|one number a record|one loss a record"),
+        (linear, {"loss": _outputs}, r"shape \(1,\)|one number a record|one loss a record"),
         (linear, {"loss": lambda model, x: model(x).sum(dim=1)}, "positional argument"),
         (linear, {"loss": None}, "loss"),
     ],
@@ -731,14 +733,19 @@ def test_the_number_of_a_sealed_trial_is_a_draw_of_its_own(storage: str) -> None
 def test_numbers_are_optuna_s_where_trials_are_shown_and_drawn_where_they_are_sealed(
     storage: str,
 ) -> None:
-    seen: dict[str, list[int]] = {}
+    seen: dict[str, list[int]] = {"all": [], "best": []}
+    begun: list[bool] = []
 
     def asked(trial: privtune.Trial) -> privtune.Candidate:
-        seen.setdefault(arm, []).append(trial.number)
+        if begun:
+            seen[arm].append(trial.number)
         return conditional(trial)
 
     study = make(storage, seed=3)
     for arm, strategy in (("all", Everything(trials=4)), ("best", PapernotSteinke(mean_runs=8))):
-        study.optimize(asked, strategy=strategy, arm=arm, epsilon=2.5, **OWN)
+        begun.clear()
+        study.optimize(
+            asked, strategy=strategy, arm=arm, epsilon=2.5, observer=started(begun), **OWN
+        )
     assert [*dict.fromkeys(seen["all"])] == [0, 1, 2, 3]
     assert min(seen["best"]) > 100, "no position"

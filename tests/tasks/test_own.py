@@ -299,6 +299,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"data\.t.*leave them out with col",
     ),
     "unequal parts": ({"data": (X, Y[1:])}, "299, 300.*as many records in every part"),
+    "a list for a pair": ({"data": [X, Y]}, r"Pass a tuple, \(x, y\)"),
     "no records": ({"data": []}, "at least one record"),
     "a frame alone": ({"data": A_FRAME}, r'columns=\{"inputs": \["age", \.\.\.\], "target"'),
     "no such column": (
@@ -482,6 +483,19 @@ def test_records_that_cannot_be_used_contribute_nothing_and_the_curator_is_told(
     assert "204 of 300 records cannot be used" in _checked(bad, classes=4)
 
 
+@pytest.mark.parametrize(
+    "first",
+    [{"x": torch.zeros(3), "label": 1}, "no record", ("text", 1), (torch.ones(1), 1, 1), OSError()],
+)
+def test_no_first_record_makes_the_others_unusable(first: Any) -> None:
+    pairs = list(zip(torch.tensor(X), Y.tolist(), strict=True))
+    found, known = make(Items([first, *pairs])).load(), make(PAIR).load()
+    for name in SPLIT:
+        part, like = getattr(found, name), getattr(known, name)
+        usable = torch.ones(len(part), dtype=torch.bool)
+        assert torch.equal(part.x[usable if part.unusable is None else ~part.unusable], like.x)
+
+
 def test_the_curator_is_told_of_sizes_and_labels_that_are_wrong() -> None:
     assert not _checked(PAIR, classes=4)
     assert "are declared" in _checked(PAIR, split={"train": 2000, "validation": 600, "test": 400})
@@ -502,6 +516,26 @@ def test_model_and_loss_are_tried_on_real_records() -> None:
     assert spread in _checked(
         PAIR, torch.nn.Linear(3, 4), loss=loss, score=Score(lambda m, x, y: m(x)[0])
     )
+
+
+def test_records_out_of_the_models_classes_are_counted_for_the_curator() -> None:
+    y = Y + 1  # 1 to 4, of a model with four outputs: class 4 is none of it
+    check = make((X, y), loss=loss).check_records(model=torch.nn.Linear(3, 4))
+    words = "with a number that the model's tables or classes do not have"
+    found = sum(f.records for split in check.splits for f in split.findings if f.why == words)
+    assert found == int((y == 4).sum()) > 0
+    assert not check.reason
+    assert "cannot be used" in _checked((X, y + 4), torch.nn.Linear(3, 4), loss=loss)
+
+
+def test_one_record_that_raises_stops_nothing() -> None:
+    def picky(model: Any, x: Any, y: Any) -> Any:
+        if float(x[0, 0]) < -1:
+            raise ValueError("a negative one")
+        return loss(model, x, y)
+
+    assert 3 < (X[:, 0] < -1).sum() < 100
+    assert not _checked(PAIR, torch.nn.Linear(3, 4), loss=picky)
 
 
 def test_splits_that_share_records_stop_a_study() -> None:
@@ -530,5 +564,3 @@ def test_made_up_records_are_of_the_same_shapes_and_hold_no_data(kind: str) -> N
         assert part.shape == (5, *like.shape[1:])
         assert part.dtype == like.dtype
         assert torch.equal(part, other)
-    numbers = made_up_records(make((X, X[:, 0]), target_range=(5, 6)), 50)
-    assert 5 <= float(numbers.y.min()) < float(numbers.y.max()) <= 6

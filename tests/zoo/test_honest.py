@@ -34,7 +34,9 @@ pytestmark = [
 
 def optimize(honest: Honest, tmp_path: Path) -> privtune.strategies.Release:
     budget = privtune.Budget(8.0, 1e-3, name="honest")
-    study = privtune.create_study("honest", budget=budget, storage=f"sqlite:///{tmp_path / 'p.db'}", seed=3)
+    study = privtune.create_study(
+        "honest", budget=budget, storage=f"sqlite:///{tmp_path / 'p.db'}", seed=3
+    )
     records, scored = honest.data(), dict[str, Any]()
     if honest.score is not None:
         held_out = tree_map(lambda t: t[36:], records)
@@ -55,7 +57,9 @@ def optimize(honest: Honest, tmp_path: Path) -> privtune.strategies.Release:
 def test_optimize_takes_it(honest: Honest, tmp_path: Path) -> None:
     release = optimize(honest, tmp_path)
     assert bool(release.weights.isfinite().all())
-    assert sum(p.numel() for p in release.model.parameters() if p.requires_grad) == len(release.weights)
+    assert sum(p.numel() for p in release.model.parameters() if p.requires_grad) == len(
+        release.weights
+    )
 
 
 def test_an_optimizer_of_ones_own_is_the_only_one_refused(tmp_path: Path) -> None:

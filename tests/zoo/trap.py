@@ -123,7 +123,12 @@ def build(trial: privtune.Trial) -> Any:
 
 
 def _arguments(trap: Trap, toy: Toy) -> dict[str, Any]:
-    honest: dict[str, Any] = {"build": build, "loss": plain, "score": "accuracy", "classes": CLASSES}
+    honest: dict[str, Any] = {
+        "build": build,
+        "loss": plain,
+        "score": "accuracy",
+        "classes": CLASSES,
+    }
     torch.manual_seed(0)  # what a trap makes by the way is the same each time
     own = {**honest, **trap.make(toy)}
     if "data" not in own:
@@ -202,6 +207,10 @@ def _scored(trap: Trap, pair: Pair, bound: float) -> torch.Tensor:
     terms: Any = SimpleNamespace(**options, mechanism="gaussian", standard_deviation=0.0)
     assert task.score_of is not None
     found = score(
-        terms, model, task.load().validation, rng=np.random.default_rng(0), loss=OfRecords(task.score_of)
+        terms,
+        model,
+        task.load().validation,
+        rng=np.random.default_rng(0),
+        loss=OfRecords(task.score_of),
     )
     return torch.tensor([FEW * found], dtype=torch.float64)

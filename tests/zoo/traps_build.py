@@ -28,7 +28,9 @@ def _refused(name: str, says: str, arm: str = "fixed") -> Any:
     return trap(BUILDS, "refused", name, says, arm)
 
 
-def _each(outcome: Any, says: str, traps: dict[str, Callable[..., Any]], arm: str = "fixed") -> None:
+def _each(
+    outcome: Any, says: str, traps: dict[str, Callable[..., Any]], arm: str = "fixed"
+) -> None:
     """Enter functions of a trial."""
     for name, build in traps.items():
         trap(BUILDS, outcome, name, says, arm)(over("build", build))
@@ -153,7 +155,9 @@ def _shared(part: Callable[[], nn.Module], wrap: Callable[[nn.Module], Any]) -> 
 _NEW = "anew"
 _refused("a model kept between trials", _NEW)(_shared(linear, candidate))
 _refused("a trained body kept between trials", _NEW)(
-    _shared(lambda: nn.Linear(FEATURES, 4), lambda b: candidate(nn.Sequential(b, nn.Linear(4, CLASSES))))
+    _shared(
+        lambda: nn.Linear(FEATURES, 4), lambda b: candidate(nn.Sequential(b, nn.Linear(4, CLASSES)))
+    )
 )
 
 
@@ -192,7 +196,9 @@ def _frozen_anew(trial: Any) -> Any:
     return privtune.Candidate(nn.Sequential(body, head), torch.optim.SGD(head.parameters(), 0.5))
 
 
-@trap(BUILDS, "harmless", "a table that is trained further", "What is trained is a copy.", "selection")
+@trap(
+    BUILDS, "harmless", "a table that is trained further", "What is trained is a copy.", "selection"
+)
 def _table(toy: Toy) -> dict[str, Any]:
     table = torch.zeros(CLASSES, FEATURES)
 
@@ -248,7 +254,11 @@ _each("refused", "must return privtune.Candidate", {
 })  # fmt: skip
 _each("refused", "must be the same every time", {"a frozen part made anew": _frozen_anew})
 _each("refused", "must not be a view", {"a view of a weight": lambda t: candidate(_View())})
-_each("refused", "does not reach its loss", {"weights that no loss reads": lambda t: candidate(_Unread())})
+_each(
+    "refused",
+    "does not reach its loss",
+    {"weights that no loss reads": lambda t: candidate(_Unread())},
+)
 _each("refused", "must have no hook", {"a hook on a weight": lambda t: candidate(_hooked_weight())})
 _each("refused", "requires? gradients?|trainable", {
     "a model with nothing to train": lambda t: t.suggest_float("learning_rate", 0.1, 1.0)
@@ -375,7 +385,9 @@ def _batch_norm() -> nn.Module:
 
 def _untracked() -> nn.Module:
     """Batch statistics in evaluation mode as well."""
-    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)).eval()
+    return nn.Sequential(
+        nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)
+    ).eval()
 
 
 def _models(outcome: Any, says: str, models: dict[str, Callable[[], nn.Module]]) -> None:
@@ -407,7 +419,11 @@ _models("harmless", "Each record meets a copy of the model.", {
     "hooks on the way back": lambda: _hooked("backward"),
     "gradients changed by a hook": _Centred,
 })  # fmt: skip
-_models("harmless", "Its statistics are a record's own.", {"InstanceNorm": lambda: _Instance(track=False)})
+_models(
+    "harmless",
+    "Its statistics are a record's own.",
+    {"InstanceNorm": lambda: _Instance(track=False)},
+)
 _models("harmless", "Each record is computed by itself.", {
     "DataParallel": lambda: nn.DataParallel(linear()),
     "another model's evaluation mode": lambda: nn.Sequential(nn.Dropout(0.5), linear()).eval(),
@@ -552,9 +568,21 @@ def _reading(name: str, says: str, read: Callable[[Any, T, T], Any]) -> None:
     _on_page(name, says)(lambda toy: {"build": lambda trial: read(trial, *toy.train)})
 
 
-_reading("a seed hashed from the data", "seed hashed from the data", lambda t, x, y: _seeded(int(y.sum())))
-_reading("a rate from the data", "rate from the data", lambda t, x, y: candidate(rate=float(1 / x.norm())))
-_reading("a width from the data", "width from the data", lambda t, x, y: candidate(_wide(int(y.max()) + 2)))
+_reading(
+    "a seed hashed from the data",
+    "seed hashed from the data",
+    lambda t, x, y: _seeded(int(y.sum())),
+)
+_reading(
+    "a rate from the data",
+    "rate from the data",
+    lambda t, x, y: candidate(rate=float(1 / x.norm())),
+)
+_reading(
+    "a width from the data",
+    "width from the data",
+    lambda t, x, y: candidate(_wide(int(y.max()) + 2)),
+)
 _reading(
     "a range from the data", "range from the data",
     lambda t, x, y: candidate(rate=t.suggest_float("rate", 0.1, 0.1 + float(x.abs().max()))),

@@ -90,7 +90,9 @@ _trains("refused", _KINDS + "|must come with the columns", {
     "a DataFrame without columns": lambda x, y: pd.DataFrame(x.numpy()),
     "names as labels": lambda x, y: (x, [f"class {int(c)}" for c in y]),
 })  # fmt: skip
-_trains("refused", "must be real numbers", {"complex numbers": lambda x, y: (x.to(torch.complex64), y)})
+_trains(
+    "refused", "must be real numbers", {"complex numbers": lambda x, y: (x.to(torch.complex64), y)}
+)
 _trains("refused", "dtype|float16|type", {"float16": lambda x, y: (x.half(), y)})
 _trains("refused", "as many records|at least one", {
     "more inputs than labels": lambda x, y: (x, y[:-1]),
@@ -221,7 +223,11 @@ def _synthesised(x: T, y: T) -> Pair:
 
 
 def _chosen(x: T, y: T) -> Pair:
-    order = torch.stack([(x[y == c].mean(0) - x.mean(0)).abs() for c in range(CLASSES)]).sum(0).argsort()
+    order = (
+        torch.stack([(x[y == c].mean(0) - x.mean(0)).abs() for c in range(CLASSES)])
+        .sum(0)
+        .argsort()
+    )
     return x[:, order], y
 
 
@@ -239,9 +245,7 @@ _FITTED: dict[str, Callable[[T, T], Any]] = {
     "target encoding": _target_mean,
     "SelectKBest": _chosen,
     "outliers": _cleaned,
-    "repeated to balance classes": lambda x, y: ConcatDataset(
-        [TensorDataset(x[:20], y[:20])] * 3
-    ),
+    "repeated to balance classes": lambda x, y: ConcatDataset([TensorDataset(x[:20], y[:20])] * 3),
     "a dataset that mixes records": _items(
         lambda own, i: (0.7 * own.x[i] + 0.3 * own.x[0], own.y[i])
     ),
@@ -257,7 +261,9 @@ def _by_position(toy: Toy) -> dict[str, Any]:
     return {"train": (x[:60], y[:60]), "validation": (x[60:], y[60:])}
 
 
-@trap(DATA, "on the page", "a split that was chosen by its score", "chosen by its score", "selection")
+@trap(
+    DATA, "on the page", "a split that was chosen by its score", "chosen by its score", "selection"
+)
 def _easy(toy: Toy) -> dict[str, Any]:
     x, y = toy.validation
     easy = (x[:, :3].argmax(1) == y).long().argsort(descending=True, stable=True)

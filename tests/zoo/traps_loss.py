@@ -242,7 +242,12 @@ _losses("refused", "batch|ValueError|value per channel", {
 })  # fmt: skip
 
 
-@trap(LOSSES, "harmless", "weights of another model in the loss", "They are constants: nothing trains them.")
+@trap(
+    LOSSES,
+    "harmless",
+    "weights of another model in the loss",
+    "They are constants: nothing trains them.",
+)
 def _beside(toy: Toy) -> dict[str, Any]:
     warmth, other = nn.Parameter(torch.ones(())), linear()
 
@@ -289,7 +294,10 @@ def _global(toy: Toy) -> dict[str, Any]:
         state["smooth"] += 0.1
         return candidate()
 
-    return {"build": build, "loss": lambda m, x, y: plain(m, x, y) + state["smooth"] * m(x).square().sum(1)}
+    return {
+        "build": build,
+        "loss": lambda m, x, y: plain(m, x, y) + state["smooth"] * m(x).square().sum(1),
+    }
 
 
 @_on_page("losses kept for a log", "training loss")
@@ -365,10 +373,20 @@ def _kept(toy: Toy) -> dict[str, Any]:
     return {"score": privtune.Score(scored, bound=1.0)}
 
 
-@trap(SCORES, "on the page", "a score that reads other records", "other records in the score", "selection")
+@trap(
+    SCORES,
+    "on the page",
+    "a score that reads other records",
+    "other records in the score",
+    "selection",
+)
 def _reads(toy: Toy) -> dict[str, Any]:
     x0, y0 = toy.train
-    return {"score": privtune.Score(lambda m, x, y: plain(m, x, y) * (m(x0).argmax(1) == y0).float().mean())}
+    return {
+        "score": privtune.Score(
+            lambda m, x, y: plain(m, x, y) * (m(x0).argmax(1) == y0).float().mean()
+        )
+    }
 
 
 class _Faces(nn.Linear):
@@ -378,6 +396,10 @@ class _Faces(nn.Linear):
         return super().forward(x) if self.training else -super().forward(x)
 
 
-trap(SCORES, "on the page", "a model that answers otherwise in evaluation", "answers otherwise in evaluation", "selection")(
-    over("build", lambda trial: candidate(_Faces(6, 3)))
-)
+trap(
+    SCORES,
+    "on the page",
+    "a model that answers otherwise in evaluation",
+    "answers otherwise in evaluation",
+    "selection",
+)(over("build", lambda trial: candidate(_Faces(6, 3))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -13,15 +13,24 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine.checkpoint import Keeper
 from privtune.training.engine.compute import check_device, check_stack
 from privtune.training.engine.optimizers import OPTIMIZER, Optimized, Own, checked
-from privtune.training.engine.program import program_of
+from privtune.training.engine.program import Program, program_of
+from privtune.training.engine.stacks import Trained
 from privtune.training.engine.threads import OnStep
 from privtune.training.engine.train import Training, choose_kernel, held_to_facts
 from privtune.training.mechanism.data import Data
-from privtune.training.mechanism.kernel import LossOf, flatten_params, load_params, same_fixed
+from privtune.training.mechanism.kernel import (
+    Layout,
+    LossOf,
+    flatten_params,
+    load_params,
+    same_fixed,
+)
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods._rate_schedule import rate_factors
+from privtune.training.methods.automatic import AutomaticClipping
+from privtune.training.methods.dpsgd import FixedRates
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Made", "Outcome", "train_made"]
 
+_NARROW = 2**15  # weights of a model whose steps take as long as those of a narrower one
 _HELD_BYTES = 512 * 2**20  # of models that wait to be trained together
 
 
@@ -81,20 +91,84 @@ class Outcome:
 
 
 @dataclass(eq=False)
+class _Member:
+    """A candidate of a group.
+
+    Args:
+        position: Which it is.
+        made: It.
+        own: Its optimizer, if it has one.
+        places: Where its parameters lie in those of the group's model; None where they are as many.
+    """
+
+    position: int
+    made: Made
+    own: Own | None
+    places: torch.Tensor | None = None
+
+
+@dataclass(eq=False)
 class _Group:
-    """Candidates that share a kernel and a way to step."""
+    """Candidates whose passes one kernel computes, and whose steps one call takes.
 
-    key: Hashable
-    program: Hashable
-    own: list[Own | None] = field(default_factory=list)
-    made: list[Made] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
+    Args:
+        key: What they have in common: program, and kind of optimizer.
+        program: What the first one's pass does; None where it is known by its key, or cannot be captured.
+        members: They; the kernel is that of the first.
+    """
 
-    def takes(self, key: Hashable, model: nn.Module) -> bool:
+    key: tuple[Hashable, ...]
+    program: Program | None
+    members: list[_Member] = field(default_factory=list)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model of the first."""
+        return self.members[0].made.model
+
+    @property
+    def size(self) -> int:
+        """How many parameters are trained."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    def takes(self, key: tuple[Hashable, ...], model: nn.Module) -> bool:
         """Say whether another candidate is alike: it differs in numbers of what is trained alone."""
-        return (
-            self.program is not None and self.key == key and same_fixed(self.made[0].model, model)
-        )
+        alike = key[0] is not None and self.key == key
+        return alike and same_fixed(self.model, model)
+
+    def holds(self, other: _Group) -> bool:
+        """Say whether the wider passes of this group compute those of another, and soon enough."""
+        if self.program is None or other.program is None or self.key[1:] != other.key[1:]:
+            return False
+        if self.size > max(_NARROW, 2 * other.size) or not same_fixed(self.model, other.model):
+            return False
+        return self.program.holds(other.program)
+
+    def add(self, other: _Group) -> None:
+        """Take the candidates of another group, filled up with zeros."""
+        wide, narrow = Layout(self.model), Layout(other.model)
+        found = []
+        for name, (start, end) in wide.spans.items():
+            part = torch.arange(start, end).view(wide.shapes[name])
+            found.append(part[tuple(slice(n) for n in narrow.shapes[name])].flatten())
+        places = torch.cat(found)
+        for member in other.members:
+            self.members.append(replace(member, places=places))
+
+
+def _merged(groups: list[_Group], method: Method[Any]) -> list[_Group]:
+    """Let wide models take narrow ones into their stacks, where nothing looks at all weights at once."""
+    if not isinstance(method, FixedRates | AutomaticClipping):
+        return groups
+    found: list[_Group] = []
+    for group in sorted(groups, key=lambda group: -group.size):
+        plain = all(member.own is None or member.own.widens for member in group.members)
+        wide = next((wide for wide in found if wide.holds(group)), None) if plain else None
+        if wide is None:
+            found.append(group)
+        else:
+            wide.add(group)
+    return found
 
 
 def train_made(
@@ -149,11 +223,11 @@ def train_made(
     local, size = data.to(place), check_stack(stack)
     waiting, held, position = list[_Group](), 0, 0
 
-    def program(model: nn.Module) -> str | None:
+    def program(model: nn.Module) -> Program | None:
         return program_of(model, loss_of, *local.like)
 
     def trained() -> Iterator[Outcome]:
-        for group in waiting:
+        for group in _merged(waiting, method):
             yield from _outcomes(
                 group,
                 method=method,
@@ -185,7 +259,7 @@ def _put(
     *,
     method: Method[Any],
     schedule: Schedule,
-    program: Callable[[nn.Module], Hashable],
+    program: Callable[[nn.Module], Program | None],
 ) -> int:
     """Check a candidate and put it beside those that are alike; return the bytes that it holds.
 
@@ -198,17 +272,16 @@ def _put(
         Optimized(method)
         checked(made.optimizer, made.model, made.scheduler)
         own = Own.of(made.optimizer, made.model, made.scheduler, schedule.steps)
-    known = program(made.model) if made.program is None else made.program
+    told = program(made.model) if made.program is None else None
+    known = made.program if told is None else told.digest
     key = (known, own is None, None if own is None else own.kind)
     group = next((group for group in groups if group.takes(key, made.model)), None)
     if group is None:
-        groups.append(group := _Group(key, known))
+        groups.append(group := _Group(key, told))
     else:
-        _share_fixed(made.model, group.made[0].model)
-    group.made.append(made)
-    group.own.append(own)
-    group.positions.append(position)
-    shared = len(group.made) > 1
+        _share_fixed(made.model, group.model)
+    group.members.append(_Member(position, made, own))
+    shared = len(group.members) > 1
     return sum(p.nbytes for p in made.model.parameters() if p.requires_grad or not shared)
 
 
@@ -258,38 +331,56 @@ def _outcomes(
     **options: Any,
 ) -> Iterator[Outcome]:
     """Train a group and yield what became of each."""
-    made = group.made
-    kernel = choose_kernel(made[0].model, loss_of, data, device, program=group.program, **how)
+    members, model = group.members, group.model
+    kernel = choose_kernel(model, loss_of, data, device, program=group.key[0], **how)
+    size = kernel.layout.size
+
+    def initial(k: int) -> torch.Tensor:
+        flat, places = flatten_params(members[k].made.model), members[k].places
+        return flat if places is None else flat.new_zeros(size).index_copy_(0, places, flat)
+
     paces, values = [], []
-    for each, own in zip(made, group.own, strict=True):
-        factors: Sequence[float] = rate_factors(method, each.values, schedule)
+    for member in members:
+        given, own = member.made.values, member.own
+        factors: Sequence[float] = rate_factors(method, given, schedule)
         if own is not None:
             factors = [a * b for a, b in zip(factors, own.paces, strict=True)]
         paces.append(factors)
-        values.append(each.values if own is None else {**each.values, OPTIMIZER: own})
+        values.append(given if own is None else {**given, OPTIMIZER: own})
+    every = torch.arange(size)
+    placed = [every if member.places is None else member.places for member in members]
     training = Training(
-        method=method if group.own[0] is None else cast("Method[Any]", Optimized(method)),
+        method=method if members[0].own is None else cast("Method[Any]", Optimized(method)),
         schedule=schedule,
         kernel=kernel,
         data=held_to_facts(data, kernel, loss_of, device),
         values=values,
-        secrets=[each.secret for each in made],
-        steps=[schedule.steps] * len(made),
+        secrets=[member.made.secret for member in members],
+        steps=[schedule.steps] * len(members),
         paces=paces,
-        initial=lambda k: flatten_params(made[k].model),
+        initial=initial,
         device=device,
+        places=placed if any(member.places is not None for member in members) else None,
         **options,
     )
-    for number, found in enumerate(training.run(on_step)):
-        params = found.params.cpu()
-        load_params(made[number].model, params)
-        yield Outcome(
-            position=group.positions[number],
-            params=params,
-            report={name: values.cpu() for name, values in found.report.items()},
-            transcript=found.transcript,
-            gradient_evaluations=found.gradient_evaluations,
-            nonfinite=found.nonfinite,
-            snapshots=found.snapshots,
-            module=made[number].model,
-        )
+    for member, found in zip(members, training.run(on_step), strict=True):
+        yield _outcome(member, found)
+
+
+def _outcome(member: _Member, found: Trained) -> Outcome:
+    def own(flat: torch.Tensor) -> torch.Tensor:
+        flat = flat.cpu()
+        return flat if member.places is None else flat[member.places]
+
+    params = own(found.params)
+    load_params(member.made.model, params)
+    return Outcome(
+        position=member.position,
+        params=params,
+        report={name: values.cpu() for name, values in found.report.items()},
+        transcript=found.transcript,
+        gradient_evaluations=found.gradient_evaluations,
+        nonfinite=found.nonfinite,
+        snapshots={step: own(kept) for step, kept in found.snapshots.items()},
+        module=member.made.model,
+    )

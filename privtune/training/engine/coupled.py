@@ -33,7 +33,11 @@ def refuse_coupling(module: nn.Module) -> None:
     coupled = [
         f"{name} ({type(part).__name__})"
         for name, part in module.named_modules()
-        if (isinstance(part, _BatchNorm) and not isinstance(part, _InstanceNorm) and not _is_fixed(part))
+        if (
+            isinstance(part, _BatchNorm)
+            and not isinstance(part, _InstanceNorm)
+            and not _is_fixed(part)
+        )
         or (isinstance(part, _InstanceNorm) and part.track_running_stats and part.training)
     ]
     if coupled:

@@ -167,6 +167,12 @@ class Own:
         return type(self.optimizer) if self.flat is None else None
 
     @property
+    def widens(self) -> bool:
+        """Whether its rule leaves weights of zero that have no gradient at zero, by one setting for all."""
+        groups = self.optimizer.param_groups
+        return self.flat is None and len(groups) == 1 and groups[0].get("eps", 1.0) > 0.0
+
+    @property
     def rate(self) -> float:
         """Learning rate of the first group."""
         return float(self.optimizer.param_groups[0]["lr"])
@@ -351,13 +357,14 @@ class _Alone(_State):
     owns: tuple[Own, ...] = field(metadata={"kept": False})
 
 
-def _of_columns(state: _AsOne, gradient: torch.Tensor, pace: torch.Tensor) -> _State:
+def _of_columns(state: _AsOne, gradient: torch.Tensor, pace: torch.Tensor | float) -> _State:
     """Step SGD, Adam or AdamW of all rows by torch's own rules."""
     columns, params = state.columns, state.params
-    rate = columns.rate * pace.unsqueeze(1)
-    now = replace(state, step=state.step + 1, learning_rate=rate[:, 0].to(params))
+    rate = columns.rate * pace.unsqueeze(1) if isinstance(pace, torch.Tensor) else columns.rate
+    own = rate.to(params)
+    now = replace(state, step=state.step + 1, learning_rate=own[:, 0])
     if state.plain:
-        return replace(now, params=params - gradient * rate.to(params))
+        return replace(now, params=torch.addcmul(params, gradient, own, value=-1.0))
     gradient = (gradient * columns.sign).addcmul_(params, columns.decay)
     if not state.adaptive:
         first = gradient
@@ -365,7 +372,7 @@ def _of_columns(state: _AsOne, gradient: torch.Tensor, pace: torch.Tensor) -> _S
             first = (state.first * columns.momentum).addcmul_(gradient, columns.new)
         ahead = torch.addcmul(gradient, first, columns.momentum)
         direction = torch.where(columns.nesterov, ahead, first)
-        return replace(now, params=params - direction * rate.to(params), first=first)
+        return replace(now, params=torch.addcmul(params, direction, own, value=-1.0), first=first)
     beta1, beta2 = columns.beta1, columns.beta2
     empty = torch.zeros_like(gradient)
     first, second = (state.first, state.second) if state.step else (empty, empty)
@@ -378,11 +385,12 @@ def _of_columns(state: _AsOne, gradient: torch.Tensor, pace: torch.Tensor) -> _S
     return replace(now, params=params, first=first, second=second)
 
 
-def _by_themselves(state: _Alone, gradient: torch.Tensor, pace: torch.Tensor) -> _State:
+def _by_themselves(state: _Alone, gradient: torch.Tensor, pace: torch.Tensor | float) -> _State:
     """Let every optimizer step its own candidate's parameters."""
+    paces = pace.tolist() if isinstance(pace, torch.Tensor) else [pace] * len(gradient)
     rates, rows = [], []
     for own, params, memory, row, factor in zip(
-        state.owns, state.params, state.first, gradient, pace.tolist(), strict=True
+        state.owns, state.params, state.first, gradient, paces, strict=True
     ):
         own.go_to(params, memory, state.step)
         rates.append(own.rate * factor)
@@ -466,11 +474,9 @@ class Optimized:
             clipping=clipping,
             noise_multiplier=method.noise_multiplier,
         )
-        pace = torch.as_tensor(oracle.pace, dtype=torch.float64, device=gradient.device)
-        pace = pace.expand(len(gradient))
         if isinstance(state, _AsOne):
-            return _of_columns(state, gradient, pace)
-        return _by_themselves(cast(_Alone, state), gradient, pace)
+            return _of_columns(state, gradient, oracle.pace)
+        return _by_themselves(cast(_Alone, state), gradient, oracle.pace)
 
     def report(self, state: _State) -> Mapping[str, torch.Tensor]:
         """Return the learning rate of the first group, and the norm that gradients are clipped to."""

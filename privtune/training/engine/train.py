@@ -178,6 +178,7 @@ class Training:
         paces: Factors on the learning rate of each, one a step.
         initial: Returns the first parameters of a candidate, by number, shape ``[P]``.
         device: Where to train.
+        places: Where the parameters of each lie in those of the kernel, if its model is wider.
         stack: How many to train at once, or ``"auto"``.
         noise: Source and treatment of the noise.
         snapshots_at: Steps after which to keep a copy of the parameters.
@@ -195,6 +196,7 @@ class Training:
     paces: Sequence[Sequence[float]]
     initial: Callable[[int], torch.Tensor]
     device: torch.device
+    places: Sequence[torch.Tensor] | None = None
     stack: int | Literal["auto"] = "auto"
     noise: NoiseOptions | None = None
     snapshots_at: Collection[int] = ()
@@ -249,6 +251,7 @@ class Training:
             device=self.device,
             physical_rows=memory.piece,
             noise=self.noise,
+            places=None if self.places is None else [self.places[k] for k in members],
         )
         oracle.compute_at_once(
             memory.piece, granule(oracle.schedule, memory.row_bytes, len(members))
@@ -296,10 +299,10 @@ def _check_transcripts(
     method: Method[Any], schedule: Schedule, outcomes: Sequence[Trained], counts: Sequence[int]
 ) -> None:
     """Hold what was released for each candidate against what was charged: no more and no less."""
+    events = {n: method.event(dataclasses.replace(schedule, steps=n)) for n in set(counts)}
     for outcome, count in zip(outcomes, counts, strict=True):
-        event = method.event(dataclasses.replace(schedule, steps=count))
-        outcome.transcript.check_within(event)
-        outcome.transcript.check_whole(event)
+        outcome.transcript.check_within(events[count])
+        outcome.transcript.check_whole(events[count])
 
 
 def losses_of(
@@ -380,7 +383,9 @@ def choose_kernel(
         raise InvalidInputError(
             "precision", precision, "is not compiled", "Leave compile off, or precision float32."
         )
-    program = program_of(module, loss_of, x, y) if program is None else program
+    if program is None:
+        found = program_of(module, loss_of, x, y)
+        program = None if found is None else found.digest
     seen = (x.shape, x.dtype, y.shape, y.dtype)
     key = (program, seen, device, classes, compiled, low)
     known = _kernels.get(key)

@@ -269,7 +269,9 @@ def _sums(
             value: torch.Tensor = own(copied, x, y)
             if not isinstance(value, torch.Tensor):
                 raise InvalidInputError(
-                    "score", type(value).__name__, "must return a tensor of shape (1,) for one record"
+                    "score",
+                    type(value).__name__,
+                    "must return a tensor of shape (1,) for one record",
                 )
             return value
 
@@ -334,7 +336,9 @@ def _parts(
     return metric.parts(outputs, y, loss)
 
 
-def _two_classes(outputs_of: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def _two_classes(
+    outputs_of: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> torch.Tensor:
     """Return outputs; one logit as two, of which a softmax is the sigmoid of the one."""
     outputs = outputs_of(x)
     if outputs.ndim < 2 or outputs.shape[-1] != 1:

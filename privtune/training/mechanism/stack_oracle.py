@@ -17,7 +17,7 @@ from privtune.training.mechanism.data import Data, synthetic
 from privtune.training.mechanism.device import sent
 from privtune.training.mechanism.drawn import Drawn, loss_sums, rewind, same_bits, where
 from privtune.training.mechanism.kernel import Kernel, Rows
-from privtune.training.mechanism.noise import NoiseSource, add_noise, noise_scale
+from privtune.training.mechanism.noise import NoiseSource, PlacedNoise, add_noise, noise_scale
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.oracle import Sample
 from privtune.training.mechanism.records import RecordFacts, find_raising
@@ -42,6 +42,8 @@ class StackOracle:
         device: Where to compute.
         physical_rows: Most rows of a candidate that are computed at once; it changes no sample and no noise.
         noise: Source and treatment of the noise.
+        places: Where the parameters of each lie in those of the kernel, if its model is wider than theirs;
+            what is released is zero beside them.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class StackOracle:
         device: torch.device,
         physical_rows: int,
         noise: NoiseOptions | None = None,
+        places: Sequence[torch.Tensor] | None = None,
     ) -> None:
         if len(data) != schedule.records and not data.sealed_size:
             raise InvalidInputError(
@@ -70,7 +73,14 @@ class StackOracle:
         self._kernel = kernel
         self._device = device
         self._physical_rows = padded(physical_rows)
-        self._noise = NoiseSource(streams, device, kernel.layout.dtype, noise)
+        size, dtype = kernel.layout.size, kernel.layout.dtype
+        self._noise = NoiseSource(streams, device, dtype, noise)
+        self._outside: torch.Tensor | None = None
+        if places is not None:
+            self._noise = PlacedNoise(streams, device, dtype, noise, places=places, size=size)
+            self._outside = torch.ones(self.candidates, size, dtype=torch.bool, device=device)
+            for row, place in zip(self._outside, places, strict=True):
+                row[place.to(device)] = False
         self._dropout = [s.generator("dropout", device=device) for s in streams]
         self._half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
         self._scales: list[tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor]] = []
@@ -373,6 +383,8 @@ class StackOracle:
                 self.nonfinite += bad.to(self._device)
         if wide:
             out = add_noise(out, noise, scale, self._noise.options)
+        if self._outside is not None:  # where there is no noise, nothing may be released
+            out.masked_fill_(self._outside, 0.0)
         self.gradient_evaluations += drawn.sizes
         size = self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):
