@@ -27,7 +27,7 @@ from privtune.training.mechanism.scoring import OfRecords, score
 from privtune.training.methods import FixedDPSGD
 
 __all__ = [
-    "BOUND", "Loss", "Toy", "Trap", "build", "candidate", "linear", "over", "plain", "run", "scored_share",
+    "BOUND", "Loss", "Net", "Toy", "Trap", "build", "candidate", "linear", "over", "plain", "run", "scored_share",
     "share", "trap",
 ]  # fmt: skip
 
@@ -37,6 +37,20 @@ Outcome = Literal["refused", "harmless", "on the page"]
 RECORDS, HELD_OUT, FEATURES, CLASSES, FEW = 60, 30, 6, 3, 12
 BOUND = 0.5
 BUDGET = privtune.Budget(6.0, 1e-5, name="traps")
+
+
+class Net(nn.Module):
+    """A model of parts, by their names, and of what is done with them."""
+
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *given: Any) -> Any:
+        """Run it."""
+        return self.run(self, *given)
 
 
 def _blobs(records: int, seed: int) -> Pair:
