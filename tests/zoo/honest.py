@@ -254,7 +254,9 @@ def language(kind: str) -> nn.Module:
 def two_heads() -> nn.Module:
     body = seq(nn.Linear(FEATURES, 8), nn.Tanh())
     heads = {"first": nn.Linear(8, CLASSES), "second": nn.Linear(8, 1)}
-    return Net(lambda m, x: (m.first(m.body(x)), m.second(m.body(x)).squeeze(-1)), body=body, **heads)
+    return Net(
+        lambda m, x: (m.first(m.body(x)), m.second(m.body(x)).squeeze(-1)), body=body, **heads
+    )
 
 
 def opacus(name: str, *sizes: int) -> nn.Module:
@@ -364,7 +366,9 @@ def norm_of(layer: nn.Module) -> Callable[[], nn.Module]:
 
 
 def encoding(**options: Any) -> Callable[[], nn.Module]:
-    return lambda: over(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, **options), words=True)
+    return lambda: over(
+        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, **options), words=True
+    )
 
 
 _LSTM: dict[str, Any] = {"proj_size": 2, "bidirectional": True, "batch_first": True, "bias": False}
