@@ -51,7 +51,11 @@ TRAINING = {"mechanism": 0, "methods": 1, "engine": 2}
 HOMES = {
     "autodp": ("accounting/rdp.py", "accounting/compare.py"),
     "dp_accounting": ("accounting/pairs.py", "accounting/compare.py"),
-    "opacus": ("training/engine/opacus_adapter.py", "accounting/compare.py"),
+    "opacus": (
+        "training/engine/opacus_adapter.py",
+        "accounting/compare.py",
+        "integrations/opacus.py",
+    ),
     "mlflow": "tracking/",
     "sqlalchemy": (
         "ledger/",
