@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from privtune.training.engine.opacus_adapter import layer_of_opacus
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import privtune
-from privtune.training.engine.opacus_adapter import layer_of_opacus
 from tests.zoo.trap import Net
 
 __all__ = ["HONEST", "RECORDS", "Honest"]
