@@ -17,7 +17,7 @@ from privtune.training.engine.program import Program, program_of
 from privtune.training.engine.stacks import Trained
 from privtune.training.engine.threads import OnStep
 from privtune.training.engine.train import Training, choose_kernel, held_to_facts
-from privtune.training.mechanism.data import Data
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import (
     Layout,
     LossOf,
@@ -177,7 +177,7 @@ def train_made(
     made: Iterable[Made],
     *,
     loss_of: LossOf,
-    data: Data,
+    data: TensorData,
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
     compiled: bool = False,
@@ -325,7 +325,7 @@ def _outcomes(
     method: Method[Any],
     schedule: Schedule,
     loss_of: LossOf,
-    data: Data,
+    data: TensorData,
     device: torch.device,
     how: Mapping[str, Any],
     on_step: OnStep | None,

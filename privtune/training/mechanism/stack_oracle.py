@@ -13,7 +13,7 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
-from privtune.training.mechanism.data import Data, synthetic
+from privtune.training.mechanism.data import TensorData, synthetic
 from privtune.training.mechanism.device import sent
 from privtune.training.mechanism.drawn import Drawn, loss_sums, rewind, same_bits, where
 from privtune.training.mechanism.kernel import Kernel, Rows
@@ -50,7 +50,7 @@ class StackOracle:
         self,
         schedule: Schedule,
         *,
-        data: Data,
+        data: TensorData,
         kernel: Kernel,
         streams: Sequence[Streams],
         device: torch.device,
