@@ -295,7 +295,8 @@ def _share_fixed(model: nn.Module, like: nn.Module) -> None:
 
 def _check_model(model: nn.Module) -> None:
     """Refuse a model of which something would be left out, or trained apart from what it belongs to."""
-    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    layout = Layout(model)
+    trained = [(n, p) for n, p in model.named_parameters() if n in layout.shapes]
     for name, parameter in trained:
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise InvalidInputError(
