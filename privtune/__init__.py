@@ -5,7 +5,7 @@ Names are imported when they are first used: ``import privtune`` alone loads no 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import lazily
@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from privtune.api import create_study, delete_study, load_study
     from privtune.ledger import Budget, Ledger
     from privtune.priors import LogNormal, Mixture
-    from privtune.study import DPSGD, Mechanism, Study, StudySpec, Trial, Validation
+    from privtune.study import Mechanism, Study, StudySpec, Trial
     from privtune.tasks import Candidate, Score, Task
     from privtune.training.mechanism.noise_options import NoiseOptions
 
 __all__ = [
-    "DPSGD",
     "Budget",
     "Candidate",
     "InvalidInputError",
@@ -35,7 +34,6 @@ __all__ = [
     "StudySpec",
     "Task",
     "Trial",
-    "Validation",
     "accounting",
     "create_study",
     "delete_study",
@@ -44,7 +42,15 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-__getattr__ = lazily(__name__, __file__)
+_import = lazily(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return _import(name)
+    from privtune.study._familiar import unknown
+
+    raise unknown(f"module {__name__!r}", name)
 
 
 def __dir__() -> list[str]:

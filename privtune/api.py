@@ -8,12 +8,14 @@ from typing import Any, Literal
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Budget
 from privtune.study import Study, StudyNotFoundError, StudySpec, delete_study
+from privtune.study._familiar import answers
 
 __all__ = ["create_study", "delete_study", "load_study"]
 
 _DEFAULT_STORAGE = "sqlite:///privtune.db"
 
 
+@answers
 def create_study(
     name: str,
     *,
@@ -157,6 +159,7 @@ def _check_same(study: Study, spec: StudySpec, given: set[str]) -> None:
         )
 
 
+@answers
 def load_study(name: str, *, storage: str = _DEFAULT_STORAGE, curator: bool = False) -> Study:
     """Load a study that exists.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import gc
+import hashlib
 import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any, TypeVar
 
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -21,6 +23,8 @@ __all__ = [
     "find_function",
     "lazily",
     "libraries",
+    "path_of",
+    "source_digest",
     "unsearched",
     "users_code",
 ]
@@ -55,6 +59,30 @@ def find_function(field: str, path: str, *, allowed: str, must: str) -> Callable
     if not callable(found):
         raise InvalidInputError(field, path, must)
     return found
+
+
+def path_of(function: object) -> str | None:
+    """Return ``package.module:function`` of a function; None where no other process can import it."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__name__", "")
+    if module in {None, "__main__"} or not name.isidentifier():
+        return None
+    same = getattr(sys.modules.get(str(module)), name, None) is function
+    return f"{module}:{name}" if same else None
+
+
+def source_digest(module: str) -> str:
+    """Return the SHA-256 of a module's source, in hexadecimal digits.
+
+    Args:
+        module: The module's name.
+
+    Raises:
+        PrivTuneError: If the module has no source file.
+    """
+    file = getattr(importlib.import_module(module), "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise PrivTuneError(f"Module {module} has no source file that could be compared.")
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 @contextmanager

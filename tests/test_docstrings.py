@@ -35,9 +35,7 @@ PACKAGES = (
 # Shown by no example of their own, and why.
 NO_EXAMPLE = {
     "privtune.testing.ledgers.LedgerContract": "a suite to subclass; tests/ledger/test_contract.py does",
-    "privtune.study.Trial.close": "called by the study when the objective has returned",
     "privtune.study.DeclaredTrial.finish": "called by the study when the objective has returned",
-    "privtune.study.Trial.finish": "called by the study when the objective has returned",
 }
 
 Named = tuple[str, Any]

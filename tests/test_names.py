@@ -15,6 +15,7 @@ from privtune.names import check_name, check_text
 from privtune.study import SpecError, Study, StudySpec
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
+from tests.study.elsewhere import OWN, simple
 
 pytestmark = pytest.mark.quick
 
@@ -74,15 +75,10 @@ def test_no_door_lets_a_bad_name_in(name: str, storage: str) -> None:
         ledger.create_budget(Budget(1.0, 1e-5, name=name))
 
 
-def test_an_arm_of_an_objective_has_a_name_by_the_rule(storage: str) -> None:
+def test_an_arm_of_a_build_has_a_name_by_the_rule(storage: str) -> None:
     study = privtune.create_study("open", budget=Budget(6.0, 1e-5, name="b"), storage=storage)
     with pytest.raises(InvalidInputError, match=r"arm = '\.\./x'"):
-        study.optimize(
-            lambda trial: 0.0,
-            strategy=privtune.strategies.Fixed(),
-            training=privtune.DPSGD(records=10, epochs=1, expected_batch_size=2),
-            arm="../x",
-        )
+        study.optimize(simple, strategy=privtune.strategies.Fixed(), arm="../x", **OWN)
     assert study.arms == ()
     study.close()
 

@@ -30,7 +30,7 @@ def test_every_package_has_a_quick_test(room: str) -> None:
 
 
 def test_the_walk_sees_packages() -> None:
-    assert {"accounting", "training/mechanism", "training/own_loop", "cli"} <= set(packages())
+    assert {"accounting", "training/mechanism", "training/engine", "cli"} <= set(packages())
 
 
 CONFTEST = """

@@ -22,6 +22,7 @@ from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
 from privtune.strategies.trainings import CANDIDATE
 from privtune.tasks import MECHANISM, declared_note
 from privtune.training.mechanism.streams import Streams
+from privtune.training.methods._rate_schedule import AVERAGES
 from privtune.views.text import (
     EXPECTED,
     explain_utility,
@@ -102,6 +103,8 @@ def plan_view(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Table:
     options, mass = plan.training.noise, plan.beyond_reach
     beyond = "nothing" if mass < 1e-30 else f"a mass of {mass:.2g}"
     table.add_row("", f"{options.source}, {options.floating_point}; beyond its reach: {beyond}")
+    for average in _averages(plan):
+        table.add_row("average", f"{average}: {AVERAGES[average]} is scored and released")
     epsilon = f"[bold]{show_epsilon(guarantee.epsilon, 4)}[/] by {guarantee.method}"
     if not plan.is_private:
         epsilon = "[bold red]∞: no guarantee at all; no part of the budget; needs --non-private[/]"
@@ -443,6 +446,13 @@ def noise_of(plan: Plan) -> dict[str, float]:
     if plan.report is not None and plan.report.noise_multiplier is not None:
         noises["report_noise_multiplier"] = plan.report.noise_multiplier
     return noises
+
+
+def _averages(plan: Plan) -> list[str]:
+    """Return what is released of the iterates, of each training that differs in it."""
+    trainings = plan.search.trainings if plan.search is not None else ()
+    methods: list[Any] = [training.method for training in (plan.training, *trainings)]
+    return sorted({method.average for method in methods})
 
 
 def finite(document: dict[str, Any]) -> dict[str, Any]:

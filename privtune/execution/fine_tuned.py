@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from privtune.training.engine.fine_tuning import FrozenPart
     from privtune.training.mechanism.data import TensorData
 
-__all__ = ["AdapterError", "check_saved", "reduced"]
+__all__ = ["AdapterError", "check_loaded", "reduced"]
 
 _RECORDS = 4  # made-up records that a check looks at
 
@@ -69,45 +69,78 @@ def _part(
     return part_of_model(make(), made_up_inputs(_RECORDS, shape, tokens))
 
 
-def check_saved(task: Task, weights: torch.Tensor, data: TensorData) -> None:
-    """Hold what is saved of a model against what was trained, on made-up records.
+def check_loaded(
+    task: Task,
+    trained: torch.nn.Module,
+    anew: torch.nn.Module,
+    result: TrialResult,
+    data: TensorData,
+) -> None:
+    """Load what would be released of a ``build``'s model into one made anew, and compare their losses.
 
     Args:
         task: The task.
-        weights: What a rehearsal trained, flat.
+        trained: The model that a rehearsal trained, whose weights are written to.
+        anew: The model as ``build`` makes it another time, from other first weights.
+        result: What the rehearsal trained.
         data: Made-up records.
 
     Raises:
-        AdapterError: If the saved weights, loaded anew into the task's model, give other losses than
-            the trained model, or the same as the untrained one.
+        AdapterError: If the weights, loaded into the model made anew, give other losses than in the trained
+            model, or losses do not hang on them, have no gradient, or hang on chance.
     """
     import torch
 
-    from privtune.execution.files import pack_result, unpack_result
-    from privtune.training.engine.train import losses_of
-    from privtune.training.mechanism.kernel import flatten_params, load_params
+    from privtune.strategies.release import split
+    from privtune.training.mechanism.kernel import load_params
+    from privtune.training.mechanism.scoring import evaluating
+    from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
-    if not bool(weights.isfinite().all()):
+    if not bool(result.weights.isfinite().all()):
         return
-    few = data.part(torch.arange(min(_RECORDS, len(data))), sealed_size=True)
-    make, reduce = reduced(task, few)
-    saved = pack_result(TrialResult(index=0, params={}, weights=weights, score=None))
-    model = task.model()
-    before = flatten_params(model)
-    losses = []
-    for flat in (unpack_result(saved).weights, before):
-        load_params(model, flat)
-        with torch.no_grad():
-            losses.append(task.loss(model.eval()(few.x), few.y))
-    trained = losses_of(make, task.loss, reduce(few), weights)
-    if not torch.allclose(trained, losses[0], rtol=1e-3, atol=1e-4):
+    device = next(trained.parameters()).device
+    few = data.part(torch.arange(min(_RECORDS, len(data))), sealed_size=True).to(device)
+    forked = [device] if device.type == "cuda" else []
+
+    def losses(model: torch.nn.Module) -> torch.Tensor:
+        with GLOBAL_GENERATOR, torch.random.fork_rng(devices=forked), evaluating(model):
+            torch.manual_seed(0)
+            pairs = zip(few.x.split(1), few.y.split(1), strict=True)
+            each = [task.record_loss(model, x, y).reshape(1) for x, y in pairs]
+        return torch.cat(each)
+
+    anew = anew.to(device)
+    for tensor in (*anew.parameters(), *anew.buffers()):
+        tensor.data = tensor.detach().clone()  # a table may lie in memory of the user's own
+    load_params(trained, result.weights.to(device))
+    expected = losses(trained)
+    if not expected.requires_grad:
         raise AdapterError(
-            f"What task {task.name!r} saves of a model, loaded anew, is another model than the one "
-            "that was trained: its factory must make the same model every time, the frozen part "
-            "included. Nothing was charged."
+            "The loss of a record has no gradient, so nothing would be trained: torch.no_grad, detach, NumPy "
+            "or a count cut it off. Compute the loss with torch, from the model's outputs. Nothing was charged."
         )
-    if torch.equal(losses[0], losses[1]) and not torch.equal(weights, before):
+    if not torch.allclose(losses(trained), expected, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise AdapterError(
-            f"What is trained of the model of task {task.name!r} does not reach its outputs, so no "
-            "training changes what it says. Name other target_modules. Nothing was charged."
+            "The loss of the same record changes from call to call. Draw random numbers with torch, inside the "
+            "loss or the model, and keep nothing between calls. Nothing was charged."
+        )
+    try:
+        left = anew.load_state_dict(split(result.weights, result.shapes), strict=False)
+        same = not left.unexpected_keys and torch.allclose(
+            losses(anew), expected, rtol=1e-3, atol=1e-4, equal_nan=True
+        )
+    except RuntimeError:  # of other shapes
+        same = False
+    if not same:
+        raise AdapterError(
+            "What would be released of the model, loaded into the model that build makes anew, is another "
+            "model than the one that was trained: what is not trained must be the same every time. Load it "
+            "from a file, or call torch.manual_seed before it is made. Nothing was charged."
+        )
+    other = torch.full_like(result.weights, 0.5)
+    anew.load_state_dict(split(other, result.shapes), strict=False)
+    if torch.equal(losses(anew), expected) and not torch.equal(other, result.weights):
+        raise AdapterError(
+            "What is trained of the model does not reach its loss, so no training changes what it says. "
+            "Train other parts of it. Nothing was charged."
         )

@@ -100,6 +100,7 @@ class PlanningContext:
         task, report = self.task, self.report
         if report is None:
             return None
+        _check_there("test", task.test_records)
         report.check_noise(public=task.public_test)
         self._check_moves(public=task.public_test)
         report.check(classes=task.classes, target_range=task.target_range, rows=task.rows)
@@ -139,6 +140,7 @@ class PlanningContext:
 
     def _score(self, *, public: bool, epsilon: float) -> ScorePlan:
         task = self.task
+        _check_there("validation", task.validation_records)
         self.scoring.check(classes=task.classes, target_range=task.target_range, rows=task.rows)
         return self.scoring.plan(
             records=task.validation_records,
@@ -147,4 +149,14 @@ class PlanningContext:
             delta=self.delta,
             adjacency=self.adjacency,
             target_range=task.target_range,
+        )
+
+
+def _check_there(split: str, records: int) -> None:
+    if records < 1:
+        raise InvalidInputError(
+            f"split.{split}",
+            None,
+            "must be given, since scores are computed on it",
+            f'Give its expected size in split=, or public={{"{split}": records}}.',
         )

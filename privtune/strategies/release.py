@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from privtune.errors import PrivTuneError
 from privtune.strategies.weights import Weights
 
 if TYPE_CHECKING:
+    import optuna
     import torch
+    from optuna.trial import FrozenTrial
 
     from privtune.accounting import Guarantee
     from privtune.strategies._base import TrialResult
@@ -64,6 +68,8 @@ class Release:
         note: One sentence about the release, if it needs one.
         shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``.
         machine: What it was computed on: device, driver, versions of libraries.
+        make: Makes the model with other weights; None where nobody here can.
+        shown: Returns the trials as Optuna has them, where all of them are paid for.
         checked: What a declared training was checked against; empty where it was not.
 
     Example:
@@ -90,18 +96,77 @@ class Release:
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
     checked: str = ""
+    make: Callable[[], torch.nn.Module] | None = field(default=None, compare=False, repr=False)
+    shown: Callable[[], Sequence[FrozenTrial]] = field(default=tuple, repr=False, compare=False)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The released model with its weights, in evaluation mode; made anew whenever it is asked for.
+
+        Raises:
+            PrivTuneError: If the release is of no model, or what makes it is not in this process.
+
+        Example:
+            >>> study.release("defaults").model.training
+            False
+        """
+        if self.is_nothing:
+            raise PrivTuneError(f"Arm {self.arm!r} released no model. {self.note}".rstrip())
+        if self.make is None:
+            raise PrivTuneError(
+                f"This release of arm {self.arm!r} cannot make its model: ask for "
+                f"study.release({self.arm!r}).model."
+            )
+        model = self.make()
+        model.load_state_dict(self.state_dict(), strict=False)
+        return model.eval()
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel between processes with weights that are read, not with what reads them."""
         return {
             **self.__dict__,
+            "make": None,
             "_weights": self.weights,
             "trials": [replace(trial, weights=trial.weights) for trial in self.trials],
+            "shown": partial(list, self.shown()),
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the released parameters by name: ``model.load_state_dict(release.state_dict())``."""
         return split(self.weights, self.shapes)
+
+    def to_optuna(self) -> optuna.Study:
+        """Return every trial of an arm that pays for all as a study of Optuna's, in memory.
+
+        Its tools work on it: ``optuna.visualization``, ``optuna.importance``, ``trials_dataframe``.
+
+        Returns:
+            Optuna's study, of direction ``maximize``: for each trial its hyperparameters, its score as it
+            was released, and whether it was pruned.
+
+        Raises:
+            PrivTuneError: If the arm's trials are sealed, or it has none.
+
+        Example:
+            >>> study.release("selection").to_optuna()
+            Traceback (most recent call last):
+                ...
+            privtune.errors.PrivTuneError: The trials of arm 'selection' are sealed: only what ...
+        """
+        import optuna
+
+        if not self.trials:
+            why = "are sealed" if self.sealed else "are none: it trains once"
+            raise PrivTuneError(
+                f"The trials of arm {self.arm!r} {why}: only what it released is paid for. "
+                "privtune.strategies.Everything pays for every trial."
+            )
+        storage = optuna.storages.InMemoryStorage()
+        directions = [optuna.study.StudyDirection.MAXIMIZE]
+        storage.create_new_study(directions, self.arm)  # without Optuna's own announcement
+        made = optuna.Study(self.arm, storage)
+        made.add_trials(self.shown())
+        return made
 
     @property
     def is_nothing(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Adjacency, Event, Gaussian, Laplace, calibrate
 from privtune.errors import InvalidInputError
@@ -17,6 +17,9 @@ from privtune.training.mechanism.metrics import (
     OwnScore,
     make_metric,
 )
+
+if TYPE_CHECKING:
+    from privtune.tasks import Score
 
 __all__ = [
     "Reporting",
@@ -118,6 +121,22 @@ class Scoring:
             )
         check_types(cls, data, where="scoring")
         return cls(**data)
+
+    @classmethod
+    def of(cls, score: Score | None) -> Scoring:
+        """Return how a task says that its trials are scored; the usual way where it says nothing.
+
+        Args:
+            score: A metric, or a function, and its bound.
+
+        Example:
+            >>> from privtune.tasks import Score
+            >>> Scoring.of(Score("loss", bound=4.0)).bound
+            4.0
+        """
+        if score is None:
+            return cls()
+        return cls(metric=score.name, bound=score.bound, mechanism=score.mechanism)
 
     def make(self, target_range: tuple[float, float] | None = None) -> Metric:
         """Return the metric.

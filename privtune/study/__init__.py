@@ -9,7 +9,6 @@ from privtune.imports import lazily
 if TYPE_CHECKING:
     from privtune.study._create import delete_study
     from privtune.study._declared_trial import DeclaredError, DeclaredTrial
-    from privtune.study._loop_data import SealedTrialError
     from privtune.study._store import StudyExistsError, StudyNotFoundError, study_names
     from privtune.study._study import Study
     from privtune.study.audits import audits_of, keep_audit
@@ -18,23 +17,22 @@ if TYPE_CHECKING:
     from privtune.study.lifecycle import StudyBusyError
     from privtune.study.observer import ArmStatus, NullObserver, Observer
     from privtune.study.planning import StudyPlan, plan_study
+    from privtune.study.rehearsal import DependentTrialsError
     from privtune.study.seal import SealedError, SealedTrialsError
     from privtune.study.spec import ArmSpec, BudgetSpec, SpecError, StudySpec
     from privtune.study.trial import Trial
-    from privtune.study.user_training import DPSGD, Validation
 
 __all__ = [
-    "DPSGD",
     "ArmSpec",
     "ArmStatus",
     "BudgetSpec",
     "DeclaredError",
     "DeclaredTrial",
+    "DependentTrialsError",
     "Mechanism",
     "NullObserver",
     "Observer",
     "SealedError",
-    "SealedTrialError",
     "SealedTrialsError",
     "SpecError",
     "Study",
@@ -45,7 +43,6 @@ __all__ = [
     "StudyPlan",
     "StudySpec",
     "Trial",
-    "Validation",
     "audits_of",
     "delete_study",
     "keep_audit",

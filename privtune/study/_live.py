@@ -90,7 +90,9 @@ class LiveRound(StudyRound):
     pruner: BasePruner | None = None
 
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
-        """Open Optuna's trial; the function's suggestions define the space."""
+        """Open Optuna's trial; where no space is declared, the function's suggestions define it."""
+        if self.space:
+            return super().ask(number, make)
         self._check_kind(sealed=False)
         sampler = make(self.space) if self.sampler is None else self.sampler
         trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)

@@ -1,45 +1,52 @@
-"""Run one arm of an open study: the user's own function, driven by the life of the arm."""
+"""Run one arm of an open study: what a ``build`` declares, trained by the engine."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.execution.gpus import gpu_slots
+from privtune.ledger import RECORD, refuse_other_unit
 from privtune.names import check_name
 from privtune.numbers import is_number, show_left
-from privtune.study._standing import Stage
-from privtune.study.imported import ImportedObjective
-from privtune.study.lifecycle import Life, carry_on
-from privtune.study.objective import (
-    OBJECTIVE,
-    Objective,
-    ObjectiveFiles,
-    ObjectiveRound,
-    deadline_of,
-    in_threads,
-    plan_objective,
-    rehearse,
+from privtune.spaces import SearchSpace
+from privtune.strategies import (
+    STRATEGIES,
+    InRun,
+    Plan,
+    PlanningContext,
+    Reporting,
+    Scoring,
+    Strategy,
 )
-from privtune.study.seal import open_stream
-from privtune.study.workers import give_out, telling
+from privtune.strategies._check_needs import check_objective
+from privtune.study._live import deadline_of
+from privtune.study._run import check_records
+from privtune.study._standing import Stage
+from privtune.study._trainer import TaskTrainer
+from privtune.study.build import named_method
+from privtune.study.lifecycle import Life, carry_on
+from privtune.study.planning import plan_arms
+from privtune.study.seal import open_stream, sealed
+from privtune.study.workers import telling
+from privtune.training.engine.compute import check_device
+from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import METHODS
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from privtune.ledger import Rounds
-    from privtune.strategies import Outcome, Plan, Release, Strategy
-    from privtune.strategies._base import Round
+    from privtune.strategies import Release
     from privtune.study.observer import Observer
-    from privtune.study.user_training import DPSGD, Validation
-    from privtune.training.mechanism.scoring import Measured
+    from privtune.tasks import Task
+    from privtune.tasks._usable import RecordCheck
 
-__all__ = ["optimize"]
+__all__ = ["check_open", "check_strategy", "optimize", "target_of"]
 
 _log = logging.getLogger(__name__)
 _RELEASED = (
@@ -49,12 +56,12 @@ _RELEASED = (
 
 def optimize(
     life: Life,
-    objective: Objective | str,
+    task: Task,
     *,
     strategy: Strategy,
     arm: str | None,
-    training: DPSGD,
-    validation: Validation | None,
+    epochs: float | None,
+    expected_batch_size: int | None,
     epsilon: float | None,
     sampler: Any,
     pruner: Any,
@@ -65,102 +72,175 @@ def optimize(
     observer: Observer,
     show_progress_bar: bool,
     noise: Any = None,
+    anyway: bool = False,
+    told: Callable[[RecordCheck], None] | None = None,
 ) -> Release:
     """Run one arm of an open study: see :meth:`privtune.Study.optimize`."""
-    if life.spec.task is not None:
-        raise PrivTuneError(
-            f"Study {life.name!r} has a task and declared arms; study.run() runs them. Make an open "
-            "study for a function of your own: privtune.create_study(name, budget=...)."
-        )
-    _check_kinds(
-        objective=objective,
-        strategy=strategy,
-        training=training,
-        validation=validation,
-        epsilon=epsilon,
-    )
+    check_open(life)
+    check_strategy(strategy, epsilon)
     strategy = replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
-    chosen = Executor.of(executor or life.spec.executor, n_jobs)
-    if isinstance(objective, str):
-        objective = ImportedObjective.at(objective).load()
-    imported = ImportedObjective.of(objective)
-    if sampler is not None or timeout is not None:
-        imported = None  # what only this process has, or keeps
-    if chosen.name in {"external", "ray", "slurm"} and imported is None:
-        raise InvalidInputError(
-            "executor",
-            executor,
-            "needs a function that workers can import, no sampler of your own and no timeout",
-            "Put it into a module and give it as 'package.module:function'.",
-        )
-    if chosen.name == "processes" and imported is not None:
-        gpu_slots(chosen.jobs, gpus=chosen.gpus, device=life.spec.compute.device)
     if strategy.arm not in life.rows():
         check_name(strategy.arm, "arm")
-    plan = plan_objective(
-        strategy,
-        training,
-        validation,
-        budget=life.ledger.budget(life.budget),
-        epsilon=_target(life, strategy.arm) if epsilon is None else epsilon,
-        sampler=sampler,
-        pruner=pruner,
-        noise=noise,
-        unit=life.ledger.unit(life.budget),
-    )
-    _check_used(plan, sampler=sampler, pruner=pruner)
+    compute = life.spec.compute
+    check_device(compute.device)
+    chosen = Executor.of(executor or life.spec.executor, n_jobs)
+    _check_executor(chosen, task, sampler=sampler, timeout=timeout, device=compute.device)
+    context = _context(life, task, epochs, expected_batch_size, noise)
+    with sealed(life.place(f"sealed/{strategy.arm}.log"), rehearsal=True):
+        strategy = _with_method(strategy, task, context.schedule)
+    target = target_of(life, strategy.arm) if epsilon is None else epsilon
+    plan = _plan(strategy, context, epsilon=target, sampler=sampler, pruner=pruner)
     _check_alone(plan, sampler or pruner, chosen, executor=executor, n_jobs=n_jobs)
 
-    def told(plan: Plan, release: Release) -> None:
+    def announce(plan: Plan, release: Release) -> None:
         observer.released(plan, release)
         tell(release)
 
     spinner = _spinner(plan) if show_progress_bar else nullcontext()
     with life.alone(plan.arm), telling() as say, spinner:
-        deadline = deadline_of(timeout)
-        trainer = _ObjectiveTrainer(
-            life, objective, imported, strategy, sampler, pruner, chosen, deadline, say
+        trainer = TaskTrainer(
+            life,
+            task,
+            observer,
+            compute,
+            chosen,
+            say,
+            strategy=strategy,
+            sampler=sampler,
+            pruner=pruner,
+            deadline=deadline_of(timeout),
         )
         plan = life.planned(plan)
-        if life.stage(plan) is Stage.ANNOUNCED and (there := life.release(plan)) is not None:
+        stage = life.stage(plan)
+        if stage is Stage.ANNOUNCED and (there := life.release(plan)) is not None:
             _log.warning(_RELEASED, plan.arm, life.name)
             return there
-        (release,) = carry_on(life, [plan], trainer, observer, told)
+        look = partial(check_records, life, [plan], trainer, anyway=anyway, told=told)
+        if stage is not Stage.PLANNED or (anyway and told is None):
+            look = None  # type: ignore[assignment]
+        (release,) = carry_on(life, [plan], trainer, observer, announce, look=look, anyway=anyway)
     return release
 
 
-def _check_kinds(**given: Any) -> None:
-    """Refuse arguments of another kind than :func:`optimize` takes."""
-    from privtune.study.user_training import DPSGD, Validation
+def check_open(life: Life) -> None:
+    """Refuse a study that has a task: its arms are declared.
 
-    kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "objective": (
-            lambda value: callable(value) or isinstance(value, str),
-            "a function of a trial, or its path, 'package.module:function'",
-        ),
-        "strategy": (
-            lambda value: hasattr(value, "plan") and not isinstance(value, type),
-            "one of privtune.strategies, like PapernotSteinke(mean_runs=10)",
-        ),
-        "training": (lambda value: isinstance(value, DPSGD), "a privtune.DPSGD"),
-        "validation": (
-            lambda value: isinstance(value, Validation | None),
-            "a privtune.Validation, or None",
-        ),
-        "epsilon": (lambda value: value is None or is_number(value), "a finite number above 0"),
-    }
-    for name, value in given.items():
-        fits, what = kinds[name]
-        if not fits(value):
-            raise InvalidInputError(name, value, f"must be {what}")
-
-
-def _check_used(plan: Plan, **given: Any) -> None:
-    """Refuse a sampler or a pruner for an arm that runs one training.
-
-    A validation split passes: strategies that are compared are called with the same one.
+    Raises:
+        PrivTuneError: If it has.
     """
-    for name, value in given.items():
+    if life.spec.task is not None:
+        raise PrivTuneError(
+            f"Study {life.name!r} has a task and declared arms; study.run() runs them. Make an open "
+            "study for a build function: privtune.create_study(name, budget=...)."
+        )
+
+
+def check_strategy(strategy: object, epsilon: object) -> None:
+    """Refuse a strategy that is none, and an ε that is no number.
+
+    Raises:
+        InvalidInputError: If one of them is.
+    """
+    if not hasattr(strategy, "plan") or isinstance(strategy, type):
+        allowed = "must be one of privtune.strategies, like PapernotSteinke(mean_runs=10)"
+        raise InvalidInputError("strategy", strategy, allowed)
+    if epsilon is not None and not is_number(epsilon):
+        raise InvalidInputError("epsilon", epsilon, "must be a finite number above 0")
+
+
+def _check_executor(
+    chosen: Executor, task: Task, *, sampler: Any, timeout: float | None, device: str
+) -> None:
+    """Refuse other machines for what only this process has."""
+    here = task.code is None or sampler is not None or timeout is not None
+    if chosen.name in {"external", "ray", "slurm"} and here:
+        raise InvalidInputError(
+            "executor",
+            chosen.name,
+            "needs functions and data that workers can import, no sampler of your own and no timeout",
+            "Put them into a module and give them as 'package.module:function', the data as a function that "
+            "returns it.",
+        )
+    if chosen.name == "processes" and not here:
+        gpu_slots(chosen.jobs, gpus=chosen.gpus, device=device)
+
+
+def _context(
+    life: Life, task: Task, epochs: Any, expected_batch_size: Any, noise: Any
+) -> PlanningContext:
+    """Return what the arm is planned with: public facts."""
+    for name, value in (("epochs", epochs), ("expected_batch_size", expected_batch_size)):
+        if value is None:
+            raise InvalidInputError(
+                name,
+                None,
+                "must be given: it says how often, and in samples of which expected size, a training sees "
+                "the records",
+                "study.optimize(..., epochs=10, expected_batch_size=64) is one way.",
+            )
+    budget, spec = life.ledger.budget(life.budget), life.spec
+    refuse_other_unit(task.unit or RECORD, life.ledger.unit(life.budget), "The data", life.budget)
+    return PlanningContext(
+        task=task,
+        schedule=Schedule.from_epochs(
+            records=task.train_records, epochs=epochs, expected_batch_size=expected_batch_size
+        ),
+        space=SearchSpace({}),
+        delta=budget.delta,
+        adjacency=budget.adjacency,
+        scoring=Scoring.of(task.score),
+        report=None if spec.report is None else Reporting.from_dict(spec.report),
+        define_by_run=True,
+        noise=NoiseOptions.of(noise),
+    )
+
+
+def _with_method(strategy: Strategy, task: Task, schedule: Schedule) -> Strategy:
+    """Return the strategy with the method that ``build`` names, which every trial is charged for."""
+    if "method" not in {field.name for field in fields(strategy)}:  # type: ignore[arg-type]
+        return strategy
+    of_arm: str = strategy.method  # type: ignore[attr-defined]
+    found = named_method(task, schedule, getattr(strategy, "parameters", {}))
+    if found in (None, of_arm):
+        return strategy
+    if of_arm != "dpsgd":
+        raise InvalidInputError(
+            "Candidate.method",
+            found,
+            f"differs from the arm's, {of_arm!r}",
+            "Name the method once: in the candidate, or in the strategy.",
+        )
+    if found not in METHODS:
+        raise InvalidInputError(
+            "Candidate.method", found, f"must be one of {', '.join(sorted(METHODS))}"
+        )
+    return replace(strategy, method=found)  # type: ignore[type-var]
+
+
+def _plan(
+    strategy: Strategy,
+    context: PlanningContext,
+    *,
+    epsilon: float,
+    sampler: Any,
+    pruner: Any,
+) -> Plan:
+    """Plan the arm. Touches no data.
+
+    Raises:
+        StrategyError: If the strategy needs a search space, or a validation split that there is not, or does
+            not cover the pruner.
+        DependentSamplerError: If it does not cover the sampler.
+    """
+    check_objective(
+        strategy,
+        scored=context.task.validation_records > 0,
+        sampler=sampler,
+        pruner=pruner,
+        others=[InRun.name, *(s.name for s in STRATEGIES.values() if not s.needs.task)],
+    )
+    (plan,) = plan_arms([strategy], context, epsilon=epsilon).plans
+    for name, value in (("sampler", sampler), ("pruner", pruner)):
         if value is not None and plan.search is None:
             raise InvalidInputError(
                 name,
@@ -168,6 +248,7 @@ def _check_used(plan: Plan, **given: Any) -> None:
                 f"is for a strategy that searches, and arm {plan.arm!r} has one training",
                 "Leave it out.",
             )
+    return plan
 
 
 def _check_alone(plan: Plan, of_optuna: Any, chosen: Executor, **given: Any) -> None:
@@ -184,7 +265,7 @@ def _check_alone(plan: Plan, of_optuna: Any, chosen: Executor, **given: Any) -> 
     )
 
 
-def _target(life: Life, arm: str) -> float:
+def target_of(life: Life, arm: str) -> float:
     """Return the whole budget, if this arm is the first to be charged to it."""
     others = [
         charge
@@ -197,85 +278,6 @@ def _target(life: Life, arm: str) -> float:
             f"epsilon=..., of the {show_left(life.ledger.remaining(life.budget))} that are left."
         )
     return life.spec.target_epsilon
-
-
-@dataclass
-class _ObjectiveTrainer:
-    """Trains an arm by calling the user's function."""
-
-    life: Life
-    objective: Objective
-    imported: ImportedObjective | None
-    strategy: Strategy
-    sampler: Any
-    pruner: Any
-    executor: Executor
-    deadline: float
-    tell: Callable[[str], None]
-    rehearsed: Any = None
-
-    @property
-    def independent(self) -> Any:
-        """A sampler of the user's own, which is not Optuna's."""
-        import optuna
-
-        return None if isinstance(self.sampler, optuna.samplers.BaseSampler) else self.sampler
-
-    def rehearse(self, plan: Plan) -> None:
-        """Call the function once on made-up records."""
-        self.rehearsed = rehearse(
-            self.objective,
-            plan,
-            self.strategy,
-            sampler=self.independent,
-            stack=self.life.spec.compute.stack,
-        )
-
-    def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
-        """Return the strategy as it was given, and its round."""
-        life, charge = self.life, self.life.charge_of(plan)
-        files = ObjectiveFiles.make(
-            life,
-            plan,
-            self.objective,
-            sampler=self.independent,
-            deadline=self.deadline,
-            facts=self.rehearsed.facts,
-            stack=self.rehearsed.stack,
-        )
-        return self.strategy, ObjectiveRound(
-            kept=life.trials,
-            ledger=life.ledger,
-            charge_id=None if charge is None else charge.id,
-            files=files,
-            own=files,
-            give_out=self._give_out(plan, files),
-            sampler=self.sampler if self.independent is None else None,
-            pruner=self.pruner,
-        )
-
-    def _give_out(self, plan: Plan, files: ObjectiveFiles) -> Callable[[Rounds], None] | None:
-        """Return who else trains the rows; a function that cannot be imported runs in threads."""
-        charge = self.life.charge_of(plan)
-        if charge is None or self.executor.name == "inline":
-            return None
-        if not plan.is_sealed and (self.sampler is not None or self.pruner is not None):
-            return None  # Optuna's objects see one trial after the other, in this process
-        if self.imported is None:
-            return in_threads(files, charge.id, self.executor.jobs)
-        files.results.put(OBJECTIVE, self.imported.to_json(), replace=True)
-        compute = self.life.spec.compute
-        return give_out(self.executor, self.life, plan, compute=compute, tell=self.tell)
-
-    def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
-        """Add nothing: only the user's function knows the model."""
-        return outcome, {}
-
-    def machine(self) -> Mapping[str, str]:
-        """Return the versions here; the device is the function's affair."""
-        from privtune.training.engine.machine import versions
-
-        return {**versions(), "device": "the function's own"}
 
 
 def _spinner(plan: Plan) -> AbstractContextManager[Any]:

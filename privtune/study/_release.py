@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,11 @@ from privtune.accounting import Adjacency, Guarantee
 from privtune.errors import PrivTuneError
 from privtune.execution.files import pack_result, unpack_result
 from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResult
-from privtune.strategies.release import split
+from privtune.study._shown import INDEX
 
 if TYPE_CHECKING:
+    import torch
+    from optuna.trial import FrozenTrial
     from torch import nn
 
     from privtune.strategies import ScorePlan
@@ -22,7 +25,16 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.scoring import Measured
     from privtune.training.mechanism.streams import Streams
 
-__all__ = ["MODEL", "ReleaseError", "check_end", "load_release", "make_release", "utility_of"]
+__all__ = [
+    "MODEL",
+    "ReleaseError",
+    "check_end",
+    "check_measured",
+    "load_release",
+    "make_release",
+    "shaped",
+    "utility_of",
+]
 
 MODEL = "model.safetensors"
 """Name of the released model in its arm's folder."""
@@ -88,43 +100,47 @@ def make_release(
 
 
 def utility_of(
-    plan: Plan, task: Task, result: TrialResult | None, data: TaskData, streams: Streams
+    plan: Plan,
+    task: Task,
+    model: nn.Module,
+    weights: torch.Tensor,
+    *,
+    data: TaskData,
+    streams: Streams,
 ) -> dict[str, Measured]:
     """Return what a model reaches on the test split: public, or noised as the plan has it.
 
     Args:
         plan: The arm's plan, with the final score that was charged.
         task: The task.
-        result: The released model.
+        model: The released model, with any weights.
+        weights: Its released weights, flat.
         data: The task's data.
         streams: The arm's own: asked again, the score has the same noise.
     """
-    from privtune.execution.training import held_to_classes, model_of
-    from privtune.tasks._fine_tuning import for_candidate
+    from privtune.execution.training import held_to_classes, scored_as
+    from privtune.training.mechanism.kernel import load_params
     from privtune.training.mechanism.scoring import measure_each
 
     report = plan.report
     if report is None and task.public_test:
         report = _exact(plan, task, data.test)
-    if report is None or result is None or result.weights.numel() == 0:
+    if report is None:
         return {}
     test = held_to_classes(data.test, task.classes)
     if report.event is None:  # a public split: its true size is known
         report = replace(report, records=len(test))
-    found = measure_each(
-        report,
-        model_of(for_candidate(task, result.params), result.weights),
-        test,
-        rng=streams.numpy("report", 0),
-        loss=task.loss,
-    )
+    load_params(model, weights)
+    module, loss = scored_as(report, task, model.eval())
+    found = measure_each(report, module, test, rng=streams.numpy("report", 0), loss=loss)
     return {f"test_{name}": value for name, value in found.items()}
 
 
 def _exact(plan: Plan, task: Task, test: TensorData) -> ScorePlan | None:
     """Return the metric on a public split that no report names, or None where none suits."""
-    if task.target_range is None and test.y.is_floating_point():
-        # Neither classes nor numbers in a range, as for a density: only what scored the trials.
+    of_classes = not test.y.is_floating_point() and (task.build is None or test.y.ndim == 1)
+    if task.target_range is None and (not of_classes or (task.build is not None and plan.score)):
+        # Neither a class a record nor numbers in a range, as for a density: only what scored the trials.
         return plan.score and replace(plan.score, noise_multiplier=None, moved=None)
     return Scoring().exact(records=task.test_records, target_range=task.target_range)
 
@@ -162,48 +178,31 @@ def check_end(plan: Plan, result: TrialResult) -> None:
         ) from error
 
 
-def rehearse_end(plan: Plan, task: Task, params: Mapping[str, Any]) -> None:
-    """Score, pack, release and load a model of a task as its factory makes it, on made-up records.
+def check_measured(plan: Plan, task: Task, model: nn.Module) -> None:
+    """Measure a model as its release will be measured, on made-up records.
 
     Args:
         plan: The arm's plan.
         task: The task.
-        params: A candidate.
+        model: A model of its.
 
     Raises:
-        ReleaseError: As :func:`check_end`; or a metric fails.
+        InvalidInputError: If a metric does not suit its outputs.
     """
-    from privtune.execution.training import held_to_classes, made_up_records, model_of
-    from privtune.tasks._fine_tuning import for_candidate
-    from privtune.training.mechanism.kernel import flatten_params
+    from privtune.execution.training import held_to_classes, made_up_records, scored_as
     from privtune.training.mechanism.scoring import measure_each
     from privtune.training.mechanism.streams import Streams
 
-    own = for_candidate(task, params)
-    model = own.model()
-    weights = flatten_params(model).detach().cpu()
-    result = TrialResult(
-        index=0, params=params, weights=weights, score=0.0, shapes=_shapes_of(model)
-    )
-    check_end(plan, result)
-    other = own.model().load_state_dict(split(result.weights, result.shapes), strict=False)
-    if other.unexpected_keys:
-        raise ReleaseError(
-            f"The model of task {task.name!r} has other parameters each time it is made "
-            f"({', '.join(other.unexpected_keys)}). Nothing was charged."
-        )
-    data = held_to_classes(replace(made_up_records(own, 2), unit=own.unit), own.classes)
+    data = held_to_classes(replace(made_up_records(task, 2), unit=task.unit), task.classes)
     exact = _exact(plan, task, data) if task.public_test else None
-    for terms in filter(None, (plan.score, plan.report or exact)):
-        rng = Streams(bytes(32)).numpy("score", 0)
-        measure_each(terms, model_of(own, result.weights), data, rng=rng, loss=own.loss)
+    if terms := plan.report or exact:
+        module, loss = scored_as(terms, task, model)
+        measure_each(terms, module, data, rng=Streams(bytes(32)).numpy("score", 0), loss=loss)
 
 
-def shaped(task: Task, result: TrialResult) -> TrialResult:
+def shaped(model: nn.Module, result: TrialResult) -> TrialResult:
     """Note the names and shapes of the parameters, so that anybody can load them."""
-    if result.shapes or result.weights.numel() == 0:
-        return result
-    return replace(result, shapes=_shapes_of(task.model()))
+    return result if result.shapes else replace(result, shapes=_shapes_of(model))
 
 
 def _shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -211,9 +210,13 @@ def _shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def load_release(
-    plan: Plan, results: Results, document: Mapping[str, Any], guarantee: Guarantee
+    plan: Plan,
+    results: Results,
+    document: Mapping[str, Any],
+    guarantee: Guarantee,
+    kept: Callable[[], Sequence[FrozenTrial]],
 ) -> Release:
-    """Return a release as it was stored.
+    """Return a release as it was stored; ``kept`` returns the arm's trials as Optuna's storage has them.
 
     Raises:
         PrivTuneError: If a model of it is elsewhere.
@@ -241,8 +244,38 @@ def load_release(
         note=document["note"],
         shapes=result.shapes,
         machine=document.get("machine", {}),
+        shown=lambda: _shown(kept(), trials),
         checked=document.get("checked", ""),
     )
+
+
+def _shown(kept: Sequence[FrozenTrial], released: Sequence[TrialResult]) -> list[FrozenTrial]:
+    """Return released trials as Optuna has them: nothing of them that was not released, as their times.
+
+    Args:
+        kept: The arm's trials in Optuna's storage, which knows the laws of their parameters.
+        released: The trials.
+    """
+    from optuna.trial import TrialState, create_trial
+
+    places = {trial.user_attrs.get(INDEX): trial for trial in kept}
+    found = []
+    for trial in sorted(released, key=lambda trial: trial.index):
+        own = places.get(trial.index)
+        laws = {} if own is None else own.distributions
+        pruned = trial.failed == "TrialPruned"
+        missing = trial.score is None or math.isnan(trial.score)
+        found.append(
+            create_trial(
+                state=TrialState.PRUNED if pruned else TrialState.COMPLETE,
+                value=None if pruned else -math.inf if missing else trial.score,
+                params={n: v for n, v in trial.params.items() if n in laws},
+                distributions=laws,
+                user_attrs={n: v for n, v in trial.params.items() if n not in laws},
+                intermediate_values={} if own is None else own.intermediate_values,
+            )
+        )
+    return found
 
 
 def _cost(plan: Plan, stored: Mapping[str, Any]) -> Cost:

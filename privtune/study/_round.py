@@ -7,20 +7,18 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from privtune.execution.files import pack_result, request_of, unpack_result
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
-from privtune.execution.training import OnStep, part_of, train_trials
 from privtune.ledger import SKIPPED
 from privtune.names import check_text
 from privtune.spaces import check_hyperparameter, plain
 from privtune.strategies import PRUNED, Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.study._objects import DamagedResultError
 from privtune.study._shown import suggested
-from privtune.training.engine.compute import Compute
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -31,9 +29,8 @@ if TYPE_CHECKING:
     from privtune.study._results import Results
     from privtune.study._shown import ShownTrials
     from privtune.study._trials import StudyTrials
-    from privtune.tasks import Task, TaskData
 
-__all__ = ["STACK", "Asked", "Files", "StudyRound", "TrialFiles", "work_on_rows"]
+__all__ = ["STACK", "Asked", "Files", "StudyRound", "work_on_rows"]
 
 STACK = 16  # candidates that are trained together
 _SMALL = 2**18  # bytes of a result below which those of a stack are handed in together
@@ -201,68 +198,6 @@ class Files(ABC):
                     drop=partial(self.results.discard, name, staged),
                     more=left > 0 and len(content) <= _SMALL,
                 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialFiles(Files):
-    """Trains candidates of a task with the engine, whole stacks at once.
-
-    Args:
-        task: The task.
-        data: Its data; the arm's charge has been started.
-        compute: Where, how many at once, compiled or not.
-        on_step: Progress.
-    """
-
-    task: Task
-    data: TaskData
-    compute: Compute = field(default_factory=Compute)
-    on_step: OnStep | None = None
-
-    @property
-    def at_once(self) -> int:
-        """How many rows to take at once: those of a stack."""
-        return STACK if self.compute.stack == "auto" else self.compute.stack
-
-    @property
-    def hardware(self) -> str:
-        """The class of hardware that trains."""
-        from privtune.training.engine.machine import hardware
-
-        return hardware(self.compute.device)
-
-    def train(
-        self,
-        training: TrainingPlan,
-        trials: Mapping[int, Mapping[str, Any]],
-        *,
-        secrets: Mapping[int, bytes],
-        scored: bool,
-        alone: bool = True,
-        named: bool = False,
-    ) -> list[TrialResult]:
-        """Train some candidates together; one that nobody else is at goes on from its checkpoint."""
-        from privtune.training.engine.checkpoint import Keeper
-
-        name = "checkpoint"
-        keeper = Keeper(
-            partial(self.results.find, name), partial(self.results.put, name, replace=True)
-        )
-        return train_trials(
-            training,
-            task=self.task,
-            data=self.data,
-            records=part_of(self.data.train, training.part, self.plan.rate, self.streams),
-            score=self.plan.score if scored else None,
-            trials=trials,
-            secrets=secrets,
-            compute=self.compute,
-            on_step=self.on_step,
-            # Sealed trials and private splits have no curves: nothing would have paid for them.
-            validated=self.task.public_validation and not self.plan.is_sealed,
-            # Rows are trained again whole: another worker may be at the same one.
-            keeper=keeper if alone else None,
-        )
 
 
 def work_on_rows(

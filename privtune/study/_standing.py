@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Guarantee, epsilon
@@ -163,7 +164,8 @@ class Standing:
         """Return the release that an arm's row has, ``None`` until it is trained."""
         if row.release is None:
             return None
-        return load_release(plan, self.released(plan.arm), row.release, self.guarantee(plan))
+        results, kept = self.released(plan.arm), partial(self.trials.of, plan.arm)
+        return load_release(plan, results, row.release, self.guarantee(plan), kept)
 
     def guarantee(self, plan: AnyPlan) -> Guarantee:
         """Return what an arm costs alone."""

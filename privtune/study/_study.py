@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.accounting import Guarantee
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.strategies import Plan, Release
+from privtune.study._familiar import answer, answers
 from privtune.study._release import MODEL
 from privtune.study.lifecycle import Life
 from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
@@ -19,15 +21,28 @@ from privtune.study.spec import StudySpec
 if TYPE_CHECKING:
     import optuna
     import pandas
+    import torch
 
     from privtune.strategies import Strategy
+    from privtune.study._declared_trial import DeclaredTrial
     from privtune.study.declared import Mechanism
-    from privtune.study.objective import Objective
-    from privtune.study.user_training import DPSGD
+    from privtune.tasks import Score, Task
+    from privtune.tasks._candidate import Build, RecordLoss
     from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.noise_options import NoiseOptions
 
 __all__ = ["Study"]
+
+
+def refuse_given(given: Mapping[str, Any], why: str) -> None:
+    """Refuse arguments that would have no effect.
+
+    Raises:
+        InvalidInputError: Naming the first that is given.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidInputError(name, "given", why, "Leave it out.")
 
 
 class Study:
@@ -71,7 +86,14 @@ class Study:
         self.spec: StudySpec = self._life.spec
         self.folder: Path = self._life.folder
         self.observer: Observer = NullObserver()
+        self._tasks: dict[str, Task] = {}
         self._curator = curator or os.environ.get("PRIVTUNE_CURATOR", "") not in ("", "0")
+
+    if not TYPE_CHECKING:  # a type checker goes on refusing what is not there
+        __getattr__ = answer
+
+    def __repr__(self) -> str:
+        return f"Study({self.name!r}, storage={self._life.ledger.log.storage.safe_url!r})"
 
     @classmethod
     def create(cls, spec: StudySpec, storage: str) -> Study:
@@ -151,7 +173,7 @@ class Study:
         from privtune.execution.executor import Executor
         from privtune.study._run import run_study
 
-        return run_study(
+        releases = run_study(
             self._life,
             observer or self.observer,
             executor=Executor.of(executor or self.spec.executor, n_jobs),
@@ -161,6 +183,7 @@ class Study:
             anyway=anyway,
             told=(told or (lambda _: None)) if self._curator else None,
         )
+        return tuple(map(self._with_model, releases))
 
     def check_records(self) -> RecordCheck:
         """Read the records, and return how many cannot be used, and why. For the curator alone.
@@ -180,14 +203,28 @@ class Study:
         self._check_curator()
         return self._life.spec.load_task().check_records()
 
+    @answers
     def optimize(
         self,
-        objective: Objective | str,
+        build: Build | Task | str | Callable[[DeclaredTrial], Any],
         *,
         strategy: Strategy,
-        training: DPSGD | None = None,
-        mechanism: Mechanism | None = None,
+        loss: RecordLoss | str | None = None,
+        score: str | Score | None = None,
+        data: Any = None,
+        split: Mapping[str, int] | None = None,
+        train: Any = None,
         validation: Any = None,
+        test: Any = None,
+        public: Mapping[str, Any] | None = None,
+        classes: int | None = None,
+        target_range: tuple[float, float] | None = None,
+        pad_to: int | None = None,
+        columns: Mapping[str, Any] | None = None,
+        precision: str = "float32",
+        epochs: float | None = None,
+        expected_batch_size: int | None = None,
+        mechanism: Mechanism | None = None,
         epsilon: float | None = None,
         arm: str | None = None,
         sampler: object | None = None,
@@ -199,30 +236,52 @@ class Study:
         observer: Observer | None = None,
         show_progress_bar: bool = False,
         noise: NoiseOptions | str | Mapping[str, Any] | None = None,
+        anyway: bool = False,
     ) -> Release:
-        """Run one arm whose trials are trained by a function of one's own, and release it.
+        """Run one arm: ``build`` declares the candidates, the engine trains them; release the result.
 
-        Of an arm that has been released it returns the release, runs nothing and spends nothing.
+        Of an arm that has been released it returns the release, runs nothing and spends nothing. Before
+        anything is charged, ``build`` is called several times, a candidate is trained for two steps on
+        made-up records and scored, and the records are held against what is declared of them.
 
         Args:
-            objective: Suggests hyperparameters, trains through ``trial.make_private`` (then
-                ``private.fit(loss_of)``), returns ``trial.score(model, validation)``. It is called
-                once on made-up records before anything is charged. A function, or where one is
-                found: ``"package.module:function"``.
+            build: Takes a :class:`privtune.Trial`, suggests hyperparameters, and returns a
+                :class:`privtune.Candidate`. It receives no data. Or a ``privtune.Task`` with a ``build``,
+                which says all about loss, score and data; or, with ``mechanism``, an objective that
+                trains by another library.
             strategy: How to choose, as in ``privtune.strategies``.
-            training: Records, epochs and batch size of one training.
-            mechanism: In its place: what a training by another library costs, as its author declares. The
-                objective is a function of a ``DeclaredTrial`` then, and ``validation`` inputs and targets.
-            validation: The split that trials are scored on, where the strategy chooses.
+            loss: ``(model, *record) -> [1]``: the loss of one record, whose tensors have a leading axis
+                of 1. A dict is passed whole: ``(model, record)``.
+            score: Name of a metric, or a :class:`privtune.Score` of one or of a function like ``loss``;
+                ``accuracy`` unless given. For strategies that choose.
+            data: The private records: tensors or arrays with records along the first axis, as a pair,
+                tuple or dict of them; a map-style ``Dataset``; a ``DataFrame`` with ``columns``; a data
+                set of Hugging Face's.
+            split: Expected sizes of ``train``, ``validation`` and ``test``: the split of a record is a keyed
+                hash of its content, so that a record more or less moves no other.
+            train: With fixed splits, the training records, in place of ``data`` and ``split``.
+            validation: Likewise, the validation records.
+            test: Likewise, the test records.
+            public: Records that everybody may see, by split: ``{"test": (x, y)}``. Their scores are
+                exact and free.
+            classes: How many classes there are; as many as the model tells apart unless given.
+            target_range: Of a regression, the public range of its targets.
+            pad_to: Length that ragged records are padded or cut to.
+            columns: Of a ``DataFrame``: ``{"inputs": [...], "target": ...}``.
+            precision: Numbers of the forward and the backward pass: ``float32`` or ``bfloat16``.
+            epochs: Expected passes over the training records.
+            expected_batch_size: Expected records in one Poisson sample.
+            mechanism: What the objective's training releases, declared: see
+                :class:`privtune.Mechanism`.
             epsilon: What the arm may cost; the whole budget, if nothing was charged to it yet.
             arm: Name of the arm; the strategy's own unless given.
             sampler: Optuna's sampler for ``everything``, or one of your own that declares that its
                 draws are independent.
             pruner: Optuna's pruner, for ``everything`` with a public validation split.
-            executor: Who runs the trials of a selection, as in :meth:`run`; ``external`` needs an
-                objective that workers can import.
-            n_jobs: How many trials at once: the same trials as with one. In spawned processes if
-                they can import the objective, else in threads.
+            executor: Who runs the trials of a selection, as in :meth:`run`; other machines need functions
+                and data given as ``"package.module:function"``.
+            n_jobs: How many workers at once: the same trials as with one. In spawned processes if
+                they can import functions and data, else in threads.
             timeout: Seconds above 0 after which no trial begins; the arm stays open and can go on.
             callbacks: Called with the study and the release; never with a sealed trial.
             observer: Hears when the arm begins, fails and is released, as
@@ -230,15 +289,18 @@ class Study:
             show_progress_bar: Show that the arm runs; of a sealed arm nothing else is shown.
             noise: ``"secure"``, or the fields of :class:`privtune.NoiseOptions`: where noise comes
                 from and how it is treated; the study's own unless given.
+            anyway: Whether to charge and run although most records cannot be used.
 
         Returns:
-            The release.
+            The release: ``model``, ``params``, ``score``, ``guarantee``.
 
         Raises:
             BudgetExceededError: If it does not fit what is left. Nothing is spent.
+            DependentTrialsError: If ``build`` makes a trial of a sealed selection depend on others.
+            UnusableRecordsError: If most records cannot be used. Nothing is spent.
 
-        **Guarantee**: what is released is covered by the arm's event, if the objective touches the
-        training records through ``make_private`` and the validation records through ``score`` only.
+        **Guarantee**: what is released is covered by the arm's event: the engine samples, clips and adds
+        noise, and ``build`` sees no data.
 
         Example:
             >>> import torch
@@ -246,63 +308,96 @@ class Study:
             >>> import privtune
             >>> x = torch.randn(200, 2)
             >>> y = (x[:, 0] > 0).long()
-            >>> def loss_of(model, x, y):  # of one record
-            ...     return cross_entropy(model(x), y, reduction="none")
-
-            >>> def objective(trial):
+            >>> def build(trial):
             ...     model = torch.nn.Linear(2, 2)
-            ...     optimizer = torch.optim.SGD(model.parameters(), lr=trial.suggest_float("rate", 0.1, 9))
-            ...     trial.make_private(model, optimizer, (x[:150], y[:150])).fit(loss_of)
-            ...     return trial.score(model, (x[150:], y[150:]))
-            >>> study = privtune.create_study("loop", budget=privtune.Budget(8.0, 1e-5, name="loop"))
+            ...     rate = trial.suggest_float("rate", 0.1, 9)
+            ...     return privtune.Candidate(model, torch.optim.SGD(model.parameters(), lr=rate))
+            >>> def loss(model, x, y):  # of one record
+            ...     return cross_entropy(model(x), y, reduction="none")
+            >>> study = privtune.create_study("own", budget=privtune.Budget(8.0, 1e-5, name="own"))
             >>> release = study.optimize(
-            ...     objective,
+            ...     build,
+            ...     loss=loss,
+            ...     data=(x, y),
+            ...     split={"train": 150, "validation": 50},
             ...     strategy=privtune.strategies.Fixed(parameters={"rate": 2.0}),
-            ...     training=privtune.DPSGD(records=150, epochs=1, expected_batch_size=75),
+            ...     epochs=1,
+            ...     expected_batch_size=75,
             ... )
-            >>> release.params, round(release.guarantee.epsilon, 2)
-            ({'rate': 2.0}, 8.0)
+            >>> release.params, round(release.guarantee.epsilon, 2), release.model(x).shape
+            ({'rate': 2.0}, 8.0, torch.Size([200, 2]))
         """
-        from privtune.study._optimize import optimize
 
         def tell(release: Release) -> None:
             for callback in callbacks:
                 callback(self, release)
 
+        common: dict[str, Any] = {
+            "strategy": strategy,
+            "arm": arm,
+            "epsilon": epsilon,
+            "sampler": sampler,
+            "timeout": timeout,
+            "tell": tell,
+            "observer": observer or self.observer,
+        }
+        records: dict[str, Any] = {
+            "loss": loss,
+            "score": score,
+            "data": data,
+            "split": split,
+            "train": train,
+            "validation": validation,
+            "test": test,
+            "public": public,
+            "classes": classes,
+            "target_range": target_range,
+            "pad_to": pad_to,
+            "columns": columns,
+        }
         if mechanism is not None:
             from privtune.study.declared import optimize_declared
 
+            refused = {
+                "loss": loss,
+                "data": data,
+                "train": train,
+                "epochs": epochs,
+                "pruner": pruner,
+            }
+            refused |= {"expected_batch_size": expected_batch_size, "executor": executor}
+            refuse_given(refused, "goes with a build, and a mechanism is declared")
             return optimize_declared(
                 self._life,
-                objective,  # type: ignore[arg-type]
+                build,  # type: ignore[arg-type]
                 mechanism=mechanism,
-                strategy=strategy,
-                tell=tell,
-                observer=observer or self.observer,
-                arm=arm,
+                score=score,
                 validation=validation,
-                epsilon=epsilon,
-                sampler=sampler,
-                timeout=timeout,
+                validation_records=(split or {}).get("validation"),
+                public=public,
+                **common,
             )
-        return optimize(
+        from privtune.study._optimize import optimize
+        from privtune.tasks.own import task_of
+
+        task = task_of(build, precision=precision, **records)
+
+        release = optimize(
             self._life,
-            objective,
-            strategy=strategy,
-            arm=arm,
-            training=training,  # type: ignore[arg-type]
-            validation=validation,
-            epsilon=epsilon,
-            sampler=sampler,
+            task,
+            epochs=epochs,
+            expected_batch_size=expected_batch_size,
             pruner=pruner,
             executor=executor,
             n_jobs=n_jobs,
-            timeout=timeout,
-            tell=tell,
-            observer=observer or self.observer,
             show_progress_bar=show_progress_bar,
             noise=self.spec.noise if noise is None else noise,
+            anyway=anyway,
+            told=(lambda _: None) if self._curator else None,
+            **common,
         )
+        self._tasks[release.arm] = task
+        return self._with_model(release)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -326,13 +421,55 @@ class Study:
 
     @property
     def trials(self) -> list[optuna.trial.FrozenTrial]:
-        """Every trial of every arm, as Optuna has them. For the curator alone.
+        """Every trial of every arm, as Optuna has them: for the curator alone if an arm is sealed.
+
+        Of arms that pay for all of their trials, those that are released; nothing is sealed there.
 
         Raises:
-            SealedTrialsError: Outside of the trust boundary.
+            SealedTrialsError: If an arm is sealed, outside of the trust boundary.
         """
-        self._check_curator()
-        return [trial for arm in self.arms for trial in self._life.trials.of(arm)]
+        if any(plan.is_sealed for plan in self.plans):
+            self._check_curator()
+        if self._curator:
+            return [trial for arm in self.arms for trial in self._life.trials.of(arm)]
+        paid = (release for release in self.releases() if release.trials)
+        return [trial for release in paid for trial in release.to_optuna().trials]
+
+    @property
+    def best_params(self) -> dict[str, Any]:
+        """Hyperparameters of the release, where exactly one arm has been released.
+
+        Raises:
+            PrivTuneError: If there is no release, or several.
+        """
+        return dict(self._only_release().params)
+
+    @property
+    def best_value(self) -> float:
+        """Score of the release, noised or public, where exactly one arm has been released.
+
+        Raises:
+            PrivTuneError: If there is no release, or several, or its strategy scores no trials.
+        """
+        release = self._only_release()
+        if release.score is None:
+            raise PrivTuneError(
+                f"Arm {release.arm!r} of study {self.name!r} chose by no score, so it has no best value; "
+                "release.utility has what its model reaches on the test split."
+            )
+        return release.score
+
+    def _only_release(self) -> Release:
+        """Return the release where there is exactly one."""
+        there = self.releases()
+        if len(there) == 1:
+            return there[0]
+        arms = ", ".join(release.arm for release in there) or "none"
+        raise PrivTuneError(
+            f"Study {self.name!r} has the arms {', '.join(self.arms) or '(none)'}, of which {arms} are "
+            "released, and the best of several is not known: study.compare() shows them side by side, "
+            "study.release(arm) has the parameters and the score of one."
+        )
 
     def _check_curator(self) -> None:
         if not self._curator:
@@ -383,7 +520,25 @@ class Study:
 
     def releases(self) -> tuple[Release, ...]:
         """Return the releases there are, in the spec's order."""
-        return tuple(s.release for s in self.status() if s.release is not None)
+        return tuple(self._with_model(s.release) for s in self.status() if s.release is not None)
+
+    def _with_model(self, release: Release) -> Release:
+        """Return a release that can make its model."""
+
+        def make() -> torch.nn.Module:
+            from privtune.study.build import model_for
+
+            task = self._tasks.get(release.arm)
+            if task is None and self.spec.task is None:
+                raise PrivTuneError(
+                    f"Only the program that ran arm {release.arm!r} can make its model: build it again "
+                    "and call load_state_dict(release.state_dict(), strict=False)."
+                )
+            plan = self._life.plans()[release.arm]
+            made = self._life.task() if task is None else task
+            return model_for(made, plan.training_of(release.params), release.params)
+
+        return replace(release, make=make)
 
     def release(self, arm: str) -> Release:
         """Return the release of one arm.

@@ -186,7 +186,7 @@ def _refuse_planned(name: str) -> None:
         "name of a hyperparameter",
         name,
         "belongs to the plan: what a trial runs is what was charged, whatever it suggests",
-        "To search it, run an arm for each value (study.optimize with another training=DPSGD(...) or "
+        "To search it, run an arm for each value (study.optimize with other epochs=..., or "
         "epsilon=...), or declare a task: the space of a spec takes expected_batch_size, epochs and "
         "noise_multiplier as a categorical, with guarantee: common (docs/spec.md).",
     )

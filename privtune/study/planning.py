@@ -14,9 +14,9 @@ from privtune.accounting import (
     Composed,
     Event,
     Guarantee,
-    epsilon,
     share_budget,
 )
+from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD, refuse_other_unit
 from privtune.strategies import (
@@ -36,7 +36,7 @@ from privtune.tasks import TRAINED
 if TYPE_CHECKING:
     from privtune.accounting.sensitivity import Sensitivity
 
-__all__ = ["StudyPlan", "advice", "plan_study"]
+__all__ = ["StudyPlan", "advice", "plan_arms", "plan_study"]
 
 _LEFT, _LEFT_REPLACED = 1e-3, 2e-2  # of a study's ε, to reports whose share is not given
 
@@ -99,7 +99,35 @@ def _plan(spec: StudySpec) -> StudyPlan:
     context.task.look()
     strategies = [arm.to_strategy() for arm in spec.arms]
     _check_weights(spec, strategies)
-    stages = _stages(spec, context)
+    return plan_arms(
+        strategies,
+        context,
+        epsilon=spec.target_epsilon,
+        weights=[arm.weight for arm in spec.arms],
+        stages=_stages(spec, context),
+    )
+
+
+def plan_arms(
+    strategies: Sequence[Strategy],
+    context: PlanningContext,
+    *,
+    epsilon: float,
+    weights: Sequence[float] = (1.0,),
+    stages: tuple[StagePlan, ...] = (),
+) -> StudyPlan:
+    """Plan arms at the largest common ε, times their weights, whose composition meets a target.
+
+    Args:
+        strategies: One an arm.
+        context: Public facts.
+        epsilon: What all of them and the stages may cost together, above 0.
+        weights: How the arms' targets compare, one an arm.
+        stages: The plans of what is released before the arms.
+
+    Raises:
+        PrivTuneError: If an arm cannot be planned.
+    """
     planners = [_planner(strategy, context, stages) for strategy in strategies]
     about = replace(context, sketch=True)
     sketches = [
@@ -127,25 +155,24 @@ def _plan(spec: StudySpec) -> StudyPlan:
         if not strategy.needs.non_private
     ]
     weights = [
-        arm.weight
-        for arm, strategy in zip(spec.arms, strategies, strict=True)
+        weight
+        for weight, strategy in zip(weights, strategies, strict=True)
         if not strategy.needs.non_private
     ]
     alone = tuple(
-        epsilon(stage.event, context.delta, adjacency=context.adjacency) for stage in stages
+        account(stage.event, context.delta, adjacency=context.adjacency) for stage in stages
     )
     if not private:
-        plans = tuple(planner(spec.target_epsilon) for planner in planners)
+        plans = tuple(planner(epsilon) for planner in planners)
         guarantees = tuple(_infinite(context) for _ in plans)
         event = Composed([stage.event for stage in stages])
-        total = epsilon(event, context.delta, adjacency=context.adjacency)
+        total = account(event, context.delta, adjacency=context.adjacency)
         return StudyPlan(plans, guarantees, total, stages, alone)
-    target = spec.target_epsilon
     open_share = _share_is_open(context)
     try:
         shared = share_budget(
             [*(event_of(planner) for planner in private), *(_always(s.event) for s in stages)],
-            epsilon=target * (1.0 - _left_for_reports(context)) if open_share else target,
+            epsilon=epsilon * (1.0 - _left_for_reports(context)) if open_share else epsilon,
             delta=context.delta,
             adjacency=context.adjacency,
             weights=[*weights, *(1.0 for _ in stages)],
@@ -161,12 +188,10 @@ def _plan(spec: StudySpec) -> StudyPlan:
     ]
     plans = tuple(planner(each) for planner, (each, _) in zip(planners, found, strict=True))
     own = tuple(guarantee for _, guarantee in found)
+    planned = StudyPlan(plans, own, shared.total, stages, alone)
     if not open_share:
-        return StudyPlan(plans, own, shared.total, stages, alone)
-    arm_epsilons = tuple(epsilon_of_arm for epsilon_of_arm, _ in found)
-    return _with_reports(
-        StudyPlan(plans, own, shared.total, stages, alone), context, arm_epsilons, target
-    )
+        return planned
+    return _with_reports(planned, context, tuple(each for each, _ in found), epsilon)
 
 
 def _share_is_open(context: PlanningContext) -> bool:
@@ -202,7 +227,7 @@ def _with_reports(
         event = Composed(
             [*(p.event for p in plans if p.is_private), *(s.event for s in planned.stages)]
         )
-        total = epsilon(event, context.delta, adjacency=context.adjacency)
+        total = account(event, context.delta, adjacency=context.adjacency)
         return (tuple(plans), total) if total.epsilon <= target else None
 
     best, low, high = None, 0, len(SHARES)  # the first that fits is in [low, high)
@@ -217,7 +242,7 @@ def _with_reports(
         return planned
     plans, total = best
     own = tuple(
-        epsilon(plan.event, context.delta, adjacency=context.adjacency)
+        account(plan.event, context.delta, adjacency=context.adjacency)
         if plan.is_private
         else known
         for plan, known in zip(plans, planned.guarantees, strict=True)

@@ -1,198 +1,245 @@
-"""Rehearsals of a user's function, on made-up records, before anything is charged."""
+"""Rehearsals of trials on made-up records, before anything is charged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+import hashlib
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from privtune.errors import InvalidInputError
+from privtune.execution.fine_tuned import reduced
+from privtune.execution.training import dry_run, made_of, made_up_records
+from privtune.strategies import Plan, Strategy, StrategyError, TrainingPlan, TrialResult
+from privtune.strategies._check_needs import check_given
+from privtune.strategies.searching import parts_of
+from privtune.study._release import check_end, check_measured
+from privtune.study.build import Built, build_candidate
+from privtune.tasks._fine_tuning import PART, for_candidate
+from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-    from privtune.training.mechanism.data import Data, Fetched
-    from privtune.training.mechanism.records import RecordFacts
-    from privtune.training.own_loop.private_training import PrivateTraining
+    from privtune.priors import IndependentSampler
+    from privtune.spaces import SearchSpace
+    from privtune.tasks import Task
+    from privtune.training.engine.compute import Compute
 
-__all__ = [
-    "REHEARSED_STEPS",
-    "MadeAnew",
-    "Rehearsal",
-    "check_saved",
-    "is_more_than_trained",
-    "made_up",
-]
+__all__ = ["DependentTrialsError", "check_repeated", "rehearse"]
 
-REHEARSED_STEPS = 2
-"""How many steps a rehearsal takes: what works once may fail on what the first has left behind."""
+T = TypeVar("T")
+
+_DRAWS = 10  # how many draws are tried before a value that none of them asked for is refused
+_SECRETS = tuple(bytes([number] * 32) for number in range(_DRAWS))
 
 
-Rehearsal = Literal["steps", "others", "model"]
-"""Two steps; the same on other made-up records; or the model alone is made."""
+class DependentTrialsError(StrategyError):
+    """A trial is not a function of its own random numbers: it hangs on other trials, or on chance."""
 
 
-class _MadeUp:
-    """Records of the shapes and types of a dataset's that hold nothing of it.
-
-    Args:
-        x: Inputs of a record, for shape and type.
-        y: Targets of a record, likewise.
-        size: How many records these are.
-        stands_for: The dataset, of which nothing is read: a loop that reads it is refused.
-        seed: What they are made up from.
-    """
-
-    sealed_size = True
-
-    def __init__(
-        self, x: torch.Tensor, y: torch.Tensor, size: int, stands_for: Data, seed: int
-    ) -> None:
-        self._x, self._y, self._size, self.stands_for = x, y, size, stands_for
-        self._seed = seed
-        self.unit = getattr(stands_for, "unit", "")
-        self.tree = getattr(stands_for, "tree", None)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return as many made-up records as were asked for."""
-        from privtune.training.mechanism.data import synthetic
-
-        shape = (1, max(1, len(index)))
-        x, y = synthetic(self._x, self._y, shape, self._x.device, seed=self._seed)
-        return x[0, : len(index)], y[0, : len(index)]
-
-    @property
-    def like(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``Data``."""
-        return self._x[:0], self._y[:0]
-
-    def fetch(self, index: torch.Tensor) -> Fetched:
-        """Return as many made-up records; all of them can be used."""
-        return (*self.take(index), None)
-
-    def held_to(self, facts: RecordFacts) -> _MadeUp:
-        """Return the same: what is made up keeps to any facts."""
-        return self
-
-    def to(self, device: torch.device) -> _MadeUp:
-        """Return the same on a device."""
-        x, y = self._x.to(device), self._y.to(device)
-        return _MadeUp(x, y, self._size, self.stands_for, self._seed)
-
-    def head(self, size: int) -> Any:
-        """Return the first few, in memory."""
-        import torch
-
-        from privtune.training.mechanism.data import TensorData
-
-        return TensorData(*self.take(torch.arange(size)), unit=self.unit)
-
-
-def made_up(data: Data, records: int, *, seed: int = 0) -> _MadeUp:
-    """Return as many made-up records like those of ``data``: of their shapes and types."""
-    return _MadeUp(*data.like, records, data, seed)
-
-
-class MadeAnew(BaseException):
-    """Ends an objective where it has made its model: no failure, so no program of a user's catches it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-
-def is_more_than_trained(model: nn.Module) -> bool:
-    """Say whether a model holds tensors that are not trained, and so not released."""
-    import torch
-
-    frozen = any(not p.requires_grad for p in model.parameters())
-    parts = (value for module in model.modules() for value in vars(module).values())
-    return (
-        frozen
-        or any(True for _ in model.buffers())
-        or any(isinstance(value, torch.Tensor) for value in parts)
-    )
-
-
-def check_saved(
-    trained: nn.Module,
-    anew: nn.Module,
-    saved: Mapping[str, torch.Tensor],
-    called: tuple[tuple[Any, ...], dict[str, Any]] | None,
-) -> None:
-    """Hold what would be released of a model against the model that was trained, on made-up records.
+def rehearse(
+    plan: Plan,
+    task: Task,
+    strategy: Strategy,
+    *,
+    space: SearchSpace,
+    compute: Compute,
+    sampler: IndependentSampler | None = None,
+    known: MutableMapping[object, float] | None = None,
+) -> float:
+    """Train, score, pack, release, load and measure a trial on made-up records.
 
     Args:
-        trained: The model that a rehearsal trained.
-        anew: The model as the function makes it another time, from other first weights.
-        saved: What would be released: the trained parameters by name.
-        called: What the model was called with in the rehearsal; None if it never was as a whole.
+        plan: The arm's plan.
+        task: The task.
+        strategy: The arm's strategy.
+        space: What candidates are drawn from, where the task has no ``build``.
+        compute: Where to train.
+        sampler: A sampler of the user's own that declares independence.
+        known: What a step of the task's candidates was found to cost.
+
+    Returns:
+        The seconds that the arm takes in expectation.
 
     Raises:
-        AdapterError: If the weights, loaded into the model made anew, give other outputs than the
-            trained model, or outputs do not hang on them.
+        PrivTuneError: If a trial would be refused, fails, or hangs on trials before it.
     """
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    from privtune.execution.fine_tuned import AdapterError
-    from privtune.training.mechanism.kernel import same_fixed
-    from privtune.training.mechanism.scoring import evaluating
-    from privtune.training.mechanism.streams import GLOBAL_GENERATOR
-
-    if not all(bool(values.isfinite().all()) for values in saved.values()):
-        return
-    anew = anew.to(next(trained.parameters()).device)
-    for tensor in (*anew.parameters(), *anew.buffers()):
-        tensor.data = tensor.detach().clone()  # a table may lie in memory of the user's own
-
-    def outputs(model: nn.Module) -> list[torch.Tensor]:
-        args, kwargs = called or ((), {})
-        seeded = torch.random.fork_rng(devices=[])
-        with GLOBAL_GENERATOR, seeded, torch.no_grad(), evaluating(model):
-            torch.default_generator.manual_seed(0)
-            found = model(*args, **kwargs)
-        return [t for t in tree_leaves(getattr(found, "logits", found)) if torch.is_tensor(t)]
-
-    expected = [] if called is None else outputs(trained)
-    try:
-        anew.load_state_dict(saved, strict=False)
-        found = [] if called is None else outputs(anew)
-        same = (called is not None or same_fixed(trained, anew)) and all(
-            torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-4, equal_nan=True)
-            for a, b in zip(expected, found, strict=True)
+    training = plan.training if plan.search is None else plan.search.trainings[0]
+    if task.build is not None:
+        point = {} if plan.search is None else plan.search.points[0]
+        return _rehearse_build(
+            plan,
+            task,
+            strategy,
+            training,
+            fixed={**plan.params, **point},
+            compute=compute,
+            sampler=sampler,
         )
-    except (RuntimeError, ValueError):  # of other shapes, or with other outputs
-        same = False
-    if not same:
-        raise AdapterError(
-            "What would be released of the model, loaded into the model that the function makes anew, is "
-            "another model than the one that was trained: what is not trained must be the same every "
-            "time. Load it from a file, or call torch.manual_seed before it is made. Nothing was charged."
+    drawn = plan.candidate(space, Streams(_SECRETS[0]), 0)
+    each = []
+    for part in parts_of(strategy, space, plan) or (None,):
+        params = drawn if part is None else {**drawn, PART: part}
+        own = for_candidate(task, params)
+        make, reduce = reduced(own, made_up_records(own, 2))
+        result, seconds = dry_run(
+            plan,
+            own,
+            partial(made_of, make, training, params),
+            compute=compute,
+            reduce=reduce,
+            known=known,
+            key=part,
         )
-    if called is not None:
-        anew.load_state_dict({n: torch.full_like(v, 0.5) for n, v in saved.items()}, strict=False)
-        if all(map(torch.equal, found, outputs(anew))):
-            raise AdapterError(
-                "What is trained of the model does not reach its outputs, so no training changes what it "
-                "says. Train other parts of it. Nothing was charged."
+        check_end(plan, replace(result, params=params))
+        check_measured(plan, own, own.model().eval())
+        each.append(seconds)
+    return sum(each) / len(each)
+
+
+def _rehearse_build(
+    plan: Plan,
+    task: Task,
+    strategy: Strategy,
+    training: TrainingPlan,
+    *,
+    fixed: Mapping[str, Any],
+    compute: Compute,
+    sampler: IndependentSampler | None,
+) -> float:
+    def make(secret: bytes, given: Mapping[str, Any] = fixed) -> Built:
+        try:
+            return build_candidate(
+                task, training, secret=secret, fixed=given, sealed=plan.is_sealed, sampler=sampler
             )
+        except Exception as error:
+            error.add_note("This was a rehearsal, before the charge: nothing was spent.")
+            raise
+
+    built = make(_SECRETS[0])
+    check_given(strategy, built.params)
+    _refuse_unasked(plan, built, make)
+    known = {**fixed, **built.params}
+
+    def trained() -> tuple[TrialResult, float]:
+        return dry_run(plan, task, lambda secret: make(secret, known).made, compute=compute)
+
+    result, seconds = check_repeated(make, trained) if plan.is_sealed else trained()
+    check_end(plan, replace(result, params=built.params))
+    check_measured(plan, task, built.model.eval())
+    return seconds
 
 
-def refuse_other_ways(
-    loop: PrivateTraining, again: Callable[[Rehearsal], PrivateTraining | None]
-) -> None:
-    """Refuse a loop whose steps hang on the records that it has read by another way than torch.
+def check_repeated(make: Callable[[bytes], Built], between: Callable[[], T]) -> T:
+    """Build two trials twice, in both orders, and refuse a ``build`` that gives another trial.
+
+    Private selection covers trials that are drawn independently of each other. A ``build`` that walks
+    through a grid, starts from the best trial so far, or narrows a range by earlier trials makes
+    candidates that are not.
 
     Args:
-        loop: It was rehearsed.
-        again: Rehearses it again.
+        make: Builds the trial of a secret.
+        between: Called before the last comparison: trains a trial, so that a warm start is seen.
+
+    Returns:
+        What ``between`` returned.
+
+    Raises:
+        DependentTrialsError: Naming what differs.
     """
-    other = again("others")
-    if other is None or other.programs == loop.programs:
-        return
-    same = again(
-        "steps"
-    )  # what differs from itself (a draw without a seed) need not hang on records
-    if same is not None and same.programs == loop.programs:
-        loop.refuse_other_programs(other)
+    one, other = _SECRETS[:2]
+    seen = {secret: _described(make(secret)) for secret in (one, other)}
+
+    def check(secret: bytes) -> None:
+        now = _described(make(secret))
+        if differing := [what for what, value in seen[secret].items() if now[what] != value]:
+            raise DependentTrialsError(_SAID.format(differing[0]))
+
+    check(other)
+    check(one)
+    found = between()
+    check(one)
+    return found
+
+
+_SAID = (
+    "build gives other {} when it is called again with the same random numbers, so a trial depends on the "
+    "trials before it, or on chance of its own: an iterator over a grid, a warm start, a range narrowed by "
+    "earlier trials, NumPy's or Python's random numbers. Private selection covers independent trials alone: "
+    "suggest choices with trial.suggest_categorical, and draw other random numbers with torch. Nothing was "
+    "charged."
+)
+
+
+def _described(built: Built) -> dict[str, Any]:
+    """Return what must be the same whenever a trial is built from the same random numbers."""
+    candidate, trial = built.candidate, built.trial
+    optimizer = built.optimizer
+    groups = [] if optimizer is None else optimizer.param_groups
+    settings = [{n: repr(v) for n, v in group.items() if n != "params"} for group in groups]
+    schedule = candidate.schedule
+    told = schedule if isinstance(schedule, str | Mapping | None) else _rates(schedule)
+    return {
+        "hyperparameters or ranges": [
+            (name, repr(law), repr(trial.params[name])) for name, law in trial.distributions.items()
+        ],
+        "first weights": _digest(built.model),
+        "optimizer settings": (type(optimizer).__name__, settings, repr(told)),
+        "clipping, methods or trained parts": repr(
+            (dict(built.values), candidate.method, candidate.trainable, candidate.max_grad_norm)
+        ),
+        "attributes of the model": _attributes(built.model),
+    }
+
+
+def _rates(schedule: Any) -> str:
+    """Return the settings of a scheduler of torch's."""
+    plain = (int, float, str, bool, list, tuple)
+    own = {n: repr(v) for n, v in sorted(vars(schedule).items()) if isinstance(v, plain)}
+    return f"{type(schedule).__name__} {own}"
+
+
+def _attributes(model: nn.Module) -> list[tuple[str, str]]:
+    """Return the plain attributes of a model's parts: numbers, texts, and lists of them."""
+    plain = (int, float, str, bool, type(None), tuple, list)
+    return [
+        (f"{name}.{key}", repr(value))
+        for name, part in model.named_modules()
+        for key, value in sorted(vars(part).items())
+        if isinstance(value, plain) and " at 0x" not in repr(value)
+    ]
+
+
+def _digest(model: nn.Module) -> str:
+    import torch
+
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(raw)
+    return found.hexdigest()
+
+
+def _refuse_unasked(plan: Plan, built: Built, make: Callable[[bytes], Built]) -> None:
+    """Refuse values for names that ``build`` does not use: others would be drawn, and charged.
+
+    Args:
+        plan: The arm's plan.
+        built: A trial.
+        make: Builds others, which may take another branch.
+    """
+    asked = set(built.params)
+    for secret in _SECRETS[2:]:
+        if not plan.params.keys() <= asked:
+            asked |= set(make(secret).params)
+    if unasked := sorted(set(plan.params) - asked):
+        raise InvalidInputError(
+            f"parameters of arm {plan.arm!r}",
+            unasked,
+            f"were suggested in none of {_DRAWS} rehearsals, which asked for "
+            f"{', '.join(sorted(asked)) or 'nothing'}",
+            "Give values under the names that build suggests, or leave these out. Nothing was charged.",
+        )

@@ -39,15 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
 
 
-_OF_TASKS = {
-    "scoring": "say optimize(validation=privtune.Validation(records=..., scoring=...))",
-    "report": "its models are scored by its own function, on the validation split alone",
-    "device": "its own function puts the model where it shall be",
-    "compile": "its own function compiles what it wants compiled",
-}
-"""Fields that an open study has no use for, and what to do instead."""
-
-
 class SpecError(PrivTuneError):
     """A study spec is not well formed."""
 
@@ -58,7 +49,7 @@ class StudySpec(BaseModel):
     Args:
         name: Name of the study.
         task: Built-in name, ``package.module:factory``, or a table; None for an open study, whose
-            arms are trained by the user's own function (``study.optimize``).
+            arms a ``build`` of the user's declares (``study.optimize``).
         budget: The budget it draws on.
         space: Optuna's distributions, by hyperparameter.
         arms: At least one, unless the study is open.
@@ -205,12 +196,10 @@ class StudySpec(BaseModel):
         alone = [*given, *(name for name in ("space", "stages") if getattr(self, name))]
         if self.task is None and alone:
             raise ValueError(f"task is missing, but {', '.join(alone)} is given")
-        if self.task is None and info.context != STORED:
-            for name, instead in _OF_TASKS.items():
-                if getattr(self, name) != StudySpec.model_fields[name].get_default(
-                    call_default_factory=True
-                ):
-                    raise ValueError(f"{name} is given, but an open study has no task: {instead}")
+        if self.task is None and self.scoring and info.context != STORED:
+            raise ValueError(
+                "scoring is given, but an open study has no task: say study.optimize(..., score=...)"
+            )
         if self.task is not None and len(given) < len(declared):
             missing = ", ".join(name for name in declared if name not in given)
             raise ValueError(f"a study of a task also needs {missing}")
@@ -281,7 +270,7 @@ class StudySpec(BaseModel):
     def task_name(self) -> str:
         """What the task is called, for people."""
         if self.task is None:
-            return "an objective of one's own"
+            return "a build function"
         if isinstance(self.task, str):
             return self.task
         if self.task.get("type") == "fine-tuning":
@@ -374,8 +363,9 @@ class StudySpec(BaseModel):
             space=self.search_space(),
             delta=self.budget.delta,
             adjacency=self.budget.adjacency,
-            scoring=Scoring.from_dict(self.scoring),
+            scoring=Scoring.from_dict(self.scoring) if self.scoring else Scoring.of(task.score),
             report=None if self.report is None else Reporting.from_dict(self.report),
+            define_by_run=task.build is not None,
             noise=NoiseOptions.of(self.noise),
         )
 

@@ -6,6 +6,7 @@ in. It is told names, never secrets: those are in the database, which it must re
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shlex
@@ -31,13 +32,14 @@ from privtune.files import read_private
 from privtune.imports import described
 from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
 from privtune.ledger.urls import masked_url
-from privtune.study._round import Files, TrialFiles, work_on_rows
+from privtune.study._files import TrialFiles
+from privtune.study._round import Files, work_on_rows
 from privtune.study._standing import Stage
 from privtune.study._store import StudyStore
 from privtune.study.failures import NotLoadedError, stopping
 from privtune.study.lifecycle import Life
 from privtune.study.seal import open_stream
-from privtune.tasks import TaskDataError
+from privtune.tasks import TaskDataError, get_task
 from privtune.training.engine.compute import Compute, check_device
 
 if TYPE_CHECKING:
@@ -45,7 +47,10 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.tasks import Task, TaskData
 
-__all__ = ["assist", "give_out", "make_files", "serve", "storage_here", "telling", "work"]
+__all__ = ["TASK", "assist", "give_out", "make_files", "serve", "storage_here", "telling", "work"]
+
+TASK = "task.json"
+"""Name of the sealed result that says where workers find an arm's functions and data."""
 
 _POLL = 1.0
 _DIED = 1
@@ -350,8 +355,8 @@ def _open_rounds(life: Life, arm: str | None) -> Iterator[tuple[Plan, str]]:
         charge = charges.get(name)
         if arm not in {None, name} or charge is None or plan.search is None:
             continue
-        if life.spec.task is None and _objective(life, plan) is None:
-            continue  # a function that only its own process knows
+        if life.spec.task is None and _code(life, plan) is None:
+            continue  # functions that only their own process knows
         if life.stage(plan) is Stage.STARTED and rounds.open_count(charge.id):
             yield plan, charge.id
 
@@ -393,11 +398,9 @@ def _work(
         return work_on_rows(make_rounds(life.ledger), charge_id, files, workers=workers, most=most)
 
 
-def _objective(life: Life, plan: Plan) -> bytes | None:
-    """Return where an arm's function is found, if other processes can import it."""
-    from privtune.study.objective import OBJECTIVE
-
-    return life.sealed(plan.arm).get(OBJECTIVE)
+def _code(life: Life, plan: Plan) -> bytes | None:
+    """Return where an arm's functions and data are found, if other processes can import them."""
+    return life.sealed(plan.arm).get(TASK)
 
 
 def _data(task: Task) -> TaskData:
@@ -415,26 +418,17 @@ def _data(task: Task) -> TaskData:
 def _files(life: Life, plan: Plan, compute: Compute) -> Files:
     if life.spec.task is not None:
         task = life.task()
-        return make_files(life, plan, task=task, data=_data(task), compute=compute)
-    stored = _objective(life, plan)
-    if stored is None:
+    elif (stored := _code(life, plan)) is not None:
+        task = get_task(json.loads(stored))
+    else:
         raise PrivTuneError(
-            f"Arm {plan.arm!r} of study {life.name!r} is trained by a function that no other process "
-            "can import: give it as 'package.module:function'."
+            f"Arm {plan.arm!r} of study {life.name!r} is trained by functions that no other process can "
+            "import: give them as 'package.module:function'."
         )
-    from privtune.study.imported import ImportedObjective
-    from privtune.study.objective import ObjectiveFiles, rehearse
-
-    objective = ImportedObjective.from_json(stored).load()
+    files = make_files(life, plan, task=task, data=_data(task), compute=compute)
+    if task.build is None:
+        return files
     shown = partial(life.trials.shown, plan.arm, life.sealed(plan.arm))
     # A random sampler asks for no scores: none need be read anew.
     blind = plan.details.get("sampler") == "random"
-    found = rehearse(objective, plan, stack=compute.stack)
-    return ObjectiveFiles.make(
-        life,
-        plan,
-        objective,
-        facts=found.facts,
-        stack=found.stack,
-        shown=cache(shown) if blind else shown,
-    )
+    return replace(files, shown=cache(shown) if blind else shown)

@@ -61,8 +61,8 @@ class Score:
 
     Args:
         metric: ``accuracy``, ``auc``, ``loss`` (that which is trained on) and others as in a spec; or a
-            function ``(model, *record) -> [1]`` like the loss, called on one record at a time with the model
-            in evaluation mode.
+            function ``(model, *record) -> [1]`` like the loss, called on one record at a time with the
+            model in evaluation mode.
         bound: The most that one record adds, above 0: values of a function are clipped to
             [-bound, bound], those of ``loss`` to [0, bound]. 1 unless given.
         maximize: Whether more of a function is better. Metrics by name know that by themselves.
@@ -84,3 +84,10 @@ class Score:
     def __post_init__(self) -> None:
         if self.bound is not None and not 0.0 < self.bound < float("inf"):
             raise InvalidInputError("score.bound", self.bound, "must be a finite number above 0")
+
+    @property
+    def name(self) -> str:
+        """The metric's name in a plan: ``value`` or ``cost`` for a function."""
+        if isinstance(self.metric, str):
+            return self.metric
+        return "value" if self.maximize else "cost"

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "A_RECORD", "MECHANISM", "PARTITIONS", "PRECISION", "PRETRAINED", "ROWS", "SPLITS", "TRAINED",
+    "A_RECORD", "MECHANISM", "PARTITIONS", "PARTS", "PRECISION", "PRETRAINED", "ROWS", "SPLITS", "TRAINED",
     "PublicFacts", "declared_note", "rows_note",
 ]  # fmt: skip
 
 PRETRAINED, TRAINED, A_RECORD = "pretrained weights", "trained part", "a record"
 """Names of the facts of a fine-tuning, and of what a record is where it is more than a row."""
+PARTS = "parts of a record"
+"""Name of the fact that says shapes and types of the user's own data."""
 PRECISION = "precision"
 """Name of the fact that passes are run in fewer digits."""
 
@@ -60,6 +62,11 @@ PARTITIONS: Mapping[str, str] = {
     "fixed": "given by the task: each holds exactly the declared number, which is public",
     "content": f"private records by a keyed hash of their content: {_EXPECTED}",
     "id": f"private records by a keyed hash of their ids: {_EXPECTED}",
+    "given": (
+        "given apart: the guarantee is for data sets that differ in one record of one of these splits, "
+        "and their sizes are public; splitting one data set by position (x[:1000], train_test_split) "
+        "does not give that for the whole, since one record more moves others between splits"
+    ),
 }
 """How records come into splits, in words."""
 
@@ -87,6 +94,7 @@ class PublicFacts:
         target_range: For a regression, the range that targets are clipped to.
         unit: What one record is all rows of, and how many at most; empty where it is a row.
         rows_declared: Whether rows of a query are declared to come from one protected record each.
+        parts: What a record holds, in words, in the place of ``input_shape``.
 
     Example:
         >>> facts = PublicFacts(train_records=60_000, classes=10, bounds={"age": (0.0, 120.0)})
@@ -110,6 +118,7 @@ class PublicFacts:
     target_range: tuple[float, float] | None = None
     unit: str = ""
     rows_declared: bool = False
+    parts: str = ""
 
     def to_dict(self) -> dict[str, str]:
         """Return names and values as people read them, in order."""
@@ -125,7 +134,9 @@ class PublicFacts:
             if records is not None:
                 facts[name] = f"{records:,}, {'all of it public' if public else 'private'}"
         facts["splits"] = _BY_UNIT if self.unit else PARTITIONS[self.partition]
-        if self.input_shape is not None:
+        if self.parts:
+            facts[PARTS] = self.parts
+        elif self.input_shape is not None:
             facts["shape of an input"] = " x ".join(map(str, self.input_shape)) or "a number"
         if isinstance(self.classes, int):
             facts["classes"] = str(self.classes)

@@ -9,13 +9,14 @@ noise rest on the declared numbers, which are the expectations.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
 from privtune.tasks._facts import SPLITS
 from privtune.tasks._task import TaskData
+from privtune.tasks._usable import contents
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.data import TensorData
 
-__all__ = ["KEY", "Sizes", "places", "split", "split_read"]
+__all__ = ["KEY", "Sizes", "part_drawn", "places", "split", "split_read"]
 
 KEY = "privtune"
 """The public key of the hash, unless a task says another."""
-
-_ROWS = 256  # records whose bytes are made at once
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def places(
 
     Args:
         x: Inputs, shape ``[N, ...]``.
-        y: Targets, shape ``[N]``.
+        y: Targets, shape ``[N, ...]``.
         shares: How the splits' expected sizes compare, at least one of them above 0.
         ids: What each record is known by, instead of its content.
         key: Any public text. Another key is another partition.
@@ -86,7 +85,7 @@ def places(
     total = sum(shares)
     secret = hashlib.blake2b(key.encode(), digest_size=32).digest()
     records: Iterable[bytes] = (
-        _contents(x, y) if ids is None else (i.encode(errors="surrogatepass") for i in ids)
+        contents(x, y) if ids is None else (i.encode(errors="surrogatepass") for i in ids)
     )
     drawn = np.fromiter(
         (
@@ -99,21 +98,6 @@ def places(
         count=len(y),
     )
     return np.searchsorted(np.cumsum(shares), drawn, side="right")
-
-
-def _contents(x: Any, y: Any) -> Iterator[bytes]:
-    """Yield the bytes of each record, the same whatever types its arrays have."""
-    import numpy as np
-
-    for start in range(0, len(y), _ROWS):
-        inputs = np.asarray(x[start : start + _ROWS])
-        rows = np.empty((len(inputs), inputs[0].size + 1), dtype="<f8")
-        rows[:, :-1] = inputs.reshape(len(inputs), -1)
-        rows[:, -1] = y[start : start + _ROWS]
-        rows += 0.0  # no -0.0
-        rows[np.isnan(rows)] = np.nan  # one of its many bit patterns
-        for row in rows:
-            yield row.tobytes()
 
 
 def split(
@@ -166,11 +150,12 @@ def split(
         if groups and ids is not None
         else None,
     )
-    train, validation, test = (_part(data, drawn, number) for number in range(3))
+    train, validation, test = (part_drawn(data, drawn, number) for number in range(3))
     return TaskData(train=train, validation=validation, test=test)
 
 
-def _part(data: TensorData, drawn: npt.NDArray[np.int64], number: int) -> TensorData:
+def part_drawn(data: TensorData, drawn: npt.NDArray[np.int64], number: int) -> TensorData:
+    """Return the records of one split, whose true size is sealed."""
     import torch
 
     return data.part(torch.from_numpy((drawn == number).nonzero()[0]), sealed_size=True)

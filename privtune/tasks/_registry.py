@@ -32,6 +32,7 @@ _DESCRIBED: Mapping[str, Callable[[Mapping[str, Any]], Task]] = ByName(
         "tabular": "privtune.tasks.tabular:tabular",
         "images": "privtune.tasks.images:images",
         "text": "privtune.tasks.text:text",
+        "own": "privtune.tasks.own:from_spec",
     }
 )
 """Tasks that are described in a spec, by type."""
@@ -43,7 +44,8 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
     Args:
         name: A built-in name; ``package.module:factory`` where the factory takes no arguments and
             returns a :class:`Task`; a table, pictures or texts: ``{type: tabular | images | text,
-            path: ..., ...}``; or one of these with public weights: ``{type: fine-tuning,
+            path: ..., ...}``; ``{type: own, build: ..., loss: ..., data: ..., ...}``, as in
+            :func:`privtune.tasks.own.own_task`; or one of these with public weights: ``{type: fine-tuning,
             task: ..., trainable: head, ...}``.
 
     Returns:

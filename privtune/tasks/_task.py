@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -21,8 +22,18 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.kernel import LossOf
     from privtune.training.mechanism.packing import RecordTree
 
-__all__ = ["Task", "TaskAbsentError", "TaskData", "TaskDataError", "made_up_inputs"]
+__all__ = [
+    "Task",
+    "TaskAbsentError",
+    "TaskChangedError",
+    "TaskData",
+    "TaskDataError",
+    "made_up_inputs",
+]
 
+
+IGNORED = -100
+"""The class of a place that is none, as losses of torch's skip it."""
 
 _TRIED = 16  # real records that model and loss are tried on before a charge
 
@@ -49,6 +60,10 @@ class TaskDataError(PrivTuneError):
 
 class TaskAbsentError(TaskDataError):
     """What holds a task's data is not on this machine."""
+
+
+class TaskChangedError(PrivTuneError):
+    """A machine's copy of a task's functions is not the one that the study was made with."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +142,9 @@ class Task:
         score_of: The function of ``score``, ``(model, x, y) -> [1]``; None for a metric by its name.
         tree: How the tensors of a record lie in ``x`` and ``y``; None where they are as given.
         like: Inputs ``[0, ...]`` and targets ``[0, ...]`` of a record, whose shapes and types are public.
-        code: Where other processes find ``build`` and the rest, ``package.module:function``; None where
-            only this process has them.
+        code: What makes the same task in other processes, by ``get_task``; None where only this process
+            has its functions or its data.
+        parts: What a record holds, in words, where that was read from the first one.
 
     Raises:
         InvalidInputError: If a size is below 1, or the partition is unknown.
@@ -177,6 +193,7 @@ class Task:
     tree: RecordTree | None = None
     like: tuple[torch.Tensor, torch.Tensor] | None = None
     code: Mapping[str, Any] | None = None
+    parts: str = ""
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:
@@ -190,10 +207,17 @@ class Task:
                 "must be float32 or bfloat16: gradients leave the range of any other 16 bits",
             )
         for name in ("train_records", "validation_records", "test_records", "classes", "tokens"):
+            if name in ("validation_records", "test_records") and self.build is not None:
+                continue  # 0 where the user gives no such split
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InvalidInputError(
                     name, getattr(self, name), f"task {self.name!r} must declare at least 1"
                 )
+
+    @property
+    def packed_code(self) -> bytes:
+        """The task's :attr:`code` as it is stored for other processes."""
+        return json.dumps(self.code).encode()
 
     @property
     def record_loss(self) -> LossOf:
@@ -212,9 +236,9 @@ class Task:
         """What the task declares public."""
         return PublicFacts(
             train_records=self.train_records,
-            validation_records=self.validation_records,
+            validation_records=self.validation_records or None,
             public_validation=self.public_validation,
-            test_records=self.test_records,
+            test_records=self.test_records or None,
             public_test=self.public_test,
             partition=self.partition,
             input_shape=self.input_shape,
@@ -227,6 +251,7 @@ class Task:
             target_range=self.target_range,
             unit=f"{self.unit}, at most {self.rows:,}" if self.unit else "",
             rows_declared=self.rows_declared,
+            parts=self.parts,
         )
 
     def look(self) -> str:
@@ -272,12 +297,19 @@ class Task:
                 )
         return data
 
-    def check_records(self, data: TaskData | None = None, *, tried: bool = True) -> RecordCheck:
+    def check_records(
+        self,
+        data: TaskData | None = None,
+        *,
+        tried: bool = True,
+        model: torch.nn.Module | None = None,
+    ) -> RecordCheck:
         """Read the data, and return how many records cannot be used, and why. For the curator alone.
 
         Args:
             data: The data, where it has been loaded.
             tried: Whether model and loss are tried on a few of the records; else they count as they are.
+            model: The model to try, of a candidate, where the task has ``build``.
 
         Returns:
             What was found, by split and column. None of it may leave the trust boundary.
@@ -289,35 +321,45 @@ class Task:
         """
         import numpy as np
 
-        from privtune.tasks._usable import Tally
+        from privtune.tasks._usable import Tally, shared_records
 
         if self.examine is not None:
             return self.examine()
         data = self.load() if data is None else data
-        splits = {name: getattr(data, name) for name in SPLITS}
+        splits = {name: getattr(data, name) for name in SPLITS if getattr(self, f"{name}_records")}
         tally = Tally(
-            {name: getattr(self, f"{name}_records") for name in SPLITS},
+            {name: getattr(self, f"{name}_records") for name in splits},
             what=self.unit or "record",
             sealed=any(records.sealed_size for records in splits.values()),
-            by="" if self.partition == "fixed" else self.partition,
+            by="" if self.partition in ("fixed", "given") else self.partition,
             classes=self.class_names or range(self.classes or 0),
         )
         # Targets of a density stand for nothing: they may all be the same.
         targets = self.classes is not None or self.target_range is not None
+        if self.build is None:
+            model = self.model() if tried else None
         for number, records in enumerate(splits.values()):
             lost = records.unusable
             if len(records.y) == 1 and lost is not None and bool(lost.all()):
                 continue  # one that stands for a split without records
             tally.add(
                 np.full(len(records.y), number),
-                _faults(self, records, tried=tried),
+                _faults(self, records, model if tried else None),
                 x=records.x.cpu().numpy(),
                 y=records.y.cpu().numpy() if targets else None,
             )
-        return tally.check()
+        found = tally.check()
+        if self.build is None:
+            return found
+        apart = {
+            name: records
+            for name, records in splits.items()
+            if name == "train" or self.partition == "given" or not records.sealed_size
+        }
+        return replace(found, beside=shared_records(apart) or found.many)
 
 
-def _faults(task: Task, data: TensorData, *, tried: bool) -> Iterator[Fault]:
+def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iterator[Fault]:
     """Yield what is not as declared of records in memory."""
     import numpy as np
 
@@ -325,14 +367,36 @@ def _faults(task: Task, data: TensorData, *, tried: bool) -> Iterator[Fault]:
 
     x, y = data.x.cpu(), data.y.cpu()
     lost = np.zeros(len(y), dtype=bool)
+    for fault in _input_faults(task, x, ~lost):
+        lost = lost | fault.records
+        yield fault
     if data.unusable is not None:
-        lost |= data.unusable.cpu().numpy()
-        yield Fault("", "marked as unusable", lost)
-    for fault in (*_input_faults(task, x, ~lost), *_target_faults(task, y, ~lost)):
+        marked = data.unusable.cpu().numpy() & ~lost
+        yield Fault("", "marked as unusable, or not readable", marked)
+        lost = lost | marked
+    for fault in _target_faults(task, y, ~lost):
         lost = lost | fault.records & (not fault.used)
         yield fault
-    if tried and not lost.all() and (said := _refusal(task, x[~lost], y[~lost])):
+    if model is None or lost.all():
+        return
+    if task.build is not None and (outside := _outside(task, model, x, y)) is not None:
+        outside = outside & ~lost
+        yield Fault("", "with a number that the model's tables or classes do not have", outside)
+        lost = lost | outside
+    if not lost.all() and (said := _refusal(task, model, x[~lost], y[~lost])):
         yield Fault("", "that model and loss cannot train on", ~lost, declared=said)
+
+
+def _outside(
+    task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor
+) -> npt.NDArray[np.bool_] | None:
+    """Return which records a training leaves out by what it finds out about tables and classes."""
+    from privtune.training.mechanism.records import find_facts
+
+    device = next((part.device for part in model.parameters()), x.device)
+    facts = find_facts(lambda *record: task.record_loss(model, *record), x, y, device=device)
+    outside = facts.unusable(x, y)
+    return None if outside is None else outside.numpy()
 
 
 def _input_faults(task: Task, x: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:
@@ -362,6 +426,8 @@ def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> 
             yield Fault("target", CLIPPED, rest & outside, used=True, declared=said)
         return
     wrong = (targets < 0) | (targets >= task.classes) | (targets != targets.floor())
+    if y.ndim > 1 and not task.unit:
+        wrong &= targets != IGNORED
     lost = rest & (wrong.all(dim=1) if task.unit else wrong.any(dim=1)).numpy()
     if lost.any():
         seen = targets[lost]
@@ -373,7 +439,7 @@ def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> 
         yield Fault("target", LABEL, lost, declared=said, values=known)
 
 
-def _refusal(task: Task, x: torch.Tensor, y: torch.Tensor) -> str:
+def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> str:
     """Return why model and loss cannot be trained on some real records; nothing where they can.
 
     Made-up records have the declared shape and type. What a factory loads may have another, above all its
@@ -383,20 +449,53 @@ def _refusal(task: Task, x: torch.Tensor, y: torch.Tensor) -> str:
 
     from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
-    like = made_up_inputs(1, task.input_shape, task.tokens)
+    like = made_up_inputs(1, task.input_shape, task.tokens) if task.like is None else task.like[0]
     said = f"inputs {tuple(x.shape[1:])} of {x.dtype}, targets {tuple(y.shape[1:])} of {y.dtype}"
     if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
         said += f"; inputs of {tuple(like.shape[1:])} of {like.dtype} are declared"
-    if y.ndim != (2 if task.unit else 1):
+    if task.like is None and y.ndim != (2 if task.unit else 1):
         return f"{said}; targets must be of shape (N,), one number for each record"
     x, y = x[:_TRIED], y[:_TRIED]
     try:
         with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]), torch.no_grad():
-            losses = task.loss(task.model()(x), y)
-            if losses.shape != y.shape[:1]:
-                return f"{said}; the loss of {len(y)} records is of shape {tuple(losses.shape)}"
-            if 2 * int(losses.isfinite().sum()) < len(y):
-                return f"{said}; most losses are not finite"
+            if task.loss_of is None:
+                found = {"loss": task.loss(model(x), y)}
+            else:
+                found = {"loss": _one_by_one(task.loss_of, model, x, y)}
+            if task.score_of is not None:
+                found["score"] = _one_by_one(task.score_of, model.eval(), x, y)
+            for name, values in found.items():
+                if values.shape != y.shape[:1]:
+                    return (
+                        f"{said}; the {name} of {len(y)} records is of shape {tuple(values.shape)}"
+                    )
+                if 2 * int(values.isfinite().sum()) < len(y):
+                    return f"{said}; most {'losses' if name == 'loss' else 'scores'} are not finite"
     except Exception as error:  # whatever a model makes of them, they cannot be trained on
         return f"{said}; {type(error).__name__}"
     return ""
+
+
+def _one_by_one(
+    of: LossOf, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """Return what each record has; NaN for one that raises, where another does not."""
+    import torch
+
+    from privtune.training.mechanism.records import blames_records
+
+    device = next((part.device for part in model.parameters()), x.device)
+    found, raised = [], None
+    for number in range(len(x)):
+        try:
+            found.append(
+                of(model, x[number : number + 1].to(device), y[number : number + 1].to(device))
+            )
+        except Exception as error:
+            if not blames_records(error):
+                raise
+            raised = error
+    if raised is not None and not found:
+        raise raised
+    nothing = torch.full_like(found[0], float("nan"))
+    return torch.cat([*found, *[nothing] * (len(x) - len(found))])

@@ -11,7 +11,7 @@ import hashlib
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,9 @@ from privtune.tasks._facts import SPLITS
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from privtune.training.mechanism.data import TensorData
+
 __all__ = [
     "CLIPPED",
     "LABEL",
@@ -32,8 +35,10 @@ __all__ = [
     "RecordCheck",
     "SplitCheck",
     "Tally",
+    "contents",
     "fault_of",
     "label_faults",
+    "shared_records",
 ]
 
 MISSING, CLIPPED, OTHER = "missing", "clipped to a bound", "not declared"
@@ -45,6 +50,9 @@ _OFTEN = 0.05  # of all records
 _RECURS = 3  # of one and the same label
 _CHANCE = 1e-6  # that a split of a keyed hash has so few records by chance
 _MANY = 1000
+_ALIKE = 0.1  # of distinct records of a split, more than this share is not among others by chance
+_ROWS = 256  # records whose bytes are made at once
+_SOME = 100  # declared, above which a keyed hash gives a split twice as many by a chance of e^-38
 _SAYS = "the file says "
 _KEPT = 50  # different values of a column that are not as declared, for an example
 _FEW = 1000  # different contents, above which nobody asks whether equal ones share a split
@@ -173,6 +181,14 @@ class SplitCheck:
         return not self.sealed or many or _poisson_below(self.usable, self.declared) < _CHANCE
 
     @property
+    def too_many(self) -> bool:
+        """Whether more than twice the declared records are there, and not by the chance of a hash.
+
+        Rates and averages rest on the declared number: a sample then holds far more than was meant.
+        """
+        return self.declared >= _SOME and self.usable > 2 * self.declared
+
+    @property
     def worst(self) -> str:
         """Why most of the unusable records cannot be used."""
         lost = [one for one in self.findings if not one.used]
@@ -190,6 +206,7 @@ class RecordCheck:
         alone: The one declared class that all usable records have, of several.
         same: What is the same of all usable records: the target, or the inputs.
         clumped: Why splits may differ much from what is declared; empty where records differ.
+        beside: Why a study of the user's own records stops, beside all this; empty where it does not.
     """
 
     splits: tuple[SplitCheck, ...]
@@ -198,6 +215,7 @@ class RecordCheck:
     alone: str = ""
     same: str = ""
     clumped: str = ""
+    beside: str = ""
 
     @property
     def usable(self) -> int:
@@ -213,6 +231,8 @@ class RecordCheck:
     def reason(self) -> str:
         """Why a study of these records would spend its budget for nothing; empty where it would not."""
         whole = self._whole
+        if self.beside:
+            return self.beside
         if 2 * whole.unusable > whole.rows:
             return f"{whole.unusable:,} of {whole.rows:,} records cannot be used{whole.worst}"
         if whole.too_few:
@@ -246,6 +266,11 @@ class RecordCheck:
         if self.same:
             return f"{self.same} of all usable records are the same"
         return next((self._few(split) for split in self.splits if split.too_few), "")
+
+    @property
+    def many(self) -> str:
+        """Which split has more than twice the declared records; empty where none has."""
+        return next((self._few(split) for split in self.splits if split.too_many), "")
 
     def _few(self, split: SplitCheck) -> str:
         """Say how many records of a split can be used, how many are declared, and why."""
@@ -511,3 +536,56 @@ def _shown(value: str) -> str:
     if value == "\0":
         return "a line that cannot be read"
     return repr(value if len(value) <= 40 else f"{value[:37]}...")
+
+
+def contents(x: Any, y: Any) -> Iterator[bytes]:
+    """Yield the bytes of each record, the same whatever types its arrays have."""
+    import numpy as np
+
+    for start in range(0, len(y), _ROWS):
+        parts = [_numbers(part[start : start + _ROWS]) for part in (x, y)]
+        rows = np.concatenate(parts, axis=1, dtype="<f8", casting="unsafe")
+        rows += 0.0  # no -0.0
+        rows[np.isnan(rows)] = np.nan  # one of its many bit patterns
+        for row in rows:
+            yield row.tobytes()
+
+
+def _numbers(part: Any) -> npt.NDArray[Any]:
+    import numpy as np
+
+    known = part.cpu() if hasattr(part, "cpu") else part
+    if str(getattr(part, "dtype", "")) == "torch.bfloat16":  # numpy has no such
+        known = known.float()
+    rows = np.asarray(known)
+    return rows.reshape(len(rows), -1)
+
+
+def shared_records(splits: Mapping[str, TensorData]) -> str:
+    """Return which split holds training records, too; nothing where none does.
+
+    Args:
+        splits: ``train``, and those that were given apart from it.
+    """
+
+    def kinds(records: TensorData) -> list[Any]:
+        if records.groups is not None:
+            return list(records.groups.tolist())
+        return [hash(one) for one in contents(records.x, records.y)]
+
+    if len(splits) < 2:
+        return ""
+    train = splits["train"]
+    known = kinds(train)
+    distinct = set(known)
+    if train.groups is None and len(distinct) < 0.99 * len(known):
+        return ""  # few values are possible: equal records are different persons'
+    for name, records in splits.items():
+        own = set(kinds(records))
+        there = len(own & distinct)
+        if name != "train" and there > (
+            0 if train.groups is not None else max(3, _ALIKE * len(own))
+        ):
+            what = records.unit or "record"
+            return f"{there:,} {what}s of split {name} are training {what}s, too; set them apart"
+    return ""

@@ -21,10 +21,10 @@ from privtune.execution import table
 from privtune.ledger import round_rows
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
-from privtune.study import Study, _round, _run
+from privtune.study import Study, _files, _trainer
 from privtune.study.lifecycle import Life
 from privtune.training.engine import checkpoint
-from tests.study.loops import LOOP, objective
+from tests.study.elsewhere import OWN, simple
 
 TRACEBACK = 99
 """How a process ends whose command ended in a traceback."""
@@ -32,7 +32,6 @@ TRACEBACK = 99
 _LEASE = 1.0
 PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 OPEN = privtune.Budget(100.0, 1e-5, name="open")
-SPLIT = privtune.Validation(records=60)
 
 
 def run(url: str, gate: Any, results: Any) -> None:
@@ -63,11 +62,8 @@ def added(url: str, arm: str) -> str:
     """Add an arm, of one run or a selection's as its name says; return the name of the released."""
     chooses = arm.startswith("selection")
     strategy = PapernotSteinke(mean_runs=2) if chooses else Fixed()
-    split = SPLIT if chooses else None
     with closing(Study("open", url)) as study:
-        release = study.optimize(
-            objective, strategy=strategy, training=LOOP, validation=split, epsilon=0.5, arm=arm
-        )
+        release = study.optimize(simple, strategy=strategy, epsilon=0.5, arm=arm, **OWN)
     return release.arm
 
 
@@ -205,8 +201,8 @@ def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
     watching("quick", "a lease's commit")
     for name in ("charge", "start", "keep", "settle", "announce"):
         patch(Life, name, named(name, getattr(Life, name)))
-    patch(_run, "dry_run", named("plan", _run.dry_run))
-    patch(_round, "train_trials", named("train", _round.train_trials))
+    patch(_trainer, "rehearse", named("plan", _trainer.rehearse))
+    patch(_files, "train_trials", named("train", _files.train_trials))
     patch(checkpoint, "_SECONDS", 0.0)
     patch(checkpoint, "_SHARE", 1e9)
     try:

@@ -1,9 +1,10 @@
-"""A task and an objective that processes elsewhere import."""
+"""A task, and a build with its loss and data, that other processes import."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,8 @@ from privtune.tasks import Task
 from tests.toy import blobs
 
 BREAK = "PRIVTUNE_TEST_BREAK_TRAINING"
-VALIDATION = privtune.Validation(records=60)
+DATA = blobs().load()
+TRAIN, VALIDATION = (DATA.train.x, DATA.train.y), (DATA.validation.x, DATA.validation.y)
 
 
 def fragile() -> Task:
@@ -27,24 +29,76 @@ def _loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
-def objective(trial: privtune.Trial) -> float:
-    """Train a linear model."""
-    rate = trial.suggest_float("learning_rate", 0.05, 5.0, log=True)
-    data, model = blobs().load(), nn.Linear(6, 3)
-    private = trial.make_private(model, torch.optim.SGD(model.parameters(), rate), data.train)
-    private.fit(lambda model, x, y: nn.functional.cross_entropy(model(x), y, reduction="none"))
-    return trial.score(model, data.validation)
+def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of one record."""
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
 
 
-def reporting(trial: privtune.Trial) -> float:
-    """Train a linear model on what hangs on a choice, and report scores that are public."""
+def records() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return 300 private records of six numbers and three classes."""
+    return torch.cat([TRAIN[0], VALIDATION[0]]), torch.cat([TRAIN[1], VALIDATION[1]])
+
+
+def simple(trial: privtune.Trial) -> privtune.Candidate:
+    """Build a linear model, with nothing to suggest."""
+    model = nn.Linear(6, 3)
+    return privtune.Candidate(model, torch.optim.SGD(model.parameters(), 0.5))
+
+
+def linear(trial: privtune.Trial) -> privtune.Candidate:
+    """Build a linear model."""
     rate = trial.suggest_float("learning_rate", 0.05, 5.0, log=True)
-    heavy = trial.suggest_categorical("heavy", [True, False])
-    momentum = trial.suggest_float("momentum", 0.1, 0.9) if heavy else 0.0
-    data, model = blobs().load(), nn.Linear(6, 3)
-    optimizer = torch.optim.SGD(model.parameters(), rate, momentum)
-    private = trial.make_private(model, optimizer, data.train)
-    private.fit(lambda model, x, y: nn.functional.cross_entropy(model(x), y, reduction="none"))
-    score = trial.score(model, data.validation)
-    trial.report(score, step=1)
-    return score
+    model = nn.Linear(6, 3)
+    return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate))
+
+
+def plain(trial: privtune.Trial) -> privtune.Candidate:
+    """Build a linear model that the arm's method steps."""
+    trial.suggest_float("learning_rate", 0.05, 5.0, log=True)
+    trial.suggest_float("max_grad_norm", 0.1, 10.0, log=True)
+    return privtune.Candidate(nn.Linear(6, 3))
+
+
+def conditional(trial: privtune.Trial) -> privtune.Candidate:
+    """Build one of two architectures, stepped by one of two optimizers."""
+    rate = trial.suggest_float("rate", 0.1, 2.0, log=True)
+    if trial.suggest_categorical("deep", [True, False]):
+        width = trial.suggest_int("width", 4, 8)
+        model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+    else:
+        model = nn.Sequential(nn.Linear(6, 3))
+    heavy = trial.suggest_float("momentum", 0.1, 0.9) if rate < 0.5 else 0.0
+    return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate, heavy))
+
+
+OWN: dict[str, Any] = {
+    "loss": loss,
+    "train": TRAIN,
+    "validation": VALIDATION,
+    "epochs": 1,
+    "expected_batch_size": 24,
+}
+"""Arguments of ``study.optimize`` for fixed splits of 240 and 60 records."""
+
+PATHS: dict[str, Any] = {
+    "loss": "tests.study.elsewhere:loss",
+    "data": "tests.study.elsewhere:records",
+    "split": {"train": 240, "validation": 60},
+    "epochs": 1,
+    "expected_batch_size": 24,
+}
+"""Arguments that processes elsewhere can import."""
+
+
+def own_task() -> Task:
+    """Return the task of ``conditional``, for specs that name it."""
+    from privtune.tasks.own import own_task
+
+    return own_task(conditional, loss=loss, train=TRAIN, validation=VALIDATION)
+
+
+def plain_task() -> Task:
+    """Return the task of ``plain``, for specs that name it."""
+    from privtune.tasks.own import own_task
+
+    return own_task(plain, loss=loss, train=TRAIN, validation=VALIDATION)

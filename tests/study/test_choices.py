@@ -30,7 +30,8 @@ from privtune.study import Study
 from privtune.study._suggestions import _PLANNED
 from privtune.training.methods import METHODS
 from tests.study.conftest import toy_spec
-from tests.study.test_optimize import ARGUMENTS, TRAIN, VALIDATION, charges, make
+from tests.study.elsewhere import OWN
+from tests.study.test_optimize import charges, make, started
 
 STRATEGIES = [Fixed(), PapernotSteinke(mean_runs=3), Everything(trials=3)]
 
@@ -95,11 +96,9 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-def trained(trial: privtune.Trial) -> float:
+def trained(trial: privtune.Trial) -> privtune.Candidate:
     model = nn.Linear(6, 3)
-    private = trial.make_private(model, torch.optim.SGD(model.parameters(), 0.5), TRAIN)
-    private.fit(lambda m, x, y: nn.functional.cross_entropy(m(x), y, reduction="none"))
-    return trial.score(model, VALIDATION)
+    return privtune.Candidate(model, torch.optim.SGD(model.parameters(), 0.5))
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -107,12 +106,12 @@ def trained(trial: privtune.Trial) -> float:
 def test_what_no_file_can_hold_is_refused_before_the_charge(
     storage: str, strategy: Any, what: str
 ) -> None:
-    def objective(trial: privtune.Trial) -> float:
+    def build(trial: privtune.Trial) -> privtune.Candidate:
         trial.suggest_categorical("act", WRONG[what])
         return trained(trial)
 
     with pytest.raises(InvalidInputError, match=r"^act") as refused:
-        make(storage).optimize(objective, strategy=strategy, **ARGUMENTS)
+        make(storage).optimize(build, strategy=strategy, **OWN)
     assert "\n" not in str(refused.value)
     assert charges(storage) == 0
 
@@ -131,11 +130,12 @@ def test_the_form_to_write_instead_is_named(what: str) -> None:
 def test_choices_have_an_order(storage: str, choices: Any) -> None:
     """The order of a set of texts differs from process to process, and so would what is drawn."""
 
-    def objective(trial: privtune.Trial) -> float:
-        return float(trial.suggest_categorical("act", choices))
+    def build(trial: privtune.Trial) -> privtune.Candidate:
+        trial.suggest_categorical("act", choices)
+        return trained(trial)
 
     with pytest.raises(InvalidInputError, match=r"^act"):
-        make(storage).optimize(objective, strategy=Fixed(), **ARGUMENTS)
+        make(storage).optimize(build, strategy=Fixed(), **OWN)
     assert charges(storage) == 0
 
 
@@ -172,14 +172,14 @@ def test_what_is_suggested_is_what_is_released_and_loaded(
     given: list[Any] = []
     choices, expected = RIGHT[what]
 
-    def objective(trial: privtune.Trial) -> float:
+    def build(trial: privtune.Trial) -> privtune.Candidate:
         value = trial.suggest_categorical("act", choices)
         assert same(trial.suggest_categorical("act", choices), value)
         given.append(value)
         return trained(trial)
 
     study = make(storage, seed=4)
-    release = study.optimize(objective, strategy=strategy, **ARGUMENTS)
+    release = study.optimize(build, strategy=strategy, **OWN)
     assert any(same(release.params["act"], choice) for choice in expected)
     for value in given:
         assert any(same(value, choice) for choice in expected)
@@ -202,22 +202,24 @@ def test_a_resumed_trial_has_the_tuple_that_it_was_given(storage: str) -> None:
     """Optuna's storage gives lists back: of the trials before, and of the one that was stopped."""
     seen: list[Any] = []
 
-    def objective(trial: privtune.Trial) -> float:
+    def build(trial: privtune.Trial) -> privtune.Candidate:
         widths = trial.suggest_categorical("widths", [(64, 32), (16,), (8, (4, "x"))])
         assert isinstance(widths, tuple)
-        if not trial._rehearsal:
+        if begun:
             seen.append(widths)
             if len(seen) == 3:
                 raise ValueError("stopped in mid-trial")
         return trained(trial)
 
+    begun: list[bool] = []
     study = make(storage, seed=4)
-    arguments = {**ARGUMENTS, "strategy": Everything(trials=5, sampler="tpe")}
+    arguments = {**OWN, "strategy": Everything(trials=5, sampler="tpe"), "observer": started(begun)}
     with pytest.raises(privtune.PrivTuneError):
-        study.optimize(objective, **arguments)
+        study.optimize(build, **arguments)
     study.close()
+    begun.clear()
     with closing(Study("loop", storage)) as again:
-        release = again.optimize(objective, **arguments)
+        release = again.optimize(build, **arguments)
     drawn = [trial.params["widths"] for trial in release.trials]
     assert len(drawn) == 5
     assert all(isinstance(widths, tuple) for widths in drawn)
@@ -237,7 +239,7 @@ def test_priors_and_bounds_of_numpy_are_python_s(storage: str, strategy: Any) ->
         def draw(self, rng: np.random.Generator) -> Any:
             return np.float32(rng.random())
 
-    def objective(trial: privtune.Trial) -> float:
+    def build(trial: privtune.Trial) -> privtune.Candidate:
         values = [
             trial.suggest("single", Single()),
             trial.suggest("rate", LogNormal(median=np.float64(1e-3), sigma=1.0)),
@@ -248,7 +250,7 @@ def test_priors_and_bounds_of_numpy_are_python_s(storage: str, strategy: Any) ->
         assert [type(value) for value in values] == [float] * 4 + [int]
         return trained(trial)
 
-    release = make(storage).optimize(objective, strategy=strategy, **ARGUMENTS)
+    release = make(storage).optimize(build, strategy=strategy, **OWN)
     assert {type(value) for value in release.params.values()} == {float, int}
 
 
@@ -281,12 +283,12 @@ def test_a_declared_choice_is_finite(value: float) -> None:
 
 @pytest.mark.parametrize("name", [3, None, "", "x" * 600, "\ud800", "a\0b", b"rate"])
 def test_a_name_is_a_text_that_can_be_kept(storage: str, name: Any) -> None:
-    def objective(trial: privtune.Trial) -> float:
+    def build(trial: privtune.Trial) -> privtune.Candidate:
         trial.suggest_float(name, 0.0, 1.0)
         return trained(trial)
 
     with pytest.raises(InvalidInputError, match="name of a hyperparameter"):
-        make(storage).optimize(objective, strategy=Everything(trials=2), **ARGUMENTS)
+        make(storage).optimize(build, strategy=Everything(trials=2), **OWN)
     assert charges(storage) == 0
 
 
@@ -316,13 +318,13 @@ SUGGEST: dict[str, Callable[[privtune.Trial, str], Any]] = {
     ],
 )
 def test_what_belongs_to_the_plan_is_not_suggested(storage: str, name: str, kind: str) -> None:
-    def objective(trial: privtune.Trial) -> float:
+    def build(trial: privtune.Trial) -> privtune.Candidate:
         SUGGEST[kind](trial, name)
         return trained(trial)
 
     for strategy in STRATEGIES[1:]:
         with pytest.raises(InvalidInputError, match="belongs to the plan") as refused:
-            make(storage, load_if_exists=True).optimize(objective, strategy=strategy, **ARGUMENTS)
+            make(storage, load_if_exists=True).optimize(build, strategy=strategy, **OWN)
         assert "expected_batch_size" in refused.value.remedy
         assert "study.optimize" in refused.value.remedy
     assert charges(storage) == 0
@@ -336,28 +338,3 @@ def test_no_method_leaves_open_what_belongs_to_the_plan() -> None:
 def test_tuples_come_back_from_json() -> None:
     for value in [(1, (2, "x"), ()), None, 1.5, "x", (None,)]:
         assert same(with_tuples(json.loads(json.dumps(value))), value)
-
-
-@pytest.mark.parametrize("step", [1.5, "1", None, -1, math.nan])
-def test_a_step_of_a_report_is_a_whole_number(storage: str, step: Any) -> None:
-    def objective(trial: privtune.Trial) -> float:
-        score = trained(trial)
-        trial.report(score, step)
-        return score
-
-    public = {**ARGUMENTS, "validation": privtune.Validation(records=60, public=True)}
-    with pytest.raises(InvalidInputError, match=r"^step"):
-        make(storage).optimize(objective, strategy=Everything(trials=2), **public)
-    assert charges(storage) == 0
-
-
-def test_a_step_of_a_report_may_be_numpy_s(storage: str) -> None:
-    def objective(trial: privtune.Trial) -> float:
-        score = trained(trial)
-        trial.report(score, np.int64(3))  # type: ignore[arg-type]
-        return score
-
-    public = {**ARGUMENTS, "validation": privtune.Validation(records=60, public=True)}
-    make(storage).optimize(objective, strategy=Everything(trials=2), **public)
-    with closing(Study("loop", storage, curator=True)) as study:
-        assert [list(trial.intermediate_values) for trial in study.trials] == [[3], [3]]

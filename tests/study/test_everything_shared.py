@@ -25,12 +25,10 @@ from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
 from tests.ledger.one_task import complete_one, lease_one
 from tests.study.conftest import toy_spec
-from tests.study.elsewhere import reporting
+from tests.study.elsewhere import PATHS, conditional
 from tests.study.test_workers import charges, workers
 
-PUBLIC = privtune.Validation(records=60, public=True)
-LOOP = privtune.DPSGD(records=240, epochs=1, expected_batch_size=24)
-PATH = "tests.study.elsewhere:reporting"
+PATH = "tests.study.elsewhere:conditional"
 
 
 def spec(**options: Any) -> Any:
@@ -72,8 +70,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return give
 
-    monkeypatch.setattr("privtune.study._run.give_out", give_out)
-    monkeypatch.setattr("privtune.study._optimize.give_out", give_out)
+    monkeypatch.setattr("privtune.study._trainer.give_out", give_out)
     return batches
 
 
@@ -98,11 +95,11 @@ def test_workers_train_the_trials_of_one_process(
     assert charges(storage, "toy") == 1
 
 
-def optimized(url: str, objective: Any, **options: Any) -> Any:
+def optimized(url: str, build: Any, **options: Any) -> Any:
     strategy = options.pop("strategy", Everything(trials=5, sampler="random"))
     budget = privtune.Budget(4.0, 1e-5, name="b")
     study = privtune.create_study("s", budget=budget, storage=url, seed=3)
-    return study.optimize(objective, strategy=strategy, training=LOOP, validation=PUBLIC, **options)
+    return study.optimize(build, strategy=strategy, **PATHS, **options)
 
 
 @pytest.mark.parametrize(
@@ -116,27 +113,26 @@ def test_workers_draw_for_a_function_what_one_process_draws(
     storage: str, tmp_path: Path, given: list[int], strategy: Everything
 ) -> None:
     inline = f"sqlite:///{tmp_path / 'inline.db'}"
-    expected = optimized(inline, reporting, strategy=strategy)
+    expected = optimized(inline, PATH, strategy=strategy)
     assert not given
     release = optimized(storage, PATH, strategy=strategy, executor="external")
     same(release, expected)
     assert given
-    assert kept(storage, "s") == kept(inline, "s"), "reports are Optuna's, too"
-    assert any(reports for *_, reports in kept(storage, "s"))
+    assert kept(storage, "s") == kept(inline, "s")
     assert charges(storage, "b") == 1
 
 
 @pytest.mark.slow
 def test_threads_draw_for_a_function_what_one_process_draws(storage: str, tmp_path: Path) -> None:
-    expected = optimized(f"sqlite:///{tmp_path / 'inline.db'}", reporting)
-    local = partial(reporting)  # which no other process can import
+    expected = optimized(f"sqlite:///{tmp_path / 'inline.db'}", PATH)
+    local = partial(conditional)  # which no other process can import
     same(optimized(storage, local, n_jobs=3), expected)
 
 
 def test_optuna_s_own_objects_stay_in_one_process(storage: str, given: list[int]) -> None:
     pruner = optuna.pruners.MedianPruner(n_startup_trials=9)
     with pytest.raises(InvalidInputError, match="n_jobs = 2: does not go with a sampler or pruner"):
-        optimized(storage, reporting, pruner=pruner, n_jobs=2)
+        optimized(storage, PATH, pruner=pruner, n_jobs=2)
     assert given == []
 
 

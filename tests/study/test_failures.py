@@ -20,20 +20,19 @@ from privtune.execution.processes import run_in_processes
 from privtune.execution.supervise import WorkersDiedError, WorkerStoppedError
 from privtune.ledger import Ledger, LedgerConnectionError, OpenRound, RoundStuckError
 from privtune.strategies import Everything, Fixed, PapernotSteinke, StrategyError
-from privtune.study import SealedTrialError, Study, StudyInterruptedError
+from privtune.study import Study, StudyInterruptedError
 from privtune.study._objects import DamagedResultError
 from privtune.study.failures import ArmStoppedError, UnreadableRecordsError, stopping
 from privtune.study.lifecycle import Life
-from privtune.study.split import SplitError
 from privtune.study.workers import serve
 from privtune.tasks import Task, TaskData, TaskDataError
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.scoring import cross_entropy
 from privtune.training.mechanism.transcript import TranscriptMismatchError
-from privtune.training.own_loop.weights import LoopError
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
-from tests.study.test_optimize import ARGUMENTS, LOOP, TRAIN, VALIDATION, make, objective
+from tests.study.elsewhere import OWN as ARGUMENTS
+from tests.study.elsewhere import TRAIN, conditional, simple
+from tests.study.test_optimize import make, started
 from tests.toy import blobs, curated
 
 __all__ = ["cli"]
@@ -101,10 +100,7 @@ def undisturbed(tmp_path: Any) -> list[Any]:
 OWN = (
     PrivTuneError(SECRET),
     InvalidInputError("target", SECRET, "must be one of the declared classes"),
-    SplitError(SECRET),
-    LoopError(SECRET),
     TaskDataError(SECRET),
-    SealedTrialError(SECRET),
     StrategyError(SECRET),
     TranscriptMismatchError(SECRET),
     RoundStuckError(SECRET),
@@ -311,27 +307,29 @@ def in_children() -> Task:
 
 
 @pytest.mark.parametrize("strategy", [PapernotSteinke(mean_runs=4), Everything(trials=3), Fixed()])
-def test_an_objective_that_raises_in_mid_round_goes_on_as_if_it_had_not(
+def test_a_build_that_raises_in_mid_round_goes_on_as_if_it_had_not(
     tmp_path: Any, strategy: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[int] = []
+    begun: list[bool] = []
 
-    def flaky(trial: privtune.Trial) -> float:
-        if trial._rehearsal:
-            return objective(trial)
-        calls.append(trial.number)
-        if len(calls) == (1 if isinstance(strategy, Fixed) else 2):
-            raise ValueError(SECRET)
-        return objective(trial)
+    def flaky(trial: privtune.Trial) -> privtune.Candidate:
+        if begun:
+            calls.append(trial.number)
+            if len(calls) == (1 if isinstance(strategy, Fixed) else 2):
+                raise ValueError(SECRET)
+        return conditional(trial)
 
     studies = [make(f"sqlite:///{tmp_path / name}.db", seed=11) for name in ("a", "b")]
     with pytest.raises(ArmStoppedError) as stopped:
-        studies[0].optimize(flaky, strategy=strategy, epsilon=5.0, **ARGUMENTS)
+        studies[0].optimize(
+            flaky, strategy=strategy, epsilon=5.0, observer=started(begun), **ARGUMENTS
+        )
     assert SECRET not in str(stopped.value)
     assert not studies[0].releases()
     found, expected = (
         study.optimize(own, strategy=strategy, epsilon=5.0, **ARGUMENTS)
-        for study, own in zip(studies, (flaky, objective), strict=True)
+        for study, own in zip(studies, (flaky, conditional), strict=True)
     )
     assert outcome([found]) == outcome([expected])
     assert capfd.readouterr() == ("", "")
@@ -391,10 +389,7 @@ def test_the_trainings_of_an_arm_have_noise_of_their_own(storage: str) -> None:
     assert len({r.score for r in everyone}) == len(everyone)
 
 
-@pytest.mark.parametrize("form", ["record", "losses"])
-def test_a_label_outside_the_classes_contributes_nothing_in_a_loop_of_ones_own(
-    tmp_path: Path, form: str
-) -> None:
+def test_a_label_outside_the_classes_contributes_nothing(tmp_path: Path) -> None:
     """With seeds that are the same, the release is that of a neighbour whose record is not finite."""
     released = []
     for name in ("label", "input"):
@@ -403,19 +398,9 @@ def test_a_label_outside_the_classes_contributes_nothing_in_a_loop_of_ones_own(
             y[5] = 99
         else:
             x[5] = float("nan")
-
-        def loop(trial: privtune.Trial) -> float:
-            model = nn.Sequential(nn.Linear(6, 3))
-            private = trial.make_private(model, torch.optim.SGD(model.parameters(), 0.5), (x, y))  # noqa: B023
-            for batch in private.batches():
-                if form == "record":
-                    private.step(batch, lambda m, a, b: cross_entropy(m(a), b))
-                else:
-                    a, b = batch
-                    private.step(cross_entropy(private.model(a), b))
-            return trial.score(model, VALIDATION)
-
         study = make(f"sqlite:///{tmp_path / name}.db", seed=11)
-        release = study.optimize(loop, strategy=Fixed(), training=LOOP, epsilon=5.0)
+        release = study.optimize(
+            simple, strategy=Fixed(), epsilon=5.0, **{**ARGUMENTS, "train": (x, y)}
+        )
         released.append(release.weights)
     torch.testing.assert_close(released[0], released[1])

@@ -6,15 +6,16 @@ from typing import Any
 
 import optuna
 import pytest
+import torch
 from torch import nn
 
 import privtune
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger
-from privtune.strategies import Everything, Fixed, PapernotSteinke, Scoring
+from privtune.strategies import Everything, Fixed, PapernotSteinke
 from privtune.study import StudySpec, plan_study, study_names
 from tests.study.conftest import toy_spec
-from tests.study.test_optimize import ARGUMENTS, LOOP, TRAIN, VALIDATION, train
+from tests.study.elsewhere import OWN, VALIDATION
 
 BUDGET = privtune.Budget(6.0, 1e-5, name="given")
 
@@ -22,10 +23,7 @@ BUDGET = privtune.Budget(6.0, 1e-5, name="given")
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"scoring": {"metric": "auc"}}, "scoring is given, .* say optimize\\(validation="),
-        ({"report": {"metric": "auc"}}, "report is given, but an open study has no task"),
-        ({"device": "cuda"}, "device is given, .* puts the model where"),
-        ({"compile": True}, "compile is given"),
+        ({"scoring": {"metric": "auc"}}, "scoring is given, .* score="),
         ({"space": {"rate": {"type": "float", "low": 0.1, "high": 1.0}}}, "but space is given"),
         ({"epochs": 3}, "but epochs is given"),
         ({"expected_batch_size": 3}, "but expected_batch_size is given"),
@@ -49,9 +47,10 @@ def test_an_open_study_refuses_what_it_would_ignore(
     assert study_names(storage) == []
 
 
-def test_a_metric_is_looked_at_when_it_is_given() -> None:
-    with pytest.raises(PrivTuneError, match=r"'nonsense': must be one of accuracy"):
-        privtune.Validation(records=10, scoring=Scoring(metric="nonsense"))
+def test_a_metric_is_looked_at_when_it_is_given(storage: str) -> None:
+    study = privtune.create_study("given", budget=BUDGET, storage=storage)
+    with pytest.raises(PrivTuneError, match=r"'nonsense'.*: must be one of accuracy"):
+        study.optimize(one, strategy=PapernotSteinke(), score="nonsense", **OWN)
 
 
 @pytest.mark.parametrize(
@@ -94,32 +93,34 @@ def test_a_study_that_exists_is_what_is_given_or_refused(storage: str, changed: 
         privtune.create_study("given", **{**whole, **changed}, **again)
 
 
-def one(trial: privtune.Trial) -> float:
-    model = train(trial, nn.Sequential(nn.Linear(6, 3)), trial.suggest_float("rate", 0.1, 1.0))
-    return trial.score(model, VALIDATION)
+def one(trial: privtune.Trial) -> privtune.Candidate:
+    model = nn.Sequential(nn.Linear(6, 3))
+    rate = trial.suggest_float("rate", 0.1, 1.0)
+    return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate))
+
+
+PUBLIC = {
+    **{n: v for n, v in OWN.items() if n != "validation"},
+    "public": {"validation": VALIDATION},
+}
 
 
 @pytest.mark.parametrize(
     ("strategy", "given", "said"),
     [
-        (Fixed(), {"training": LOOP, "sampler": optuna.samplers.RandomSampler()}, "sampler = "),
-        (Fixed(), {"training": LOOP, "pruner": optuna.pruners.MedianPruner()}, "pruner = "),
-        (PapernotSteinke(guarantee="common"), ARGUMENTS, "guarantee = 'common': is for a space"),
-        (Everything(guarantee="weighted", trials=2), ARGUMENTS, "guarantee = 'weighted'"),
+        (Fixed(), {**OWN, "sampler": optuna.samplers.RandomSampler()}, "sampler = "),
+        (Fixed(), {**OWN, "pruner": optuna.pruners.MedianPruner()}, "pruner = "),
+        (PapernotSteinke(guarantee="common"), OWN, "guarantee = 'common': is for a space"),
+        (Everything(guarantee="weighted", trials=2), OWN, "guarantee = 'weighted'"),
         (
             Everything(trials=2),
-            {**ARGUMENTS, "sampler": optuna.samplers.RandomSampler(), "n_jobs": 2},
+            {**OWN, "sampler": optuna.samplers.RandomSampler(), "n_jobs": 2},
             "n_jobs = 2: does not go with a sampler",
         ),
-        (PapernotSteinke(), {**ARGUMENTS, "executor": "inline", "n_jobs": 2}, "n_jobs = 2: is not"),
+        (PapernotSteinke(), {**OWN, "executor": "inline", "n_jobs": 2}, "n_jobs = 2: is not"),
         (
             PapernotSteinke(),
-            {
-                "training": LOOP,
-                "validation": privtune.Validation(
-                    records=60, public=True, scoring=Scoring(mechanism="laplace")
-                ),
-            },
+            {**PUBLIC, "score": privtune.Score(mechanism="laplace")},
             "scoring.mechanism = 'laplace': goes without",
         ),
     ],
@@ -134,23 +135,16 @@ def test_an_arm_refuses_what_it_has_no_use_for(
         assert not ledger.charges("given")
 
 
-def of_its_method(trial: privtune.Trial) -> float:
-    """A loop whose method takes what the arm fixes, without a suggestion."""
-    model = nn.Sequential(nn.Linear(6, 3))
-    trial.make_private(model, None, TRAIN).fit(cross_entropy_of)
-    return trial.score(model, VALIDATION)
+def of_its_method(trial: privtune.Trial) -> privtune.Candidate:
+    """A model whose method takes what the arm fixes, without a suggestion."""
+    return privtune.Candidate(nn.Sequential(nn.Linear(6, 3)))
 
 
-def cross_entropy_of(model: Any, x: Any, y: Any) -> Any:
-    return nn.functional.cross_entropy(model(x), y, reduction="none")
-
-
-def branching(trial: privtune.Trial) -> float:
-    rates = dict.fromkeys("abcd", 0.1)
-    kind = trial.suggest_categorical("kind", list(rates))
+def branching(trial: privtune.Trial) -> privtune.Candidate:
+    kind = trial.suggest_categorical("kind", list("abcd"))
     rate = trial.suggest_float(f"rate of {kind}", 0.1, 1.0)
-    model = train(trial, nn.Sequential(nn.Linear(6, 3)), rate)
-    return trial.score(model, VALIDATION)
+    model = nn.Sequential(nn.Linear(6, 3))
+    return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate))
 
 
 MISNAMED = {"learning_rate": 0.5}
@@ -168,9 +162,9 @@ MISNAMED = {"learning_rate": 0.5}
 def test_a_value_for_a_name_that_nothing_asks_for_is_refused(storage: str, strategy: Any) -> None:
     """Else another value would be drawn under the right name, trained with and charged."""
     study = privtune.create_study("given", budget=BUDGET, storage=storage)
-    said = r"= \['learning_rate'\]: were suggested in none of \d+ rehearsals .* asked for rate\."
+    said = r"= \['learning_rate'\]: were suggested in none of \d+ rehearsals, .* asked for rate\."
     with pytest.raises(InvalidInputError, match=said):
-        study.optimize(one, strategy=strategy, **ARGUMENTS)
+        study.optimize(one, strategy=strategy, **OWN)
     with Ledger(storage) as ledger:
         assert not ledger.charges("given")
 
@@ -179,13 +173,13 @@ def test_a_value_for_a_name_that_nothing_asks_for_is_refused(storage: str, strat
 def test_a_value_for_a_name_of_one_branch_is_taken(storage: str, kind: str) -> None:
     study = privtune.create_study("given", budget=BUDGET, storage=storage, seed=3)
     strategy = Fixed(parameters={f"rate of {kind}": 0.5})
-    assert "kind" in study.optimize(branching, strategy=strategy, **ARGUMENTS).params
+    assert "kind" in study.optimize(branching, strategy=strategy, **OWN).params
 
 
 def test_a_value_that_the_method_takes_is_taken(storage: str) -> None:
     study = privtune.create_study("given", budget=BUDGET, storage=storage, seed=3)
     strategy = Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0})
-    assert not study.optimize(of_its_method, strategy=strategy, **ARGUMENTS).is_nothing
+    assert not study.optimize(of_its_method, strategy=strategy, **OWN).is_nothing
 
 
 FIXED = {
@@ -218,9 +212,8 @@ def test_a_spec_refuses_what_no_arm_uses(changes: Any, said: str) -> None:
 
 def test_the_arguments_of_create_study_are_all_accounted_for() -> None:
     """A field that an open study takes no notice of must be on the list that refuses it."""
-    from privtune.study.spec import _OF_TASKS
-
-    refused = {*_OF_TASKS, "arms", "epochs", "expected_batch_size", "space", "stages", "task"}
+    refused = {"scoring", "arms", "epochs", "expected_batch_size", "space", "stages", "task"}
     used = {"name", "budget", "epsilon", "stack", "noise", "executor", "artifacts", "seed"}
+    used |= {"report", "device", "compile"}
     assert refused | used == set(StudySpec.model_fields)
     assert not refused & used

@@ -24,16 +24,13 @@ from privtune.study.failures import ArmStoppedError
 from privtune.study.seal import sealed
 from tests import toy
 from tests.study.conftest import toy_spec
-from tests.study.loops import LOOP, objective
+from tests.study.elsewhere import OWN, simple
+from tests.study.test_optimize import started
 
 KEPT: list[Any] = []
 """What keeps things alive after a trial, and how tests end them."""
 
-ARM: dict[str, Any] = {
-    "training": LOOP,
-    "validation": privtune.Validation(records=60),
-    "epsilon": 1.0,
-}
+ARM: dict[str, Any] = {**OWN, "epsilon": 1.0}
 
 
 class Thing:
@@ -215,9 +212,9 @@ def test_a_library_may_start_its_helpers(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("what", ["thread", "handler"])
 def test_a_rehearsal_refuses_before_the_charge(what: str, tmp_path: Path) -> None:
-    def leaving(trial: privtune.Trial) -> float:
+    def leaving(trial: privtune.Trial) -> privtune.Candidate:
         LEFT[what][0]()
-        return objective(trial)
+        return simple(trial)
 
     study = make(tmp_path)
     with pytest.raises(SealedError, match="has left"):
@@ -231,10 +228,12 @@ def test_a_round_that_leaves_something_is_stopped_for_the_curator(
 ) -> None:
     """After the charge, nothing is told but to the curator; once mended, the same seeds go on."""
 
-    def leaving(trial: privtune.Trial) -> float:
-        if not trial._rehearsal:
+    begun: list[bool] = []
+
+    def leaving(trial: privtune.Trial) -> privtune.Candidate:
+        if begun:
             _handler()
-        return objective(trial)
+        return simple(trial)
 
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
@@ -242,15 +241,15 @@ def test_a_round_that_leaves_something_is_stopped_for_the_curator(
     study, whole = map(make, folders)
     strategy = PapernotSteinke(mean_runs=3)
     with pytest.raises(ArmStoppedError) as stopped:
-        study.optimize(leaving, strategy=strategy, **ARM)
+        study.optimize(leaving, strategy=strategy, observer=started(begun), **ARM)
     assert "atexit" not in str(stopped.value)
     assert not study.releases()
     (charge,) = study._life.charges().values()
     assert charge.state == "started"
     (failure,) = study._life.failures("papernot-steinke")
     assert "atexit handler print" in str(failure)
-    released = study.optimize(objective, strategy=strategy, **ARM)
-    expected = whole.optimize(objective, strategy=strategy, **ARM)
+    released = study.optimize(simple, strategy=strategy, **ARM)
+    expected = whole.optimize(simple, strategy=strategy, **ARM)
     assert released.params == expected.params
     assert released.weights.tolist() == expected.weights.tolist()
     assert capfd.readouterr() == ("", "")

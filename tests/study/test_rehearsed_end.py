@@ -18,7 +18,8 @@ from privtune.study import Study
 from privtune.tasks import Task
 from tests import toy
 from tests.study.conftest import toy_spec
-from tests.study.test_optimize import ARGUMENTS, TRAIN, VALIDATION, charges, make
+from tests.study.elsewhere import OWN
+from tests.study.test_optimize import candidate, charges, make
 
 COUNT = itertools.count()
 
@@ -126,12 +127,39 @@ def test_a_parameter_that_no_file_can_hold_is_found_before_the_charge(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x @ getattr(self, "__metadata__").T  # noqa: B009
 
-    def objective(trial: Any) -> float:
-        model = Model()
-        private = trial.make_private(model, torch.optim.SGD(model.parameters(), 0.5), TRAIN)
-        private.fit(lambda m, x, y: nn.functional.cross_entropy(m(x), y, reduction="none"))
-        return trial.score(model, VALIDATION)
-
     with pytest.raises(PrivTuneError, match="no file of a release can hold"):
-        make(storage).optimize(objective, strategy=strategy, **ARGUMENTS)
+        make(storage).optimize(lambda _: candidate(Model()), strategy=strategy, **OWN)
+    assert charges(storage) == 0
+
+
+class Tied(nn.Module):
+    """A frozen part beside what is trained: the same every time, or drawn anew."""
+
+    def __init__(self, scale: float | None) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(6) if scale is None else torch.full((6,), scale))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x * self.scale)
+
+
+def test_what_is_not_trained_must_be_the_same_every_time(storage: str) -> None:
+    study = make(storage)
+    with pytest.raises(PrivTuneError, match="what is not trained must be the same every time"):
+        study.optimize(lambda _: candidate(Tied(None)), strategy=Fixed(), **OWN)
+    assert charges(storage) == 0
+    release = study.optimize(lambda _: candidate(Tied(0.5)), strategy=Fixed(), **OWN)
+    assert torch.equal(release.model.scale, torch.full((6,), 0.5))
+    assert torch.equal(release.model.last.weight.flatten(), release.weights[:18])
+
+
+def test_what_is_trained_must_reach_the_loss(storage: str) -> None:
+    def apart(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.sum(dim=1) - y) ** 2 + 0.0 * model(x).sum(dim=1)
+
+    with pytest.raises(PrivTuneError, match="does not reach"):
+        make(storage).optimize(
+            lambda _: candidate(nn.Linear(6, 3)), strategy=Fixed(), **{**OWN, "loss": apart}
+        )
     assert charges(storage) == 0

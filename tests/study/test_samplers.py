@@ -18,12 +18,11 @@ from privtune.errors import InvalidInputError
 from privtune.strategies import Everything
 from privtune.strategies.everything import SAMPLERS
 from privtune.study import Study
-from privtune.study._round import TrialFiles
+from privtune.study._files import TrialFiles
 from privtune.study.planning import plan_study
 from tests.study.conftest import toy_spec
-from tests.toy import blobs
+from tests.study.elsewhere import TRAIN, VALIDATION, loss
 
-DATA = blobs().load()
 TRIALS = 5
 
 
@@ -130,20 +129,12 @@ PRUNER_OBJECTS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
 }
 
 
-def objective(trial: privtune.Trial) -> float:
-    """Reports the accuracy on a public split after every step, and stops when told to."""
+def build(trial: privtune.Trial) -> privtune.Candidate:
+    """Build a linear model, whose accuracy on a public split is reported as it is trained."""
     model = nn.Linear(6, 3)
     rate = trial.suggest_float("rate", 1e-3, 2.0, log=True)
     clip = trial.suggest_float("clip", 0.1, 2.0)
-    private = trial.make_private(
-        model, torch.optim.SGD(model.parameters(), rate), DATA.train, max_grad_norm=clip
-    )
-    for step, (x, y) in enumerate(private.batches()):
-        private.step(nn.functional.cross_entropy(private.model(x), y, reduction="none"))
-        trial.report(trial.score(model, DATA.validation), step)
-        if trial.should_prune():
-            raise optuna.TrialPruned
-    return trial.score(model, DATA.validation)
+    return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate), max_grad_norm=clip)
 
 
 def optimize(storage: str, **options: Any) -> tuple[Study, privtune.strategies.Release]:
@@ -153,10 +144,13 @@ def optimize(storage: str, **options: Any) -> tuple[Study, privtune.strategies.R
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         release = study.optimize(
-            objective,
+            build,
             strategy=Everything(trials=TRIALS),
-            training=privtune.DPSGD(records=240, epochs=1, expected_batch_size=24),
-            validation=privtune.Validation(records=60, public=True),
+            loss=loss,
+            train=TRAIN,
+            public={"validation": VALIDATION},
+            epochs=1,
+            expected_batch_size=24,
             **{name: make() for name, make in options.items()},
         )
     return study, release
@@ -181,7 +175,6 @@ def test_optuna_s_samplers_and_pruners(storage: str, sampler: str, pruner: str) 
         assert trial.intermediate_values, "reports reach the pruner"
         if kept.failed:
             assert kept.weights.numel() == 0
-            assert len(trial.intermediate_values) < 11
     assert study.spent().epsilon <= 6.0
 
 

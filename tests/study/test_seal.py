@@ -20,12 +20,11 @@ from privtune.study import NullObserver, SealedError, Study
 from privtune.study.seal import open_stream, sealed
 from tests import toy
 from tests.study.conftest import toy_spec
-from tests.study.loops import LOOP, objective
+from tests.study.elsewhere import OWN, simple
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-SPLIT = privtune.Validation(records=60)
-ARM: dict[str, Any] = {"training": LOOP, "validation": SPLIT, "epsilon": 1.0}
+ARM: dict[str, Any] = {**OWN, "epsilon": 1.0}
 WORD = "label-of-record-17"
 
 
@@ -45,9 +44,9 @@ def talk() -> None:
     logging.getLogger("theirs").warning("%s logging", WORD)
 
 
-def talking(trial: privtune.Trial) -> float:
+def talking(trial: privtune.Trial) -> privtune.Candidate:
     talk()
-    return objective(trial)
+    return simple(trial)
 
 
 @pytest.fixture

@@ -9,14 +9,13 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Budget, Ledger, UnitMismatchError, verify_certificate
 from privtune.spaces import SearchSpace
 from privtune.strategies import Fixed
-from privtune.study import DPSGD, SpecError, Study, StudySpec, plan_study, study_names
+from privtune.study import SpecError, Study, StudySpec, plan_study, study_names
 from privtune.study._yaml import read_yaml
-from privtune.study.objective import plan_objective
 from privtune.tasks import TaskDataError
 from privtune.training.engine.compute import CompileError, Compute
 from privtune.training.mechanism.noise_options import NoiseOptions
 from tests.study.conftest import toy_spec
-from tests.study.loops import LOOP, objective
+from tests.study.elsewhere import OWN, simple
 from tests.toy import LOADS
 
 pytestmark = pytest.mark.quick
@@ -273,7 +272,7 @@ def test_the_charges_of_an_open_study_say_its_seed_too(storage: str) -> None:
     for name, seed, note in (("without", None, ""), ("seeded", 0, "fixed seed: no guarantee")):
         budget = privtune.Budget(6.0, 1e-5, name=name)
         study = privtune.create_study(name, budget=budget, storage=storage, seed=seed)
-        study.optimize(objective, strategy=Fixed(), training=LOOP, epsilon=1.0)
+        study.optimize(simple, strategy=Fixed(), epsilon=1.0, **OWN)
         (charge,) = study.certificate()["charges"]
         assert charge["note"].startswith(note), name
         assert bool(charge["note"]) == bool(note), name
@@ -297,15 +296,7 @@ def test_a_table_that_is_gone_says_what_to_do(storage: str, tmp_path: Path) -> N
     assert study_names(storage) == []
 
 
-def test_noise_of_an_arm_of_ones_own() -> None:
-    plan = plan_objective(
-        Fixed(parameters={}),
-        DPSGD(records=240, epochs=2, expected_batch_size=24),
-        None,
-        budget=Budget(4.0, 1e-5, name="own"),
-        epsilon=4.0,
-        sampler=None,
-        pruner=None,
-        noise={"floating_point": "four-draws"},
-    )
-    assert plan.training.noise == NoiseOptions(floating_point="four-draws")
+def test_noise_of_an_arm_of_ones_own(storage: str) -> None:
+    study = privtune.create_study("own", budget=Budget(4.0, 1e-5, name="own"), storage=storage)
+    study.optimize(simple, strategy=Fixed(), noise={"floating_point": "four-draws"}, **OWN)
+    assert study.plans[0].training.noise == NoiseOptions(floating_point="four-draws")

@@ -240,18 +240,23 @@ def test_a_long_training_goes_on_from_its_checkpoint(
         assert [charge.transcript_digest for charge in ledger.charges("toy")] == digests
 
 
-def test_an_interrupted_loop_of_ones_own_says_that_it_begins_again(storage: str) -> None:
+def test_an_interrupted_build_says_that_it_begins_again(storage: str) -> None:
     import privtune
-    from tests.study.loops import LOOP, objective
+    from tests.study.elsewhere import OWN, simple
+    from tests.study.test_optimize import started
 
-    def stopped(trial: Any) -> float:
-        if trial._rehearsal:
-            return objective(trial)
-        raise KeyboardInterrupt
+    begun: list[bool] = []
+
+    def stopped(trial: Any) -> Any:
+        if begun:
+            raise KeyboardInterrupt
+        return simple(trial)
 
     study = privtune.create_study("open", budget=Budget(4.0, 1e-5, name="open"), storage=storage)
     with pytest.raises(KeyboardInterrupt) as caught:
-        study.optimize(stopped, strategy=privtune.strategies.Fixed(), training=LOOP)
+        study.optimize(
+            stopped, strategy=privtune.strategies.Fixed(), observer=started(begun), **OWN
+        )
     (note,) = caught.value.__notes__
     assert "go on with: the same call" in note
     assert "begins again from its seed" in note

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import privtune
 from privtune.execution.table import make_rounds
@@ -16,10 +14,11 @@ from privtune.ledger import SKIPPED, Ledger
 from privtune.strategies import LiuTalwar, Release
 from privtune.study import Study
 from tests.study.conftest import toy_spec
-from tests.toy import blobs, curated
+from tests.study.elsewhere import OWN, VALIDATION, linear
+from tests.study.test_optimize import started
+from tests.toy import curated
 
 NEVER = 2.0  # an accuracy plus noise stays far below
-DATA = blobs().load()
 SEED = 5
 
 
@@ -81,30 +80,31 @@ def test_how_many_ran_stays_sealed(tmp_path: Path, scores: list[float], first: i
     assert not (study.folder / "sealed" / "arm").exists()
 
 
-def test_an_objective_is_not_called_after_the_threshold(tmp_path: Path) -> None:
+def test_a_build_is_not_called_after_the_threshold(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def objective(trial: privtune.Trial) -> float:
+    def build(trial: privtune.Trial) -> privtune.Candidate:
         calls.append(trial.number)
-        model = nn.Linear(6, 3)
-        private = trial.make_private(model, torch.optim.SGD(model.parameters(), 0.5), DATA.train)
-        for x, y in private.batches():
-            private.step(nn.functional.cross_entropy(private.model(x), y, reduction="none"))
-        return trial.score(model, DATA.validation)
+        return linear(trial)
 
+    begun: list[bool] = []
     study = privtune.create_study(
         "open",
         budget=privtune.Budget(6.0, 1e-5, name="toy"),
         storage=f"sqlite:///{tmp_path / 'open.db'}",
         seed=SEED,
+        stack=1,
     )
+    observer = started(begun)
+    observer.arm_started = lambda plan: calls.clear()
+    public = {**{n: v for n, v in OWN.items() if n != "validation"}}
     release = study.optimize(
-        objective,
+        build,
         strategy=LiuTalwar(mean_runs=12, threshold=0.0),
-        training=privtune.DPSGD(records=240, epochs=1, expected_batch_size=24),
-        validation=privtune.Validation(records=60, public=True),
+        public={"validation": VALIDATION},
+        observer=observer,
+        **public,
     )
     assert not release.is_nothing
-    assert len(calls) == 3, "two rehearsals, and the first trial"
-    assert calls[0] == calls[1] != calls[2]
+    assert len(set(calls)) == 1, "the first trial reaches it"
     assert len(rows(study)) > 1

@@ -16,7 +16,7 @@ from privtune.ledger import LedgerCorruptedError, verify
 from privtune.ledger.round_values import OpenRound
 from privtune.ledger.schema import tasks
 from privtune.study import NullObserver, Study
-from privtune.study._run import _TaskTrainer
+from privtune.study._trainer import TaskTrainer
 from privtune.study.lifecycle import Life, carry_on, new_arm
 from privtune.training.mechanism.streams import Streams
 from tests.ledger.one_task import lease_one
@@ -39,7 +39,7 @@ class Watching:
     """A trainer that notes how far each arm's charge is when its code is given the data."""
 
     life: Life
-    trainer: _TaskTrainer
+    trainer: TaskTrainer
     seen: dict[str, str] = field(default_factory=dict)
 
     def rehearse(self, plan: Any) -> float:
@@ -60,7 +60,7 @@ class Watching:
 def test_every_arm_trains_on_a_started_charge_and_none_shows_its_time(life: Life) -> None:
     task = life.spec.load_task()
     said: list[str] = []
-    trainer = _TaskTrainer(life, task, NullObserver(), life.spec.compute, Executor(), said.append)
+    trainer = TaskTrainer(life, task, NullObserver(), life.spec.compute, Executor(), said.append)
     watching = Watching(life, trainer)
     plans = [arm.plan for arm in life.rows().values()]
     releases = carry_on(life, plans, watching, NullObserver())

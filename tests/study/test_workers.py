@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,15 +20,12 @@ from privtune.ledger import Ledger
 from privtune.strategies import PapernotSteinke
 from privtune.study import Study
 from privtune.study.failures import ArmStoppedError
-from privtune.study.imported import ImportedObjective, ObjectiveChangedError
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
 from tests.study.conftest import toy_spec
-from tests.study.elsewhere import BREAK, VALIDATION, objective
+from tests.study.elsewhere import BREAK, OWN, PATHS
 from tests.tiers import PATIENCE
 
-LOOP = privtune.DPSGD(records=240, epochs=1, expected_batch_size=24)
-PATH = "tests.study.elsewhere:objective"
 ARM = {"name": "arm", "strategy": "papernot-steinke", "mean_runs": 4}
 
 
@@ -111,19 +107,17 @@ def test_two_workers_share_a_round_of_a_task(storage: str, inline: privtune.Stud
 
 
 @pytest.mark.slow
-def test_workers_import_an_objective_by_its_path(storage: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"training": LOOP, "validation": VALIDATION}
-    strategy = PapernotSteinke(mean_runs=3)
+def test_workers_import_what_is_given_by_its_path(storage: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"strategy": PapernotSteinke(mean_runs=3), **PATHS}
+    path = "tests.study.elsewhere:conditional"
     budget = privtune.Budget(4.0, 1e-5, name="b")
 
     def make(url: str) -> privtune.Study:
         return privtune.create_study("s", budget=budget, storage=url, seed=3)
 
-    expected = make(f"sqlite:///{tmp_path / 'inline.db'}").optimize(
-        objective, strategy=strategy, **options
-    )
+    expected = make(f"sqlite:///{tmp_path / 'inline.db'}").optimize(path, **options)
     with workers(storage, study=None):
-        release = make(storage).optimize(PATH, strategy=strategy, executor="external", **options)
+        release = make(storage).optimize(path, executor="external", **options)
     assert release.params == expected.params
     assert torch.allclose(release.weights, expected.weights, atol=1e-5)
     assert charges(storage, "b") == 1
@@ -169,30 +163,6 @@ def test_a_worker_leaves_after_the_rows_that_it_was_given(storage: str) -> None:
     assert len(study.releases()) == 1
 
 
-def test_an_objective_of_another_source_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    module = tmp_path / "their_objective.py"
-    module.write_text("def objective(trial):\n    return 0.0\n")
-    there = ImportedObjective.at("their_objective:objective")
-    assert there == ImportedObjective.of(there.load())
-    assert ImportedObjective.from_json(there.to_json()) == there
-    module.write_text("def objective(trial):\n    return 1.0\n")
-    with pytest.raises(ObjectiveChangedError, match="differs"):
-        there.load()
-    sys.modules.pop("their_objective")
-
-
-def test_functions_that_only_this_process_knows_have_no_path() -> None:
-    assert ImportedObjective.of(lambda trial: 0.0) is None
-    assert ImportedObjective.of(objective) is not None
-    with pytest.raises(InvalidInputError, match=r"package\.module:function"):
-        ImportedObjective.at("no path")
-    with pytest.raises(InvalidInputError, match="cannot be imported"):
-        ImportedObjective.at("tests.study.elsewhere:nothing")
-
-
 def test_executors_are_named(storage: str) -> None:
     assert Executor.of(None, 1) == Executor("inline", 1)
     assert Executor.of(None, 2) == Executor("processes", 2)
@@ -201,10 +171,6 @@ def test_executors_are_named(storage: str) -> None:
     study = privtune.create_study("s", budget=privtune.Budget(4.0, 1e-5, name="b"), storage=storage)
     with pytest.raises(InvalidInputError, match="workers can import"):
         study.optimize(
-            lambda trial: 0.0,
-            strategy=PapernotSteinke(mean_runs=3),
-            training=LOOP,
-            validation=VALIDATION,
-            executor="external",
+            lambda trial: None, strategy=PapernotSteinke(mean_runs=3), executor="external", **OWN
         )
     assert charges(storage, "b") == 0

@@ -284,7 +284,7 @@ def test_a_table_with_a_bad_record_gives_the_release_without_it(
 
 def test_a_task_of_another_type() -> None:
     with pytest.raises(
-        InvalidInputError, match="must be one of tabular, images, text, fine-tuning"
+        InvalidInputError, match="must be one of tabular, images, text, own, fine-tuning"
     ):
         get_task({"type": "audio"})
 

@@ -1,4 +1,4 @@
-"""Open studies and MLflow: a sealed objective cannot log, and what is released is logged."""
+"""Open studies and MLflow: a sealed loss cannot log, and what is released is logged."""
 
 from __future__ import annotations
 
@@ -19,22 +19,17 @@ from privtune.study import SealedError, Study
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.tracking.store import local_uri
 from privtune.tracking.view import VIEW_TAG
-from tests.toy import blobs
+from tests.study.elsewhere import OWN, loss
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-DATA = blobs().load()
-LOOP = privtune.DPSGD(records=240, epochs=1, expected_batch_size=24)
-SPLIT = privtune.Validation(records=60)
+FIXED = {name: value for name, value in OWN.items() if name != "validation"}
 
 
-def objective(trial: privtune.Trial) -> float:
+def build(trial: privtune.Trial) -> privtune.Candidate:
     model = nn.Linear(6, 3)
     rate = trial.suggest_float("rate", 0.1, 2.0, log=True)
-    private = trial.make_private(model, torch.optim.SGD(model.parameters(), rate), DATA.train)
-    for x, y in private.batches():
-        private.step(nn.functional.cross_entropy(private.model(x), y, reduction="none"))
-    return trial.score(model, DATA.validation)
+    return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate))
 
 
 def make(folder: Path, **options: Any) -> Study:
@@ -60,17 +55,17 @@ def test_releases_of_an_open_study_are_logged(tmp_path: Path) -> None:
     study = make(tmp_path)
     observer = MlflowObserver(study)
     told: list[set[str]] = []
-    common = {"training": LOOP, "observer": observer}
+    common = {"observer": observer}
     selection = study.optimize(
-        objective,
+        build,
         strategy=PapernotSteinke(mean_runs=3),
-        validation=SPLIT,
         epsilon=3.0,
         callbacks=[lambda s, _: told.append(set(logged(s)))],
         **common,
+        **OWN,
     )
     fixed = study.optimize(
-        objective, strategy=Fixed(parameters={"rate": 0.5}), epsilon=1.0, **common
+        build, strategy=Fixed(parameters={"rate": 0.5}), epsilon=1.0, **common, **FIXED
     )
     assert observer.unavailable is None
     assert told == [{"papernot-steinke"}]
@@ -86,55 +81,54 @@ def test_releases_of_an_open_study_are_logged(tmp_path: Path) -> None:
     assert not any(name.startswith("system/") for name in sealed.data.metrics)
 
 
-def test_a_sealed_objective_cannot_log_and_goes_on_once_corrected(tmp_path: Path) -> None:
+def test_a_sealed_loss_cannot_log_and_goes_on_once_corrected(tmp_path: Path) -> None:
     theirs = f"sqlite:///{tmp_path / 'theirs.db'}"
     client = MlflowClient(tracking_uri=theirs)
     run = client.create_run(client.create_experiment("theirs", tmp_path.as_uri())).info.run_id
     attempts: list[str] = []
 
-    def talks(trial: privtune.Trial) -> float:
-        score = objective(trial)
+    def talks(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for log in (
-            lambda: client.log_metric(run, "score", score),
-            lambda: mlflow.log_metric("score", score, run_id=run),
+            lambda: client.log_metric(run, "score", 0.5),
+            lambda: mlflow.log_metric("score", 0.5, run_id=run),
         ):
             try:
                 log()
             except SealedError:
                 attempts.append("refused")
-        client.log_metric(run, "score", score)
-        return score
+        client.log_metric(run, "score", 0.5)
+        return loss(model, x, y)
 
     study = make(tmp_path)
-    arm = {"strategy": PapernotSteinke(mean_runs=3), "training": LOOP, "validation": SPLIT}
+    arm: dict[str, Any] = {"strategy": PapernotSteinke(mean_runs=3), **OWN}
     mlflow.set_tracking_uri(theirs)
     try:
         with pytest.raises(SealedError, match="A sealed round is running"):
-            study.optimize(talks, **arm)
+            study.optimize(build, **{**arm, "loss": talks})
     finally:
         mlflow.set_tracking_uri(None)
-    assert attempts == ["refused", "refused"]
+    assert attempts[:2] == ["refused", "refused"]
     assert client.get_run(run).data.metrics == {}, "the store is open again, and empty"
     assert logged(study) == {}
 
     # The mistake is corrected: the arm goes on under the same charge.
     loaded = privtune.load_study("open", storage=study.storage)
-    release = loaded.optimize(objective, observer=MlflowObserver(loaded), epsilon=6.0, **arm)
+    release = loaded.optimize(build, observer=MlflowObserver(loaded), epsilon=6.0, **arm)
     assert 0 < release.guarantee.epsilon <= 6.0
     assert set(logged(loaded)) == {"papernot-steinke"}
 
 
-def test_an_objective_whose_trials_are_paid_for_may_log(tmp_path: Path) -> None:
+def test_a_build_whose_trials_are_paid_for_may_log(tmp_path: Path) -> None:
     theirs = f"sqlite:///{tmp_path / 'theirs.db'}"
     client = MlflowClient(tracking_uri=theirs)
     run = client.create_run(client.create_experiment("theirs", tmp_path.as_uri())).info.run_id
 
-    def talks(trial: privtune.Trial) -> float:
-        client.set_tag(run, "rate", str(trial.suggest_float("rate", 0.1, 2.0)))
-        return objective(trial)
+    def talks(trial: privtune.Trial) -> privtune.Candidate:
+        client.set_tag(run, "rate", str(trial.suggest_float("rate", 0.1, 2.0, log=True)))
+        return build(trial)
 
     study = make(tmp_path)
-    study.optimize(talks, strategy=Fixed(parameters={"rate": 0.5}), training=LOOP)
+    study.optimize(talks, strategy=Fixed(parameters={"rate": 0.5}), **FIXED)
     assert client.get_run(run).data.tags["rate"] == "0.5"
 
 
@@ -142,12 +136,11 @@ def test_paid_for_trials_of_an_open_study_are_child_runs(tmp_path: Path) -> None
     study = make(tmp_path)
     observer = MlflowObserver(study)
     release = study.optimize(
-        objective,
+        build,
         strategy=Everything(trials=3),
         sampler=optuna.samplers.TPESampler(seed=1, n_startup_trials=1),
-        training=LOOP,
-        validation=SPLIT,
         observer=observer,
+        **OWN,
     )
     assert observer.unavailable is None
     runs = logged(study)

@@ -1,167 +1,196 @@
-"""What a trap is: an objective that a user might write, and what must become of it."""
+"""What a trap is: something that a user might write, what becomes of it, and how that is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from privtune.study.trial import Trial
-from privtune.training.own_loop.private_training import PrivateTraining
+import privtune
+from privtune.ledger import Ledger
+from privtune.strategies import Fixed, PapernotSteinke, TrainingPlan
+from privtune.study.build import Built, build_candidate
+from privtune.tasks import Task
+from privtune.tasks.own import own_task
+from privtune.training.engine.candidates import train_made
+from privtune.training.mechanism.kernel import flatten_params
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.scoring import OfRecords, score
+from privtune.training.methods import FixedDPSGD
 
-__all__ = [
-    "HONEST",
-    "Loss",
-    "Pair",
-    "Toy",
-    "Trap",
-    "begin",
-    "by_losses",
-    "by_record",
-    "entering",
-    "linear",
-    "plain",
-    "sgd",
-]
-
-Pair = tuple[torch.Tensor, torch.Tensor]
-Loss = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
-
-RECORDS, HELD_OUT = 60, 30
+T = torch.Tensor
+Pair = tuple[T, T]
+Make = Callable[["Toy"], dict[str, Any]]
+Outcome = Literal["refused", "harmless", "on the page"]
+RECORDS, HELD_OUT, FEATURES, CLASSES, FEW = 60, 30, 6, 3, 12
+BOUND = 0.5
+BUDGET = privtune.Budget(6.0, 1e-5, name="traps")
 
 
 def _blobs(records: int, seed: int) -> Pair:
     generator = torch.Generator().manual_seed(seed)
-    y = torch.randint(3, (records,), generator=generator)
-    return 2.0 * torch.eye(3, 6)[y] + torch.randn(records, 6, generator=generator), y
+    y = torch.randint(CLASSES, (records,), generator=generator)
+    noise = torch.randn(records, FEATURES, generator=generator)
+    return 2.0 * torch.eye(CLASSES, FEATURES)[y] + noise, y
 
 
 @dataclass(frozen=True)
 class Toy:
-    """Made-up records: six numbers and one of three classes each.
-
-    Args:
-        train: Training records.
-        validation: Validation records.
-    """
+    """Made-up records: six numbers and one of three classes each."""
 
     train: Pair = field(default_factory=lambda: _blobs(RECORDS, 1))
     validation: Pair = field(default_factory=lambda: _blobs(HELD_OUT, 2))
 
 
-Objective = Callable[[Trial, Toy], float]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trap:
-    """An objective that looks right.
+    """Something that looks right.
 
     Args:
         name: What it does, in a few words.
-        objective: A function of a trial and of the toy records.
-        verdict: ``refused``: raises an error of PrivTune's, and nothing is released. ``harmless``:
-            runs, and what it releases is what was charged. ``undecidable``: runs, and nothing can
-            see that what was charged is not what it releases.
-        why: One sentence.
-        severity: Of what is undecidable.
-        when: Of what is refused: before anything is charged, or after.
-        arm: Which arm it runs in: ``fixed``; ``selection`` with a private split; ``everything``
-            with a public one.
-        like: Of what is harmless: the honest objective that releases the same weights.
-        loss: Of what is harmless, else: the loss whose records are shown to be bounded one by one.
-        model: Makes the model of that loss.
+        outcome: ``refused``: an error of PrivTune's, nothing is charged. ``harmless``: it runs, and what is
+            released is what was charged. ``on the page``: it runs, and nothing can see that it is not.
+        says: Words of the refusal; why it is harmless; or its name on the page.
+        make: Arguments of ``study.optimize`` that differ from the honest ones.
+        selects: Whether it runs in a selection with a private validation split, or is trained once.
     """
 
     name: str
-    objective: Objective
-    verdict: Literal["refused", "harmless", "undecidable"]
-    why: str
-    severity: Literal["critical", "high", "medium", ""] = ""
-    when: Literal["before", "after", ""] = ""
-    arm: Literal["fixed", "selection", "everything"] = "fixed"
-    like: str = ""
-    loss: Loss | None = None
-    model: Callable[[], nn.Module] | None = None
+    outcome: Outcome
+    says: str
+    make: Make
+    selects: bool = False
 
 
-def entering(zoo: list[Trap], **defaults: Any) -> Callable[..., Callable[[Any], Any]]:
-    """Return what enters objectives into a list."""
+def entering(zoo: list[Trap], argument: str, *, selects: bool = False) -> Callable[..., None]:
+    """Return what enters traps into a list: values of an argument, or functions of the toy records."""
 
-    def enter(verdict: Any, name: str, why: str, **options: Any) -> Callable[[Any], Any]:
-        usual = {**defaults, **({"when": "before"} if verdict == "refused" else {})}
-
-        def entered(objective: Any) -> Any:
-            said = {"name": name, "verdict": verdict, "why": why}
-            zoo.append(Trap(objective=objective, **said, **{**usual, **options}))
-            return objective
-
-        return entered
+    def enter(
+        outcome: Outcome,
+        says: str,
+        traps: Mapping[str, Any],
+        selects: bool = selects,
+        made: bool = False,
+    ) -> None:
+        for name, given in traps.items():
+            make = given if made else lambda toy, given=given: {argument: given}
+            zoo.append(Trap(name=name, outcome=outcome, says=says, make=make, selects=selects))
 
     return enter
 
 
+class Net(nn.Module):
+    """A model of parts, by their names, and of what is done with them."""
+
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *given: Any) -> Any:
+        """Run it."""
+        return self.run(self, *given)
+
+
 def linear() -> nn.Module:
     """Return the smallest model."""
-    return nn.Linear(6, 3)
+    return nn.Linear(FEATURES, CLASSES)
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of every trap that does not say otherwise."""
-    return torch.optim.SGD(model.parameters(), 0.5)
-
-
-def plain(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return one honest loss a record."""
+def plain(model: Any, x: T, y: T) -> T:
+    """Return the loss of a record."""
     return functional.cross_entropy(model(x), y, reduction="none")
 
 
-def begin(
-    trial: Trial,
-    data: Toy,
-    model: nn.Module | None = None,
-    *,
-    optimizer: torch.optim.Optimizer | None = None,
-    train: Any = None,
-    **options: Any,
-) -> tuple[nn.Module, torch.optim.Optimizer, PrivateTraining]:
-    """Return a model, its optimizer and the training that ``make_private`` gives for them."""
+def candidate(model: nn.Module | None = None, rate: float = 0.5, **options: Any) -> Any:
+    """Return a candidate with plain SGD over what is trained."""
     model = linear() if model is None else model
-    optimizer = sgd(model) if optimizer is None else optimizer
-    train = data.train if train is None else train
-    return model, optimizer, trial.make_private(model, optimizer, train, **options)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return privtune.Candidate(model, torch.optim.SGD(trained, rate), **options)
 
 
-def by_record(
-    loss: Loss = plain, model: Callable[[], nn.Module] = linear, **options: Any
-) -> Objective:
-    """Return the objective that hands a loss over record by record."""
-
-    def objective(trial: Trial, data: Toy) -> float:
-        made, _, private = begin(trial, data, model(), **options)
-        private.fit(loss)
-        return trial.score(made, data.validation)
-
-    return objective
+def build(trial: privtune.Trial) -> Any:
+    """Return the honest candidate."""
+    return candidate(rate=trial.suggest_float("rate", 0.1, 1.0))
 
 
-def by_losses(loss: Loss = plain, model: Callable[[], nn.Module] = linear) -> Objective:
-    """Return the objective that computes the losses of a batch by itself, as with Opacus."""
-
-    def objective(trial: Trial, data: Toy) -> float:
-        made, _, private = begin(trial, data, model())
-        for x, y in private.batches():
-            private.step(loss(private.model, x, y))
-        return trial.score(made, data.validation)
-
-    return objective
+def _arguments(trap: Trap, toy: Toy) -> dict[str, Any]:
+    honest = {"build": build, "loss": plain, "score": "accuracy", "classes": CLASSES}
+    torch.manual_seed(0)  # what a trap makes by the way is the same each time
+    own = {**honest, **trap.make(toy)}
+    return own if "data" in own else {"train": toy.train, "validation": toy.validation, **own}
 
 
-HONEST: dict[str, Objective] = {
-    "by record": by_record(),
-    "by losses": by_losses(),
-}
-"""What harmless traps are held against."""
+def run(trap: Trap) -> tuple[Exception | None, int]:
+    """Run a trap by ``study.optimize``; return what it raised, and how many charges there are."""
+    strategy = PapernotSteinke(mean_runs=2) if trap.selects else Fixed()
+    failed: Exception | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        storage = f"sqlite:///{Path(folder) / 'privtune.db'}"
+        study = privtune.create_study("zoo", budget=BUDGET, storage=storage, seed=1)
+        arguments = {"strategy": strategy, "epochs": 0.4, "expected_batch_size": FEW}
+        try:
+            arguments |= _arguments(trap, Toy())
+            study.optimize(arguments.pop("build"), **arguments)
+        except Exception as error:
+            failed = error
+        with Ledger(storage) as ledger:
+            charged = len(ledger.charges(BUDGET.name))
+            assert bool(study.releases()) == (failed is None)
+    return failed, charged
+
+
+def share(trap: Trap) -> float:
+    """Return how far the sum of clipped gradients moves when one record leaves, over hostile ones."""
+    return _moved(lambda pair: _summed(*_built(trap, Toy(train=pair))))
+
+
+def scored_share(trap: Trap, bound: float) -> float:
+    """Return how far the sum of scores moves when one record leaves, over hostile ones."""
+    return _moved(lambda pair: _scored(*_built(trap, Toy(validation=pair)), bound))
+
+
+def _moved(measure: Callable[[Pair], T]) -> float:
+    """Return how far a sum over a few records moves, the first of which move as much as they can."""
+    x, y = (t[:FEW].clone() for t in Toy().train)
+    x[0], x[1], x[2, :3], x[3] = 1e4 * x[0], 0.0, 1e9, x[4]
+    whole, kept = measure((x, y)), [torch.arange(FEW) != left for left in range(6)]
+    return max(float((whole - measure((x[rows], y[rows]))).norm()) for rows in kept)
+
+
+def _built(trap: Trap, toy: Toy) -> tuple[Task, Built]:
+    own = _arguments(trap, toy)
+    task = own_task(own.pop("build"), **own)
+    training = TrainingPlan(Schedule(FEW, 1.0, 1), FixedDPSGD(0.0))
+    return task, build_candidate(task, training, secret=bytes(32), fixed={})
+
+
+def _summed(task: Task, built: Built) -> T:
+    before = flatten_params(built.model).clone()
+    trained = [p for p in built.model.parameters() if p.requires_grad]
+    values, optimizer = {"max_grad_norm": BOUND}, torch.optim.SGD(trained, float(FEW))
+    made = replace(built.made, optimizer=optimizer, scheduler=None, values=values)
+    data = replace(task.load().train, sealed_size=True)
+    training = FixedDPSGD(0.0), Schedule(FEW, 1.0, 1)
+    (outcome,) = train_made(*training, [made], loss_of=task.record_loss, data=data)
+    return outcome.params - before
+
+
+def _scored(task: Task, built: Built, bound: float) -> T:
+    assert task.score_of is not None
+    noise = {"mechanism": "gaussian", "standard_deviation": 0.0}
+    terms: Any = SimpleNamespace(metric="cost", options={}, bound=bound, records=FEW, **noise)
+    found = score(
+        terms, built.model, task.load().validation,
+        rng=np.random.default_rng(0), loss=OfRecords(task.score_of),
+    )  # fmt: skip
+    return torch.tensor([FEW * found], dtype=torch.float64)

@@ -61,13 +61,15 @@ class Middle:
         step: How many steps are done.
         state: The method's state.
         history: What the method reported, by step.
-        snapshots: Copies of the parameters, by step.
+        snapshots: Copies of the average, by step.
+        average: The average of the iterates, shape ``[1, P]``; None where it is the last one.
     """
 
     step: int
     state: Any
     history: Sequence[Mapping[str, torch.Tensor]]
     snapshots: Mapping[int, torch.Tensor]
+    average: torch.Tensor | None = None
 
 
 class Checkpoint:
@@ -125,6 +127,7 @@ class Checkpoint:
         self._seen.clear()
         self._seen.update({tuple(shape): count for shape, count in facts["seen"]})
         report = of_prefix("report", tensors)
+        average = tensors.get("average")
         return Middle(
             facts["step"],
             restore_state(self._start, of_prefix("state", tensors)),
@@ -133,6 +136,7 @@ class Checkpoint:
                 for step in range(facts["step"])
             ],
             {int(step): kept for step, kept in of_prefix("snapshot", tensors).items()},
+            None if average is None else average.to(self._device),
         )
 
     def after(self, middle: Middle) -> None:
@@ -155,6 +159,7 @@ class Checkpoint:
             **prefixed("oracle", self._oracle.position()),
             **prefixed("report", report),
             **prefixed("snapshot", snapshots),
+            **({} if middle.average is None else {"average": middle.average}),
         }
         facts = {
             "about": self._about,

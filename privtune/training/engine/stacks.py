@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -20,6 +20,7 @@ from privtune.training.mechanism.sampling import GRANULE, padded
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.transcript import Transcript
+from privtune.training.methods._rate_schedule import average_weights
 
 __all__ = [
     "STACK_BYTES",
@@ -235,12 +236,12 @@ class Trained:
     """What became of one candidate.
 
     Args:
-        params: Final parameters, shape ``[P]``.
+        params: What is released: the method's average of the parameters, shape ``[P]``.
         report: What the method reported, by name, one value a step.
         transcript: What was released.
         gradient_evaluations: Realised per-sample gradients. Sealed.
         nonfinite: Records that counted as zero, by sample: see ``TrainingResult``. Sealed.
-        snapshots: Parameters after some of the steps, by step, on the CPU, shape ``[P]``.
+        snapshots: The average after some of the steps, by step, on the CPU, shape ``[P]``.
     """
 
     params: torch.Tensor
@@ -261,6 +262,7 @@ def run_stack(
     on_step: OnStep | None,
     snapshots_at: Collection[int] = (),
     checkpoint: Checkpoint | None = None,
+    look: Callable[[int, torch.Tensor], object] | None = None,
 ) -> list[Trained]:
     """Train one stack from its initial state; candidates leave it when their steps are done.
 
@@ -271,19 +273,22 @@ def run_stack(
         steps: Steps of each candidate.
         paces: Factors on the learning rate of each candidate, one a step.
         on_step: Called after every step.
-        snapshots_at: Steps after which to keep a copy of the parameters.
+        snapshots_at: Steps after which to keep a copy of the average.
         checkpoint: Where a stack of one goes on from, and what it keeps.
+        look: Called with the step and the parameters, ``[P]``, where a stack of one keeps a copy.
     """
     alive = list(range(len(steps)))
     outcomes: dict[int, Trained] = {}
     reports: list[dict[str, torch.Tensor]] = [{} for _ in steps]
     snapshots: list[dict[int, torch.Tensor]] = [{} for _ in steps]
     history: list[Mapping[str, torch.Tensor]] = []
-    first = 0
+    first, mean = 0, state.params
     if checkpoint is not None:
         kept = checkpoint.load()
         first, state, history = kept.step, kept.state, list(kept.history)
+        mean = state.params if kept.average is None else kept.average
         snapshots[0].update(kept.snapshots)
+    averages = _Averages(getattr(method, "average", "last"), steps, like=state.params)
     level = all(pace == 1.0 for each in paces for pace in each)
     by_step = [] if level else list(zip_longest(*paces, fillvalue=1.0))
     factors = sent(torch.tensor(by_step, dtype=state.params.dtype), state.params.device)
@@ -291,16 +296,20 @@ def run_stack(
         if not level:
             oracle.pace = factors[step]
         state = method.update(state, oracle)
+        mean = averages.after(step, mean, state.params)
         history.append(method.report(state))
         if on_step is not None:
             on_step(step, history[-1])
         if step in snapshots_at:
             for row, k in enumerate(alive):
-                snapshots[k][step] = state.params[row].detach().to("cpu", copy=True)
+                snapshots[k][step] = mean[row].detach().to("cpu", copy=True)
+            if look is not None and len(steps) == 1:
+                look(step, snapshots[0][step])
         done = [row for row, k in enumerate(alive) if steps[k] == step + 1]
         if not done:
             if checkpoint is not None:
-                checkpoint.after(Middle(step + 1, state, history, snapshots[0]))
+                own = None if mean is state.params else mean
+                checkpoint.after(Middle(step + 1, state, history, snapshots[0], own))
             continue
         for row, k in enumerate(alive):
             _extend(reports[k], history, row)
@@ -309,7 +318,7 @@ def run_stack(
         for row in done:
             k = alive[row]
             outcomes[k] = Trained(
-                state.params[row].detach().clone(),
+                mean[row].detach().clone(),
                 reports[k],
                 transcripts[row],
                 int(oracle.gradient_evaluations[row]),
@@ -318,11 +327,41 @@ def run_stack(
             )
         left = [row for row in range(len(alive)) if row not in done]
         if left:
-            state = _rows_of(state, left, len(alive))
+            state, mean = _rows_of(state, left, len(alive)), mean[left]
+            averages.keep(left)
             oracle.keep(left)
             factors = factors if level else factors[:, left]
         alive = [alive[row] for row in left]
     return [outcomes[k] for k in range(len(steps))]
+
+
+class _Averages:
+    """The weight of every step in each candidate's average.
+
+    Args:
+        average: Of the method's: see ``average_weights``.
+        steps: Steps of each candidate.
+        like: A tensor where the parameters are.
+    """
+
+    def __init__(self, average: str, steps: Sequence[int], *, like: torch.Tensor) -> None:
+        each = [average_weights(average, count) for count in steps]
+        # A done candidate has left the stack: what its column is filled up with has no part in anything.
+        rows = list(zip_longest(*each, fillvalue=1.0))
+        self._weights = sent(torch.tensor(rows, dtype=like.dtype), like.device)
+        self._moving = [min(row) < 1.0 for row in rows]
+
+    def after(self, step: int, mean: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+        """Return the averages after a step, shape ``[K, P]``: of weight 1 the iterates themselves."""
+        if not self._moving[step]:
+            return params
+        weight = self._weights[step].unsqueeze(1)
+        # Chosen, not multiplied: before its last half, no earlier iterate has a part in the average.
+        return torch.where(weight < 1.0, mean + weight * (params - mean), params)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep some of the candidates."""
+        self._weights = self._weights[:, list(rows)]
 
 
 def _extend(

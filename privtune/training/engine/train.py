@@ -20,8 +20,10 @@ from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.checkpoint import Checkpoint, Keeper
 from privtune.training.engine.compiling import Shape
 from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
+from privtune.training.engine.coupled import refuse_memory
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.one_by_one import OneByOneKernel
+from privtune.training.engine.program import program_of
 from privtune.training.engine.stacks import (
     Memory,
     Split,
@@ -33,7 +35,8 @@ from privtune.training.engine.stacks import (
     split,
 )
 from privtune.training.engine.threads import Job, OnStep, side_by_side
-from privtune.training.mechanism.data import Data, TensorData, fingerprint, targets_are_classes
+from privtune.training.mechanism.data import TensorData, fingerprint, targets_are_classes
+from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import (
     Kernel,
     Layout,
@@ -44,7 +47,6 @@ from privtune.training.mechanism.kernel import (
     same_fixed,
     say_once,
 )
-from privtune.training.mechanism.meaning import meaning_of
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.records import find_facts
 from privtune.training.mechanism.schedule import Schedule
@@ -56,7 +58,7 @@ from privtune.training.methods._rate_schedule import SEARCHED, rate_factors
 if TYPE_CHECKING:
     from privtune.training.methods._base import Candidate, Method
 
-__all__ = ["TrainingResult", "losses_of", "train"]
+__all__ = ["Training", "TrainingResult", "choose_kernel", "held_to_facts", "losses_of", "train"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +92,7 @@ def train(
     *,
     model: Callable[[], nn.Module],
     loss: Loss,
-    data: Data,
+    data: TensorData,
     candidates: Sequence[Candidate],
     secrets: Sequence[bytes],
     device: str = "auto",
@@ -137,89 +139,154 @@ def train(
     ``method.event(schedule)`` describes; no candidate's data or divergence touches another's bits.
     """
     _check_secrets(candidates, secrets)
-    stack, place = check_stack(stack), torch.device(check_device(device))
-    local = data.to(place)
+    place = torch.device(check_device(device))
+    local, loss_of = data.to(place), OfOutputs(loss)
     counts = _steps(schedule, steps, len(candidates))
-    paces = _paces(method, schedule, candidates, counts)
-    left = [{n: v for n, v in candidate.items() if n not in SEARCHED} for candidate in candidates]
-    kernel = choose_kernel(
-        model, OfOutputs(loss), local, place, compiled=compiled, precision=precision
+    # Made from another stream than any candidate's: what is frozen must not come from a stream.
+    first = _made(model, Streams(Streams(secrets[0]).key("kernel")))
+    kernel = choose_kernel(first, loss_of, local, place, compiled=compiled, precision=precision)
+    training = Training(
+        method=method,
+        schedule=schedule,
+        kernel=kernel,
+        data=held_to_facts(local, kernel, loss_of, place),
+        values=candidates,
+        secrets=secrets,
+        steps=counts,
+        paces=_paces(method, schedule, candidates, counts),
+        initial=lambda k: _initial(_made(model, Streams(secrets[k])), kernel),
+        device=place,
+        stack=check_stack(stack),
+        noise=noise,
+        snapshots_at=snapshots_at,
+        keeper=keeper if len(candidates) == 1 else None,
     )
-    facts = find_facts(lambda x, y: loss(kernel.module(x), y), *local.like, device=place)
-    local = local.held_to(facts)
-    memory = memory_model(kernel, longest=longest_sample(schedule))
-    division = _division(method, kernel, memory, counts, stack=stack, data=local, device=place)
+    return _joined(training.run(on_step), schedule.steps)
 
-    # Before any thread runs: one that runs the model itself puts other weights into it, and these are
-    # held against it.
-    early = range(len(counts)) if division.threads > 1 else ()
-    first = {k: _initial(model, Streams(secrets[k]), kernel) for k in early}
 
-    def started(members: Sequence[int]) -> Job[list[Trained]]:
-        """Return the training of a stack, its models made and its state initialised."""
-        streams = [Streams(secrets[k]) for k in members]
-        oracle = StackOracle(
-            dataclasses.replace(schedule, steps=max(counts[k] for k in members)),
-            data=local,
-            kernel=kernel,
-            streams=streams,
-            device=place,
-            physical_rows=memory.piece,
-            noise=noise,
+@dataclass(frozen=True, eq=False)
+class Training:
+    """The training of some candidates whose passes one kernel computes.
+
+    Args:
+        method: The training method.
+        schedule: Records, sampling rate and steps.
+        kernel: Computes the passes.
+        data: The private records, on the device.
+        values: Hyperparameters of each.
+        secrets: 32 bytes of each.
+        steps: Of each.
+        paces: Factors on the learning rate of each, one a step.
+        initial: Returns the first parameters of a candidate, by number, shape ``[P]``.
+        device: Where to train.
+        places: Where the parameters of each lie in those of the kernel, if its model is wider.
+        stack: How many to train at once, or ``"auto"``.
+        noise: Source and treatment of the noise.
+        snapshots_at: Steps after which to keep a copy of the parameters.
+        keeper: Where a stack of one keeps its checkpoint.
+        look: Called where a stack of one keeps a copy.
+    """
+
+    method: Method[Any]
+    schedule: Schedule
+    kernel: Kernel
+    data: TensorData
+    values: Sequence[Candidate]
+    secrets: Sequence[bytes]
+    steps: Sequence[int]
+    paces: Sequence[Sequence[float]]
+    initial: Callable[[int], torch.Tensor]
+    device: torch.device
+    places: Sequence[torch.Tensor] | None = None
+    stack: int | Literal["auto"] = "auto"
+    noise: NoiseOptions | None = None
+    snapshots_at: Collection[int] = ()
+    keeper: Keeper | None = None
+    look: Callable[[int, torch.Tensor], object] | None = None
+
+    def run(self, on_step: OnStep | None = None) -> list[Trained]:
+        """Train all of them; return what became of each, in order.
+
+        Args:
+            on_step: Called after every step of every stack.
+
+        Raises:
+            TranscriptMismatchError: If more or less was released than the method's event charges.
+        """
+        memory = memory_model(self.kernel, longest=longest_sample(self.schedule))
+        division = self._division(memory)
+        # Before any thread runs: one that runs the model itself puts other weights into it, and what is
+        # made is held against these.
+        early = range(len(self.steps)) if division.threads > 1 else ()
+        first = {k: self.initial(k) for k in early}
+        started = partial(self._started, memory, first)
+        with sums_in_float32():
+            done = side_by_side(map(started, division.stacks), division.threads, on_step)
+        found = _in_order(division.stacks, done)
+        _check_transcripts(self.method, self.schedule, found, self.steps)
+        return found
+
+    def _division(self, memory: Memory) -> Split:
+        """Return how candidates are trained."""
+        return split(
+            self.kernel,
+            memory,
+            steps=self.steps,
+            stack=None if self.stack == "auto" else self.stack,
+            together=getattr(self.method, "open_ended", False),
+            cores=torch.get_num_threads() if self.device.type == "cpu" else 1,
         )
-        multiple = granule(oracle.schedule, memory.row_bytes, len(members))
-        oracle.compute_at_once(memory.piece, multiple)
-        params = torch.stack(
-            [
-                first.pop(k) if k in first else _initial(model, s, kernel)
-                for k, s in zip(members, streams, strict=True)
-            ]
-        ).to(place)
-        state, checkpoint = method.init(params, [left[k] for k in members]), None
-        if keeper is not None and len(candidates) == 1:
-            about = (method, oracle.schedule, candidates, noise, fingerprint(local), kernel.module)
-            own = streams[0].key("checkpoint").hex()
-            seen = kernel.seen if isinstance(kernel, BatchedKernel) else Counter[Shape]()
-            checkpoint = Checkpoint(keeper, repr((own, *about)), state, oracle, seen)
+
+    def _started(
+        self, memory: Memory, first: dict[int, torch.Tensor], members: Sequence[int]
+    ) -> Job[list[Trained]]:
+        """Return the training of a stack, its models made and its state initialised."""
+        streams = [Streams(self.secrets[k]) for k in members]
+        oracle = StackOracle(
+            dataclasses.replace(self.schedule, steps=max(self.steps[k] for k in members)),
+            data=self.data,
+            kernel=self.kernel,
+            streams=streams,
+            device=self.device,
+            physical_rows=memory.piece,
+            noise=self.noise,
+            places=None if self.places is None else [self.places[k] for k in members],
+        )
+        oracle.compute_at_once(
+            memory.piece, granule(oracle.schedule, memory.row_bytes, len(members))
+        )
+        flats = [first.pop(k) if k in first else self.initial(k) for k in members]
+        own = [{n: v for n, v in self.values[k].items() if n not in SEARCHED} for k in members]
+        state = self.method.init(torch.stack(flats).to(self.device), own)
+        checkpoint = None
+        if self.keeper is not None and len(members) == 1:
+            checkpoint = self._checkpoint(self.keeper, members[0], oracle, state)
         return partial(
             run_stack,
-            method,
+            self.method,
             state,
             oracle,
-            steps=[counts[k] for k in members],
-            paces=[paces[k] for k in members],
-            snapshots_at=snapshots_at,
+            steps=[self.steps[k] for k in members],
+            paces=[self.paces[k] for k in members],
+            snapshots_at=self.snapshots_at,
             checkpoint=checkpoint,
+            look=self.look,
         )
 
-    with sums_in_float32():
-        done = side_by_side(map(started, division.stacks), division.threads, on_step)
-    found = _in_order(division.stacks, done)
-    _check_transcripts(method, schedule, found, counts)
-    return _joined(found, schedule.steps)
+    def _checkpoint(self, keeper: Keeper, k: int, oracle: StackOracle, state: Any) -> Checkpoint:
+        kernel, own = self.kernel, Streams(self.secrets[k]).key("checkpoint").hex()
+        about = (self.method, oracle.schedule, self.values[k], tuple(self.paces[k]), self.noise)
+        seen = kernel.seen if isinstance(kernel, BatchedKernel) else Counter[Shape]()
+        training = repr((own, *about, fingerprint(self.data), kernel.module))
+        return Checkpoint(keeper, training, state, oracle, seen)
 
 
-def _division(
-    method: Method[Any],
-    kernel: Kernel,
-    memory: Memory,
-    counts: Sequence[int],
-    *,
-    stack: int | Literal["auto"],
-    data: Data,
-    device: torch.device,
-) -> Split:
-    """Return how candidates are trained."""
-    # A data set of a user's reads its records where it always did: in one thread.
-    in_memory = device.type == "cpu" and isinstance(data, TensorData)
-    return split(
-        kernel,
-        memory,
-        steps=counts,
-        stack=None if stack == "auto" else stack,
-        together=getattr(method, "open_ended", False),
-        cores=torch.get_num_threads() if in_memory else 1,
-    )
+def held_to_facts(
+    data: TensorData, kernel: Kernel, loss_of: LossOf, device: torch.device
+) -> TensorData:
+    """Return data of which records that a model's tables and classes cannot hold count as unusable."""
+    facts = find_facts(lambda x, y: loss_of(kernel.module, x, y), *data.like, device=device)
+    return data.held_to(facts)
 
 
 def _in_order(stacks: Sequence[Sequence[int]], done: Sequence[Sequence[Trained]]) -> list[Trained]:
@@ -233,14 +300,14 @@ def _check_transcripts(
     method: Method[Any], schedule: Schedule, outcomes: Sequence[Trained], counts: Sequence[int]
 ) -> None:
     """Hold what was released for each candidate against what was charged: no more and no less."""
+    events = {n: method.event(dataclasses.replace(schedule, steps=n)) for n in set(counts)}
     for outcome, count in zip(outcomes, counts, strict=True):
-        event = method.event(dataclasses.replace(schedule, steps=count))
-        outcome.transcript.check_within(event)
-        outcome.transcript.check_whole(event)
+        outcome.transcript.check_within(events[count])
+        outcome.transcript.check_whole(events[count])
 
 
 def losses_of(
-    model: Callable[[], nn.Module], loss: Loss, data: Data, weights: torch.Tensor
+    model: Callable[[], nn.Module], loss: Loss, data: TensorData, weights: torch.Tensor
 ) -> torch.Tensor:
     """Return the loss of every record as a training computes it, without dropout, shape ``[N]``.
 
@@ -252,7 +319,7 @@ def losses_of(
     """
     place = torch.device("cpu")
     records = len(data)
-    kernel = choose_kernel(model, OfOutputs(loss), data, place)
+    kernel = choose_kernel(model(), OfOutputs(loss), data, place)
     x, y, _ = data.fetch(torch.arange(records))
     flat = weights.unsqueeze(0)
     mask = flat.new_ones(1, records)
@@ -287,18 +354,28 @@ def _steps(schedule: Schedule, steps: Sequence[int] | None, candidates: int) -> 
 
 
 def choose_kernel(
-    model: Callable[[], nn.Module],
+    module: nn.Module,
     loss_of: LossOf,
-    data: Data,
+    data: TensorData,
     device: torch.device,
     *,
     compiled: bool = False,
     precision: str = "float32",
+    program: Hashable = None,
 ) -> Kernel:
     """Return the batched kernel, or one that takes record after record for a model that it cannot take.
 
     Whoever runs such a model on a batch trusts that its way hangs on no record but its own: a scale
     that is read from the batch where a pixel is above 1 shows on no record that is made up.
+
+    Args:
+        module: The model. The kernel runs a copy of it.
+        loss_of: The loss of a record.
+        data: Gives the shapes and types of records.
+        device: Where to compute.
+        compiled: Whether to compile what is common.
+        precision: Of passes.
+        program: What tells the program of model and loss apart, where it is known; else it is captured.
     """
     x, y = data.like
     classes = targets_are_classes(data)
@@ -307,40 +384,49 @@ def choose_kernel(
         raise InvalidInputError(
             "precision", precision, "is not compiled", "Leave compile off, or precision float32."
         )
-    # A pass that was captured holds what its code read then: another number of a module's is another.
-    own_loss = loss_of.loss if isinstance(loss_of, OfOutputs) else loss_of
-    read = (meaning_of(model), meaning_of(own_loss))
+    if program is None:
+        found = program_of(module, loss_of, x, y)
+        program = None if found is None else found.digest
     seen = (x.shape, x.dtype, y.shape, y.dtype)
-    key = (model, loss_of, read, seen, device, classes, compiled, low)
+    key = (program, seen, device, classes, compiled, low)
+    known = _kernels.get(key)
+    if known is not None and same_fixed(module, known.module):
+        return known
+    refuse_memory(module, loss_of, x, y)
     try:
-        if key not in _kernels:
-            while len(_kernels) >= _KERNELS:
-                _kernels.pop(next(iter(_kernels)))
-            _kernels[key] = BatchedKernel(
-                model,
-                loss_of,
-                x=x,
-                y=y,
-                device=device,
-                all_classes=classes,
-                compiled=compiled,
-                low=low,
-            )
-        return _kernels[key]
+        kernel = BatchedKernel(
+            lambda: fresh(module, trained=True)[0],
+            loss_of,
+            x=x,
+            y=y,
+            device=device,
+            all_classes=classes,
+            compiled=compiled,
+            low=low,
+        )
     except NotBatchableError as reason:
+        name = type(module).__name__
         if low is not None:
             raise InvalidInputError(
                 "precision",
                 precision,
-                f"does not suit {type(model()).__name__} ({reason})",
+                f"does not suit {name} ({reason})",
                 "Leave it out: float32 is the default.",
             ) from reason
-        kernel = OneByOneKernel.of(model, loss_of, x=x, y=y, device=device)
+        single = OneByOneKernel.of(
+            lambda: fresh(module, trained=True)[0], loss_of, x=x, y=y, device=device
+        )
         say_once(
-            f"{type(kernel.module).__name__} cannot be trained in stacks ({reason}): each record is "
+            f"{name} cannot be trained in stacks ({reason}): each record is "
             "computed in a pass of its own, which costs many times as much."
         )
-        return kernel
+        return single
+    if program is not None:
+        _kernels.pop(key, None)
+        while len(_kernels) >= _KERNELS:
+            _kernels.pop(next(iter(_kernels)))
+        _kernels[key] = kernel
+    return kernel
 
 
 _LOW = {"float32": None, "bfloat16": torch.bfloat16}
@@ -375,10 +461,14 @@ def _joined(outcomes: Sequence[Trained], steps: int) -> TrainingResult:
     )
 
 
-def _initial(model: Callable[[], nn.Module], streams: Streams, kernel: Kernel) -> torch.Tensor:
-    """Initialise the model from the candidate's stream, leaving the global generator as it was."""
+def _made(model: Callable[[], nn.Module], streams: Streams) -> nn.Module:
+    """Initialise a model from the candidate's stream, leaving the global generator as it was."""
     with Initialisation(streams):
-        module = model()
+        return model()
+
+
+def _initial(module: nn.Module, kernel: Kernel) -> torch.Tensor:
+    """Return the parameters of a model, if the kernel computes its passes."""
     if Layout(module).shapes != kernel.layout.shapes or not same_fixed(module, kernel.module):
         raise InvalidInputError(
             "model",

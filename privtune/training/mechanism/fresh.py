@@ -18,7 +18,7 @@ __all__ = ["fresh", "unwritten"]
 _EMPTY = (OrderedDict, dict, list, set)
 
 
-def fresh(model: nn.Module, beside: Any = None) -> tuple[nn.Module, Any]:
+def fresh(model: nn.Module, beside: Any = None, *, trained: bool = False) -> tuple[nn.Module, Any]:
     """Return a copy of a model that shares its parameters and nothing else that a pass may write.
 
     Attributes, lists and buffers that a pass changes change in the copy alone. What no copy can be
@@ -27,6 +27,7 @@ def fresh(model: nn.Module, beside: Any = None) -> tuple[nn.Module, Any]:
     Args:
         model: The model.
         beside: What may refer to it or keep something too, such as its loss; copied along.
+        trained: Whether parameters that require gradients are copied, too.
 
     Example:
         >>> from torch import nn
@@ -37,6 +38,9 @@ def fresh(model: nn.Module, beside: Any = None) -> tuple[nn.Module, Any]:
         (True, False)
     """
     memo: dict[int, Any] = {id(p): p for p in model.parameters()}
+    if trained:
+        own = (p for p in model.parameters() if p.requires_grad)
+        memo |= {id(p): nn.Parameter(p.detach().clone()) for p in own}
     parts = list(model.modules())
     compiled = [part for part in parts if isinstance(part, torch.jit.ScriptModule)]
     memo |= {id(part): part for part in compiled}  # a copy of such would bring weights of its own

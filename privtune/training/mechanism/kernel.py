@@ -276,7 +276,9 @@ def share_flat(module: nn.Module) -> torch.Tensor:
 
 
 def load_params(module: nn.Module, flat: torch.Tensor) -> None:
-    """Write a vector of shape ``[P]`` into the trainable parameters of ``module``.
+    """Give the trainable parameters of ``module`` the values of a vector of shape ``[P]``, in new memory.
+
+    What they were made of, such as a table of the user's own, stays as it is: a later trial may start from it.
 
     Raises:
         InvalidInputError: If the vector has another length than the trainable parameters.
@@ -285,6 +287,5 @@ def load_params(module: nn.Module, flat: torch.Tensor) -> None:
     if flat.shape != (layout.size,):
         raise InvalidInputError("flat", tuple(flat.shape), f"must have shape ({layout.size},)")
     named = dict(module.named_parameters())
-    with torch.no_grad():
-        for name, value in layout.unflatten(flat).items():
-            named[name].copy_(value)
+    for name, value in layout.unflatten(flat.detach()).items():
+        named[name].data = value.to(named[name], copy=True)

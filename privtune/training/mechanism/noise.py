@@ -23,7 +23,7 @@ from privtune.training.mechanism.device import looks_freely, sent
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
 
-__all__ = ["VALUES", "NoiseSource", "add_noise", "noise_scale"]
+__all__ = ["VALUES", "NoiseSource", "PlacedNoise", "add_noise", "noise_scale"]
 
 VALUES = 2
 """Which values a secret gives: where that is another number, no training goes on in its middle."""
@@ -209,6 +209,45 @@ class NoiseSource:
         else:
             _gaussian(out, sources)
         return block.unbind(1)
+
+
+class PlacedNoise(NoiseSource):
+    """Noise of candidates whose parameters lie at some places of longer vectors: zero beside them.
+
+    Args:
+        streams: One for each candidate.
+        device: Where the noise is needed.
+        dtype: Type of the parameters.
+        options: Source and treatment.
+        places: Where the parameters of each lie, whole numbers below ``size``.
+        size: Length of the vectors.
+
+    **Guarantee**: at its places, a candidate's noise is what it draws alone, where its vector is its own.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Streams],
+        device: torch.device,
+        dtype: torch.dtype,
+        options: NoiseOptions | None,
+        *,
+        places: Sequence[torch.Tensor],
+        size: int,
+    ) -> None:
+        super().__init__(streams, device, dtype, options)
+        self._own = [NoiseSource([stream], device, dtype, options) for stream in streams]
+        self._lengths, self._size = [len(place) for place in places], size
+        self._index = torch.cat([place + k * size for k, place in enumerate(places)]).to(device)
+
+    def gaussian(self, size: int) -> torch.Tensor:
+        """Return standard normal values, shape ``[K, size]``; for whole vectors at their places."""
+        if size != self._size:
+            return super().gaussian(size)
+        pairs = zip(self._own, self._lengths, strict=True)
+        drawn = torch.cat([own.gaussian(length)[0] for own, length in pairs])
+        out = drawn.new_zeros(len(self._own) * size)
+        return out.index_copy_(0, self._index, drawn).view(-1, size)
 
 
 def _gaussian(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
@@ -131,29 +131,30 @@ class RecordTree:
     """A record of several tensors: one of inputs and a target within, a dict or tuple for a loop.
 
     The target of a dict is its ``labels``, else its ``label``, else what stands last in it; that of a
-    tuple stands last.
+    tuple stands last. A dict or tuple of one entry has none.
 
     Args:
         inputs: How all but the target lie in one tensor.
         names: Of a dict's entries, in order; empty for a tuple.
-        target: The name of the target.
+        target: The name of the target; empty where there is none.
         size: How many entries there are.
-        given: The tensors that the inputs of whole data were given as, to be watched.
     """
 
     inputs: Packing
     names: tuple[str, ...]
     target: str
     size: int
-    given: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
-    def split(cls, records: Any) -> tuple[RecordTree | None, torch.Tensor, torch.Tensor]:
+    def split(
+        cls, records: Any, target: str | None = None
+    ) -> tuple[RecordTree | None, torch.Tensor, torch.Tensor]:
         """Return what records are made of, their inputs in one tensor, and their targets.
 
         Args:
-            records: A mapping or a tuple of at least two tensors or trees of tensors. Of a pair of
-                tensors nothing is packed.
+            records: A mapping or a tuple of tensors or trees of tensors. Of a pair of tensors nothing is
+                packed. The target of one entry alone is 0, which nobody reads.
+            target: The name of a mapping's target, unless it is ``labels``, ``label`` or the last.
 
         Raises:
             InvalidInputError: If they hold anything else, a target is no tensor, or not all of the
@@ -163,11 +164,16 @@ class RecordTree:
 
         tensors, _ = _flat(records)
         names: tuple[str, ...] = ()
-        if len(records) < 2:
-            raise InvalidInputError("dataset", "one part", "must hold inputs and a target")
+        if not tensors:
+            raise InvalidInputError("dataset", "nothing", "must hold inputs and a target")
+        if len(records) == 1:
+            names = tuple(records) if isinstance(records, Mapping) else ()
+            packing = Packing.of(records)
+            y = torch.zeros(len(tensors[0]))
+            return cls(packing, names, "", 1), packing.pack(records), y
         if isinstance(records, Mapping):
             names = tuple(records)
-            target = next((name for name in TARGETS if name in records), names[-1])
+            target = target or next((name for name in TARGETS if name in records), names[-1])
             rest: Any = {name: part for name, part in records.items() if name != target}
             y = records[target]
         else:
@@ -178,8 +184,7 @@ class RecordTree:
         if isinstance(rest, torch.Tensor):
             return None, rest, y
         packing = Packing.of(rest)
-        given = tuple(tensor for tensor in tensors if tensor is not y)
-        return cls(packing, names, target, len(records), given), packing.pack(rest), y
+        return cls(packing, names, target, len(records)), packing.pack(rest), y
 
     def record(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         """Return records as a loop sees them.
@@ -189,6 +194,8 @@ class RecordTree:
             y: Their targets.
         """
         inputs = self.inputs.unpack(x)
+        if not self.target:
+            return inputs
         if self.names:
             return {name: y if name == self.target else inputs[name] for name in self.names}
         return (inputs, y) if self.size == 2 else (*inputs, y)

@@ -151,7 +151,7 @@ def measure(
     data: TensorData,
     *,
     rng: np.random.Generator,
-    loss: Loss = cross_entropy,
+    loss: Loss | OfRecords = cross_entropy,
 ) -> Measured | None:
     """Return the metric of a model with its interval; None for weights that are not finite.
 
@@ -177,7 +177,7 @@ def measure_each(
     data: TensorData,
     *,
     rng: np.random.Generator,
-    loss: Loss = cross_entropy,
+    loss: Loss | OfRecords = cross_entropy,
 ) -> dict[str, Measured]:
     """Return every metric of a model with its interval, by name; none for weights that are not finite.
 
@@ -267,6 +267,12 @@ def _sums(
         def of_record(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             copied, own = fresh(model, given)
             value: torch.Tensor = own(copied, x, y)
+            if not isinstance(value, torch.Tensor):
+                raise InvalidInputError(
+                    "score",
+                    type(value).__name__,
+                    "must return a tensor of shape (1,) for one record",
+                )
             return value
 
         # The inputs stand for outputs: the loss passes them through the model by itself.
@@ -274,6 +280,8 @@ def _sums(
     else:
         fast = channels_last(model, partial(passed, made_up[0][:1]))
         outputs_of, loss_of = partial(passed, weights=fast), loss
+        if metric.takes in ("classes", "two"):
+            outputs_of = partial(_two_classes, outputs_of)
 
     def mean(outputs: torch.Tensor, targets: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         # Of rows that are each held to the bound, so it is held to it, too.
@@ -326,6 +334,16 @@ def _parts(
     if metric.takes != "any" and units:
         outputs, y, _ = rows_of(outputs, y)
     return metric.parts(outputs, y, loss)
+
+
+def _two_classes(
+    outputs_of: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> torch.Tensor:
+    """Return outputs; one logit as two, of which a softmax is the sigmoid of the one."""
+    outputs = outputs_of(x)
+    if outputs.ndim < 2 or outputs.shape[-1] != 1:
+        return outputs
+    return torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
 
 
 def _check_shapes(

@@ -9,7 +9,7 @@ from torch import nn
 
 from privtune.training.mechanism.kernel import LossOf
 
-__all__ = ["FILLER", "OfUnits", "rows_of", "sum_of_rows", "there_are"]
+__all__ = ["FILLER", "OfUnits", "mean_of_rows", "rows_of", "sum_of_rows", "there_are"]
 
 FILLER = {False: -1.0, True: math.nan}
 """Target of a row that is none, by whether targets are floating."""
@@ -56,5 +56,15 @@ def sum_of_rows(loss_of: LossOf) -> LossOf:
         there = there_are(y)
         rows = loss_of(model, x.flatten(0, 1), torch.where(there, y, 0).flatten())
         return (rows.view(y.shape) * there).sum(dim=1)
+
+    return of_units
+
+
+def mean_of_rows(score_of: LossOf) -> LossOf:
+    """Return the score of units: the mean of what ``score_of`` says of each of their rows."""
+    total = sum_of_rows(score_of)
+
+    def of_units(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return total(model, x, y) / there_are(y).sum(dim=1).clamp(min=1)
 
     return of_units

@@ -7,7 +7,7 @@ safetensors stores; no pickle is involved.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import Field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from privtune.errors import InvalidInputError
@@ -32,7 +32,7 @@ def state_tensors(state: Any) -> dict[str, torch.Tensor]:
     import torch
 
     found: dict[str, torch.Tensor] = {}
-    for field in fields(state):
+    for field in _kept(state):
         value = getattr(state, field.name)
         if is_dataclass(value):
             inner = state_tensors(value)
@@ -47,11 +47,17 @@ def state_tensors(state: Any) -> dict[str, torch.Tensor]:
     return found
 
 
+def _kept(state: Any) -> list[Field[Any]]:
+    """Return the fields that a checkpoint keeps: an optimizer of torch's is none, what it remembers is."""
+    return [field for field in fields(state) if field.metadata.get("kept", True)]
+
+
 def restore_state(template: T, tensors: Mapping[str, torch.Tensor]) -> T:
     """Return a state like ``template`` that holds ``tensors``.
 
     Args:
-        template: A state of the same method and candidates, as ``init`` makes it.
+        template: A state of the same method and candidates, as ``init`` makes it; what is empty in it may
+            have grown.
         tensors: What ``state_tensors`` returned.
 
     Raises:
@@ -63,7 +69,8 @@ def restore_state(template: T, tensors: Mapping[str, torch.Tensor]) -> T:
             "tensors", sorted(tensors), f"must be exactly {', '.join(sorted(expected))}"
         )
     for name, tensor in tensors.items():
-        if tensor.shape != expected[name].shape or tensor.dtype != expected[name].dtype:
+        shape = tensor.shape if expected[name].numel() == 0 else expected[name].shape
+        if tensor.shape != shape or tensor.dtype != expected[name].dtype:
             raise InvalidInputError(name, tuple(tensor.shape), "must fit the method's state")
     restored: T = _restored(template, tensors, "")
     return restored
@@ -71,7 +78,7 @@ def restore_state(template: T, tensors: Mapping[str, torch.Tensor]) -> T:
 
 def _restored(template: Any, tensors: Mapping[str, torch.Tensor], prefix: str) -> Any:
     values: dict[str, Any] = {}
-    for field in fields(template):
+    for field in _kept(template):
         old, path = getattr(template, field.name), prefix + field.name
         if is_dataclass(old):
             values[field.name] = _restored(old, tensors, f"{path}.")

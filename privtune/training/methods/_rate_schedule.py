@@ -1,6 +1,6 @@
-"""Public schedules of the learning rate: one factor a step, known before anything runs.
+"""Public schedules: of the learning rate, one factor a step, and of the average that is released.
 
-A factor is a function of the step's number alone, so it costs nothing, whatever the method.
+Both are functions of the step's number alone, so they cost nothing, whatever the method.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
-from privtune.training.methods._common import check_fraction, check_nonnegative
+from privtune.training.methods._common import check_choice, check_fraction, check_nonnegative
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
 
 __all__ = [
+    "AVERAGES",
     "SEARCHED",
     "RateSchedule",
     "Scheduled",
+    "average_weights",
     "check_given",
     "check_searched",
     "epoch_decay",
@@ -30,6 +32,15 @@ __all__ = [
 
 SEARCHED = ("schedule", "warmup")
 """What a candidate may say of its schedule: the type, and the share of its steps to warm up in."""
+
+AVERAGES: Mapping[str, str] = {
+    "last": "the last iterate",
+    "tail": "the average of the last half of the iterates",
+    "ema": "an exponential moving average of the iterates",
+}
+"""What is scored and released of a training, in words."""
+
+_EMA_DECAY = 0.9999
 
 _TAKES: Mapping[str, tuple[str, ...]] = {
     "constant": (),
@@ -170,19 +181,54 @@ def epoch_decay(epochs: float, decay: float) -> float:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A method whose learning rate follows a public schedule.
+    """A method whose learning rate follows a public schedule, and of whose iterates one average is released.
 
     Args:
         schedule: A type, or a mapping of ``type`` and what it takes: see ``RateSchedule``.
+        average: What is scored and released: one of :data:`AVERAGES`, see :func:`average_weights`.
+            It is a function of what each step releases, and costs nothing.
     """
 
     schedule: Mapping[str, Any] | str = field(default="constant", kw_only=True)
+    average: str = field(default="last", kw_only=True)
 
-    later: ClassVar[Mapping[str, Any]] = {"schedule": "constant"}
+    later: ClassVar[Mapping[str, Any]] = {"schedule": "constant", "average": "last"}
     """Fields that plans of earlier versions lack, and what they stand for there."""
 
     def __post_init__(self) -> None:
         RateSchedule.of(self.schedule)
+        check_choice("average", self.average, tuple(AVERAGES))
+
+
+def average_weights(average: str, steps: int) -> tuple[float, ...]:
+    """Return the weight w of the iterate x of every step: the average a becomes ``a + w (x - a)``.
+
+    Args:
+        average: ``"last"``: the iterate itself. ``"tail"``: the mean of the last half of the steps, one
+            more of an odd number; before that the iterate. ``"ema"``: ``1 - w`` is ``min(0.9999,
+            (1 + t) / (10 + t))`` in step t, from 0, and the first iterate is where it begins.
+        steps: Of the training, at least 1.
+
+    Returns:
+        ``steps`` weights in (0, 1].
+
+    References:
+        Polyak & Juditsky 1992 and Rakhlin, Shamir & Sridharan 2012, arXiv 1109.5647 (the mean of the
+        last half); De et al. 2022, arXiv 2204.13650 (moving averages under differential privacy; their
+        code, jax_privacy's ``averaging.ema``, has this decay and warm-up).
+
+    Example:
+        >>> average_weights("tail", 5)
+        (1.0, 1.0, 1.0, 0.5, 0.3333333333333333)
+        >>> [round(weight, 3) for weight in average_weights("ema", 4)]
+        [1.0, 0.818, 0.75, 0.692]
+    """
+    if average == "tail":
+        return tuple(1.0 / max(1, step + 1 - steps // 2) for step in range(steps))
+    if average == "ema":
+        decays = (min(_EMA_DECAY, (1 + step) / (10 + step)) for step in range(1, steps))
+        return (1.0, *(1.0 - decay for decay in decays))
+    return (1.0,) * steps
 
 
 def check_given(given: Mapping[str, Any]) -> None:

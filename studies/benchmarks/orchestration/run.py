@@ -4,8 +4,8 @@
 
 Everything that a study does for a trial counts: drawing its hyperparameters, its row and its lease,
 sealing its result, recording it, telling it, tracking what is released. The training itself (one
-step of a tiny model) is timed apart and taken off, as is planning. All of it is on SQLite files, in
-wall time, of which durable commits are a part, and in CPU time. The status quo is what the same
+step of a tiny model, made by `build`) is timed apart and taken off, as is planning. All of it is
+on SQLite files, in wall time, of which durable commits are a part, and in CPU time. The status quo is what the same
 trials take with Optuna and MLflow alone: an Optuna trial and a nested MLflow run with the same
 parameters and the same one metric.
 """
@@ -31,7 +31,7 @@ from torch import nn
 
 import privtune
 from privtune.strategies import Everything, PapernotSteinke
-from privtune.study import _optimize
+from privtune.study import _optimize, _trainer
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.tracking.store import local_uri, open_client
 
@@ -76,57 +76,61 @@ class Clock:
         return timed
 
 
-def objective(
-    trial: privtune.Trial, data: tuple[torch.Tensor, torch.Tensor], clock: Clock
-) -> float:
-    clock.began.append(time.perf_counter())
-    rate = trial.suggest_float("learning_rate", 0.01, 10.0, log=True)
-    norm = trial.suggest_float("max_grad_norm", 0.1, 10.0, log=True)
-    model = nn.Linear(2, 2)
+def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
 
-    def training() -> float:
-        private = trial.make_private(
-            model, torch.optim.SGD(model.parameters(), rate), data, max_grad_norm=norm
-        )
-        for x, y in private.batches():
-            private.step(nn.functional.cross_entropy(private.model(x), y, reduction="none"))
-        return trial.score(model, data)
 
-    return clock.time(training)()
+def records(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(RECORDS, 2, generator=generator), torch.arange(RECORDS) % 2
 
 
 def privtune_run(folder: Path, trials: int, strategy: str) -> tuple[Seconds, int, list[float]]:
     """Return seconds of overhead, trials run, and when they began."""
     clock = Clock()
-    data = (torch.randn(RECORDS, 2), torch.randint(2, (RECORDS,)))
     study = privtune.create_study(
         "bench",
         budget=privtune.Budget(8.0, 1e-5, name="bench"),
         storage=f"sqlite:///{folder / 'privtune.db'}",
+        stack=1,
     )
     # The first use of a new MLflow database takes seconds, once; so it does on the other side.
     uri = local_uri(study.storage)
     with open_client(study.storage, uri) as client:
         client.search_experiments()
-    observer = MlflowObserver(study, uri=uri)
-    planned = _optimize.plan_objective
-    _optimize.plan_objective = clock.time(planned)
+    plan, train = _optimize._plan, _trainer.train_built
+
+    def trained(*arguments: Any, **options: Any) -> Any:
+        clock.began.append(time.perf_counter())
+        return clock.time(lambda: list(train(*arguments, **options)))()
+
+    def build(trial: privtune.Trial) -> privtune.Candidate:
+        rate = trial.suggest_float("learning_rate", 0.01, 10.0, log=True)
+        norm = trial.suggest_float("max_grad_norm", 0.1, 10.0, log=True)
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), rate)
+        return privtune.Candidate(model, optimizer, max_grad_norm=norm)
+
     chosen = (
         PapernotSteinke(law="poisson", mean_runs=trials)
         if strategy == "selection"
         else Everything(trials=trials, sampler="random")
     )
+    _optimize._plan, _trainer.train_built = clock.time(plan), trained
     start = Seconds.now()
     try:
         study.optimize(
-            lambda trial: objective(trial, data, clock),
+            build,
+            loss=loss,
             strategy=chosen,
-            training=privtune.DPSGD(records=RECORDS, epochs=1, expected_batch_size=RECORDS),
-            validation=privtune.Validation(records=RECORDS, public=True),
-            observer=observer,
+            train=records(0),
+            public={"validation": records(1)},
+            epochs=1,
+            expected_batch_size=RECORDS,
+            observer=MlflowObserver(study, uri=uri),
         )
     finally:
-        _optimize.plan_objective = planned
+        _optimize._plan, _trainer.train_built = plan, train
     return Seconds.now() - start - clock.apart, len(clock.began), clock.began
 
 

@@ -22,7 +22,7 @@ from privtune.training.engine.fine_tuning import part_of_model, set_trainable
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import Flat
-from privtune.training.mechanism.data import DatasetData, TensorData
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import OfOutputs, Rows
 from privtune.training.mechanism.scoring import score
@@ -214,7 +214,7 @@ MODELS: list[Callable[[], nn.Module]] = [
 def test_one_record_more_moves_a_sum_by_its_bound(model: Callable[[], nn.Module]) -> None:
     generator = torch.Generator().manual_seed(2)
     x, y = torch.randn(9, 8, generator=generator), torch.arange(9) % 3
-    kernel = choose_kernel(model, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    kernel = choose_kernel(model(), OfOutputs(cross_entropy), TensorData(x, y), CPU)
     params = 2.0 * torch.randn(1, kernel.layout.size, generator=generator)
 
     def summed(x: torch.Tensor, bound: float) -> torch.Tensor:
@@ -249,7 +249,7 @@ def test_numbers_from_elsewhere_than_torch_are_drawn_for_each_record(draw: Any) 
             return h * draw(1) if draw is torch.rand else h * float(draw())
 
     x, y = torch.ones(40, 8), torch.zeros(40, dtype=torch.int64)
-    kernel = choose_kernel(Scales, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    kernel = choose_kernel(Scales(), OfOutputs(cross_entropy), TensorData(x, y), CPU)
     assert isinstance(kernel, OneByOneKernel) == (draw is not torch.rand)
     params = torch.randn(1, kernel.layout.size, generator=torch.Generator().manual_seed(3))
     found = set()
@@ -268,7 +268,7 @@ def test_a_model_that_changes_its_buffers_is_refused() -> None:
 
     x, y = torch.randn(9, 8), torch.arange(9) % 3
     with pytest.raises(InvalidInputError, match="must not change its buffers in a pass"):
-        choose_kernel(model, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+        choose_kernel(model(), OfOutputs(cross_entropy), TensorData(x, y), CPU)
 
 
 def test_draws_that_nothing_catches_come_from_a_candidates_own_stream() -> None:
@@ -355,7 +355,7 @@ def test_a_pass_that_writes_to_what_records_share_is_refused(
     made, y = model(), torch.arange(9) % 3
     x = torch.cat([torch.full((1, 8), 200.0), torch.randn(8, 8)])
     stood = {name: value.clone() for name, value in made.state_dict().items()}
-    kernel = choose_kernel(lambda: made, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    kernel = choose_kernel(made, OfOutputs(cross_entropy), TensorData(x, y), CPU)
     params = torch.cat([p.flatten() for p in made.parameters() if p.requires_grad]).detach()[None]
     rows = Rows(x[None], y[None], [9], torch.ones(1, 9), [torch.Generator()])
     out = torch.zeros_like(params)
@@ -427,7 +427,7 @@ def test_a_padded_place_that_sees_none_costs_its_record_nothing(*, barred: bool)
     x, y = torch.randn(6, 3, 4), torch.arange(6) % 3
     x[:, 2, 0] = 9.0
     made = Padded(barred=barred)
-    kernel = choose_kernel(lambda: made, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    kernel = choose_kernel(made, OfOutputs(cross_entropy), TensorData(x, y), CPU)
     cross_entropy(made(x), y).sum().backward()
     flat = torch.cat([p.flatten() for p in made.parameters()]).detach()[None]
     out, mask = torch.zeros_like(flat), torch.ones(1, 6)
@@ -454,36 +454,3 @@ def test_a_copy_that_has_met_no_record_computes_the_same_with_the_same_weights(
     copied, _ = fresh(model)
     assert torch.equal(copied(x), model(x))
     assert list(map(id, copied.parameters())) == list(map(id, model.parameters()))
-
-
-class Listed(torch.utils.data.Dataset[Any]):
-    """Records that are read one by one."""
-
-    def __init__(self, records: list[Any]) -> None:
-        self.records = records
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, number: int) -> Any:
-        return self.records[number]
-
-
-@pytest.mark.parametrize("count", [3, 30])
-@pytest.mark.parametrize(
-    "first",
-    [
-        (torch.zeros(5), 1),
-        (torch.zeros(4, dtype=torch.float64), 1),
-        (torch.zeros(4), 1.0),
-        {"x": torch.zeros(4), "y": torch.zeros(2)},
-        (torch.zeros(4), torch.zeros(1), torch.zeros(1)),
-        "no record",
-    ],
-)
-def test_no_first_record_makes_the_others_unusable(first: Any, count: int) -> None:
-    others = [(torch.full((4,), float(number)), number % 3) for number in range(count)]
-    x, _, lost = DatasetData(Listed([first, *others])).fetch(torch.arange(count + 1))
-    assert lost is not None
-    assert lost.tolist() == [True] + [False] * count
-    assert x[1:, 0].tolist() == list(range(count))

@@ -40,6 +40,15 @@ def wild(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return 1e6 * outputs[:, 0]
 
 
+def signed(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A function of the model and a record that takes both signs."""
+    return outputs[:, 0]
+
+
+def loss_of(name: str) -> Any:
+    return signed if name in ("cost", "value") else cross_entropy
+
+
 class Given(nn.Module):
     """Outputs are the inputs, so that a dataset of inputs is one of outputs."""
 
@@ -85,7 +94,7 @@ def test_no_record_adds_more_than_the_norm_and_one_reaches_it(name: str, mechani
     metric = make_metric(name, **OPTIONS.get(name, {}))
     data = data_of(name, universe(name))
     order = 1 if mechanism == "laplace" else 2
-    parts = metric.parts(data.x, data.y, cross_entropy)
+    parts = metric.parts(data.x, data.y, loss_of(name))
     assert bool(parts.isfinite().all())
     longest = float(torch.linalg.vector_norm(parts, ord=order, dim=1).max())
     assert longest <= plan.bound * (1 + 1e-12)
@@ -106,7 +115,7 @@ def test_no_record_that_is_replaced_moves_the_sums_further_than_is_charged(
     charged = plan.standard_deviation * plan.records / plan.noise_multiplier
     metric = make_metric(name, **OPTIONS.get(name, {}))
     data = data_of(name, universe(name))
-    parts = metric.parts(data.x, data.y, cross_entropy)
+    parts = metric.parts(data.x, data.y, loss_of(name))
     parts = torch.cat([parts, torch.zeros_like(parts[:1])])
     furthest = float(torch.cdist(parts, parts, p=1 if mechanism == "laplace" else 2).max())
     assert furthest <= charged * (1 + 1e-9)
@@ -293,7 +302,9 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
         x = y[:, None]
     shown = plan_of(name, 30)
     plan = ScorePlan(30, 6.0, mechanism, name, shown.bound, shown.options)
-    low, high = {"r2": (-1.0, 1.0), "loss": (0.0, shown.bound)}.get(name, (0.0, 1.0))
+    signs = (-shown.bound, shown.bound)
+    ends = {"r2": (-1.0, 1.0), "loss": (0.0, shown.bound), "cost": signs, "value": signs}
+    low, high = ends.get(name, (0.0, 1.0))
     if name in ("mae", "mse"):
         high = shown.bound
     truth = exact(name, x, y)

@@ -90,7 +90,7 @@ def observe(name, *, x, y, rate, steps=STEPS, seeds=4, **more):
     )
     streams = [Streams(secret) for secret in secrets(seeds, tag=9)]
     data, cpu = TensorData(x, y), torch.device("cpu")
-    kernel = choose_kernel(model, OfOutputs(cross_entropy), data, cpu)
+    kernel = choose_kernel(model(), OfOutputs(cross_entropy), data, cpu)
     oracle = StackOracle(
         schedule,
         data=data,

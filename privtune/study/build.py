@@ -1,0 +1,288 @@
+"""From a user's ``build`` to what the engine trains: one trial, its suggestions, its candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from privtune.errors import InvalidInputError
+from privtune.priors import IndependentSampler
+from privtune.strategies import TrainingPlan
+from privtune.study.trial import Trial
+from privtune.tasks import Candidate, Task
+from privtune.tasks._fine_tuning import check_part, for_candidate
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.streams import Streams
+from privtune.training.methods import FixedDPSGD
+from privtune.training.methods._common import check_hyperparameter
+from privtune.training.methods._rate_schedule import SEARCHED, check_given
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from privtune.study._shown import ShownTrial
+    from privtune.training.engine.candidates import Made
+
+__all__ = ["Built", "build_candidate", "model_for"]
+
+
+@cache
+def _used() -> MutableMapping[Any, bool]:
+    """Return the models and weights that trials of this process were built with."""
+    from torch.utils.weak import WeakIdKeyDictionary
+
+    return WeakIdKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """What one call of ``build`` made.
+
+    Args:
+        trial: The trial, with what was suggested.
+        candidate: What ``build`` returned.
+        model: Its model; the part that is trained requires gradients.
+        optimizer: Its optimizer over that part; None where the method steps by itself.
+        values: What the method is told: its hyperparameters, the clipping norm, the schedule.
+        fixed: Of what the arm fixes, what the method took without a suggestion.
+        secret: What everything random in the trial derives from.
+    """
+
+    trial: Trial
+    candidate: Candidate
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    values: Mapping[str, Any]
+    fixed: Mapping[str, Any]
+    secret: bytes
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Hyperparameters as they are released: what was suggested, and what the arm fixed for it."""
+        return {**self.fixed, **self.trial.params}
+
+    @property
+    def scheduler(self) -> LRScheduler | None:
+        """The scheduler of torch's, if the candidate has one."""
+        schedule = self.candidate.schedule
+        return None if schedule is None or isinstance(schedule, str | Mapping) else schedule
+
+    @property
+    def made(self) -> Made:
+        """The candidate as the engine trains it."""
+        from privtune.training.engine.candidates import Made
+
+        return Made(
+            model=self.model,
+            secret=self.secret,
+            values=self.values,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+        )
+
+
+def build_candidate(
+    task: Task,
+    training: TrainingPlan,
+    *,
+    secret: bytes,
+    fixed: Mapping[str, Any],
+    sealed: bool = True,
+    number: int = 0,
+    sampler: IndependentSampler | None = None,
+    live: ShownTrial | None = None,
+) -> Built:
+    """Call ``build`` for one trial, under the trial's own random numbers, and check what it returns.
+
+    Args:
+        task: The task; it has a ``build``.
+        training: What the trial is charged for.
+        secret: What everything random in the trial derives from, 32 bytes.
+        fixed: Hyperparameters that are not drawn: suggestions return them.
+        sealed: Whether the trial is one of a sealed selection.
+        number: Position of the trial.
+        sampler: A sampler of the user's own that declares independence.
+        live: Optuna's trial, where every trial is paid for.
+
+    Raises:
+        InvalidInputError: If it returns no candidate, one that does not fit the arm's method, or a model of
+            an earlier trial.
+    """
+    trial = Trial(
+        training,
+        sealed=sealed,
+        number=number,
+        streams=Streams(secret),
+        given=fixed,
+        sampler=sampler,
+        live=live,
+    )
+    candidate, model, optimizer = _called(task, trial, secret)
+    values = _values(candidate, training, trial.params, fixed)
+    used = {n: fixed[n] for n in values if n in fixed and n not in trial.params}
+    return Built(trial, candidate, model, optimizer, values, used, secret)
+
+
+def named_method(task: Task, schedule: Schedule, fixed: Mapping[str, Any]) -> str | None:
+    """Return the method that the task's ``build`` names, None where it leaves that to the arm.
+
+    Args:
+        task: The task; it has a ``build``.
+        schedule: Of a training.
+        fixed: Hyperparameters that the arm fixes.
+    """
+    training = TrainingPlan(schedule, FixedDPSGD(noise_multiplier=1.0))
+    trial = Trial(training, sealed=True, number=0, streams=Streams(bytes(32)), given=fixed)
+    return _called(task, trial, bytes(32))[0].method
+
+
+def _called(
+    task: Task, trial: Trial, secret: bytes
+) -> tuple[Candidate, nn.Module, torch.optim.Optimizer | None]:
+    """Call ``build``; return its candidate, the model with its part to train, and the optimizer of that."""
+    from privtune.training.engine.initialisation import Initialisation
+
+    if task.build is None:
+        raise InvalidInputError("task", task.name, "must have a build function")
+    with Initialisation(Streams(secret)):
+        candidate = task.build(trial)
+        _check_kind(candidate)
+        _check_new(candidate.model, candidate.model)
+        model, optimizer = _trained_part(candidate)
+        _check_new(model, *(p for p in model.parameters() if p.requires_grad))
+        return candidate, model, optimizer
+
+
+def _check_kind(candidate: object) -> None:
+    from torch import nn
+    from torch.nn.parameter import is_lazy
+
+    if not isinstance(candidate, Candidate) or not isinstance(candidate.model, nn.Module):
+        found = candidate.model if isinstance(candidate, Candidate) else candidate
+        raise InvalidInputError(
+            "build",
+            type(found).__name__,
+            "must return privtune.Candidate(model, ...) with a torch.nn.Module",
+            "The engine trains the model: return it untrained, with its optimizer.",
+        )
+    if any(map(is_lazy, candidate.model.parameters())):  # type: ignore[no-untyped-call]
+        raise InvalidInputError(
+            "build",
+            type(candidate.model).__name__,
+            "must return a model that is complete, without lazy layers",
+            "Give the layers their input sizes, or run the model once on zeros before.",
+        )
+
+
+def _check_new(model: nn.Module, *parts: Any) -> None:
+    """Refuse what an earlier trial was built with: its trained weights are there, and sealed."""
+    if any(part in _used() for part in parts):
+        raise InvalidInputError(
+            "build",
+            type(model).__name__,
+            "must make its model anew: this one, or a part that it trains, is that of an earlier trial or of "
+            "the rehearsal, whose weights are sealed",
+            "Make the model and its optimizer inside build; copy.deepcopy a model that was loaded once.",
+        )
+    for part in parts:
+        _used()[part] = True
+
+
+def _trained_part(candidate: Candidate) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    """Return the model with its part to train, and the optimizer over that part."""
+    if candidate.trainable is None:
+        return candidate.model, candidate.optimizer
+    from privtune.training.engine.fine_tuning import set_trainable
+
+    kind, rank = check_part(candidate.trainable)
+    model = set_trainable(candidate.model, kind, rank=rank, targets=None)
+    optimizer = candidate.optimizer
+    if optimizer is None:
+        return model, None
+    if len(optimizer.param_groups) != 1 or candidate.schedule is not None:
+        raise InvalidInputError(
+            "trainable",
+            candidate.trainable,
+            "goes with an optimizer of one group and no scheduler, which is made again over that part",
+            "Freeze parameters in build instead (requires_grad_(False)), and leave trainable out.",
+        )
+    (group,) = optimizer.param_groups
+    taken = signature(
+        type(optimizer)
+    ).parameters  # some note in their groups what they take from nobody
+    settings = {n: v for n, v in group.items() if n in optimizer.defaults and n in taken}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return model, type(optimizer)(trained, **settings)
+
+
+def _values(
+    candidate: Candidate,
+    training: TrainingPlan,
+    suggested: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return what the arm's method is told of a candidate."""
+    method: Any = training.method
+    if candidate.method not in (None, method.name):
+        raise InvalidInputError(
+            "Candidate.method",
+            candidate.method,
+            f"must be {method.name!r}, the method that the arm is charged for",
+            "Every trial of an arm trains by one method; compare methods as arms.",
+        )
+    norm = candidate.max_grad_norm
+    takes_norm = "max_grad_norm" in method.parameters
+    if norm is not None:
+        if not takes_norm:
+            raise InvalidInputError(
+                "Candidate.max_grad_norm",
+                norm,
+                f"is set by method {method.name!r} itself",
+                "Leave it out.",
+            )
+        check_hyperparameter("Candidate.max_grad_norm", "max_grad_norm", norm)
+    schedule = {name: fixed[name] for name in SEARCHED if name in fixed}
+    if isinstance(candidate.schedule, str | Mapping):
+        schedule = {"schedule": candidate.schedule}
+    check_given(schedule)
+    if candidate.optimizer is not None:
+        return {**({"max_grad_norm": norm or 1.0} if takes_norm else {}), **schedule}
+    if candidate.schedule is not None and not schedule:
+        raise InvalidInputError(
+            "Candidate.schedule",
+            type(candidate.schedule).__name__,
+            "steps an optimizer, and none is given",
+            'Give its optimizer, or the name of a schedule, like "cosine".',
+        )
+    known = {**training.as_trained({**fixed, **suggested})}
+    if norm is not None:
+        known["max_grad_norm"] = norm
+    if missing := [name for name in method.parameters if name not in known]:
+        raise InvalidInputError(
+            "build",
+            f"suggestions {', '.join(sorted(suggested)) or 'none'}",
+            f"must suggest {' and '.join(missing)}, or give an optimizer: method {method.name!r} needs it",
+            "trial.suggest_float('learning_rate', 0.01, 10, log=True) is one; max_grad_norm may stand in "
+            "Candidate(max_grad_norm=...).",
+        )
+    for name in method.parameters:
+        check_hyperparameter(name, name, known[name])
+    return {**{name: known[name] for name in method.parameters}, **schedule}
+
+
+def model_for(task: Task, training: TrainingPlan, params: Mapping[str, Any]) -> nn.Module:
+    """Return the model of a candidate of these hyperparameters, with other weights than its trained ones.
+
+    Args:
+        task: The task.
+        training: What the candidate was trained by.
+        params: Its hyperparameters, as they are released.
+    """
+    if task.build is None:
+        return for_candidate(task, params).model()
+    return build_candidate(task, training, secret=bytes(32), fixed=params).model

@@ -1,0 +1,832 @@
+"""Candidates of a ``build``: what shares a stack, and that nobody sees whom it was stacked with."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler as schedules
+
+from privtune.errors import InvalidInputError
+from privtune.training.engine import candidates, checkpoint
+from privtune.training.engine import train as engine
+from privtune.training.engine.candidates import Made, Outcome, train_made
+from privtune.training.engine.checkpoint import Keeper
+from privtune.training.engine.initialisation import Initialisation
+from privtune.training.engine.stacks import run_stack
+from privtune.training.engine.train import choose_kernel, train
+from privtune.training.mechanism.clipping import Automatic, Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import FallbackWarning, flatten_params, load_params
+from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.stack_oracle import StackOracle
+from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.transcript import TranscriptMismatchError
+from privtune.training.methods import METHODS, AutomaticClipping, DPAdam, FixedDPSGD
+from tests.training.methods.test_contract import DIMENSION, candidate, planned
+from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, mlp
+
+SCHEDULE = Schedule(200, 0.1, 12)
+METHOD = FixedDPSGD(1.0)
+X, Y = blobs()
+DATA = TensorData(X, Y)
+CPU = torch.device("cpu")
+Make = Callable[[nn.Module, int], torch.optim.Optimizer]
+
+
+def loss_of(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(model(x), y)
+
+
+def secret(k: int) -> bytes:
+    return bytes([k + 1] * 32)
+
+
+def sgd(model: nn.Module, k: int) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1 * (k + 1))
+
+
+def make(
+    k: int,
+    build: Callable[[], nn.Module] = mlp,
+    optimizer: Make | None = sgd,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+    **values: Any,
+) -> Made:
+    with Initialisation(Streams(secret(k))):
+        model = build()
+    made = None if optimizer is None else optimizer(model, k)
+    stepped = None if scheduler is None or made is None else scheduler(made)
+    return Made(model, secret(k), {"max_grad_norm": 0.5 + k, **values}, made, stepped)
+
+
+def run(made: Sequence[Made], method: Any = METHOD, **options: Any) -> list[Outcome]:
+    given: dict[str, Any] = {"loss_of": loss_of, "data": DATA, "device": "cpu", **options}
+    found = list(train_made(method, SCHEDULE, iter(made), **given))
+    return sorted(found, key=lambda outcome: outcome.position)
+
+
+@pytest.fixture
+def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many candidates each stack had."""
+    sizes: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        sizes.append(len(options["steps"]))
+        return run_stack(*args, **options)
+
+    monkeypatch.setattr(engine, "run_stack", counted)
+    return sizes
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": sgd,
+    "momentum, decay": lambda m, k: torch.optim.SGD(
+        m.parameters(), 0.1, 0.3 * k, weight_decay=0.01 * k, nesterov=k > 0
+    ),
+    "dampening, also without momentum": lambda m, k: torch.optim.SGD(
+        m.parameters(), 0.1, 0.4 * k, dampening=0.5, maximize=k == 1
+    ),
+    "a group a layer": lambda m, k: torch.optim.SGD(
+        [{"params": m[0].parameters(), "lr": 0.1}, {"params": m[2].parameters(), "lr": 0.2 * k}]
+    ),
+    "in another order": lambda m, k: torch.optim.SGD([*m.parameters()][::-1], 0.1, 0.3 * k),
+    "a rate in a tensor": lambda m, k: torch.optim.Adam(m.parameters(), torch.tensor(0.01 * (k + 1))),
+    **{
+        f"{kind.__name__}, decay": lambda m, k, kind=kind: kind(
+            [
+                {"params": m[0].parameters(), "betas": (0.5, 0.9 - 0.1 * k)},
+                {"params": m[2].parameters(), "eps": 1e-3 * (k + 1), "maximize": k == 2},
+            ],
+            0.01,
+            weight_decay=0.1 * k,
+        )
+        for kind in (torch.optim.Adam, torch.optim.AdamW)
+    },
+    "amsgrad": lambda m, k: torch.optim.Adam(m.parameters(), 0.01 * (k + 1), amsgrad=k > 0),
+    **{
+        kind.__name__: lambda m, k, kind=kind: kind(m.parameters(), 0.01 * (k + 1))
+        for kind in (
+            torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad,
+            torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
+        )
+    },
+}  # fmt: skip
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "cosine": lambda o: schedules.CosineAnnealingLR(o, SCHEDULE.steps),
+    "from nothing": lambda o: schedules.LambdaLR(o, lambda step: min(1.0, step / 4)),
+    "in two parts": lambda o: schedules.SequentialLR(
+        o, [schedules.LinearLR(o, 0.2, 1.0, 3), schedules.ExponentialLR(o, 0.8)], [3]
+    ),
+    "of each group": lambda o: schedules.LambdaLR(
+        o, [lambda step, n=n: 0.9 ** (step * (n + 1)) for n in range(len(o.param_groups))]
+    ),
+    "momentum, too": lambda o: schedules.OneCycleLR(o, 0.3, total_steps=SCHEDULE.steps + 1),
+}
+
+
+def by_torch(
+    k: int,
+    optimizer: Make,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+    paces: Sequence[float] = (1.0,) * SCHEDULE.steps,
+    method: Any = METHOD,
+) -> torch.Tensor:
+    """Step torch's own optimizer along the releases of an oracle of the candidate's streams."""
+    made = make(k, optimizer=optimizer, scheduler=scheduler)
+    model = made.model
+    assert made.optimizer is not None
+    kernel = choose_kernel(model, loss_of, DATA, CPU)
+    oracle = StackOracle(
+        SCHEDULE,
+        data=DATA,
+        kernel=kernel,
+        streams=[Streams(secret(k))],
+        device=CPU,
+        physical_rows=256,
+    )
+    clipping = Flat(0.5 + k) if method is METHOD else Automatic(method.stabilizer)
+    for pace in paces:
+        gradient = oracle.gradient(
+            oracle.sample(), flatten_params(model)[None], clipping=clipping, noise_multiplier=1.0
+        )
+        for name, part in kernel.layout.unflatten(gradient[0]).items():
+            dict(model.named_parameters())[name].grad = part.clone()
+        for group in made.optimizer.param_groups:
+            group["lr"] = group["lr"] * pace
+        made.optimizer.step()
+        for group in made.optimizer.param_groups:
+            group["lr"] = group["lr"] / pace
+        if made.scheduler is not None:
+            made.scheduler.step()
+    return flatten_params(model)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_are_torchs_own_alone_and_in_a_stack(name: str, stacked: list[int]) -> None:
+    found = run([make(k, optimizer=OPTIMIZERS[name]) for k in range(3)])
+    assert stacked == ([1, 2] if name == "amsgrad" else [3])
+    (alone,) = run([make(1, optimizer=OPTIMIZERS[name])])
+    torch.testing.assert_close(alone.params, found[1].params, rtol=1e-4, atol=1e-5)
+    for k, outcome in enumerate(found):
+        expected = by_torch(k, OPTIMIZERS[name])
+        torch.testing.assert_close(outcome.params, expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(flatten_params(outcome.module), outcome.params)
+        assert len(outcome.report["learning_rate"]) == SCHEDULE.steps
+        outcome.transcript.check_whole(METHOD.event(SCHEDULE))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("optimizer", ["a group a layer", "Adam", "RMSprop", "momentum, decay"])
+def test_schedules_of_torch(name: str, optimizer: str) -> None:
+    if name == "momentum, too" and optimizer in ("RMSprop", "a group a layer"):
+        pytest.skip("torch needs a momentum there")
+
+    def own(model: nn.Module, k: int) -> torch.optim.Optimizer:
+        return OPTIMIZERS[optimizer](model, k + 1)
+
+    made = [make(k, optimizer=own, scheduler=SCHEDULES[name]) for k in range(2)]
+    for k, outcome in enumerate(run(made)):
+        expected = by_torch(k, own, SCHEDULES[name])
+        torch.testing.assert_close(outcome.params, expected, rtol=1e-4, atol=1e-5)
+    rates = by_torch(0, own)
+    assert not torch.allclose(rates, by_torch(0, own, SCHEDULES[name]), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum, decay", "AdamW, decay", "RMSprop"])
+def test_a_named_schedule_scales_the_rates_of_an_optimizer(optimizer: str) -> None:
+    made = [make(k, optimizer=OPTIMIZERS[optimizer], schedule="linear", warmup=0.5) for k in (1, 2)]
+    paces = engine.rate_factors(METHOD, made[0].values, SCHEDULE)
+    for k, outcome in zip((1, 2), run(made), strict=True):
+        expected = by_torch(k, OPTIMIZERS[optimizer], paces=paces)
+        torch.testing.assert_close(outcome.params, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_automatic_clipping_takes_an_optimizer_too() -> None:
+    method = AutomaticClipping(1.0)
+    (found,) = run([make(1)], method)
+    torch.testing.assert_close(found.params, by_torch(1, sgd, method=method), rtol=1e-4, atol=1e-5)
+    assert found.report.keys() == {"learning_rate"}
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "hyfreedp", "dp-adam", "quantile-clipping", "prodigy"])
+def test_methods_that_step_by_themselves_are_what_train_makes_of_them(name: str) -> None:
+    method = planned(name, SCHEDULE, DIMENSION)
+    values = [
+        {n: v * (1 + k) if n == "learning_rate" else v for n, v in candidate(method).items()}
+        for k in range(3)
+    ]
+    made = []
+    for k, own in enumerate(values):
+        with Initialisation(Streams(secret(k))):
+            made.append(Made(mlp(), secret(k), own))
+    found = run(made, method)
+    expected = train(
+        method,
+        SCHEDULE,
+        model=mlp,
+        loss=cross_entropy,
+        data=DATA,
+        candidates=values,
+        secrets=[secret(k) for k in range(3)],
+        device="cpu",
+    )
+    for k, outcome in enumerate(found):
+        assert torch.equal(outcome.params, expected.params[k])
+        for curve, column in expected.report.items():
+            assert torch.equal(outcome.report[curve].nan_to_num(), column[:, k].nan_to_num())
+
+
+FACTOR = 1.0
+
+
+class Scaled(nn.Module):
+    """A model of a user's, which reads an attribute and a global."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x) * self.scale * FACTOR
+        return out
+
+
+class Held(nn.Module):
+    """A model that holds numbers in a buffer, or beside."""
+
+    def __init__(self, value: float, *, buffer: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        if buffer:
+            self.register_buffer("offset", torch.full((3,), value))
+        else:
+            self.offset = torch.full((3,), value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x) + self.offset
+        return out
+
+
+class _Sign(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.sign()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class _HalfSign(_Sign):
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad / 2
+
+
+def frozen(value: float) -> nn.Module:
+    model = mlp()
+    nn.init.constant_(model[0].weight, value).requires_grad_(False)
+    return model
+
+
+def dropping(p: float, *, training: bool = True) -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(p), nn.Linear(16, 3))
+    model[1].train(training)
+    return model
+
+
+def hooked(factor: float) -> nn.Module:
+    model = mlp()
+    model[0].register_forward_hook(lambda module, args, out: out * factor)
+    return model
+
+
+def applying(function: Any) -> nn.Module:
+    class Applying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layer(x) + function(self.layer(x))
+            return out
+
+    return Applying()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (mlp, lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))),
+        (Scaled, lambda: Scaled(2.0)),
+        (lambda: hooked(1.0), lambda: hooked(2.0)),
+        (mlp, lambda: hooked(1.0)),
+        (lambda: dropping(0.5), lambda: dropping(0.4)),
+        (lambda: dropping(0.5), lambda: dropping(0.5, training=False)),
+        (lambda: frozen(1.0), lambda: frozen(2.0)),
+        (mlp, lambda: frozen(1.0)),
+        (lambda: Held(1.0, buffer=True), lambda: Held(2.0, buffer=True)),
+        (lambda: Held(1.0, buffer=False), lambda: Held(2.0, buffer=False)),
+        (lambda: applying(torch.tanh), lambda: applying(lambda x: x.detach().tanh())),
+        (lambda: applying(_HalfSign.apply), lambda: applying(_Sign.apply)),
+        (
+            lambda: applying(lambda x: x.clamp(max=1.0)),
+            lambda: applying(lambda x: x.clamp(max=2.0)),
+        ),
+    ],
+)
+def test_other_programs_share_no_stack_and_equal_ones_do(
+    one: Callable[[], nn.Module], other: Callable[[], nn.Module], stacked: list[int]
+) -> None:
+    run([make(0, one), make(1, other)])
+    assert stacked == [1, 1]
+    stacked.clear()
+    run([make(0, one), make(1, other), make(2, one), make(3, other)])
+    assert sorted(stacked) == [2, 2]
+
+
+class Wide(nn.Module):
+    """A net of a user's, of any width."""
+
+    def __init__(
+        self, width: int, function: Callable[[torch.Tensor], torch.Tensor] = F.relu
+    ) -> None:
+        super().__init__()
+        self.width, self.function = width, function
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.function(self.first(x)))
+        return out
+
+
+def deep(*widths: int, act: type[nn.Module] = nn.Tanh) -> nn.Module:
+    sizes, parts = (8, *widths), []
+    for one, two in pairwise(sizes):
+        parts += [nn.Linear(one, two), act()]
+    return nn.Sequential(*parts, nn.Linear(sizes[-1], 3))
+
+
+WIDER: dict[str, Callable[[int], nn.Module]] = {
+    "tanh": lambda n: mlp(hidden=n),
+    "deep": lambda n: deep(n, n + 2, act=nn.GELU),
+    "of a class": Wide,
+    "a product": lambda n: Wide(n, lambda x: x.tanh() * F.silu(x)),
+    "a sum": lambda n: Wide(n, lambda x: x.tanh() + x.view(-1)),
+}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        sgd,
+        lambda m, k: torch.optim.SGD(
+            m.parameters(), 0.1, 0.5 * k, weight_decay=0.1 * k, nesterov=k > 0
+        ),
+        lambda m, k: torch.optim.AdamW(m.parameters(), 0.01 * (k + 1), weight_decay=0.1 * k),
+    ],
+)
+@pytest.mark.parametrize("name", WIDER)
+def test_narrow_nets_are_computed_with_wide_ones(
+    name: str, optimizer: Make, stacked: list[int]
+) -> None:
+    """Filled up with zeros, and each with the noise that it has alone."""
+    widths = (16, 23, 9, 23)
+    made = [make(k, lambda k=k: WIDER[name](widths[k]), optimizer) for k in range(4)]
+    found = run(made, snapshots_at=(3,))
+    assert stacked == [4]
+    for k, outcome in enumerate(found):
+        (alone,) = run([make(k, lambda k=k: WIDER[name](widths[k]), optimizer)], snapshots_at=(3,))
+        torch.testing.assert_close(alone.params, outcome.params, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(alone.snapshots[3], outcome.snapshots[3], rtol=1e-4, atol=1e-5)
+        assert torch.equal(flatten_params(outcome.module), outcome.params)
+        assert alone.transcript.digest() == outcome.transcript.digest()
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "dp-adam", "automatic-clipping"])
+@pytest.mark.parametrize("clipping", ["flat", "by-layer"])
+def test_methods_step_narrow_nets_with_wide_ones(
+    name: str, clipping: str, stacked: list[int]
+) -> None:
+    method = METHODS[name](1.0, clipping=clipping)
+
+    def one(k: int) -> Made:
+        given = make(k, lambda: mlp(hidden=9 + 7 * k), None)
+        values = {"learning_rate": 0.1, "max_grad_norm": 0.5 + k}
+        return replace(given, values={n: values[n] for n in method.parameters})
+
+    together = run([one(k) for k in range(3)], method)
+    assert stacked == [3]
+    for k, outcome in enumerate(together):
+        (alone,) = run([one(k)], method)
+        torch.testing.assert_close(alone.params, outcome.params, rtol=1e-4, atol=1e-5)
+
+
+NOT_WIDER: dict[str, Callable[[int], nn.Module]] = {
+    "not zero at zero": lambda n: Wide(n, torch.sigmoid),
+    "a mean": lambda n: Wide(n, lambda x: x - x.mean()),
+    "a softmax": lambda n: Wide(n, lambda x: x.softmax(dim=1)),
+    "a number": lambda n: Wide(n, lambda x: x + 1.0),
+    "a spread number": lambda n: Wide(n, lambda x: x + x[:, :1]),
+    "a size": lambda n: Wide(n, lambda x: x / x.shape[1]),
+    "the largest": lambda n: Wide(n, lambda x: x * x.max()),
+    "dropout": lambda n: nn.Sequential(nn.Linear(8, n), nn.Dropout(0.3), nn.Linear(n, 3)),
+    "norm": lambda n: nn.Sequential(nn.Linear(8, n), nn.LayerNorm(n), nn.Linear(n, 3)),
+    "depth": lambda n: deep(*([n] * (1 + (n > 12)))),
+    "a part": lambda n: Wide(n, lambda x: torch.cat([x[:, :4], x[:, 4:].tanh()], dim=1)),
+    "another order": lambda n: Wide(n, lambda x: x.view(-1, 2).T.reshape(1, -1)),
+}
+
+
+@pytest.mark.parametrize("name", NOT_WIDER)
+def test_what_a_wide_net_does_not_compute_is_trained_apart(name: str, stacked: list[int]) -> None:
+    run([make(k, lambda k=k: NOT_WIDER[name](16 - 5 * k + k % 2)) for k in range(2)])
+    assert stacked == [1, 1]
+
+
+def test_nets_of_which_none_is_the_widest_share_no_stack(stacked: list[int]) -> None:
+    run([make(k, lambda k=k: deep(*[(8, 16), (16, 8)][k])) for k in range(2)])
+    assert stacked == [1, 1]
+
+
+def test_settings_that_are_not_one_for_all_weights_share_no_stack(stacked: list[int]) -> None:
+    def grouped(model: nn.Module, k: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            [{"params": p, "lr": 0.1 * (n + 1)} for n, p in enumerate(model.parameters())]
+        )
+
+    run([make(k, lambda k=k: mlp(hidden=9 + k), grouped) for k in range(2)])
+    assert stacked == [1, 1]
+
+
+def test_methods_that_look_at_all_weights_train_each_width_apart(stacked: list[int]) -> None:
+    method = planned("prodigy", SCHEDULE, DIMENSION)
+    own = candidate(method)
+    made = [replace(make(k, lambda k=k: mlp(hidden=9 + k), None), values=own) for k in range(2)]
+    run(made, method)
+    assert stacked == [1, 1]
+
+
+def test_beside_the_places_of_a_candidate_nothing_is_released() -> None:
+    """Whatever a pass gives there: it would have no noise."""
+    kernel = choose_kernel(mlp(), loss_of, DATA, CPU)
+    places = [torch.arange(0, kernel.layout.size, 3), torch.arange(kernel.layout.size)]
+    for options in (NoiseOptions(), NoiseOptions(floating_point="grid")):
+        oracle = StackOracle(
+            SCHEDULE,
+            data=DATA,
+            kernel=kernel,
+            streams=[Streams(secret(k)) for k in range(2)],
+            device=CPU,
+            physical_rows=256,
+            noise=options,
+            places=places,
+        )
+        params = torch.randn(2, kernel.layout.size, generator=torch.Generator().manual_seed(0))
+        gradient = oracle.gradient(
+            oracle.sample(), params, clipping=Flat(1.0), noise_multiplier=1.0
+        )
+        assert gradient[0].nonzero().flatten().tolist() == places[0].tolist()
+        assert bool((gradient[1] != 0.0).all())
+
+
+def test_a_global_that_changes_is_another_program(
+    stacked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changing() -> Any:
+        yield make(0, Scaled)
+        monkeypatch.setitem(globals(), "FACTOR", 2.0)
+        yield make(1, Scaled)
+
+    list(train_made(METHOD, SCHEDULE, changing(), loss_of=loss_of, data=DATA, device="cpu"))
+    assert stacked == [1, 1]
+
+
+def test_a_model_that_reads_a_value_is_trained_by_itself(stacked: list[int]) -> None:
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.inner(x)
+            return out if float(x.abs().sum()) >= 0 else x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        found = run([make(k, Deciding) for k in range(2)])
+    assert stacked == [1, 1]
+    for k, outcome in enumerate(run([make(k) for k in range(2)])):
+        torch.testing.assert_close(found[k].params, outcome.params, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
+def test_a_hook_on_the_way_back_is_another_program(stacked: list[int]) -> None:
+    """It is run for each record by itself, and for the candidates that have it alone."""
+
+    def halved() -> nn.Module:
+        model = mlp()
+        model[1].register_full_backward_hook(lambda module, given, got: (given[0] / 2,))
+        return model
+
+    found = run([make(k, halved if k == 1 else mlp) for k in range(3)])
+    assert sorted(stacked) == [1, 2]
+    (alone,) = run([make(1, halved)])
+    torch.testing.assert_close(found[1].params, alone.params, rtol=1e-4, atol=1e-5)
+    (plain,) = run([make(1)])
+    assert not torch.allclose(plain.params, alone.params, rtol=1e-3, atol=1e-3)
+
+
+def test_optimizers_of_several_kinds_share_no_stack(stacked: list[int]) -> None:
+    def own(model: nn.Module, k: int) -> torch.optim.Optimizer:
+        kinds = (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop)
+        return kinds[k % 3](model.parameters(), 0.01 * (k + 1))
+
+    for k, outcome in enumerate(run([make(k, optimizer=own) for k in range(6)])):
+        torch.testing.assert_close(outcome.params, by_torch(k, own), rtol=1e-4, atol=1e-5)
+    assert sorted(stacked) == [2, 2, 2]
+
+
+def test_dropout_is_drawn_from_each_candidates_own_stream() -> None:
+    together = run([make(k, lambda: dropping(0.5)) for k in range(3)])
+    for k, outcome in enumerate(together):
+        (alone,) = run([make(k, lambda: dropping(0.5))])
+        torch.testing.assert_close(alone.params, outcome.params, rtol=1e-4, atol=1e-5)
+
+
+def test_known_programs_are_not_captured(
+    stacked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "program_of", lambda *_: pytest.fail("captured"))
+    own = {"learning_rate": 0.1, "max_grad_norm": 1.0}
+    run([Made(mlp(), secret(k), own, program="mine") for k in range(3)])
+    assert stacked == [3]
+
+
+def test_what_waits_is_bounded(stacked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are taken one after the other, and trained before memory holds too many."""
+    size = flatten_params(mlp()).nbytes
+    monkeypatch.setattr(candidates, "_HELD_BYTES", 2 * size)
+    made: list[int] = []
+    done: list[int] = []
+
+    def each() -> Any:
+        for k in range(7):
+            made.append(k)
+            assert len(made) - len(done) <= 3
+            yield make(k)
+
+    for outcome in train_made(METHOD, SCHEDULE, each(), loss_of=loss_of, data=DATA, device="cpu"):
+        done.append(outcome.position)
+    assert done == list(range(7))
+    assert stacked == [3, 3, 1]
+
+
+def test_the_model_and_the_global_generator_stay_as_they_were() -> None:
+    made = make(0, lambda: dropping(0.5))
+    made.model.calls = []  # type: ignore[assignment]
+    made.model.register_forward_hook(lambda module, *_: module.calls.append(1))
+    state = torch.get_rng_state()
+    (found,) = run([made])
+    assert found.module is made.model
+    assert not made.model.calls
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_looks_at_a_candidate_that_is_trained_alone() -> None:
+    seen: dict[int, torch.Tensor] = {}
+    (found,) = run([make(0)], snapshots_at=(3, 7), look=seen.setdefault)
+    assert seen.keys() == found.snapshots.keys() == {3, 7}
+    assert all(torch.equal(seen[step], found.snapshots[step]) for step in seen)
+
+    class EnoughError(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise EnoughError
+
+    with pytest.raises(EnoughError):
+        run([make(0)], snapshots_at=(3,), look=stop)
+
+
+@pytest.mark.parametrize("name", ["SGD", "momentum, decay", "AdamW, decay", "RMSprop", "NAdam"])
+def test_a_candidate_goes_on_from_its_checkpoint_to_the_same_bits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", 1e9)
+    drawer: list[bytes] = []
+    keeper = Keeper(lambda: drawer[-1] if drawer else None, drawer.append)
+
+    class StopError(Exception):
+        pass
+
+    def stop(step: int, _: object) -> None:
+        if step == 7:
+            raise StopError
+
+    def one() -> list[Made]:
+        engine._kernels.clear()
+        cosine = SCHEDULES["cosine"]
+        return [make(1, lambda: dropping(0.3), OPTIMIZERS[name], cosine)]
+
+    (whole,) = run(one())
+    with pytest.raises(StopError):
+        run(one(), keeper=keeper, on_step=stop)
+    assert len(drawer) == 7
+    (resumed,) = run(one(), keeper=keeper)
+    assert len(drawer) == 7 + SCHEDULE.steps - 1 - 7
+    assert torch.equal(resumed.params, whole.params)
+    assert torch.equal(resumed.report["learning_rate"], whole.report["learning_rate"])
+
+
+class Mine(torch.optim.SGD):
+    """An optimizer of a user's."""
+
+
+def replaced(model: nn.Module, k: int) -> torch.optim.Optimizer:
+    optimizer = sgd(model, k)
+    optimizer.step = lambda closure=None: None  # type: ignore[method-assign]
+    return optimizer
+
+
+def with_hook(model: nn.Module, k: int) -> torch.optim.Optimizer:
+    optimizer = sgd(model, k)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+def stepped(model: nn.Module, k: int) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (lambda m, k: Mine(m.parameters(), 0.1), "must be one of torch's classes"),
+        (lambda m, k: torch.optim.SGD, "must be one optimizer made over"),
+        (lambda m, k: [], "must be one optimizer made over"),
+        (lambda m, k: "adam", "must be one optimizer made over"),
+        (lambda m, k: torch.optim.LBFGS(m.parameters()), "asks for more of them"),
+        (lambda m, k: torch.optim.SGD(m[0].parameters(), 0.1), "exactly the 4 trainable"),
+        (lambda m, k: torch.optim.SGD(mlp().parameters(), 0.1), "exactly the 4 trainable"),
+        (replaced, "must be that of SGD"),
+        (with_hook, "no hooks on its steps"),
+        (stepped, "must be new for each candidate"),
+    ],
+)
+def test_optimizers_that_are_refused_before_anything_is_drawn(
+    optimizer: Make, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StackOracle, "sample", lambda _: pytest.fail("drawn"))
+    with pytest.raises(InvalidInputError, match=said):
+        run([make(0, optimizer=optimizer)])
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "said"),
+    [
+        (schedules.ReduceLROnPlateau, "by no metric"),
+        (lambda o: schedules.ConstantLR(sgd(mlp(), 0)), "own optimizer"),
+    ],
+)
+def test_schedules_that_are_refused(scheduler: Any, said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        run([make(0, scheduler=scheduler)])
+
+
+@pytest.mark.parametrize(
+    "method", [DPAdam(1.0), FixedDPSGD(1.0, momentum=0.9), METHODS["hyfreedp"](1.0, 1.0)]
+)
+def test_methods_that_take_no_optimizer(method: Any) -> None:
+    with pytest.raises(InvalidInputError, match="steps by itself"):
+        run([make(0)], method)
+
+
+class Tied(nn.Module):
+    """Layers that are tied by their memory, or by a view that is kept beside them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 3), nn.Linear(3, 3)
+        if how == "memory":
+            self.other.weight.data = self.one.weight.data[:, :3]
+        elif how == "part":
+            self.other.bias.data = self.one.weight.data[1, :3]
+        elif how == "view":
+            self.kept = self.one.weight.detach()
+        elif how == "buffer":
+            self.register_buffer("kept", self.one.weight.detach().T)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.other(self.one(x))
+        return out
+
+
+@pytest.mark.parametrize("how", ["memory", "part", "view", "buffer"])
+def test_weights_that_would_come_apart_are_refused(how: str) -> None:
+    with pytest.raises(InvalidInputError, match="memory" if how in ("memory", "part") else "view"):
+        run([make(0, lambda: Tied(how))])
+    run([make(0, lambda: Tied("not"))])
+
+
+def test_models_that_are_refused_in_a_sentence() -> None:
+    def hooked() -> nn.Module:
+        model = mlp()
+        model[0].weight.register_hook(lambda grad: grad.clamp(-1, 1))
+        return model
+
+    with pytest.raises(InvalidInputError, match="no hook on its gradient"):
+        run([make(0, hooked)])
+    with pytest.raises(InvalidInputError, match="a lazy layer once"):
+        run([make(0, lambda: nn.Sequential(nn.LazyLinear(3)), None, learning_rate=0.1)])
+    with pytest.raises(InvalidInputError, match="GroupNorm or LayerNorm"):
+        run([make(0, lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3)))])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scripted_model_trains_as_the_module_that_it_was_made_of() -> None:
+    (scripted,) = run([make(0, lambda: torch.jit.script(mlp()))])
+    (plain,) = run([make(0)])
+    torch.testing.assert_close(scripted.params, plain.params, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, {"loss": 1.0}, (1.0, 2.0)])
+def test_a_loss_that_is_no_tensor_is_refused_in_a_sentence(returned: object) -> None:
+    with pytest.raises(InvalidInputError, match=f"{type(returned).__name__}.*one number"):
+        run([make(0)], loss_of=lambda *_: returned)
+
+
+def test_a_parameter_that_is_one_number_is_trained() -> None:
+    class Factor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.factor * x
+
+    together = run([make(k, lambda: nn.Sequential(mlp(), Factor())) for k in range(2)])
+    (alone,) = run([make(1, lambda: nn.Sequential(mlp(), Factor()))])
+    torch.testing.assert_close(together[1].params, alone.params, rtol=1e-4, atol=1e-5)
+    assert float(alone.params[-1]) != 1.5
+
+
+def test_a_method_that_releases_more_than_it_charges_is_found() -> None:
+    made = make(0, optimizer=None, learning_rate=0.1)
+    with pytest.raises(TranscriptMismatchError):
+        run([made], SimpleDPSGD(1.0, extra_releases=1))
+
+
+def test_a_diverged_candidate_is_a_result_and_touches_no_other(stacked: list[int]) -> None:
+    def own(model: nn.Module, k: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), 1e40 if k == 1 else 0.1)
+
+    found = run([make(k, optimizer=own) for k in range(3)])
+    assert stacked == [3]
+    assert not bool(found[1].params.isfinite().all())
+    (alone,) = run([make(2, optimizer=own)])
+    torch.testing.assert_close(alone.params, found[2].params, rtol=1e-4, atol=1e-5)
+
+
+def test_first_weights_are_those_of_the_candidate() -> None:
+    made = make(0)
+    load_params(made.model, torch.full((DIMENSION,), 0.01))
+    (one,), (other,) = run([made]), run([make(0)])
+    assert not torch.allclose(one.params, other.params, rtol=1e-2, atol=1e-2)
+
+
+def test_other_streams_are_other_results() -> None:
+    """The comparisons above can fail: another seed moves weights by far more than rounding."""
+    one, other = run([make(0)]), run([make(1)])
+    assert not torch.allclose(one[0].params, other[0].params, rtol=1e-2, atol=1e-2)
+
+
+def smoothed(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y, reduction="none", label_smoothing=0.5)
+
+
+def test_another_loss_is_another_program() -> None:
+    (one,), (other,) = run([make(0)]), run([make(0)], loss_of=smoothed)
+    assert not torch.allclose(one.params, other.params, rtol=1e-3, atol=1e-3)
