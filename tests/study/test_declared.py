@@ -36,7 +36,7 @@ from privtune.strategies import (
 )
 from privtune.study import Study, keep_audit
 from privtune.study._declared_trial import DeclaredError, DeclaredTrial
-from privtune.study.declared import Mechanism, optimize_declared
+from privtune.study.declared import Mechanism
 from privtune.study.failures import ArmStoppedError
 from privtune.views.officer import to_markdown
 from privtune.views.record import arm_record, budget_view
@@ -84,7 +84,7 @@ def optimize(study: Study, function: Objective = objective, **options: Any) -> R
         "validation": VALIDATION,
         **options,
     }
-    return optimize_declared(study._life, function, **asked)
+    return study.optimize(function, **asked)
 
 
 def failure(study: Study) -> str:
