@@ -87,7 +87,9 @@ def check_records(
     try:
         with life.seal(sealed, rehearsal=True):
             keep = not stages and trainer.task.examine is None  # the arms train on the same records
-            found = trainer.task.check_records(trainer.data if keep else None)
+            found = trainer.task.check_records(
+                trainer.data if keep else None, model=trainer.example(sealed)
+            )
     except TaskDataError:  # of public facts
         raise
     except Exception as error:  # what it says may come from a record

@@ -17,7 +17,7 @@ from privtune.execution.supervise import WorkerStoppedError
 from privtune.ledger import LedgerBusyError, LedgerConnectionError
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 from privtune.study._objects import DamagedResultError
-from privtune.study.imported import ObjectiveChangedError
+from privtune.tasks._task import TaskChangedError
 
 __all__ = [
     "ArmStoppedError",
@@ -45,7 +45,7 @@ _WITHOUT_DATA = (
     LedgerFullError,
     LedgerReadOnlyError,
     NotLoadedError,
-    ObjectiveChangedError,
+    TaskChangedError,
     StudyInterruptedError,
 )
 """Errors of PrivTune's own that hang on no record, wherever they are raised."""

@@ -11,7 +11,13 @@ from torch import nn
 from privtune.study.build import _trained_part
 from privtune.tasks import Candidate
 
-KINDS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.NAdam]
+KINDS = [
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.NAdam,
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
