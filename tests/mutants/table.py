@@ -1470,8 +1470,8 @@ _in(
     "study/build.py",
     (
         "a trial starts from the weights of an earlier one",
-        "    if any(part in _used() for part in parts):",
-        "    if model in _used():",
+        "_check_new(model, *(p for p in model.parameters() if p.requires_grad))",
+        "_check_new(model)",
         _REFUSED,
     ),
 )
@@ -1483,12 +1483,6 @@ _in(
         "    if any(found):",
         "    if False:",
         _REFUSED,
-    ),
-    (
-        "an optimizer steps as it likes",
-        '    if kind.__module__.partition(".")[0] != "torch":',
-        "    if False:",
-        f"{_REFUSED} tests/zoo/test_honest.py",
     ),
     (
         "an optimizer trains parameters of another model",
