@@ -39,15 +39,15 @@ def loss(model: torch.nn.Module, text: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits.transpose(1, 2), text[:, 1:], reduction="none").mean(dim=1)
 
 
-def main(storage: str = "sqlite:///privtune.db", epochs: float = 20) -> privtune.Study:
+def main(storage: str = "sqlite:///privtune.db", epochs: float = 8) -> privtune.Study:
     study = privtune.create_study(
         "gpt2", budget=privtune.Budget(8.0, 1e-4, name="texts"), storage=storage
     )
     release = study.optimize(
         build, loss=loss, score=privtune.Score("loss", bound=4.0),
-        data=walks(1, 3000), split={"train": 2500, "validation": 500},
-        strategy=privtune.strategies.PapernotSteinke(mean_runs=4),
-        epochs=epochs, expected_batch_size=250,
+        data=walks(1, 2000), split={"train": 1500, "validation": 500},
+        strategy=privtune.strategies.PapernotSteinke(mean_runs=3),
+        epochs=epochs, expected_batch_size=150,
     )  # fmt: skip
     print(f"{release.params}: {-release.score:.2f} nats a token at {release.guarantee}")
     return study

@@ -3,11 +3,13 @@
 from privtune.audit._audit import Audited, AuditReport, audit, estimate
 from privtune.audit.bounds import LowerBound, lower_bound, one_run_bound
 from privtune.audit.claims import Claim
+from privtune.audit.declared import Canary
 from privtune.audit.laws import Check
 
 __all__ = [
     "AuditReport",
     "Audited",
+    "Canary",
     "Check",
     "Claim",
     "LowerBound",

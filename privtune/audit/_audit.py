@@ -15,6 +15,7 @@ from privtune.accounting import lower_bound as instance
 from privtune.audit.bounds import lower_bound, one_run_bound
 from privtune.audit.canaries import canaries, hyperparameters, secrets_of, train_canaries
 from privtune.audit.claims import Claim, Floats
+from privtune.audit.declared import Canary, run_declared
 from privtune.audit.instances import InstanceClaim
 from privtune.audit.laws import (
     Check,
@@ -30,6 +31,7 @@ from privtune.audit.scores import worst_score, worst_threshold
 from privtune.errors import InvalidInputError
 from privtune.strategies import Plan, Strategy, TrainingPlan
 from privtune.tasks import Task
+from privtune.training.methods.declared import Declared
 
 __all__ = ["AuditReport", "Audited", "audit", "estimate"]
 
@@ -162,6 +164,7 @@ def audit(
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     published: float | None = None,
     task: Task | None = None,
+    canary: Canary | None = None,
     runs: int = 2000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -180,6 +183,8 @@ def audit(
         published: What the budget promises.
         task: Trains the task's own model beside the canary, on records of its shapes; without it,
             the canary's parameter alone, which is much faster.
+        canary: For a declared mechanism: trains as the objective does, on made-up records, with a canary
+            or without it, and returns a number of its release that tells the two apart.
         runs: Runs on each side, at least 100; the more, the closer the bounds.
         confidence: Of each row's bound, in (0, 1).
         seed: Everything drawn derives from it: an audit can be repeated.
@@ -213,18 +218,32 @@ def audit(
         raise InvalidInputError("seed", seed, "must be a whole number from 0 to 2^63 - 1")
     terms = _Terms(delta, adjacency, runs, confidence, seed, progress)
     first = plan.training if plan.search is None else plan.search.trainings[0]
-    row, checks = _training(first, plan, terms, task)
-    rows = [row]
-    checks += [
-        *check_sampler(first.schedule, seed=seed),
-        *check_noise(first.noise, seed=seed),
-    ]
-    untouched = []
-    if plan.runs is not None and strategy is not None:
+    declared = isinstance(first.method, Declared)
+    if declared is not (canary is not None):
+        raise InvalidInputError(
+            "canary",
+            canary,
+            "is for a declared mechanism, of which nothing else can train one",
+            "Give a function (trial, inside) that trains as the objective does, on made-up records.",
+        )
+    untouched: list[str] = []
+    checks: list[Check] = []
+    if canary is not None:
+        rows = [_declared(first, plan, terms, canary)]
+        untouched.append("the choice among trainings of a declared mechanism: by the account alone")
+    else:
+        row, laws = _training(first, plan, terms, task)
+        rows = [row]
+        checks += [
+            *laws,
+            *check_sampler(first.schedule, seed=seed),
+            *check_noise(first.noise, seed=seed),
+        ]
+    if plan.runs is not None and strategy is not None and not declared:
         checks += check_runs(plan.runs, seed=seed)
         checks += check_rounds(plan, strategy, seed=seed)
         rows.append(_selection(plan, strategy, terms))
-    elif plan.search is not None:
+    elif plan.search is not None and not declared:
         untouched.append(
             "how the arm's trainings add up: that is composition, by the account alone"
         )
@@ -356,6 +375,16 @@ def _training(
     }
     row = terms.row("one training", training.event, bounds, 2 * terms.runs, started)
     return row, [] if replaced else [*check_releases(out.releases)]
+
+
+def _declared(first: TrainingPlan, plan: Plan, terms: _Terms, canary: Canary) -> Audited:
+    """Audit one training of a declared mechanism by what it releases."""
+    started = time.perf_counter()
+    tell = terms.told("one declared training", 2 * terms.runs)
+    asked: dict[str, Any] = {"runs": terms.runs, "seed": terms.seed, "progress": tell}
+    sides = [run_declared(plan, first, canary, inside=side, **asked) for side in (False, True)]
+    bounds = terms.bounds("the release", sides, terms.claim(first.event), 1.0 - _FREE)
+    return terms.row("one declared training", first.event, bounds, 2 * terms.runs, started)
 
 
 def _selection(plan: Plan, strategy: Strategy, terms: _Terms) -> Audited:

@@ -14,7 +14,7 @@ from privtune.numbers import show_epsilon, show_left
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from privtune.audit import AuditReport
+    from privtune.audit import AuditReport, Canary
     from privtune.study import Study
 
 __all__ = ["audit"]
@@ -32,6 +32,12 @@ def audit(  # noqa: PLR0917 (the command line passes them by name)
     model: Annotated[
         str, typer.Option(help="probe: the canary's parameter alone; task: the task's model, too.")
     ] = "probe",
+    canary: Annotated[
+        str | None,
+        typer.Option(
+            help="For a declared mechanism: package.module:function of a trial and whether a canary is in."
+        ),
+    ] = None,
     keep: Annotated[
         bool, typer.Option(help="Keep the record: certificate and report then carry it.")
     ] = True,
@@ -56,6 +62,7 @@ def audit(  # noqa: PLR0917 (the command line passes them by name)
                 confidence=confidence,
                 seed=seed,
                 whole=model == "task",
+                canary=canary,
                 quiet=as_json,
             )
             for a in chosen
@@ -81,6 +88,7 @@ def _one(
     confidence: float,
     seed: int,
     whole: bool,
+    canary: str | None,
     quiet: bool,
 ) -> AuditReport:
     from rich.console import Console
@@ -114,6 +122,7 @@ def _one(
             adjacency=budget.adjacency,
             published=budget.epsilon,
             task=spec.load_task() if whole else None,
+            canary=None if canary is None else _canary(canary),
             runs=runs,
             confidence=confidence,
             seed=seed,
@@ -122,6 +131,17 @@ def _one(
     if not quiet:
         _show(report)
     return report
+
+
+def _canary(path: str) -> Canary:
+    from privtune.imports import find_function
+
+    return find_function(
+        "canary",
+        path,
+        allowed="must be package.module:function",
+        must="must name a function of a trial and whether the canary is in",
+    )
 
 
 def _show(report: AuditReport) -> None:

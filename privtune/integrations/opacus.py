@@ -124,7 +124,7 @@ def select(
     declared_by: str,
     name: str = "opacus",
     strategy: Strategy | None = None,
-    storage: str | None = None,
+    storage: str = "sqlite:///privtune.db",
     **options: Any,
 ) -> Release:
     """Choose the hyperparameters of an Opacus script by private selection, and release the best model alone.
@@ -142,7 +142,7 @@ def select(
         declared_by: Who declares that the script trains as Opacus' accountant says.
         name: Name of the study and of its budget.
         strategy: How to choose; ``PapernotSteinke(mean_runs=10)`` unless given.
-        storage: URL of the database; ``sqlite:///privtune.db`` unless given.
+        storage: URL of the database.
         **options: Others of ``study.optimize``, as ``score``.
 
     Returns:
@@ -152,9 +152,8 @@ def select(
         >>> release = select(train, loader, epochs=10, validation=(x, y), epsilon=3.0, delta=1e-5,
         ...                  declared_by="the imaging group")  # doctest: +SKIP
     """
-    where = {} if storage is None else {"storage": storage}
     budget = Budget(epsilon, delta, name=name)
-    study = create_study(name, budget=budget, load_if_exists=True, **where)
+    study = create_study(name, budget=budget, load_if_exists=True, storage=storage)
     declared = mechanism(data_loader, epochs=epochs, declared_by=declared_by)
     chosen = strategy or PapernotSteinke(mean_runs=10)
     return optimize_declared(

@@ -45,8 +45,8 @@ _WITHOUT_DATA = (
     LedgerFullError,
     LedgerReadOnlyError,
     NotLoadedError,
-    TaskChangedError,
     StudyInterruptedError,
+    TaskChangedError,
 )
 """Errors of PrivTune's own that hang on no record, wherever they are raised."""
 

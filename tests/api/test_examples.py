@@ -25,26 +25,43 @@ def load_file(path: Path) -> ModuleType:
 
 
 PEOPLE = "people"  # compares two units, and has no study to give
+BUILDS = {"own_model": 40, "language_model": 60}  # below how many lines
+DECLARED = sorted({path.stem for path in EXAMPLES.glob("*.py")} - {PEOPLE, *BUILDS})
 LONGEST = 30
 SELECTION = PapernotSteinke(mean_runs=2)
 
 
+def lines_of(name: str) -> int:
+    lines = [line.strip() for line in (EXAMPLES / f"{name}.py").read_text().splitlines()]
+    return sum(1 for line in lines if line and not line.startswith(("#", '"""')))
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_build_runs_and_is_short(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert lines_of(name) < BUILDS[name]
+    storage = f"sqlite:///{tmp_path / 'privtune.db'}"
+    study = load_file(EXAMPLES / f"{name}.py").main(storage=storage, epochs=0.5)
+    (status,) = study.status()
+    assert status.state == "settled"
+    assert study.spent().epsilon <= study.spec.budget.epsilon
+    (printed,) = capsys.readouterr().out.splitlines()[-1:]
+    assert str(study.releases()[0].guarantee) in printed
+
+
 @pytest.mark.filterwarnings("ignore")  # of Opacus' and lightning's, about themselves
-@pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - {PEOPLE}))
-def test_an_example_runs_and_is_short(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("name", DECLARED)
+def test_a_declared_mechanism_runs_and_is_short(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name.startswith("opendp"):
         pytest.importorskip("opendp")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(selection, "PapernotSteinke", lambda mean_runs: SELECTION)
-    path = EXAMPLES / f"{name}.py"
-    lines = [line.strip() for line in path.read_text().splitlines()]
-    assert sum(1 for line in lines if line and not line.startswith(("#", '"""'))) < LONGEST
-    release = runpy.run_path(str(path))["release"]
+    assert lines_of(name) < LONGEST
+    release = runpy.run_path(str(EXAMPLES / f"{name}.py"))["release"]
     (printed,) = capsys.readouterr().out.splitlines()[-1:]
     assert str(release.guarantee) in printed
     assert release.checked == ("checked against Opacus' accountant" if "opacus" in name else "")

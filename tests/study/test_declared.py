@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import privtune
 from privtune.accounting import ApproximateDP, Gaussian, PoissonSampled, Repeated, epsilon
+from privtune.audit import audit
 from privtune.errors import InvalidInputError
 from privtune.ledger import Ledger, verify_certificate
 from privtune.spaces import DependentSamplerError
@@ -33,7 +34,7 @@ from privtune.strategies import (
     StrategyError,
     SubsampledTuning,
 )
-from privtune.study import Study
+from privtune.study import Study, keep_audit
 from privtune.study._declared_trial import DeclaredError, DeclaredTrial
 from privtune.study.declared import Mechanism, optimize_declared
 from privtune.study.failures import ArmStoppedError
@@ -474,3 +475,35 @@ def test_functions_of_a_record_score_any_model(storage: str) -> None:
     w = release.state_dict()["w"].numpy()
     expected = np.minimum(np.abs(X[240:] @ w - X[240:, 0]), 0.5).mean()
     assert release.score == pytest.approx(-expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5], ids=["the charged noise", "half of it"])
+def test_an_audit_finds_a_false_declaration(share: float, storage: str) -> None:
+    """The canary is one more record, on an axis of its own; the release is a noisy sum of records."""
+
+    def train(trial: DeclaredTrial, records: np.ndarray) -> Any:
+        trial.suggest_float("rate", 0.1, 5.0)
+        noise = share * trial.plan.noise_multiplier
+        w = records.sum(axis=0) + noise * np.random.default_rng(trial.seed).normal(size=3)
+        return trial.result({"w": w}, score=trial.score(lambda x: (x @ w > 0).astype(int)))
+
+    def canary(trial: DeclaredTrial, inside: bool) -> float:
+        records = np.array([[0.0, 0.6, 0.8], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+        return float(train(trial, records[: 2 + inside]).weights[0])
+
+    study = make(storage)
+    optimize(
+        study,
+        lambda trial: train(trial, X[:240] / np.linalg.norm(X[:240], axis=1, keepdims=True)),
+        mechanism=Mechanism(Gaussian(1.0), "the statistics group", records=240),
+    )
+    (plan,) = study.plans
+    report = audit(plan, delta=1e-5, canary=canary, published=6.0, runs=1000)
+    row = report.rows[0]
+    assert row.reported == epsilon(plan.training.event, 1e-5).epsilon
+    assert (row.epsilon > row.reported) is (share < 1.0)
+    assert report.passed is (share == 1.0)
+    keep_audit(study, report.to_dict())
+    assert len(study.certificate()["audits"]) == 1
+    with pytest.raises(InvalidInputError, match="declared mechanism"):
+        audit(plan, delta=1e-5, runs=100)

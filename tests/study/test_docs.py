@@ -166,7 +166,7 @@ def test_the_python_of_the_readme_runs(
         re.sub(r"[\d.]+", "0", line) for line in shown.splitlines()
     ]
     exec(compile(second, "README.md", "exec"), names)
-    assert "declared by" in capsys.readouterr().out
+    assert "checked against Opacus' accountant" in capsys.readouterr().out
 
 
 def test_no_other_python_is_on_the_site() -> None:

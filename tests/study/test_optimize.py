@@ -176,6 +176,28 @@ def test_the_built_in_trainer_and_a_build_give_the_same_bits(storage: str, tmp_p
     assert torch.equal(one.weights, other.weights)
 
 
+@pytest.mark.parametrize("average", ["last", "tail", "ema"])
+def test_an_optimizer_s_iterates_are_averaged_as_the_method_s(
+    storage: str, tmp_path: Any, average: str
+) -> None:
+    """SGD of torch's and dpsgd take the same steps, so they release the same average."""
+
+    def own(trial: privtune.Trial) -> privtune.Candidate:
+        rate = trial.suggest_float("learning_rate", 0.1, 1.0)
+        norm = trial.suggest_float("max_grad_norm", 0.1, 1.0)
+        return candidate(nn.Linear(6, 3), rate, max_grad_norm=norm)
+
+    given = {"learning_rate": 0.5, "max_grad_norm": 0.3}
+    one, other, last = (
+        make(f"sqlite:///{tmp_path / name}.db", seed=2).optimize(
+            build, strategy=Fixed(parameters=given, options={"average": kind}), **OWN
+        )
+        for name, build, kind in (("a", own, average), ("b", plain, average), ("c", own, "last"))
+    )
+    torch.testing.assert_close(one.weights, other.weights)
+    assert one.guarantee == other.guarantee == last.guarantee
+
+
 def test_the_released_file_is_loadable_without_privtune(storage: str) -> None:
     from safetensors.torch import load_file
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from privtune.training.engine.opacus_adapter import layer_of_opacus
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
@@ -233,7 +232,9 @@ def two_heads() -> nn.Module:
 
 
 def opacus(name: str, *sizes: int) -> nn.Module:
-    return layer_of_opacus(name)(*sizes, batch_first=True)
+    from opacus import layers
+
+    return getattr(layers, name)(*sizes, batch_first=True)
 
 
 # Losses.
