@@ -45,17 +45,13 @@ FLOORS = {
     "__main__": 10,
 }
 
-# Inside of training: what the guarantee rests on knows nothing of speed, or of users' loops.
+# Inside of training: what the guarantee rests on knows nothing of speed.
 TRAINING = {"mechanism": 0, "methods": 1, "engine": 2}
 
 HOMES = {
     "autodp": ("accounting/rdp.py", "accounting/compare.py"),
     "dp_accounting": ("accounting/pairs.py", "accounting/compare.py"),
-    "opacus": (
-        "training/engine/opacus_adapter.py",
-        "accounting/compare.py",
-        "integrations/opacus.py",
-    ),
+    "opacus": ("integrations/opacus.py", "accounting/compare.py"),
     "mlflow": "tracking/",
     "sqlalchemy": (
         "ledger/",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
-from privtune.execution.fine_tuned import check_loaded, check_saved, reduced
+from privtune.execution.fine_tuned import check_loaded, reduced
 from privtune.strategies import PRUNED, Plan, ScorePlan, TrainingPlan, TrialResult
 from privtune.tasks._fine_tuning import PART, for_candidate
 from privtune.tasks._task import TaskData, made_up_inputs
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = [
     "accuracy",
     "dry_run",
-    "dry_run_built",
     "held_to_classes",
+    "made_of",
     "made_up_records",
     "model_of",
     "part_of",
@@ -109,64 +109,54 @@ def train_trials(
         Exception: Whatever else stops the program: no memory, a mistake. It is no result, and no
             record's doing: records that cannot be used contribute nothing.
     """
-    from privtune.training.engine.train import train
-    from privtune.training.methods._rate_schedule import SEARCHED
-
     if validated and not task.public_validation:
         raise PrivTuneError(
             f"The validation split of task {task.name!r} is private: its accuracy is not shown."
         )
     done: dict[int, TrialResult] = {}
-    steps = training.schedule.steps
-    wanted = (*training.method.parameters, *SEARCHED)
     for part in dict.fromkeys(params.get(PART) for params in trials.values()):
         alike = {index: params for index, params in trials.items() if params.get(PART) == part}
         own = for_candidate(task, next(iter(alike.values())))
-        model, reduce = reduced(own, records)
-        trained = train(
-            training.method,
-            training.schedule,
-            model=model,
-            loss=own.loss,
-            data=held_to_classes(reduce(records), own.classes),
-            candidates=[
-                {n: used[n] for n in wanted if n in used}
-                for used in map(training.as_trained, alike.values())
-            ],
-            secrets=[secrets[index] for index in alike],
-            device=compute.device,
-            stack=compute.stack,
-            compiled=compute.compiled,
-            precision=own.precision,
-            noise=training.noise,
-            on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
-            snapshots_at=training.schedule.checkpoints() if validated else (),
+        make, reduce = reduced(own, records)
+        found = train_built(
+            training,
+            task=own,
+            data=replace(data, validation=reduce(data.validation)),
+            records=reduce(records),
+            score=score,
+            made=((n, made_of(make, training, p, secrets[n])) for n, p in alike.items()),
+            compute=compute,
+            on_step=on_step,
             keeper=keeper,
+            validated=validated,
         )
-        scored = replace(own, model=model)
-        for row, (index, params) in enumerate(alike.items()):
-            weights = trained.params[row].detach().cpu()
-            curves = {name: values[:, row].tolist() for name, values in trained.report.items()}
-            if validated and own.classes is not None:
-                curves["val_accuracy"] = _accuracies(own, trained.snapshots[row], data, steps)
-            done[index] = TrialResult(
-                index=index,
-                params=dict(params),
-                weights=weights,
-                score=None
-                if score is None
-                else score_model(
-                    score,
-                    scored,
-                    model_of(scored, weights),
-                    reduce(data.validation),
-                    secret=secrets[index],
-                ),
-                curves=curves,
-                transcript_digest=trained.transcripts[row].digest(),
-                unusable=trained.nonfinite[row],
-            )
+        for result in found:
+            done[result.index] = replace(result, params=dict(alike[result.index]))
     return [done[index] for index in trials]
+
+
+def made_of(
+    make: Callable[[], torch.nn.Module],
+    training: TrainingPlan,
+    params: Mapping[str, Any],
+    secret: bytes,
+) -> Made:
+    """Return a candidate of a task's own model, with first weights from the trial's own stream.
+
+    Args:
+        make: Makes what is trained of the model.
+        training: What the candidate is charged for.
+        params: Its hyperparameters.
+        secret: What everything random in its trial derives from.
+    """
+    from privtune.training.engine.candidates import Made
+    from privtune.training.engine.initialisation import Initialisation
+    from privtune.training.methods._rate_schedule import SEARCHED
+
+    used = training.as_trained(params)
+    values = {n: used[n] for n in (*training.method.parameters, *SEARCHED) if n in used}
+    with Initialisation(Streams(secret)):
+        return Made(model=make(), secret=secret, values=values)
 
 
 def train_built(
@@ -180,13 +170,14 @@ def train_built(
     compute: Compute = _COMPUTE,
     on_step: OnStep | None = None,
     keeper: Keeper | None = None,
+    validated: bool = False,
     look: Callable[[int, float], object] | None = None,
 ) -> Iterator[TrialResult]:
-    """Train candidates that a ``build`` made, those of equal programs as one stack; score each.
+    """Train candidates, those of equal programs as one stack; score each.
 
     Args:
         training: What each runs.
-        task: The task; it has a ``build``.
+        task: The task.
         data: Its splits; the arm's charge has been started.
         records: The training records that it may see.
         score: How to score, or None.
@@ -194,6 +185,7 @@ def train_built(
         compute: Where, how many at once, compiled or not.
         on_step: Progress.
         keeper: Where a trial that is trained alone keeps its checkpoint, and finds it.
+        validated: Whether to note the validation accuracy by step: see :func:`train_trials`.
         look: Called now and then with the steps done and the public score of a single trial; what it raises
             ends the trial.
 
@@ -234,19 +226,25 @@ def train_built(
         precision=task.precision,
         noise=training.noise,
         on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
-        snapshots_at=() if look is None else training.schedule.checkpoints(),
+        snapshots_at=training.schedule.checkpoints() if validated or look else (),
         keeper=keeper,
         look=None if look is None else looked,
     ):
         secret, found = candidates[outcome.position].secret, None
         if score is not None:
             found = score_model(score, task, outcome.module, data.validation, secret=secret)
+        curves = {name: values.tolist() for name, values in outcome.report.items()}
+        if validated and task.classes is not None:
+            curves["val_accuracy"] = _accuracies(
+                outcome.module, outcome.snapshots, data.validation, steps
+            )
+            load_params(outcome.module, outcome.params)
         yield TrialResult(
             index=numbers[outcome.position],
             params={},
             weights=outcome.params,
             score=found,
-            curves={name: values.tolist() for name, values in outcome.report.items()},
+            curves=curves,
             transcript_digest=outcome.transcript.digest(),
             unusable=outcome.nonfinite,
             shapes=Layout(outcome.module).shapes,
@@ -344,15 +342,22 @@ def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:
 
 
 def _accuracies(
-    task: Task, snapshots: Mapping[int, torch.Tensor], data: TaskData, steps: int
+    model: torch.nn.Module,
+    snapshots: Mapping[int, torch.Tensor],
+    data: TensorData,
+    steps: int,
 ) -> list[float]:
     """Return the validation accuracy by step, NaN where there is no model to look at."""
-    return [
-        accuracy(task, weights, data.validation)
-        if (weights := snapshots.get(step)) is not None and bool(weights.isfinite().all())
-        else math.nan
-        for step in range(steps)
-    ]
+    from privtune.training.mechanism.kernel import load_params
+    from privtune.training.mechanism.scoring import evaluating
+
+    found = [math.nan] * steps
+    with evaluating(model):
+        for step, weights in snapshots.items():
+            if bool(weights.isfinite().all()):
+                load_params(model, weights)
+                found[step] = _right(model, data)
+    return found
 
 
 def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
@@ -363,10 +368,14 @@ def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
         weights: Its parameters, flat, shape ``[P]``.
         data: Records and labels.
     """
+    return _right(model_of(task, weights), data)
+
+
+def _right(model: torch.nn.Module, data: TensorData) -> float:
     import torch
 
     with torch.no_grad():
-        outputs = model_of(task, weights)(data.x)
+        outputs = model(data.x.to(next(model.parameters()).device)).to(data.y.device)
     # A record for which the model gives NaN counts as wrong, whatever argmax says.
     right = (outputs.argmax(dim=-1) == data.y) & ~outputs.isnan().any(dim=-1)
     if right.dim() == 2:  # of the rows of units
@@ -398,65 +407,32 @@ def model_of(task: Task, weights: torch.Tensor) -> torch.nn.Module:
 def dry_run(
     plan: Plan,
     task: Task,
+    make: Callable[[bytes], Made],
     *,
     compute: Compute = _COMPUTE,
     steps: int = 16,
-    parts: Sequence[str] = (),
+    reduce: Callable[[TensorData], TensorData] = lambda records: records,
     known: MutableMapping[object, float] | None = None,
-) -> float:
-    """Train a few steps on made-up records. Touches no data.
+    key: object = None,
+) -> tuple[TrialResult, float]:
+    """Train and score a candidate for two steps on made-up records; time a stack of others.
 
     A model that cannot be trained privately is found out here, before anything is charged.
 
     Args:
         plan: The arm's plan.
-        task: Gives the shapes.
+        task: The task.
+        make: Makes a candidate of a trial's secret, of the same hyperparameters each time.
         compute: Where, how many at once. Compiling is only tried: it does not pay in a few steps.
         steps: How many steps to time at most.
-        parts: What candidates may train of the model, each as likely; empty for what the task says.
+        reduce: What makes the inputs of what is trained of records.
         known: What was timed before, of this task and machine: arms that differ in other things than
-            what a step costs are tried once.
+            what a step costs are timed once.
+        key: What tells candidates of other costs apart.
 
     Returns:
-        How long the arm takes in expectation, in seconds: expected gradient evaluations over the
-        measured speed.
-    """
-    timed = {} if known is None else known
-    stack = max(1, min(_TIMED, round(plan.expected_runs)))
-    each = []
-    for part in parts or (None,):
-        key = (part, plan.training.schedule, plan.training.noise, stack, steps)
-        if key not in timed:
-            own = task if part is None else for_candidate(task, {PART: part})
-            timed[key] = _seconds_per_step(plan, own, compute=compute, stack=stack, steps=steps)
-        each.append(timed[key])
-    per_step = sum(each) / len(each)
-    return (
-        plan.expected_gradient_evaluations * per_step / plan.training.schedule.expected_batch_size
-    )
-
-
-def dry_run_built(
-    plan: Plan,
-    task: Task,
-    first: Made,
-    make: Callable[[bytes], Made],
-    *,
-    compute: Compute = _COMPUTE,
-    steps: int = 16,
-) -> tuple[TrialResult, float]:
-    """Train and score a candidate of a ``build`` for two steps on made-up records; time a stack of others.
-
-    Args:
-        plan: The arm's plan.
-        task: The task; it has a ``build``.
-        first: A candidate.
-        make: Makes one of the same hyperparameters, from a secret.
-        compute: Where, how many at once.
-        steps: How many steps to time at most.
-
-    Returns:
-        The candidate's result, and how long the arm takes in expectation, in seconds.
+        The candidate's result, and how long the arm takes in expectation, in seconds: expected gradient
+        evaluations over the measured speed.
 
     Raises:
         PrivTuneError: If the candidate cannot be trained, or what is saved of it, loaded into a model that is
@@ -467,8 +443,7 @@ def dry_run_built(
     schedule = plan.training.schedule
     records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))
     rate = min(1.0, schedule.expected_batch_size / records)
-    made_up = made_up_records(task, records)
-    own = replace(made_up, unit=task.unit)
+    data = reduce(replace(made_up_records(task, records), unit=task.unit))
     training = plan.training if plan.search is None else plan.search.trainings[0]
     clock = [time.perf_counter()]
 
@@ -478,8 +453,8 @@ def dry_run_built(
         found = train_built(
             replace(training, method=method, schedule=Schedule(records, rate, steps)),
             task=task,
-            data=TaskData(own, own, own),
-            records=own,
+            data=TaskData(data, data, data),
+            records=data,
             score=score,
             made=enumerate(candidates),
             compute=compute,
@@ -487,63 +462,25 @@ def dry_run_built(
         )
         return list(found)
 
+    first = make(bytes(32))
     (result,) = trained(training.method, [first], 2, plan.score)
-    check_loaded(task, first.model, make(bytes([255]) * 32).model, result, own)
+    check_loaded(task, first.model, make(bytes([255]) * 32).model, result, data)
     stack, threads = max(1, min(_TIMED, round(plan.expected_runs))), torch.get_num_threads()
-    if (clock[-1] - clock[-2]) * stack * steps > _LONG:
-        stack, steps = min(stack, threads), min(steps, _FEW)
-    clock[:] = [time.perf_counter()]
-    # What a step costs hangs on its gradients, not on the method or the learning rate.
-    values = {"learning_rate": 1e-3, "max_grad_norm": 1.0}
-    # A schedule of torch's may end before as many steps as are timed.
-    others = (replace(make(bytes([n]) * 32), values=values, scheduler=None) for n in range(stack))
-    trained(FixedDPSGD(noise_multiplier=1.0), others, steps, None)
-    per_step = seconds_per_step(clock, steps=steps, threads=threads) / stack
-    return result, plan.expected_gradient_evaluations * per_step / schedule.expected_batch_size
-
-
-def _seconds_per_step(plan: Plan, task: Task, *, compute: Compute, stack: int, steps: int) -> float:
-    """Train a stack on made-up records, hold what is saved against it; return a candidate's step."""
-    import torch
-
-    from privtune.training.engine.train import train
-
-    schedule = plan.training.schedule
-    records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))
-    rate = min(1.0, schedule.expected_batch_size / records)
-    made_up = made_up_records(task, records)
-    model, reduce = reduced(task, made_up)
-    data = reduce(made_up)
-
-    def timed(candidates: int, steps: int) -> tuple[torch.Tensor, list[float]]:
-        """Return the first one's weights, and when the first step began and each ended."""
-        clock = [time.perf_counter()]
+    timed = {} if known is None else known
+    key = (key, schedule, training.noise, stack, steps)
+    if key not in timed:
+        # A round trains its candidates in stacks, so a stack is timed; where steps are long stacks gain
+        # nothing, and a few steps tell.
+        if (clock[-1] - clock[-2]) * stack * steps > _LONG:
+            stack, steps = min(stack, threads), min(steps, _FEW)
+        clock[:] = [time.perf_counter()]
         # What a step costs hangs on its gradients, not on the method or the learning rate.
-        trained = train(
-            FixedDPSGD(noise_multiplier=1.0),
-            Schedule(records, rate, steps),
-            model=model,
-            loss=task.loss,
-            data=data,
-            candidates=[{"learning_rate": 1e-3, "max_grad_norm": 1.0}] * candidates,
-            secrets=[index.to_bytes(32, "big") for index in range(candidates)],
-            device=compute.device,
-            stack=compute.stack,
-            compiled=compute.compiled,
-            precision=task.precision,
-            noise=plan.training.noise,
-            on_step=lambda *_: clock.append(time.perf_counter()),
-        )
-        return trained.params[0].detach().cpu(), clock
-
-    weights, look = timed(1, 2)
-    check_saved(task, weights, made_up)
-    # A round trains its candidates in stacks, so a stack is timed; where steps are long stacks gain
-    # nothing, and a few steps tell.
-    threads = torch.get_num_threads()
-    if (look[2] - look[1]) * stack * steps > _LONG:
-        stack, steps = min(stack, threads), min(steps, _FEW)
-    return seconds_per_step(timed(stack, steps)[1], steps=steps, threads=threads) / stack
+        values = {"learning_rate": 1e-3, "max_grad_norm": 1.0}
+        others = (replace(make(bytes([n]) * 32), values=values) for n in range(stack))
+        trained(FixedDPSGD(noise_multiplier=1.0), others, steps, None)
+        timed[key] = seconds_per_step(clock, steps=steps, threads=threads) / stack
+    expected = plan.expected_gradient_evaluations / schedule.expected_batch_size
+    return result, expected * timed[key]
 
 
 def seconds_per_step(clock: Sequence[float], *, steps: int, threads: int) -> float:

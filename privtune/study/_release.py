@@ -11,7 +11,6 @@ from privtune.accounting import Adjacency, Guarantee
 from privtune.errors import PrivTuneError
 from privtune.execution.files import pack_result, unpack_result
 from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResult
-from privtune.strategies.release import split
 from privtune.study._shown import INDEX
 
 if TYPE_CHECKING:
@@ -26,7 +25,16 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.scoring import Measured
     from privtune.training.mechanism.streams import Streams
 
-__all__ = ["MODEL", "ReleaseError", "check_end", "load_release", "make_release", "utility_of"]
+__all__ = [
+    "MODEL",
+    "ReleaseError",
+    "check_end",
+    "check_measured",
+    "load_release",
+    "make_release",
+    "shaped",
+    "utility_of",
+]
 
 MODEL = "model.safetensors"
 """Name of the released model in its arm's folder."""
@@ -170,41 +178,26 @@ def check_end(plan: Plan, result: TrialResult) -> None:
         ) from error
 
 
-def rehearse_end(plan: Plan, task: Task, params: Mapping[str, Any]) -> None:
-    """Score, pack, release and load a model of a task as its factory makes it, on made-up records.
+def check_measured(plan: Plan, task: Task, model: nn.Module) -> None:
+    """Measure a model as its release will be measured, on made-up records.
 
     Args:
         plan: The arm's plan.
         task: The task.
-        params: A candidate.
+        model: A model of its.
 
     Raises:
-        ReleaseError: As :func:`check_end`; or a metric fails.
+        InvalidInputError: If a metric does not suit its outputs.
     """
-    from privtune.execution.training import held_to_classes, made_up_records, model_of
-    from privtune.tasks._fine_tuning import for_candidate
-    from privtune.training.mechanism.kernel import flatten_params
+    from privtune.execution.training import held_to_classes, made_up_records, scored_as
     from privtune.training.mechanism.scoring import measure_each
     from privtune.training.mechanism.streams import Streams
 
-    own = for_candidate(task, params)
-    model = own.model()
-    weights = flatten_params(model).detach().cpu()
-    result = TrialResult(
-        index=0, params=params, weights=weights, score=0.0, shapes=_shapes_of(model)
-    )
-    check_end(plan, result)
-    other = own.model().load_state_dict(split(result.weights, result.shapes), strict=False)
-    if other.unexpected_keys:
-        raise ReleaseError(
-            f"The model of task {task.name!r} has other parameters each time it is made "
-            f"({', '.join(other.unexpected_keys)}). Nothing was charged."
-        )
-    data = held_to_classes(replace(made_up_records(own, 2), unit=own.unit), own.classes)
+    data = held_to_classes(replace(made_up_records(task, 2), unit=task.unit), task.classes)
     exact = _exact(plan, task, data) if task.public_test else None
-    for terms in filter(None, (plan.score, plan.report or exact)):
-        rng = Streams(bytes(32)).numpy("score", 0)
-        measure_each(terms, model_of(own, result.weights), data, rng=rng, loss=own.loss)
+    if terms := plan.report or exact:
+        module, loss = scored_as(terms, task, model)
+        measure_each(terms, module, data, rng=Streams(bytes(32)).numpy("score", 0), loss=loss)
 
 
 def shaped(model: nn.Module, result: TrialResult) -> TrialResult:

@@ -9,18 +9,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from privtune.execution.executor import Executor
-from privtune.execution.training import dry_run
 from privtune.strategies import Outcome, Plan
-from privtune.strategies.searching import parts_of
 from privtune.strategies.stage_plan import StagePlan, release_stage
 from privtune.study._files import TrialFiles
 from privtune.study._live import LiveRound, in_threads
-from privtune.study._release import rehearse_end, shaped, utility_of
+from privtune.study._release import shaped, utility_of
 from privtune.study.build import build_candidate, model_for
 from privtune.study.lifecycle import Life
 from privtune.study.rehearsal import rehearse
 from privtune.study.workers import TASK, give_out, make_files
-from privtune.tasks._fine_tuning import PART
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -95,18 +92,15 @@ class TaskTrainer:
 
     def rehearse(self, plan: Plan) -> float:
         """Train a few steps on made-up records; an unknown strategy is found before the charge."""
-        strategy = self._strategy(plan)
-        if self.task.build is not None:
-            return rehearse(
-                plan, self.task, strategy, compute=self.compute, sampler=self.independent
-            )
-        space = self.life.spec.search_space()
-        parts = parts_of(strategy, space, plan)
-        params = plan.candidate(space, Streams(bytes(32)), 0)
-        for part in parts or (None,):
-            own = params if part is None else {**params, PART: part}
-            rehearse_end(plan, self.task, own)
-        return dry_run(plan, self.task, compute=self.compute, parts=parts, known=self.timed)
+        return rehearse(
+            plan,
+            self.task,
+            self._strategy(plan),
+            space=self.life.spec.search_space(),
+            compute=self.compute,
+            sampler=self.independent,
+            known=self.timed,
+        )
 
     def example(self, plan: Plan) -> nn.Module | None:
         """Return a model that a ``build`` makes, for records to be tried on; None without one."""

@@ -1,21 +1,29 @@
-"""Rehearsals of ``build`` on made-up records, before anything is charged."""
+"""Rehearsals of trials on made-up records, before anything is charged."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from privtune.errors import InvalidInputError
-from privtune.strategies import Plan, Strategy, StrategyError, TrialResult
+from privtune.execution.fine_tuned import reduced
+from privtune.execution.training import dry_run, made_of, made_up_records
+from privtune.strategies import Plan, Strategy, StrategyError, TrainingPlan, TrialResult
 from privtune.strategies._check_needs import check_given
+from privtune.strategies.searching import parts_of
+from privtune.study._release import check_end, check_measured
 from privtune.study.build import Built, build_candidate
+from privtune.tasks._fine_tuning import PART, for_candidate
+from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
     from torch import nn
 
     from privtune.priors import IndependentSampler
+    from privtune.spaces import SearchSpace
     from privtune.tasks import Task
     from privtune.training.engine.compute import Compute
 
@@ -36,17 +44,21 @@ def rehearse(
     task: Task,
     strategy: Strategy,
     *,
+    space: SearchSpace,
     compute: Compute,
     sampler: IndependentSampler | None = None,
+    known: MutableMapping[object, float] | None = None,
 ) -> float:
-    """Build, train, score, pack, release and load a trial on made-up records.
+    """Train, score, pack, release, load and measure a trial on made-up records.
 
     Args:
         plan: The arm's plan.
-        task: The task; it has a ``build``.
+        task: The task.
         strategy: The arm's strategy.
+        space: What candidates are drawn from, where the task has no ``build``.
         compute: Where to train.
         sampler: A sampler of the user's own that declares independence.
+        known: What a step of the task's candidates was found to cost.
 
     Returns:
         The seconds that the arm takes in expectation.
@@ -54,14 +66,49 @@ def rehearse(
     Raises:
         PrivTuneError: If a trial would be refused, fails, or hangs on trials before it.
     """
-    from privtune.execution.training import dry_run_built
-    from privtune.study._release import check_end
+    training = plan.training if plan.search is None else plan.search.trainings[0]
+    if task.build is not None:
+        point = {} if plan.search is None else plan.search.points[0]
+        return _rehearse_build(
+            plan,
+            task,
+            strategy,
+            training,
+            fixed={**plan.params, **point},
+            compute=compute,
+            sampler=sampler,
+        )
+    drawn = plan.candidate(space, Streams(_SECRETS[0]), 0)
+    each = []
+    for part in parts_of(strategy, space, plan) or (None,):
+        params = drawn if part is None else {**drawn, PART: part}
+        own = for_candidate(task, params)
+        make, reduce = reduced(own, made_up_records(own, 2))
+        result, seconds = dry_run(
+            plan,
+            own,
+            partial(made_of, make, training, params),
+            compute=compute,
+            reduce=reduce,
+            known=known,
+            key=part,
+        )
+        check_end(plan, replace(result, params=params))
+        check_measured(plan, own, own.model().eval())
+        each.append(seconds)
+    return sum(each) / len(each)
 
-    search = plan.search
-    training = plan.training if search is None else search.trainings[0]
-    point = {} if search is None else search.points[0]
-    fixed = {**plan.params, **point}
 
+def _rehearse_build(
+    plan: Plan,
+    task: Task,
+    strategy: Strategy,
+    training: TrainingPlan,
+    *,
+    fixed: Mapping[str, Any],
+    compute: Compute,
+    sampler: IndependentSampler | None,
+) -> float:
     def make(secret: bytes, given: Mapping[str, Any] = fixed) -> Built:
         try:
             return build_candidate(
@@ -77,12 +124,11 @@ def rehearse(
     known = {**fixed, **built.params}
 
     def trained() -> tuple[TrialResult, float]:
-        return dry_run_built(
-            plan, task, built.made, lambda secret: make(secret, known).made, compute=compute
-        )
+        return dry_run(plan, task, lambda secret: make(secret, known).made, compute=compute)
 
     result, seconds = check_repeated(make, trained) if plan.is_sealed else trained()
     check_end(plan, replace(result, params=built.params))
+    check_measured(plan, task, built.model.eval())
     return seconds
 
 

@@ -35,10 +35,10 @@ main()
 
 MODULES = ["typer", "privtune.accounting", "privtune.cli.study", "torch"]
 PLACES = [
-    "privtune.study._run.dry_run",
+    "privtune.study.rehearsal.dry_run",
     "privtune.study.lifecycle.Life.charge",
     "privtune.study.lifecycle.Life.start",
-    "privtune.study._round.train_trials",
+    "privtune.study._files.train_trials",
     "privtune.study.lifecycle.Life.settle",
     "privtune.study.lifecycle.Life.announce",
 ]

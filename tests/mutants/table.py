@@ -49,9 +49,7 @@ _NORMS = "tests/training/engine/test_extreme_norms.py"
 _PATHS = "tests/training/engine/test_paths.py"
 _DEVICE = "tests/training/engine/test_device.py"
 _NEIGHBOURS = "tests/training/engine/test_neighbours.py"
-_LOOP = "tests/training/own_loop/test_own_loop.py"
-_STACKED = "tests/training/own_loop/test_stacked.py"
-_TOGETHER = "tests/study/test_together.py"
+_CANDIDATES = "tests/training/engine/test_candidates.py"
 _SENSITIVITY = f"{_NOISE}::test_one_record_moves_no_sum_by_more_than_its_sensitivity"
 _TRANSCRIPT = f"{_CONTRACT}::test_transcript_equals_the_event_exactly"
 _FACTS = f"{_UNUSABLE}::test_whatever_is_wrong_with_a_record_no_release_changes_by_a_bit"
@@ -416,10 +414,10 @@ _in(
         _FACTS,
     ),
     (
-        "no noise on sums of a loop's own",
-        "noise = self._noise.gaussian(total.shape[1])",
-        "noise = torch.zeros_like(total)",
-        f"{_ORACLE}::test_every_release_has_its_noise",
+        "what is released of a narrow net beside its weights has no noise",
+        "out.masked_fill_(self._outside, 0.0)",
+        "pass",
+        f"{_CANDIDATES}::test_beside_the_places_of_a_candidate_nothing_is_released",
     ),
     (
         "data of another size than the schedule's",
@@ -574,8 +572,7 @@ _in(
         "a mean over the batch is taken for losses of records",
         "if losses.shape != x.shape[:1]:",
         "if losses.ndim > 1:",
-        f"{_LOOP}::test_a_mean_loss_is_refused"
-        f" {_PATHS}::test_losses_that_couple_records_are_refused",
+        f"{_PATHS}::test_losses_that_couple_records_are_refused",
     ),
 )
 
@@ -1296,9 +1293,54 @@ _in(
     "training/engine/one_by_one.py",
     (
         "a model remembers what it met",
-        "loss_of, flat, forgets=True)",
-        "loss_of, flat)",
+        "module, loss_of = fresh(self.module, self._loss_of)\n        with torch.enable_grad()",
+        "module, loss_of = self.module, self._loss_of\n        with torch.enable_grad()",
         f"{_NEIGHBOURS}::test_one_record_more_moves_a_sum_by_its_bound",
+    ),
+)
+_in(
+    "training/engine/program.py",
+    (
+        "a wide net computes whatever a narrow one does",
+        "(name in _KEEP_ZEROS and _filled_up(name, one, two))",
+        "_filled_up(name, one, two)",
+        f"{_CANDIDATES}::test_what_a_wide_net_does_not_compute_is_trained_apart",
+    ),
+    (
+        "a hook on the way back is no part of a program",
+        "(part, name, None) for part in model.modules() for name in _HOOKS)",
+        "(part, name, None) for part in () for name in _HOOKS)",
+        f"{_CANDIDATES}::test_a_hook_on_the_way_back_is_another_program",
+    ),
+    (
+        "numbers of a pass are no part of a program",
+        'return f"{value!r};"',
+        'return ";"',
+        f"{_CANDIDATES}::test_other_programs_share_no_stack_and_equal_ones_do",
+    ),
+)
+_in(
+    "training/engine/coupled.py",
+    (
+        "a loss keeps something of the records that it sees",
+        "if not torch.equal(found[0].nan_to_num(), found[2].nan_to_num()):",
+        "if False:",
+        "tests/training/engine/test_trees.py::test_a_loss_that_keeps_something_of_records_is_refused",
+    ),
+)
+_in(
+    "training/engine/optimizers.py",
+    (
+        "an optimizer that steps by itself takes any class's steps",
+        'if kind.__module__.partition(".")[0] != "torch":',
+        "if False:",
+        f"{_CANDIDATES}::test_optimizers_that_are_refused_before_anything_is_drawn",
+    ),
+    (
+        "a checkpoint forgets what an optimizer remembers",
+        "tensor.copy_(part.view_as(tensor))",
+        "pass",
+        f"{_CANDIDATES}::test_a_candidate_goes_on_from_its_checkpoint_to_the_same_bits",
     ),
 )
 _in(

@@ -201,7 +201,7 @@ def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
     watching("quick", "a lease's commit")
     for name in ("charge", "start", "keep", "settle", "announce"):
         patch(Life, name, named(name, getattr(Life, name)))
-    patch(_trainer, "dry_run", named("plan", _trainer.dry_run))
+    patch(_trainer, "rehearse", named("plan", _trainer.rehearse))
     patch(_files, "train_trials", named("train", _files.train_trials))
     patch(checkpoint, "_SECONDS", 0.0)
     patch(checkpoint, "_SHARE", 1e9)

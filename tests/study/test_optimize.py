@@ -176,6 +176,31 @@ def test_the_built_in_trainer_and_a_build_give_the_same_bits(storage: str, tmp_p
     assert torch.equal(one.weights, other.weights)
 
 
+@pytest.mark.parametrize("average", ["last", "tail", "ema"])
+def test_an_optimizer_s_iterates_are_averaged_as_the_method_s(
+    storage: str, tmp_path: Any, average: str
+) -> None:
+    """SGD of torch's and dpsgd take the same steps, so they release the same average."""
+
+    def own(trial: privtune.Trial) -> privtune.Candidate:
+        return candidate(nn.Linear(6, 3), trial.suggest_float("learning_rate", 0.1, 1.0))
+
+    given = {"learning_rate": 0.5}
+    one, other, last = (
+        make(f"sqlite:///{tmp_path / name}.db", seed=2).optimize(
+            build, strategy=Fixed(parameters=params, options={"average": kind}), **OWN
+        )
+        for name, build, params, kind in (
+            ("a", own, given, average),
+            ("b", plain, {**given, "max_grad_norm": 1.0}, average),
+            ("c", own, given, "last"),
+        )
+    )
+    torch.testing.assert_close(one.weights, other.weights)
+    assert torch.equal(one.weights, last.weights) == (average == "last")
+    assert one.guarantee == other.guarantee == last.guarantee
+
+
 def test_the_released_file_is_loadable_without_privtune(storage: str) -> None:
     from safetensors.torch import load_file
 

@@ -12,13 +12,16 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.execution.fine_tuned import AdapterError, check_saved, reduced
-from privtune.execution.training import dry_run, train_trials
+from privtune.execution.fine_tuned import AdapterError, reduced
+from privtune.execution.training import train_trials
+from privtune.spaces import SearchSpace
 from privtune.strategies import TrainingPlan, make_strategy
 from privtune.strategies.arms import plan_arm
 from privtune.study.planning import plan_study
+from privtune.study.rehearsal import rehearse
 from privtune.study.spec import StudySpec
 from privtune.tasks import TaskDataError, fine_tuned, get_task
+from privtune.training.engine.compute import Compute
 from privtune.training.engine.train import choose_kernel, train
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs
@@ -194,7 +197,7 @@ def test_tokens_train_a_head_on_features_and_one_of_no_table_counts_as_nothing(t
     part = train(FixedDPSGD(1.0), schedule, model=model, data=reduce(data), **options)
     torch.testing.assert_close(part.params, whole.params, rtol=1e-4, atol=1e-5)
     assert part.nonfinite == whole.nonfinite != (0,)
-    assert dry_run(plan_of(task), task, steps=2) > 0.0
+    assert rehearsed(task) > 0.0
 
 
 def test_features_of_a_frozen_part_train_the_same_head(weights):
@@ -281,10 +284,16 @@ def plan_of(task):
     return plan_arm(make_strategy("dog", arm="a", options={}), context, epsilon=4.0)
 
 
+def rehearsed(task):
+    strategy = make_strategy("dog", arm="a", options={})
+    compute = Compute(device="cpu")
+    return rehearse(plan_of(task), task, strategy, space=SearchSpace({}), compute=compute)
+
+
 @pytest.mark.parametrize("trainable", SIZES)
 def test_a_rehearsal_saves_and_loads_what_it_trained(weights, trainable):
     task = tuned(weights, trainable)
-    assert dry_run(plan_of(task), task, steps=2) > 0.0
+    assert rehearsed(task) > 0.0
 
 
 class Idle(nn.Module):
@@ -305,9 +314,8 @@ def test_an_adapter_that_does_nothing_is_refused_before_anything_is_charged():
         return Idle()
 
     task = dataclasses.replace(get_task("digits-mlp"), model=idle)
-    data = TensorData(torch.rand(20, 64), torch.randint(10, (20,)))
-    with pytest.raises(AdapterError, match="does not reach its outputs"):
-        check_saved(task, torch.ones(650), data)
+    with pytest.raises(AdapterError, match="does not reach its loss"):
+        rehearsed(task)
 
 
 def test_a_model_that_is_another_when_loaded_is_refused():
@@ -319,9 +327,8 @@ def test_a_model_that_is_another_when_loaded_is_refused():
         return frozen_but_last(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10)))
 
     task = dataclasses.replace(get_task("digits-mlp"), model=drifting)
-    data = TensorData(torch.rand(20, 64), torch.randint(10, (20,)))
     with pytest.raises(PrivTuneError, match="another model than the one that was trained"):
-        check_saved(task, torch.linspace(-1.0, 1.0, 90), data)
+        rehearsed(task)
 
 
 def test_trials_are_scored_by_the_model_that_was_trained(weights):

@@ -8,6 +8,7 @@ from collections import UserDict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import privtune
 from privtune.errors import InvalidInputError
 from privtune.execution.training import made_up_records
 from privtune.study import StudySpec
+from privtune.study.failures import UnusableRecordsError
 from privtune.tasks import Score, Task, TensorData, get_task, unit_records
 from privtune.tasks._task import TaskChangedError
 from privtune.tasks.own import own_task
@@ -536,6 +539,23 @@ def test_one_record_that_raises_stops_nothing() -> None:
 
     assert 3 < (X[:, 0] < -1).sum() < 100
     assert not _checked(PAIR, torch.nn.Linear(3, 4), loss=picky)
+
+
+def test_a_study_tries_its_model_on_real_records_before_the_charge(tmp_path: Path) -> None:
+    def linear(trial: Any) -> Any:
+        model = torch.nn.Linear(3, 4)
+        rate = trial.suggest_float("rate", 0.1, 1.0)
+        return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate))
+
+    budget = privtune.Budget(4.0, 1e-5, name="b")
+    study = privtune.create_study("own", budget=budget, storage=f"sqlite:///{tmp_path / 'p.db'}")
+    terms = {"loss": loss, "score": "loss", "split": SPLIT, "epochs": 1, "expected_batch_size": 20}
+    strategy = privtune.strategies.PapernotSteinke(mean_runs=2)
+    with pytest.raises(UnusableRecordsError):
+        study.optimize(linear, data=(X, Y + 4), strategy=strategy, **terms)
+    assert study.spent().epsilon == 0.0
+    assert study.optimize(linear, data=(X, Y), strategy=strategy, **terms).model is not None
+    study.close()
 
 
 def test_splits_that_share_records_stop_a_study() -> None:

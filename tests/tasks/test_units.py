@@ -17,6 +17,8 @@ from privtune.execution.training import accuracy, train_trials
 from privtune.ledger import Ledger, UnitMismatchError, export_certificate
 from privtune.strategies import ScorePlan, TrainingPlan
 from privtune.tasks import Sizes, TaskData, TaskDataError, by_unit, get_task, unit_records
+from privtune.tasks.own import own_task
+from privtune.training.engine.candidates import Made, train_made
 from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import load_params
@@ -131,6 +133,30 @@ def cross_entropy(model, x, y):
 
 def squared(model, x, y):
     return (model(x).squeeze(-1) - y) ** 2
+
+
+@pytest.mark.parametrize(
+    ("make", "loss_of"),
+    [(of_units, cross_entropy), (numbers, squared)],
+    ids=["classes", "numbers"],
+)
+def test_a_build_clips_units(make, loss_of):
+    task = make()
+    data = task.load().train
+    model = task.model()
+    start = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+    own = own_task(lambda trial: None, loss=loss_of, data=data, split={"train": 60})
+    one = Made(
+        model,
+        bytes(32),
+        {"max_grad_norm": 0.5},
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+    )
+    schedule = Schedule(task.train_records, 1.0, 1)
+    (done,) = train_made(
+        FixedDPSGD(0.0), schedule, [one], loss_of=own.loss_of, data=data, device="cpu"
+    )
+    assert torch.allclose(done.params, by_micro_batches(task, data, start, 0.5), atol=1e-6)
 
 
 def test_the_charge_is_the_same_event_at_the_units_rate(tmp_path):

@@ -32,7 +32,7 @@ from privtune.ledger import certificate as certificate_module
 from privtune.ledger import log as log_module
 from privtune.ledger.rounds import Rounds
 from privtune.strategies import TrialResult
-from privtune.study import Study, _round, _run
+from privtune.study import Study, _files, _trainer
 from privtune.tracking import mlflow as observer_module
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.views.report import render_study
@@ -171,8 +171,8 @@ def pipeline(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> tuple[list[int], list[Numbers]]:
     """Run the studies; return K of each, and what each has added to what can be seen."""
-    monkeypatch.setattr(_round, "train_trials", Clocks(monkeypatch).train)
-    monkeypatch.setattr(_run, "dry_run", lambda *_args, **_options: 1.0)
+    monkeypatch.setattr(_files, "train_trials", Clocks(monkeypatch).train)
+    monkeypatch.setattr(_trainer, "rehearse", lambda *_args, **_options: 1.0)
     # Pages of single arms are parts of the report that is read, and half of the time.
     monkeypatch.setattr(observer_module, "render_arm", lambda *_: "")
     storage = f"sqlite:///{folder / 'privtune.db'}"

@@ -17,7 +17,7 @@ from torch.nn import functional
 import privtune
 from privtune.ledger import Ledger
 from privtune.strategies import Fixed, PapernotSteinke, TrainingPlan
-from privtune.study.build import build_candidate
+from privtune.study.build import Built, build_candidate
 from privtune.tasks import Task
 from privtune.tasks.own import own_task
 from privtune.training.engine.candidates import train_made
@@ -26,13 +26,9 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.scoring import OfRecords, score
 from privtune.training.methods import FixedDPSGD
 
-__all__ = [
-    "BOUND", "Loss", "Toy", "Trap", "build", "candidate", "linear", "over", "plain", "run", "scored_share",
-    "share", "trap",
-]  # fmt: skip
-
-Pair = tuple[torch.Tensor, torch.Tensor]
-Loss = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+T = torch.Tensor
+Pair = tuple[T, T]
+Make = Callable[["Toy"], dict[str, Any]]
 Outcome = Literal["refused", "harmless", "on the page"]
 RECORDS, HELD_OUT, FEATURES, CLASSES, FEW = 60, 30, 6, 3, 12
 BOUND = 0.5
@@ -46,21 +42,9 @@ def _blobs(records: int, seed: int) -> Pair:
     return 2.0 * torch.eye(CLASSES, FEATURES)[y] + noise, y
 
 
-def _hostile() -> Pair:
-    """A few records, the first of them chosen to move as much as they can."""
-    x, y = (t[:FEW].clone() for t in _blobs(RECORDS, 1))
-    x[0], x[1], x[2, :3], x[3] = 1e4 * x[0], 0.0, 1e9, x[4]
-    return x, y
-
-
 @dataclass(frozen=True)
 class Toy:
-    """Made-up records: six numbers and one of three classes each.
-
-    Args:
-        train: Training records.
-        validation: Validation records.
-    """
+    """Made-up records: six numbers and one of three classes each."""
 
     train: Pair = field(default_factory=lambda: _blobs(RECORDS, 1))
     validation: Pair = field(default_factory=lambda: _blobs(HELD_OUT, 2))
@@ -76,29 +60,45 @@ class Trap:
             released is what was charged. ``on the page``: it runs, and nothing can see that it is not.
         says: Words of the refusal; why it is harmless; or its name on the page.
         make: Arguments of ``study.optimize`` that differ from the honest ones.
-        arm: ``fixed``, or ``selection`` with a private validation split.
+        selects: Whether it runs in a selection with a private validation split, or is trained once.
     """
 
     name: str
     outcome: Outcome
     says: str
-    make: Callable[[Toy], dict[str, Any]]
-    arm: Literal["fixed", "selection"] = "fixed"
+    make: Make
+    selects: bool = False
 
 
-def trap(zoo: list[Trap], outcome: Outcome, name: str, says: str, arm: Any = "fixed") -> Any:
-    """Return what enters a function of the toy records into a list."""
+def entering(zoo: list[Trap], argument: str, *, selects: bool = False) -> Callable[..., None]:
+    """Return what enters traps into a list: values of an argument, or functions of the toy records."""
 
-    def enter(make: Any) -> Any:
-        zoo.append(Trap(name=name, outcome=outcome, says=says, make=make, arm=arm))
-        return make
+    def enter(
+        outcome: Outcome,
+        says: str,
+        traps: Mapping[str, Any],
+        selects: bool = selects,
+        made: bool = False,
+    ) -> None:
+        for name, given in traps.items():
+            make = given if made else lambda toy, given=given: {argument: given}
+            zoo.append(Trap(name=name, outcome=outcome, says=says, make=make, selects=selects))
 
     return enter
 
 
-def over(value: str, given: Any) -> Callable[[Toy], dict[str, Any]]:
-    """Return what makes one argument another."""
-    return lambda toy: {value: given}
+class Net(nn.Module):
+    """A model of parts, by their names, and of what is done with them."""
+
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *given: Any) -> Any:
+        """Run it."""
+        return self.run(self, *given)
 
 
 def linear() -> nn.Module:
@@ -106,15 +106,16 @@ def linear() -> nn.Module:
     return nn.Linear(FEATURES, CLASSES)
 
 
-def plain(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def plain(model: Any, x: T, y: T) -> T:
     """Return the loss of a record."""
     return functional.cross_entropy(model(x), y, reduction="none")
 
 
 def candidate(model: nn.Module | None = None, rate: float = 0.5, **options: Any) -> Any:
-    """Return a candidate with plain SGD."""
+    """Return a candidate with plain SGD over what is trained."""
     model = linear() if model is None else model
-    return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate), **options)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return privtune.Candidate(model, torch.optim.SGD(trained, rate), **options)
 
 
 def build(trial: privtune.Trial) -> Any:
@@ -123,22 +124,15 @@ def build(trial: privtune.Trial) -> Any:
 
 
 def _arguments(trap: Trap, toy: Toy) -> dict[str, Any]:
-    honest: dict[str, Any] = {
-        "build": build,
-        "loss": plain,
-        "score": "accuracy",
-        "classes": CLASSES,
-    }
+    honest = {"build": build, "loss": plain, "score": "accuracy", "classes": CLASSES}
     torch.manual_seed(0)  # what a trap makes by the way is the same each time
     own = {**honest, **trap.make(toy)}
-    if "data" not in own:
-        own = {"train": toy.train, "validation": toy.validation, **own}
-    return own
+    return own if "data" in own else {"train": toy.train, "validation": toy.validation, **own}
 
 
 def run(trap: Trap) -> tuple[Exception | None, int]:
     """Run a trap by ``study.optimize``; return what it raised, and how many charges there are."""
-    strategy = Fixed() if trap.arm == "fixed" else PapernotSteinke(mean_runs=2)
+    strategy = PapernotSteinke(mean_runs=2) if trap.selects else Fixed()
     failed: Exception | None = None
     with tempfile.TemporaryDirectory() as folder:
         storage = f"sqlite:///{Path(folder) / 'privtune.db'}"
@@ -155,62 +149,48 @@ def run(trap: Trap) -> tuple[Exception | None, int]:
     return failed, charged
 
 
-def _task(trap: Trap, toy: Toy) -> Task:
-    own = _arguments(trap, toy)
-    allowed = ("loss", "score", "data", "split", "train", "validation", "classes", "pad_to")
-    return own_task(own["build"], **{name: own[name] for name in allowed if name in own})
-
-
-def _parts(pair: Pair) -> list[Pair]:
-    """Return the records, and then all of them but one, for each of the first."""
-    x, y = pair
-    without = [torch.arange(len(x)) != left for left in range(6)]
-    return [(x, y), *((x[kept], y[kept]) for kept in without)]
-
-
-def _moved(values: list[torch.Tensor]) -> float:
-    return max(float((values[0] - other).norm()) for other in values[1:])
-
-
 def share(trap: Trap) -> float:
     """Return how far the sum of clipped gradients moves when one record leaves, over hostile ones."""
-    return _moved([_summed(trap, pair) for pair in _parts(_hostile())])
-
-
-def _summed(trap: Trap, pair: Pair) -> torch.Tensor:
-    task = _task(trap, Toy(train=pair))
-    schedule, method = Schedule(FEW, 1.0, 1), FixedDPSGD(0.0)
-    built = build_candidate(task, TrainingPlan(schedule, method), secret=bytes(32), fixed={})
-    before = flatten_params(built.model).clone()
-    trained = [p for p in built.model.parameters() if p.requires_grad]
-    made = replace(
-        built.made,
-        optimizer=torch.optim.SGD(trained, float(FEW)),
-        scheduler=None,
-        values={"max_grad_norm": BOUND},
-    )
-    data = replace(task.load().train, sealed_size=True)
-    (outcome,) = train_made(method, schedule, [made], loss_of=task.record_loss, data=data)
-    return outcome.params - before
+    return _moved(lambda pair: _summed(*_built(trap, Toy(train=pair))))
 
 
 def scored_share(trap: Trap, bound: float) -> float:
     """Return how far the sum of scores moves when one record leaves, over hostile ones."""
-    return _moved([_scored(trap, pair, bound) for pair in _parts(_hostile())])
+    return _moved(lambda pair: _scored(*_built(trap, Toy(validation=pair)), bound))
 
 
-def _scored(trap: Trap, pair: Pair, bound: float) -> torch.Tensor:
-    task = _task(trap, Toy(validation=pair))
+def _moved(measure: Callable[[Pair], T]) -> float:
+    """Return how far a sum over a few records moves, the first of which move as much as they can."""
+    x, y = (t[:FEW].clone() for t in Toy().train)
+    x[0], x[1], x[2, :3], x[3] = 1e4 * x[0], 0.0, 1e9, x[4]
+    whole, kept = measure((x, y)), [torch.arange(FEW) != left for left in range(6)]
+    return max(float((whole - measure((x[rows], y[rows]))).norm()) for rows in kept)
+
+
+def _built(trap: Trap, toy: Toy) -> tuple[Task, Built]:
+    own = _arguments(trap, toy)
+    task = own_task(own.pop("build"), **own)
     training = TrainingPlan(Schedule(FEW, 1.0, 1), FixedDPSGD(0.0))
-    model = build_candidate(task, training, secret=bytes(32), fixed={}).model
-    options: Mapping[str, Any] = {"metric": "cost", "options": {}, "bound": bound, "records": FEW}
-    terms: Any = SimpleNamespace(**options, mechanism="gaussian", standard_deviation=0.0)
+    return task, build_candidate(task, training, secret=bytes(32), fixed={})
+
+
+def _summed(task: Task, built: Built) -> T:
+    before = flatten_params(built.model).clone()
+    trained = [p for p in built.model.parameters() if p.requires_grad]
+    values, optimizer = {"max_grad_norm": BOUND}, torch.optim.SGD(trained, float(FEW))
+    made = replace(built.made, optimizer=optimizer, scheduler=None, values=values)
+    data = replace(task.load().train, sealed_size=True)
+    training = FixedDPSGD(0.0), Schedule(FEW, 1.0, 1)
+    (outcome,) = train_made(*training, [made], loss_of=task.record_loss, data=data)
+    return outcome.params - before
+
+
+def _scored(task: Task, built: Built, bound: float) -> T:
     assert task.score_of is not None
+    noise = {"mechanism": "gaussian", "standard_deviation": 0.0}
+    terms: Any = SimpleNamespace(metric="cost", options={}, bound=bound, records=FEW, **noise)
     found = score(
-        terms,
-        model,
-        task.load().validation,
-        rng=np.random.default_rng(0),
-        loss=OfRecords(task.score_of),
-    )
+        terms, built.model, task.load().validation,
+        rng=np.random.default_rng(0), loss=OfRecords(task.score_of),
+    )  # fmt: skip
     return torch.tensor([FEW * found], dtype=torch.float64)

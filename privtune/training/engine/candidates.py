@@ -17,7 +17,7 @@ from privtune.training.engine.program import Program, program_of
 from privtune.training.engine.stacks import Trained
 from privtune.training.engine.threads import OnStep
 from privtune.training.engine.train import Training, choose_kernel, held_to_facts
-from privtune.training.mechanism.data import Data
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import (
     Layout,
     LossOf,
@@ -177,7 +177,7 @@ def train_made(
     made: Iterable[Made],
     *,
     loss_of: LossOf,
-    data: Data,
+    data: TensorData,
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
     compiled: bool = False,
@@ -295,7 +295,8 @@ def _share_fixed(model: nn.Module, like: nn.Module) -> None:
 
 def _check_model(model: nn.Module) -> None:
     """Refuse a model of which something would be left out, or trained apart from what it belongs to."""
-    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    layout = Layout(model)
+    trained = [(n, p) for n, p in model.named_parameters() if n in layout.shapes]
     for name, parameter in trained:
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise InvalidInputError(
@@ -324,7 +325,7 @@ def _outcomes(
     method: Method[Any],
     schedule: Schedule,
     loss_of: LossOf,
-    data: Data,
+    data: TensorData,
     device: torch.device,
     how: Mapping[str, Any],
     on_step: OnStep | None,

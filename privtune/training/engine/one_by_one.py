@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +12,7 @@ from torch import nn
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.engine.coupled import refuse_coupling
 from privtune.training.engine.graph.intercept import Intercept
-from privtune.training.engine.opacus_adapter import clipped_sum
-from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.clipping import CoordinateTransform, Flat
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.fresh import fresh, unwritten
 from privtune.training.mechanism.kernel import Layout, LossOf, Rows, same_fixed, share_flat
@@ -28,13 +27,13 @@ __all__ = ["OneByOneKernel"]
 class OneByOneKernel:
     """Plain autograd on batches of one record: for what no transform takes.
 
+    Each record meets a copy of the model, weights aside, so that nothing that a model keeps of one reaches
+    the next.
+
     Args:
-        module: The model itself: its weights are written while it runs elsewhere than where it
-            stands, and put back.
+        module: A model that nobody else holds: its weights are written while it runs, and put back.
         loss_of: The loss of a record.
         flat: The memory of its trainable parameters, shape ``[P]``.
-        forgets: Whether each record meets a copy of the model, weights aside, so that nothing that
-            a model keeps of one reaches the next. A loop of a user's own holds the model itself.
 
     Raises:
         InvalidInputError: If the model couples the records of a batch.
@@ -43,14 +42,11 @@ class OneByOneKernel:
     drops = True
     """Whether a pass draws from the streams of dropout: nothing says that it does not."""
 
-    def __init__(
-        self, module: nn.Module, loss_of: LossOf, flat: torch.Tensor, *, forgets: bool = False
-    ) -> None:
+    def __init__(self, module: nn.Module, loss_of: LossOf, flat: torch.Tensor) -> None:
         refuse_coupling(module)
         self.layout = Layout(module)
         self.module, self._loss_of, self._flat = module, loss_of, flat
         self._params = [p for p in module.parameters() if p.requires_grad]
-        self._forgets = forgets
 
     @classmethod
     def of(
@@ -76,13 +72,13 @@ class OneByOneKernel:
         """
         module = model().to(device)
         flat = share_flat(module)
-        kernel = cls(module, loss_of, flat, forgets=True)
+        kernel = cls(module, loss_of, flat)
         inputs, targets = synthetic(x, y, (1, 2), device)
         streams, mask = [torch.Generator(device)], flat.new_ones(1, 2)
         rows = Rows(inputs, targets, [2], mask, streams)
         try:
             kernel.accumulate(flat[None], rows, Flat(1.0), out=torch.zeros_like(flat)[None])
-            seen, own_loss = kernel._met()
+            seen, own_loss = fresh(module, loss_of)
             with torch.no_grad(), Intercept(None, deterministic=True):
                 own_loss(seen, inputs[0, :1], targets[0, :1])
         except PrivTuneError:
@@ -102,12 +98,6 @@ class OneByOneKernel:
             )
         return kernel
 
-    def _met(self) -> tuple[nn.Module, LossOf]:
-        """Return the model and the loss that a record meets."""
-        if not self._forgets:
-            return self.module, self._loss_of
-        return fresh(self.module, self._loss_of)
-
     def accumulate(
         self,
         params: torch.Tensor,
@@ -121,9 +111,9 @@ class OneByOneKernel:
         bad = torch.zeros(len(params), dtype=torch.long)
         sums, counts = torch.zeros_like(out), out.new_zeros(len(out))
         for k, size in enumerate(int(n) for n in rows.sizes):
-            with self._at(params[k]), self._drawing(rows.dropout[k]):
+            with self._at(params[k]), _seeded(rows.dropout[k]):
                 for b in range(size):
-                    total, counted, dropped = clipped_sum(
+                    total, counted, dropped = _clipped_sum(
                         self._gradient(rows, k, b),
                         clipping,
                         self.layout,
@@ -141,7 +131,7 @@ class OneByOneKernel:
 
     def _gradient(self, rows: Rows, k: int, b: int) -> torch.Tensor:
         """Return the gradient of one record, shape ``[1, P]``."""
-        module, loss_of = self._met()
+        module, loss_of = fresh(self.module, self._loss_of)
         with torch.enable_grad(), Intercept(None, generator=rows.dropout[k]):
             loss = loss_of(module, rows.x[k, b : b + 1], rows.y[k, b : b + 1])
             if not loss.requires_grad:  # a branch on which no weight has a part
@@ -159,31 +149,20 @@ class OneByOneKernel:
         for k, size in enumerate(int(n) for n in rows.sizes):
             with self._at(params[k]), torch.no_grad(), Intercept(None, deterministic=True):
                 for b in range(size):
-                    module, loss_of = self._met()
+                    module, loss_of = fresh(self.module, self._loss_of)
                     out[k, b] = loss_of(module, rows.x[k, b : b + 1], rows.y[k, b : b + 1]).sum()
         return out
 
     @contextmanager
     def _at(self, point: torch.Tensor) -> Iterator[None]:
         """Put the model where it is to be evaluated, and back."""
-        if point.data_ptr() == self._flat.data_ptr():
-            with self._watched():
-                yield
-            return
         stood = self._flat.clone()
         self._flat.copy_(point)
         try:
-            with self._watched():
+            with unwritten(self.module):
                 yield
         finally:
             self._flat.copy_(stood)
-
-    def _watched(self) -> AbstractContextManager[None]:
-        return unwritten(self.module) if self._forgets else nullcontext()
-
-    def _drawing(self, stream: torch.Generator) -> AbstractContextManager[None]:
-        """Feed what a model draws by no call that is caught; a loop's own seeds stay the loop's."""
-        return _seeded(stream) if self._forgets else nullcontext()
 
 
 @contextmanager
@@ -194,3 +173,53 @@ def _seeded(stream: torch.Generator) -> Iterator[None]:
     with GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices):
         torch.random.manual_seed(seed)
         yield
+
+
+def _clipped_sum(
+    gradients: torch.Tensor,
+    clipping: Clipping,
+    layout: Layout,
+    *,
+    mask: torch.Tensor,
+    row: int,
+    candidates: int,
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return the clipped sum of per-sample gradients of one candidate.
+
+    Args:
+        gradients: Shape ``[B, P]``.
+        clipping: Bounds each record.
+        layout: Where parameters lie.
+        mask: Shape ``[B]``: 1 for records that count.
+        row: The candidate's place in its stack.
+        candidates: How many the stack holds.
+
+    Returns:
+        The sum, shape ``[P]``; +1/2 for each record that counts and was not clipped and -1/2 for
+        each other that counts; how many of them were not finite.
+    """
+    counted = mask > 0
+    if isinstance(clipping, CoordinateTransform):
+        gradients = (gradients - clipping.center[row]) / clipping.scale[row]
+    groups = [(0, layout.size)]
+    if clipping.by_layer:
+        layers = layout.layers.values()
+        groups = [(layout.spans[n[0]][0], layout.spans[n[-1]][1]) for n in layers]
+    norms = torch.stack([gradients[:, start:end].norm(dim=1) for start, end in groups])
+    finite = norms.isfinite().all(dim=0)
+    usable = finite & counted
+    gradients = gradients.masked_fill(~usable.unsqueeze(1), 0.0)
+    coefficients, halves = _for_one(clipping, norms, usable, row, candidates)
+    total = torch.cat(
+        [c @ gradients[:, s:e] for c, (s, e) in zip(coefficients, groups, strict=True)]
+    )
+    return total, halves, int((~finite & counted).sum())
+
+
+def _for_one(
+    clipping: Clipping, norms: torch.Tensor, kept: torch.Tensor, k: int, candidates: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return candidate k's coefficients ``[G, B]`` and its count of halves over the kept records."""
+    stacked = norms.unsqueeze(1).expand(-1, candidates, -1)
+    coefficients = clipping.coefficients(stacked)[:, k] * kept
+    return coefficients, ((clipping.unclipped(stacked)[k].to(norms) - 0.5) * kept).sum()

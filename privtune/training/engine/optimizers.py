@@ -440,6 +440,12 @@ class Optimized:
         own: Mapping[str, Any] | str = self.method.schedule
         return own
 
+    @property
+    def average(self) -> str:
+        """Which average of the iterates is released: the method's."""
+        own: str = self.method.average
+        return own
+
     def event(self, schedule: Schedule) -> Event:
         """Return what the method's releases cost."""
         own: Event = self.method.event(schedule)

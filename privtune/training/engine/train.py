@@ -20,6 +20,7 @@ from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.checkpoint import Checkpoint, Keeper
 from privtune.training.engine.compiling import Shape
 from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
+from privtune.training.engine.coupled import refuse_memory
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.program import program_of
@@ -34,7 +35,7 @@ from privtune.training.engine.stacks import (
     split,
 )
 from privtune.training.engine.threads import Job, OnStep, side_by_side
-from privtune.training.mechanism.data import Data, TensorData, fingerprint, targets_are_classes
+from privtune.training.mechanism.data import TensorData, fingerprint, targets_are_classes
 from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import (
     Kernel,
@@ -91,7 +92,7 @@ def train(
     *,
     model: Callable[[], nn.Module],
     loss: Loss,
-    data: Data,
+    data: TensorData,
     candidates: Sequence[Candidate],
     secrets: Sequence[bytes],
     device: str = "auto",
@@ -189,7 +190,7 @@ class Training:
     method: Method[Any]
     schedule: Schedule
     kernel: Kernel
-    data: Data
+    data: TensorData
     values: Sequence[Candidate]
     secrets: Sequence[bytes]
     steps: Sequence[int]
@@ -227,15 +228,13 @@ class Training:
 
     def _division(self, memory: Memory) -> Split:
         """Return how candidates are trained."""
-        # A data set of a user's reads its records where it always did: in one thread.
-        in_memory = self.device.type == "cpu" and isinstance(self.data, TensorData)
         return split(
             self.kernel,
             memory,
             steps=self.steps,
             stack=None if self.stack == "auto" else self.stack,
             together=getattr(self.method, "open_ended", False),
-            cores=torch.get_num_threads() if in_memory else 1,
+            cores=torch.get_num_threads() if self.device.type == "cpu" else 1,
         )
 
     def _started(
@@ -282,7 +281,9 @@ class Training:
         return Checkpoint(keeper, training, state, oracle, seen)
 
 
-def held_to_facts(data: Data, kernel: Kernel, loss_of: LossOf, device: torch.device) -> Data:
+def held_to_facts(
+    data: TensorData, kernel: Kernel, loss_of: LossOf, device: torch.device
+) -> TensorData:
     """Return data of which records that a model's tables and classes cannot hold count as unusable."""
     facts = find_facts(lambda x, y: loss_of(kernel.module, x, y), *data.like, device=device)
     return data.held_to(facts)
@@ -306,7 +307,7 @@ def _check_transcripts(
 
 
 def losses_of(
-    model: Callable[[], nn.Module], loss: Loss, data: Data, weights: torch.Tensor
+    model: Callable[[], nn.Module], loss: Loss, data: TensorData, weights: torch.Tensor
 ) -> torch.Tensor:
     """Return the loss of every record as a training computes it, without dropout, shape ``[N]``.
 
@@ -355,7 +356,7 @@ def _steps(schedule: Schedule, steps: Sequence[int] | None, candidates: int) -> 
 def choose_kernel(
     module: nn.Module,
     loss_of: LossOf,
-    data: Data,
+    data: TensorData,
     device: torch.device,
     *,
     compiled: bool = False,
@@ -391,6 +392,7 @@ def choose_kernel(
     known = _kernels.get(key)
     if known is not None and same_fixed(module, known.module):
         return known
+    refuse_memory(module, loss_of, x, y)
     try:
         kernel = BatchedKernel(
             lambda: fresh(module, trained=True)[0],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
@@ -138,14 +138,12 @@ class RecordTree:
         names: Of a dict's entries, in order; empty for a tuple.
         target: The name of the target; empty where there is none.
         size: How many entries there are.
-        given: The tensors that the inputs of whole data were given as, to be watched.
     """
 
     inputs: Packing
     names: tuple[str, ...]
     target: str
     size: int
-    given: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def split(
@@ -172,7 +170,7 @@ class RecordTree:
             names = tuple(records) if isinstance(records, Mapping) else ()
             packing = Packing.of(records)
             y = torch.zeros(len(tensors[0]))
-            return cls(packing, names, "", 1, tuple(tensors)), packing.pack(records), y
+            return cls(packing, names, "", 1), packing.pack(records), y
         if isinstance(records, Mapping):
             names = tuple(records)
             target = target or next((name for name in TARGETS if name in records), names[-1])
@@ -186,8 +184,7 @@ class RecordTree:
         if isinstance(rest, torch.Tensor):
             return None, rest, y
         packing = Packing.of(rest)
-        given = tuple(tensor for tensor in tensors if tensor is not y)
-        return cls(packing, names, target, len(records), given), packing.pack(rest), y
+        return cls(packing, names, target, len(records)), packing.pack(rest), y
 
     def record(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         """Return records as a loop sees them.

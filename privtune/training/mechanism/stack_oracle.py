@@ -13,14 +13,14 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
-from privtune.training.mechanism.data import Data, synthetic
+from privtune.training.mechanism.data import TensorData, synthetic
 from privtune.training.mechanism.device import sent
 from privtune.training.mechanism.drawn import Drawn, loss_sums, rewind, same_bits, where
 from privtune.training.mechanism.kernel import Kernel, Rows
 from privtune.training.mechanism.noise import NoiseSource, PlacedNoise, add_noise, noise_scale
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.oracle import Sample
-from privtune.training.mechanism.records import RecordFacts, find_raising
+from privtune.training.mechanism.records import find_raising
 from privtune.training.mechanism.sampling import GRANULE, PoissonSampler, padded
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
@@ -50,7 +50,7 @@ class StackOracle:
         self,
         schedule: Schedule,
         *,
-        data: Data,
+        data: TensorData,
         kernel: Kernel,
         streams: Sequence[Streams],
         device: torch.device,
@@ -69,7 +69,7 @@ class StackOracle:
         self.pace: torch.Tensor | float = 1.0
         self.gradient_evaluations = np.zeros(self.candidates, dtype=np.int64)
         self.nonfinite = torch.zeros(self.candidates, dtype=torch.long, device=device)
-        self._data = self._given = data
+        self._data = data
         self._kernel = kernel
         self._device = device
         self._physical_rows = padded(physical_rows)
@@ -218,10 +218,6 @@ class StackOracle:
         noise = torch.cat([draw(1) for _ in range(len(totals))], dim=1)
         return add_noise(totals.T, noise, scale, self._noise.options).T
 
-    def hold_to(self, facts: RecordFacts) -> None:
-        """Hold every record that is fetched from here on to these facts."""
-        self._data = self._given.held_to(facts)
-
     def compute_at_once(self, rows: int, granule: int) -> None:
         """Compute at most this many rows of a candidate at once, in multiples of a granule."""
         self._physical_rows, self._sampler.granule = padded(rows), granule
@@ -297,19 +293,6 @@ class StackOracle:
                 drawn.fetched.append(rows)
             yield rows
 
-    def records(self, sample: Sample, start: int, stop: int) -> tuple[Rows, int]:
-        """Return some records of a sample, and how many records it has of each candidate at most.
-
-        For loops of a user's own, which see records; a training method never does.
-
-        Args:
-            sample: The sample.
-            start: First of them.
-            stop: Where they end; rows beyond the sample's size are fillers, of mask 0.
-        """
-        drawn = self._own(sample)
-        return self._fetch(drawn, start, stop), int(drawn.sizes.max())
-
     def _fetch(self, drawn: Drawn, start: int, stop: int) -> Rows:
         index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
         width = index.shape[1]
@@ -328,31 +311,6 @@ class StackOracle:
         )
         x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
         return Rows(x, y, sizes, mask, self._dropout)
-
-    def release_sum(
-        self,
-        sample: Sample,
-        total: torch.Tensor,
-        *,
-        clipping: Clipping,
-        noise_multiplier: float,
-    ) -> torch.Tensor:
-        """Release the noisy mean of gradients that were clipped and summed elsewhere.
-
-        Args:
-            sample: What they are about.
-            total: Their sum, shape ``[K, P]``, clipped by ``clipping``.
-            clipping: Gives the sensitivity.
-            noise_multiplier: Noise standard deviation over it.
-        """
-        drawn = self._own(sample)
-        scale = self._charge(
-            drawn, "gaussian", noise_multiplier, clipping.sensitivity(self.candidates)
-        )
-        noise = self._noise.gaussian(total.shape[1])
-        noisy = add_noise(total.to(noise), noise, scale, self._noise.options).to(total)
-        self.gradient_evaluations += drawn.sizes
-        return noisy / self._normaliser(drawn)
 
     def _gradient(
         self,

@@ -214,8 +214,8 @@ def average_weights(average: str, steps: int) -> tuple[float, ...]:
 
     References:
         Polyak & Juditsky 1992 and Rakhlin, Shamir & Sridharan 2012, arXiv 1109.5647 (the mean of the
-        last half); De et al. 2022, arXiv 2204.13650 (moving averages under differential privacy: the
-        decay and its warm-up).
+        last half); De et al. 2022, arXiv 2204.13650 (moving averages under differential privacy; their
+        code, jax_privacy's ``averaging.ema``, has this decay and warm-up).
 
     Example:
         >>> average_weights("tail", 5)

@@ -537,6 +537,23 @@ def test_a_model_that_reads_a_value_is_trained_by_itself(stacked: list[int]) -> 
         torch.testing.assert_close(found[k].params, outcome.params, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
+def test_a_hook_on_the_way_back_is_another_program(stacked: list[int]) -> None:
+    """It is run for each record by itself, and for the candidates that have it alone."""
+
+    def halved() -> nn.Module:
+        model = mlp()
+        model[1].register_full_backward_hook(lambda module, given, got: (given[0] / 2,))
+        return model
+
+    found = run([make(k, halved if k == 1 else mlp) for k in range(3)])
+    assert sorted(stacked) == [1, 2]
+    (alone,) = run([make(1, halved)])
+    torch.testing.assert_close(found[1].params, alone.params, rtol=1e-4, atol=1e-5)
+    (plain,) = run([make(1)])
+    assert not torch.allclose(plain.params, alone.params, rtol=1e-3, atol=1e-3)
+
+
 def test_optimizers_of_several_kinds_share_no_stack(stacked: list[int]) -> None:
     def own(model: nn.Module, k: int) -> torch.optim.Optimizer:
         kinds = (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop)
@@ -669,6 +686,8 @@ def stepped(model: nn.Module, k: int) -> torch.optim.Optimizer:
     [
         (lambda m, k: Mine(m.parameters(), 0.1), "must be one of torch's classes"),
         (lambda m, k: torch.optim.SGD, "must be one optimizer made over"),
+        (lambda m, k: [], "must be one optimizer made over"),
+        (lambda m, k: "adam", "must be one optimizer made over"),
         (lambda m, k: torch.optim.LBFGS(m.parameters()), "asks for more of them"),
         (lambda m, k: torch.optim.SGD(m[0].parameters(), 0.1), "exactly the 4 trainable"),
         (lambda m, k: torch.optim.SGD(mlp().parameters(), 0.1), "exactly the 4 trainable"),
@@ -705,21 +724,73 @@ def test_methods_that_take_no_optimizer(method: Any) -> None:
         run([make(0)], method)
 
 
-def test_models_that_are_refused() -> None:
-    def hook() -> nn.Module:
+class Tied(nn.Module):
+    """Layers that are tied by their memory, or by a view that is kept beside them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 3), nn.Linear(3, 3)
+        if how == "memory":
+            self.other.weight.data = self.one.weight.data[:, :3]
+        elif how == "part":
+            self.other.bias.data = self.one.weight.data[1, :3]
+        elif how == "view":
+            self.kept = self.one.weight.detach()
+        elif how == "buffer":
+            self.register_buffer("kept", self.one.weight.detach().T)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.other(self.one(x))
+        return out
+
+
+@pytest.mark.parametrize("how", ["memory", "part", "view", "buffer"])
+def test_weights_that_would_come_apart_are_refused(how: str) -> None:
+    with pytest.raises(InvalidInputError, match="memory" if how in ("memory", "part") else "view"):
+        run([make(0, lambda: Tied(how))])
+    run([make(0, lambda: Tied("not"))])
+
+
+def test_models_that_are_refused_in_a_sentence() -> None:
+    def hooked() -> nn.Module:
         model = mlp()
         model[0].weight.register_hook(lambda grad: grad.clamp(-1, 1))
         return model
 
-    def view() -> nn.Module:
-        model = mlp()
-        model.kept = model[0].weight.detach()  # type: ignore[assignment]
-        return model
-
     with pytest.raises(InvalidInputError, match="no hook on its gradient"):
-        run([make(0, hook)])
-    with pytest.raises(InvalidInputError, match="must not be a view"):
-        run([make(0, view)])
+        run([make(0, hooked)])
+    with pytest.raises(InvalidInputError, match="a lazy layer once"):
+        run([make(0, lambda: nn.Sequential(nn.LazyLinear(3)), None, learning_rate=0.1)])
+    with pytest.raises(InvalidInputError, match="GroupNorm or LayerNorm"):
+        run([make(0, lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3)))])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scripted_model_trains_as_the_module_that_it_was_made_of() -> None:
+    (scripted,) = run([make(0, lambda: torch.jit.script(mlp()))])
+    (plain,) = run([make(0)])
+    torch.testing.assert_close(scripted.params, plain.params, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, {"loss": 1.0}, (1.0, 2.0)])
+def test_a_loss_that_is_no_tensor_is_refused_in_a_sentence(returned: object) -> None:
+    with pytest.raises(InvalidInputError, match=f"{type(returned).__name__}.*one number"):
+        run([make(0)], loss_of=lambda *_: returned)
+
+
+def test_a_parameter_that_is_one_number_is_trained() -> None:
+    class Factor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.factor * x
+
+    together = run([make(k, lambda: nn.Sequential(mlp(), Factor())) for k in range(2)])
+    (alone,) = run([make(1, lambda: nn.Sequential(mlp(), Factor()))])
+    torch.testing.assert_close(together[1].params, alone.params, rtol=1e-4, atol=1e-5)
+    assert float(alone.params[-1]) != 1.5
 
 
 def test_a_method_that_releases_more_than_it_charges_is_found() -> None:

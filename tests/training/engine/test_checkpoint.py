@@ -10,14 +10,13 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from privtune.training.engine import checkpoint, machine
 from privtune.training.engine import train as engine
 from privtune.training.engine.checkpoint import Keeper
 from privtune.training.engine.train import TrainingResult, train
 from privtune.training.mechanism import kernel
-from privtune.training.mechanism.data import Data, DatasetData, TensorData
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning
 from privtune.training.mechanism.noise import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
@@ -77,7 +76,7 @@ def run(
     model=mlp,
     secret: int = 0,
     loss_noise: str = "gaussian",
-    data: Callable[[torch.Tensor, torch.Tensor], Data] = TensorData,
+    data: Callable[[torch.Tensor, torch.Tensor], TensorData] = TensorData,
     **options,
 ) -> TrainingResult:
     """Train one candidate in what is as good as a fresh process."""
@@ -213,26 +212,22 @@ def relu() -> nn.Module:
     return model
 
 
-def _on_disk(x: torch.Tensor, y: torch.Tensor) -> Data:
-    return DatasetData(TensorDataset(x, y))
-
-
-def _edited(x: torch.Tensor, y: torch.Tensor) -> Data:
+def _edited(x: torch.Tensor, y: torch.Tensor) -> TensorData:
     return TensorData(x, torch.where(torch.arange(len(y)) == 7, 1 - y.clamp(max=1), y))
 
 
-def _reversed(x: torch.Tensor, y: torch.Tensor) -> Data:
-    return _on_disk(x.flip(0), y.flip(0))
+def _reversed(x: torch.Tensor, y: torch.Tensor) -> TensorData:
+    return TensorData(x.flip(0), y.flip(0))
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
         ({}, {"data": _edited}),
-        ({"data": _on_disk}, {"data": _reversed}),
+        ({}, {"data": _reversed}),
         ({}, {"model": relu}),
     ],
-    ids=["one record edited", "records on disk in another order", "another activation"],
+    ids=["one record edited", "records in another order", "another activation"],
 )
 def test_a_training_does_not_go_on_with_other_records_or_another_function(
     before: dict, after: dict

@@ -22,7 +22,7 @@ from privtune.training.engine.fine_tuning import part_of_model, set_trainable
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import Flat
-from privtune.training.mechanism.data import DatasetData, TensorData
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import OfOutputs, Rows
 from privtune.training.mechanism.scoring import score
@@ -454,36 +454,3 @@ def test_a_copy_that_has_met_no_record_computes_the_same_with_the_same_weights(
     copied, _ = fresh(model)
     assert torch.equal(copied(x), model(x))
     assert list(map(id, copied.parameters())) == list(map(id, model.parameters()))
-
-
-class Listed(torch.utils.data.Dataset[Any]):
-    """Records that are read one by one."""
-
-    def __init__(self, records: list[Any]) -> None:
-        self.records = records
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, number: int) -> Any:
-        return self.records[number]
-
-
-@pytest.mark.parametrize("count", [3, 30])
-@pytest.mark.parametrize(
-    "first",
-    [
-        (torch.zeros(5), 1),
-        (torch.zeros(4, dtype=torch.float64), 1),
-        (torch.zeros(4), 1.0),
-        {"x": torch.zeros(4), "y": torch.zeros(2)},
-        (torch.zeros(4), torch.zeros(1), torch.zeros(1)),
-        "no record",
-    ],
-)
-def test_no_first_record_makes_the_others_unusable(first: Any, count: int) -> None:
-    others = [(torch.full((4,), float(number)), number % 3) for number in range(count)]
-    x, _, lost = DatasetData(Listed([first, *others])).fetch(torch.arange(count + 1))
-    assert lost is not None
-    assert lost.tolist() == [True] + [False] * count
-    assert x[1:, 0].tolist() == list(range(count))

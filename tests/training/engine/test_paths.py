@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine import batched
@@ -33,7 +32,7 @@ from privtune.training.mechanism.clipping import (
     EqualByLayer,
     Flat,
 )
-from privtune.training.mechanism.data import DatasetData, TensorData
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import (
     FallbackWarning,
@@ -337,23 +336,6 @@ def test_poisoned_data_touches_no_bit_of_another_candidate(poison):
     kernel.accumulate(lost, rows_of(x, y), Flat(0.5), out=away)
     assert torch.equal(clean[[0, 2]], away[[0, 2]])
     assert not away[1].any()
-
-
-class Records(Dataset):
-    def __init__(self):
-        self.x, self.y = blobs()
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        return self.x[i].numpy(), int(self.y[i])
-
-
-def test_a_dataset_gives_the_same_as_tensors():
-    a = fit(SimpleDPSGD(1.0), count=2)
-    b = fit(SimpleDPSGD(1.0), count=2, data=DatasetData(Records()))
-    torch.testing.assert_close(a.params, b.params, rtol=1e-5, atol=1e-6)
 
 
 def test_memory_mapped_data(tmp_path):

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from privtune.training.engine import stacks, threads
 from privtune.training.engine import train as engine
@@ -19,7 +18,7 @@ from privtune.training.engine.stacks import Memory, Split, split, stack_sizes, t
 from privtune.training.engine.train import train
 from privtune.training.mechanism import clipping
 from privtune.training.mechanism.clipping import Flat
-from privtune.training.mechanism.data import DatasetData, TensorData
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods.hyfreedp import HyFreeDP
@@ -269,7 +268,6 @@ def test_one_thread_means_no_pool(cores, no_pool):
     torch.set_num_threads(2)
     run(count=1, steps=3)
     run(stack=1, steps=3)
-    run(data=DatasetData(TensorDataset(*blobs())), steps=3)
     with pytest.raises(AssertionError, match="a pool of threads"):
         run(steps=3)
 

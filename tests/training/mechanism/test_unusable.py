@@ -14,9 +14,9 @@ from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
-from privtune.training.mechanism.data import DatasetData, TensorData, targets_are_classes
+from privtune.training.mechanism.data import TensorData, targets_are_classes
 from privtune.training.mechanism.kernel import OfOutputs
-from privtune.training.mechanism.records import NO_FACTS, RecordFacts, find_facts, find_raising
+from privtune.training.mechanism.records import NO_FACTS, find_facts, find_raising
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
@@ -272,14 +272,6 @@ def test_in_memory_zeros_are_put_in_place_once() -> None:
     assert TensorData(x, y, unusable=torch.zeros(6, dtype=torch.bool))._usable[0] is x
 
 
-def test_a_dataset_marks_records_that_break_public_facts() -> None:
-    data = DatasetData(Files("class"), facts=RecordFacts(targets=torch.tensor(3)))
-    _, y, lost = data.fetch(torch.tensor([PLACE, 0, PLACE]))
-    assert lost is not None
-    assert lost.tolist() == [True, False, True]
-    assert y[0] == y[2] == 0
-
-
 @pytest.mark.parametrize(
     "error", [MemoryError(), torch.OutOfMemoryError("no"), PrivTuneError("ours")]
 )
@@ -295,50 +287,6 @@ def test_no_memory_and_errors_of_our_own_are_no_records_fault(error: Exception) 
     with pytest.raises(type(error)):
         answers("one by one", mlp, changed(numbers(), y=7), loss=wrong)
     assert len(tried) == 1, "nothing was searched"
-
-
-class Files(torch.utils.data.Dataset):
-    """A dataset of which one record is unreadable, or is of another shape or type."""
-
-    def __init__(self, fault: str) -> None:
-        self.data, self.fault = numbers(), fault
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        x, y = self.data.x[index], int(self.data.y[index])
-        if index != PLACE:
-            return x, y
-        if self.fault == "unreadable":
-            raise OSError("record 3 of Alice cannot be read")
-        return {
-            "shape": (x[:5], y),
-            "type": (x.double(), y),
-            "no pair": (x, y, y),
-            "text": (x, "ill"),
-            "class": (x, 3),
-        }[self.fault]
-
-
-@pytest.mark.parametrize("fault", ["unreadable", "shape", "type", "no pair", "text", "class"])
-def test_a_dataset_with_one_bad_record(fault: str, capfd: pytest.CaptureFixture[str]) -> None:
-    good = numbers()
-    reference, _ = answers("batched", mlp, good.marked(torch.arange(len(good)) == PLACE))
-    assert same(answers("batched", mlp, DatasetData(Files(fault)))[0], reference)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_first_record_that_cannot_be_read_says_nothing_about_the_others() -> None:
-    class First(Files):
-        def __getitem__(self, index: int) -> tuple[Any, Any]:
-            if index == 0:
-                raise OSError("gone")
-            return self.data.x[index], int(self.data.y[index])
-
-    good = numbers()
-    reference, _ = answers("batched", mlp, good.marked(torch.arange(len(good)) == 0))
-    assert same(answers("batched", mlp, DatasetData(First("")))[0], reference)
 
 
 def test_facts_are_what_a_record_is_looked_up_in_as_it_stands() -> None:
