@@ -75,7 +75,7 @@ def refusals() -> list[tuple[str, str]]:
 
 
 def test_the_guide_s_refusals_are_there() -> None:
-    assert len(refusals()) == 9
+    assert len(refusals()) == 8
 
 
 @pytest.mark.parametrize(("fields", "printed"), refusals())
