@@ -5,8 +5,8 @@
 Everything that a study does for a trial counts: drawing its hyperparameters, its row and its lease,
 sealing its result, recording it, telling it, tracking what is released. The training itself (one
 step of a tiny model, made by `build`) is timed apart and taken off, as is planning. All of it is
-on SQLite files, in wall time, of which durable commits are a part, and in CPU time. The status quo is what the same
-trials take with Optuna and MLflow alone: an Optuna trial and a nested MLflow run with the same
+on SQLite files, in wall time, of which durable commits are a part, and in CPU time. The status quo
+is what the same trials take with Optuna and MLflow alone: an Optuna trial and a nested MLflow run with the same
 parameters and the same one metric.
 """
 
