@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset
 from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
-from privtune.errors import InvalidInputError
 from privtune.tasks import Packing
 from privtune.training.engine.candidates import Made, Outcome, train_made
 from privtune.training.engine.initialisation import Initialisation
-from privtune.training.mechanism.data import DatasetData, TensorData
-from privtune.training.mechanism.kernel import FallbackWarning, flatten_params
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.packing import RecordTree
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
@@ -70,26 +66,6 @@ TREES = {
 }
 
 
-class Rows(Dataset):
-    """One record at a time."""
-
-    def __init__(self, tree):
-        self.tree = tree
-
-    def __len__(self):
-        return RECORDS
-
-    def __getitem__(self, number):
-        return self.of(self.tree, number)
-
-    def of(self, tree, number):
-        if isinstance(tree, tuple):
-            return tuple(self.of(part, number) for part in tree)
-        if isinstance(tree, torch.Tensor):
-            return tree[number]
-        return {name: self.of(part, number) for name, part in tree.items()}
-
-
 def fitted(data, loss_of, *, steps=3, rate=0.3, noise=1.0, count=1, build=Bag) -> list[Outcome]:
     made = []
     for k in range(count):
@@ -122,9 +98,8 @@ def packed(**options: Any) -> list[Outcome]:
 def test_a_tree_trains_what_its_packed_records_train(kind):
     tree, loss_of = TREES[kind]
     expected = packed(count=2)
-    for data in (in_memory(tree), DatasetData(Rows(tree))):
-        for one, other in zip(fitted(data, loss_of, count=2), expected, strict=True):
-            torch.testing.assert_close(one.params, other.params, rtol=1e-4, atol=1e-6)
+    for one, other in zip(fitted(in_memory(tree), loss_of, count=2), expected, strict=True):
+        torch.testing.assert_close(one.params, other.params, rtol=1e-4, atol=1e-6)
 
 
 def test_an_empty_sample_is_noise_alone():
@@ -161,63 +136,3 @@ def test_a_token_of_no_table_counts_as_nothing():
     wrong["input_ids"][:10, 2] = TOKENS
     (found,) = fitted(in_memory(wrong), of_dict, steps=1, rate=1.0, noise=0.0)
     assert found.nonfinite == 10
-
-
-def test_a_record_of_another_shape_or_other_names_contributes_nothing():
-    class Ragged(Rows):
-        def __getitem__(self, number):
-            record = dict(super().__getitem__(number))
-            if number == 3:
-                record["input_ids"] = record["input_ids"][:-1]
-            if number == 4:
-                record["segments"] = record.pop("attention_mask")
-            if number == 5:
-                record["labels"] = "no number"
-            return dict(reversed(record.items())) if number == 6 else record
-
-    data = DatasetData(Ragged(DICT))
-    x, _, lost = data.fetch(torch.arange(RECORDS))
-    assert torch.equal(x[6], in_memory(DICT).x[6])
-    assert lost.nonzero().flatten().tolist() == [3, 4, 5]
-    (found,) = fitted(data, of_dict, steps=1, rate=1.0, noise=0.0)
-    assert found.nonfinite == 3
-
-
-def test_arrays_and_numbers_of_a_dataset_are_tensors():
-    class Arrays(Dataset):
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, number):
-            return {"ids": np.arange(3), "label": number}
-
-    x, y, lost = DatasetData(Arrays()).fetch(torch.arange(2))
-    assert (x.tolist(), y.tolist(), lost) == ([[0, 1, 2], [0, 1, 2]], [0, 1], None)
-
-
-def test_a_loss_that_keeps_something_of_records_is_refused():
-    """A running mean reaches the records after it: no clipping bounds that."""
-    running = [torch.zeros(())]
-
-    def loss_of(model, x, y):
-        running[0] = 0.9 * running[0] + 0.1 * x.mean()
-        return cross_entropy(model(x), y, reduction="none") * (1.0 + running[0])
-
-    data = TensorData(IDS.float(), LABELS)
-    with pytest.raises(InvalidInputError, match="keeps something of the records"):
-        fitted(data, loss_of, build=lambda: nn.Linear(LENGTH, 2))
-
-
-def test_a_loss_that_draws_keeps_nothing():
-    def loss_of(model, x, y):
-        return cross_entropy(model(x + torch.randn_like(x)), y, reduction="none")
-
-    def filling(model, x, y):
-        return cross_entropy(model(x + torch.empty_like(x).normal_()), y, reduction="none")
-
-    data = TensorData(IDS.float(), LABELS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
-        for own in (loss_of, filling):
-            (found,) = fitted(data, own, build=lambda: nn.Linear(LENGTH, 2))
-            assert bool(found.params.isfinite().all())
