@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
 from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 from privtune.tasks import Packing
+from privtune.tasks._records import read_records
 from privtune.training.engine.candidates import Made, Outcome, train_made
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.mechanism.data import TensorData
@@ -66,6 +68,26 @@ TREES = {
 }
 
 
+class Rows(Dataset):
+    """One record at a time."""
+
+    def __init__(self, tree):
+        self.tree = tree
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, number):
+        return self.of(self.tree, number)
+
+    def of(self, tree, number):
+        if isinstance(tree, tuple):
+            return tuple(self.of(part, number) for part in tree)
+        if isinstance(tree, torch.Tensor):
+            return tree[number]
+        return {name: self.of(part, number) for name, part in tree.items()}
+
+
 def fitted(data, loss_of, *, steps=3, rate=0.3, noise=1.0, count=1, build=Bag) -> list[Outcome]:
     made = []
     for k in range(count):
@@ -98,8 +120,9 @@ def packed(**options: Any) -> list[Outcome]:
 def test_a_tree_trains_what_its_packed_records_train(kind):
     tree, loss_of = TREES[kind]
     expected = packed(count=2)
-    for one, other in zip(fitted(in_memory(tree), loss_of, count=2), expected, strict=True):
-        torch.testing.assert_close(one.params, other.params, rtol=1e-4, atol=1e-6)
+    for data in (in_memory(tree), read_records(Rows(tree)).data):
+        for one, other in zip(fitted(data, loss_of, count=2), expected, strict=True):
+            torch.testing.assert_close(one.params, other.params, rtol=1e-4, atol=1e-6)
 
 
 def test_an_empty_sample_is_noise_alone():
