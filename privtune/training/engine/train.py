@@ -20,7 +20,6 @@ from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.checkpoint import Checkpoint, Keeper
 from privtune.training.engine.compiling import Shape
 from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
-from privtune.training.engine.coupled import refuse_memory
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.program import program_of
@@ -392,7 +391,6 @@ def choose_kernel(
     known = _kernels.get(key)
     if known is not None and same_fixed(module, known.module):
         return known
-    refuse_memory(module, loss_of, x, y)
     try:
         kernel = BatchedKernel(
             lambda: fresh(module, trained=True)[0],
