@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -311,8 +312,6 @@ def _targets(
     records: Records, classes: int | None, target_range: tuple[float, float] | None
 ) -> TensorData:
     """Return records whose targets are of the declared type."""
-    from dataclasses import replace
-
     data = records.data
     if classes is not None and data.y.is_floating_point():
         raise InvalidInputError(
@@ -377,7 +376,8 @@ def _scored(given: Any, records: Records) -> tuple[Score | None, LossOf | None]:
             "Pass privtune.Score(function, bound=..., maximize=...).",
         )
     if callable(score.metric) or ":" in score.metric:
-        return score, _packed(_function("score", score.metric), records, "score")
+        function = _function("score", score.metric)
+        return replace(score, metric=function), _packed(function, records, "score")
     if score.metric != "loss" and not records.target:
         raise InvalidInputError(
             "score",

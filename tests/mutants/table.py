@@ -1291,12 +1291,6 @@ _in(
         f"{_CANDIDATES}::test_what_a_wide_net_does_not_compute_is_trained_apart",
     ),
     (
-        "a hook on the way back is no part of a program",
-        "(part, name, None) for part in model.modules() for name in _HOOKS)",
-        "(part, name, None) for part in () for name in _HOOKS)",
-        f"{_CANDIDATES}::test_a_hook_on_the_way_back_is_another_program",
-    ),
-    (
         "numbers of a pass are no part of a program",
         'return f"{value!r};"',
         'return ";"',

@@ -424,6 +424,8 @@ def test_the_mapping_makes_the_same_task() -> None:
     )
     for other in (again, by_hand):
         assert (other.build, other.loss_of, other.score_of) == (build, loss, distance)
+        assert other.score is not None
+        assert (other.score.name, other.score.bound) == ("cost", 2.0)
         assert other.facts == task.facts
         assert other.code == task.code
         assert torch.equal(other.load().train.x, task.load().train.x)
